@@ -1,0 +1,146 @@
+"""Who runs the sweeps: ``reference`` (pure torch, any device, any order of derivative) or ``native`` (C++ on the CPU).
+
+A backend holds one module per structure, and that module holds the functions of :class:`Sweeps`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from bellmax.backends import native
+from bellmax.regularizers import Regularizer
+
+NAMES = ("reference", "native")
+
+
+class Sweeps(Protocol):
+    """What a backend does for a structure, on a flat batch and at γ = 1.
+
+    ``theta`` is (B, *event), ``index`` the structure's integer tensors, ``tape`` what ``forward`` keeps for the rest:
+    float64, batch first, and otherwise the backend's own business.
+    """
+
+    def tape_shape(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]: ...
+
+    def forward(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+        """Value (B,) and tape."""
+        ...
+
+    def backward(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+        """Expected path (B, *event)."""
+        ...
+
+    def hessian(self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+        """Hessian product ∇²DP_Ω(θ) z, (B, *event): the tangent sweeps, forward then backward."""
+        ...
+
+    def log_transitions(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+        """log q of every edge, (B, *event)."""
+        ...
+
+    def log_transitions_jvp(
+        self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer
+    ) -> Tensor:
+        """The derivative of ``log_transitions`` applied to z, (B, *event)."""
+        ...
+
+    def log_transitions_vjp(
+        self, theta: Tensor, tape: Tensor, cotangent: Tensor, index: Sequence[Tensor], omega: Regularizer
+    ) -> Tensor:
+        """The transposed derivative of ``log_transitions`` applied to ``cotangent``, (B, *event)."""
+        ...
+
+    def sample(
+        self, theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer
+    ) -> Tensor:
+        """Paths (K, B, *event) drawn with ``uniforms`` (K, B, choices)."""
+        ...
+
+    def topk(self, theta: Tensor, k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Scores (B, k) of the best paths, descending, and the paths (B, k, *event)."""
+        ...
+
+
+@lru_cache
+def sweeps(structure: str, backend: str) -> Sweeps:
+    return cast(Sweeps, importlib.import_module(f"bellmax.backends.{backend}.{structure}"))
+
+
+def _check_name(name: str, source: str) -> str:
+    if name not in NAMES:
+        raise ValueError(f"{source} must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
+    if name == "native" and not native.available():
+        raise ValueError(f"{source} is 'native', but bellmax was installed without its compiled kernels")
+    return name
+
+
+_chosen: str | None = None
+if "BELLMAX_BACKEND" in os.environ:
+    _chosen = _check_name(os.environ["BELLMAX_BACKEND"], "the environment variable BELLMAX_BACKEND")
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Run everything built inside the ``with`` on one backend. A structure keeps the backend it was built with.
+
+    >>> import bellmax as bx
+    >>> with bx.use_backend("reference"):
+    ...     p = bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2))
+    >>> p.backend
+    'reference'
+    """
+    global _chosen
+    previous, _chosen = _chosen, _check_name(name, "name")
+    try:
+        yield
+    finally:
+        _chosen = previous
+
+
+@lru_cache
+def _warn_reference_serves() -> None:
+    warnings.warn(
+        "bellmax was installed without its compiled kernels (no C++ compiler was found): "
+        "the reference backend serves, which is right but slow",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def backend_for(device: torch.device) -> str:
+    """The backend of a structure that is built now on ``device``."""
+    if device.type != "cpu":
+        if _chosen == "native":
+            raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
+        return "reference"
+    if _chosen is not None:
+        return _chosen
+    if native.available():
+        return "native"
+    if not torch.compiler.is_compiling():
+        _warn_reference_serves()
+    return "reference"
+
+
+def backend_info() -> dict[str, str]:
+    """What runs on the CPU here, and why.
+
+    >>> import bellmax as bx
+    >>> sorted(bx.backend_info())
+    ['cpu', 'instructions', 'native', 'threads']
+    """
+    return {
+        "cpu": _chosen or ("native" if native.available() else "reference"),
+        "native": "available" if native.available() else "not compiled",
+        "instructions": native.instructions(),
+        "threads": str(torch.get_num_threads()),
+    }

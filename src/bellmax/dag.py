@@ -1,0 +1,268 @@
+"""Dynamic programs on any directed acyclic graph: the definition of every other structure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmax.backends import native
+from bellmax.distribution import PathDistribution
+from bellmax.regularizers import Regularizer
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from numpy.typing import NDArray
+
+_SHOWN = 10
+
+
+class DAG:
+    """A directed acyclic graph with one start node and one end node.
+
+    Args:
+        edges: (E, 2) integers in any order, rows (parent, child). Parallel edges are kept apart.
+        num_nodes: N; by default one more than the largest node in ``edges``.
+
+    The nodes are sorted once, here, and every call reuses the order.
+
+    >>> import bellmax as bx
+    >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+    >>> p = dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5]), omega="l2")
+    >>> p.value
+    tensor(0.5625)
+    >>> p.expected_path
+    tensor([0.7500, 0.2500, 0.7500, 0.2500])
+    >>> p.best_path()
+    tensor([1., 0., 1., 0.])
+    """
+
+    edges: Tensor
+    num_nodes: int
+
+    def __init__(self, edges: Tensor | Sequence[tuple[int, int]], num_nodes: int | None = None) -> None:
+        self.edges = _check_edges(edges)
+        pairs = self.edges.cpu().numpy()
+        used = int(pairs.max()) + 1
+        self.num_nodes = used if num_nodes is None else num_nodes
+        if self.num_nodes < used:
+            row = int((pairs >= self.num_nodes).any(1).argmax())
+            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
+        level = _levels(pairs, self.num_nodes)
+        _check_graph(pairs, level)
+        self._index = tuple(torch.from_numpy(a).to(self.edges.device) for a in _sort(pairs, level))
+
+    @classmethod
+    def from_matrix(cls, theta: Tensor) -> DAG:
+        """The graph of a matrix of weights (..., N, N) ``[child, parent]``, −∞ (in the whole batch) where no edge is.
+
+        Edges are numbered row by row; :meth:`matrix_to_edges` reads their weights.
+
+        >>> theta = torch.full((3, 3), -torch.inf)
+        >>> theta[1, 0], theta[2, 0], theta[2, 1] = 1.0, 2.5, 1.0
+        >>> dag = DAG.from_matrix(theta)
+        >>> dag.paths(dag.matrix_to_edges(theta), omega="hard").value
+        tensor(2.5000)
+        """
+        if theta.ndim < 2 or theta.shape[-1] != theta.shape[-2]:
+            raise ValueError(f"theta must have shape (..., N, N), got {tuple(theta.shape)}")
+        exists = (theta != -math.inf).flatten(0, -3).any(0) if theta.ndim > 2 else theta != -math.inf
+        return cls(exists.nonzero().flip(1), theta.shape[-1])
+
+    @classmethod
+    def from_networkx(cls, graph: nx.DiGraph[Any]) -> DAG:
+        """The graph of a networkx DiGraph or MultiDiGraph.
+
+        Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``.
+
+        >>> import networkx as nx
+        >>> graph = nx.DiGraph()
+        >>> graph.add_weighted_edges_from([("home", "bus", 1.0), ("bus", "work", 2.0), ("home", "work", 2.5)])
+        >>> weights = torch.tensor([weight for _, _, weight in graph.edges(data="weight")])
+        >>> DAG.from_networkx(graph).paths(weights, omega="hard").best_path()
+        tensor([1., 0., 1.])
+        """
+        number = {node: i for i, node in enumerate(graph.nodes)}
+        return cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.edges.device
+
+    def to(self, device: torch.device | str) -> DAG:
+        """The same graph on another device."""
+        moved = object.__new__(DAG)
+        moved.edges, moved.num_nodes = self.edges.to(device), self.num_nodes
+        moved._index = tuple(tensor.to(device) for tensor in self._index)
+        return moved
+
+    def matrix_to_edges(self, matrix: Tensor) -> Tensor:
+        """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
+        if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
+            raise ValueError(f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}")
+        parent, child = self.edges.unbind(1)
+        return matrix[..., child, parent]
+
+    def edges_to_matrix(self, values: Tensor) -> Tensor:
+        """(..., E) as (..., N, N) ``[child, parent]``: 0 where no edge is, the sum of parallel edges."""
+        if values.shape[-1:] != (self.num_edges,):
+            raise ValueError(f"values must have shape (..., {self.num_edges}), got {tuple(values.shape)}")
+        parent, child = self.edges.unbind(1)
+        flat = values.new_zeros(values.shape[:-1] + (self.num_nodes**2,))
+        return flat.index_add(-1, child * self.num_nodes + parent, values).unflatten(-1, (self.num_nodes, -1))
+
+    def paths(self, weights: Tensor, *, omega: str | Regularizer = "negentropy") -> DAGPaths:
+        """The distribution over paths from start to end for ``weights`` (..., E); −∞ removes an edge."""
+        return DAGPaths(self, weights, omega=omega)
+
+    def __repr__(self) -> str:
+        return f"DAG(num_nodes={self.num_nodes}, num_edges={self.num_edges})"
+
+
+class DAGPaths(PathDistribution):
+    """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges."""
+
+    structure = "dag"
+
+    def __init__(self, dag: DAG, weights: Tensor, *, omega: str | Regularizer = "negentropy") -> None:
+        if weights.ndim < 1 or weights.shape[-1] != dag.num_edges:
+            raise ValueError(f"weights must have shape (..., {dag.num_edges}), got {tuple(weights.shape)}")
+        if weights.device != dag.device:
+            raise ValueError(f"weights must be on the graph's device {dag.device}, got {weights.device}")
+        super().__init__("weights", weights, 1, omega)
+        self.dag = dag
+
+    @property
+    def _index(self) -> tuple[Tensor, ...]:
+        return self.dag._index
+
+    @property
+    def _num_choices(self) -> int:
+        return self.dag.num_nodes
+
+    def _with(self, potentials: Tensor, omega: Regularizer) -> DAGPaths:
+        other = DAGPaths(self.dag, potentials, omega=omega)
+        other.backend = self.backend
+        return other
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        # 0/1 flows of one unit: what enters a node leaves it, but for the end and the start.
+        parent, child = self.dag.edges.unbind(1)
+        nothing = value.new_zeros(value.shape[:-1] + (self.dag.num_nodes,))
+        entering, leaving = nothing.index_add(-1, child, value), nothing.index_add(-1, parent, value)
+        order = torch.stack((parent[self.dag._index[2][0]], child[self.dag._index[2][-1]]))
+        balance = (entering - leaving).index_add(
+            -1, order, value.new_tensor([1.0, -1.0]).expand(value.shape[:-1] + (2,))
+        )
+        return (balance == 0).all(-1) & ((value == 0) | (value == 1)).all(-1) & (entering <= 1).all(-1)
+
+    def _same_graph(self, other: PathDistribution) -> bool:
+        return isinstance(other, DAGPaths) and (
+            self.dag is other.dag or (self.dag.num_nodes == other.dag.num_nodes and self.dag.edges.equal(other.dag.edges))
+        )
+
+
+# --- making the graph
+
+
+def _check_edges(edges: Tensor | Sequence[tuple[int, int]]) -> Tensor:
+    edges = torch.as_tensor(edges)
+    if edges.ndim != 2 or edges.shape[1] != 2 or edges.shape[0] == 0:
+        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(edges.shape)}")
+    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
+        raise ValueError(f"edges must hold integers, got dtype {edges.dtype}")
+    edges = edges.to(torch.int64, copy=True)
+    if bool((edges < 0).any()):
+        pairs = edges.cpu().numpy()
+        raise ValueError(f"edges must hold nodes >= 0, got {_row(pairs, int((pairs < 0).any(1).argmax()))}")
+    return edges
+
+
+def _row(pairs: NDArray[np.int64], row: int) -> str:
+    return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
+
+
+def _name(nodes: Iterable[int]) -> str:
+    listed = [int(node) for node in nodes]
+    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+
+
+def _levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """Number of edges on the longest path to each node; −1 for nodes on a cycle or behind one."""
+    if native.kernels is not None:
+        level = np.empty(num_nodes, dtype=np.int64)
+        native.kernels.dag_levels(pairs, level)
+        return level
+    order = np.argsort(pairs[:, 0], kind="stable")
+    children = pairs[order, 1]
+    start = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1))
+    waiting = np.bincount(pairs[:, 1], minlength=num_nodes)
+    level = np.full(num_nodes, -1)
+    frontier = np.flatnonzero(waiting == 0)
+    depth = 0
+    while frontier.size:
+        level[frontier] = depth
+        reached = np.concatenate([children[start[node] : start[node + 1]] for node in frontier])
+        touched, count = np.unique(reached, return_counts=True)
+        waiting[touched] -= count
+        frontier = touched[waiting[touched] == 0]
+        depth += 1
+    return level
+
+
+def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> None:
+    if (level < 0).any():
+        cycle = _find_cycle(pairs, level)
+        raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, cycle))}")
+    has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
+    has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
+    lonely = np.flatnonzero(~has_parent & ~has_child)
+    if lonely.size:
+        raise ValueError(f"edges must reach every node, but none touches {_name(lonely)} (num_nodes is {len(level)})")
+    for which, exists, neighbours in (("start", has_parent, "parents"), ("end", has_child, "children")):
+        found = np.flatnonzero(~exists)
+        if found.size > 1:
+            raise ValueError(
+                f"edges must leave one {which} node, without {neighbours}, got {found.size}: nodes {_name(found)}"
+            )
+
+
+def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]:
+    """A cycle i, j, …, i, found by walking from parent to parent among the nodes that could not be sorted."""
+    stuck = pairs[(level[pairs] < 0).all(1)]
+    parent_of = dict(zip(stuck[:, 1].tolist(), stuck[:, 0].tolist(), strict=True))
+    node = int(stuck[0, 1])
+    seen: dict[int, int] = {}
+    walk = []
+    while node not in seen:
+        seen[node] = len(walk)
+        walk.append(node)
+        node = parent_of[node]
+    return [node, *reversed(walk[seen[node] :])]
+
+
+def _sort(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    """(offset, parent, edge, group): the graph with its nodes numbered by level, then by number of parents.
+
+    - offset (N + 1): the edges into node i are the slots offset[i] … offset[i + 1] − 1, in the caller's order;
+    - parent (E): the parent at the other side of a slot;
+    - edge (E): the caller's number of a slot's edge;
+    - group (G + 1): bounds of the runs of nodes with equal level and number of parents. The first is the start alone.
+    """
+    degree = np.bincount(pairs[:, 1], minlength=len(level))
+    order = np.lexsort((degree, level))
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    edge = np.argsort(number[pairs[:, 1]], kind="stable")
+    offset = np.concatenate(([0], np.cumsum(degree[order])))
+    changes = (np.diff(level[order]) != 0) | (np.diff(degree[order]) != 0)
+    group = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(level)]))
+    return offset, number[pairs[edge, 0]], edge, group

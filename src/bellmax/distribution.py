@@ -1,0 +1,277 @@
+"""What holds for every distribution over paths, written once.
+
+A structure supplies its potentials as a flat batch, its integer tensors, and how to build itself anew with other
+potentials; the sweeps supply the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints, register_kl
+
+from bellmax import autograd
+from bellmax.backends import backend_for, sweeps
+from bellmax.regularizers import (
+    Hard,
+    Negentropy,
+    Regularizer,
+    divide_by_gamma,
+    inner,
+    multiply_by_gamma,
+    promote_half,
+    resolve,
+)
+
+
+class PathDistribution(Distribution):
+    """A distribution over the paths of a graph: the random walk Q(θ) from the end node back to the start (section 3.3).
+
+    ``event_shape`` is the shape of one path, an indicator over the potentials; the other dimensions are the batch.
+
+    Args:
+        name: what the structure calls its potentials, for error messages.
+        potentials: (..., *event), floating point; −∞ where there is no edge.
+        event_dims: number of dimensions of an event.
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    structure: str
+    potentials: Tensor
+    omega: Regularizer
+    backend: str
+
+    def __init__(self, name: str, potentials: Tensor, event_dims: int, omega: str | Regularizer) -> None:
+        if not potentials.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got dtype {potentials.dtype}")
+        self.potentials = potentials
+        self.omega = resolve(omega)
+        self.backend = backend_for(potentials.device)
+        split = potentials.ndim - event_dims
+        super().__init__(potentials.shape[:split], potentials.shape[split:], validate_args=False)
+        gamma = self.omega.gamma
+        if isinstance(gamma, Tensor):
+            try:
+                fits = torch.broadcast_shapes(gamma.shape, self.batch_shape) == self.batch_shape
+            except RuntimeError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
+                )
+        self._cache: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}
+
+    # --- what a structure supplies
+
+    @property
+    @abstractmethod
+    def _index(self) -> tuple[Tensor, ...]:
+        """Integer tensors for the sweeps."""
+
+    @property
+    @abstractmethod
+    def _num_choices(self) -> int:
+        """How many uniforms a sampled path consumes."""
+
+    @abstractmethod
+    def _with(self, potentials: Tensor, omega: Regularizer) -> PathDistribution:
+        """The same graph, with other potentials and Ω."""
+
+    @abstractmethod
+    def _is_path(self, value: Tensor) -> Tensor:
+        """Whether each event of ``value`` is a path of the graph, (...)."""
+
+    @abstractmethod
+    def _same_graph(self, other: PathDistribution) -> bool:
+        """Whether ``other`` is a distribution over the same paths."""
+
+    # --- the flat batch at γ = 1 that the sweeps see
+
+    @property
+    def _gamma_over_event(self) -> float | Tensor:
+        gamma = self.omega.gamma
+        return gamma.reshape(gamma.shape + (1,) * len(self.event_shape)) if isinstance(gamma, Tensor) else gamma
+
+    @property
+    def _program(self) -> autograd.Program:
+        if self.omega.kernel is None:
+            return self.structure, self.omega.at_unit_gamma()
+        return self.structure, self.backend, *self.omega.kernel
+
+    def _flatten(self, event: Tensor) -> Tensor:
+        return event.reshape(self.batch_shape.numel(), *self.event_shape)
+
+    def _unflatten(self, event: Tensor) -> Tensor:
+        return event.reshape(self._extended_shape()).to(self.potentials.dtype)
+
+    def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
+        """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
+        mode = torch.is_grad_enabled()
+        if mode not in self._cache:
+            theta = self._flatten(divide_by_gamma(promote_half(self.potentials), self._gamma_over_event))
+            self._cache[mode] = theta, *autograd.value(self._program, theta, *self._index)
+        return self._cache[mode]
+
+    # --- the layers
+
+    @property
+    def value(self) -> Tensor:
+        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists."""
+        _, value, _ = self._forward()
+        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
+
+    @property
+    def expected_path(self) -> Tensor:
+        """∇DP_Ω(θ), of the potentials' shape: the mean of the distribution, differentiable."""
+        theta, _, tape = self._forward()
+        return self._unflatten(autograd.expected_path(self._program, theta, tape, *self._index))
+
+    def directional_derivative(self, z: Tensor) -> Tensor:
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the potentials' shape."""
+        return inner(promote_half(self.expected_path), self._like_potentials("z", z), len(self.event_shape))
+
+    def hessian_product(self, z: Tensor) -> Tensor:
+        """∇²DP_Ω(θ) z, of the potentials' shape. z broadcasts to it."""
+        theta, _, tape = self._forward()
+        flat_z = self._flatten(self._like_potentials("z", z)).to(theta.dtype)
+        product = autograd.hessian_product(self._program, theta, tape, flat_z, *self._index)
+        return self._unflatten(divide_by_gamma(product.reshape(self._extended_shape()), self._gamma_over_event))
+
+    # --- single paths
+
+    def best_path(self) -> Tensor:
+        """The highest-scoring path under θ as a 0/1 tensor of the potentials' shape; zeros where no path exists."""
+        return self._with(self.potentials.detach(), Hard()).expected_path
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
+        if isinstance(self.omega, Negentropy):
+            return self.best_path()
+        return self._with(self._log_transitions().detach(), Hard()).expected_path
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
+
+        Past the number of paths, scores are −∞ and paths 0. Scores are differentiable.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        theta = self._flatten(promote_half(self.potentials.detach()))
+        scores, paths = sweeps(self.structure, self.backend).topk(theta, k, self._index)
+        paths = paths.reshape(self.batch_shape + (k,) + self.event_shape)
+        over_k = promote_half(self.potentials).unsqueeze(len(self.batch_shape))
+        exists = scores.reshape(self.batch_shape + (k,)) > -math.inf
+        scores = inner(paths, over_k, len(self.event_shape)).masked_fill(~exists, -math.inf)
+        return scores, paths.to(self.potentials.dtype)
+
+    # --- the distribution
+
+    @property
+    def mean(self) -> Tensor:
+        """The expected path."""
+        return self.expected_path
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each edge's indicator."""
+        path = self.expected_path
+        return path * (1 - path)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
+        theta, _, tape = self._forward()
+        shape = torch.Size(sample_shape)
+        uniforms = torch.rand(
+            shape.numel(), theta.shape[0], self._num_choices, dtype=torch.float64, device=theta.device
+        )
+        with torch.no_grad():
+            paths = autograd.sample(self._program, theta, tape, uniforms, *self._index)
+        return paths.reshape(shape + self.potentials.shape).to(self.potentials.dtype)
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
+        path = self._check_path(path)
+        events = len(self.event_shape)
+        if isinstance(self.omega, Negentropy):  # the Gibbs distribution
+            value = self.value
+            excess = inner(path, promote_half(self.potentials), events) - value
+            exists = value > -math.inf
+            return divide_by_gamma(torch.where(exists, excess, -math.inf), self.omega.gamma)
+        return inner(path, self._log_transitions(), events)
+
+    def entropy(self) -> Tensor:
+        """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
+        return -inner(promote_half(self.expected_path), self._log_transitions(), len(self.event_shape))
+
+    @property
+    def log_num_paths(self) -> Tensor:
+        """Logarithm of the number of paths of finite score, of the batch shape, float64."""
+        exists = self.potentials.detach() > -math.inf
+        return self._with(torch.zeros_like(exists, dtype=torch.float64).masked_fill(~exists, -math.inf), Negentropy()).value
+
+    @property
+    def num_paths(self) -> Tensor:
+        """Number of paths of finite score, of the batch shape, float64: exact up to about 10¹², then to 1e-14 relative."""
+        return self.log_num_paths.exp().round()
+
+    def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
+        """Every path of positive probability, most probable first: paths (K, ..., *event), probabilities (K, ...).
+
+        K is the largest count in the batch; the others are padded with 0. More than ``max_paths`` is an error.
+        """
+        log_q = self._log_transitions().detach()
+        surviving = self._with(log_q, Hard())
+        counts = surviving.num_paths
+        k = int(counts.max()) if counts.numel() else 0
+        if k > max_paths:
+            raise ValueError(f"max_paths is {max_paths}, but the support holds {k} paths")
+        scores, paths = surviving.topk(max(k, 1))
+        batch_dims = len(self.batch_shape)
+        return paths.movedim(batch_dims, 0)[:k].to(self.potentials.dtype), scores.exp().movedim(-1, 0)[:k]
+
+    # --- helpers
+
+    def _log_transitions(self) -> Tensor:
+        """log q of every edge, in the computing dtype."""
+        theta, _, tape = self._forward()
+        log_q = autograd.log_transitions(self._program, theta, tape, *self._index)
+        return log_q.reshape(self._extended_shape())
+
+    def _like_potentials(self, name: str, tensor: Tensor) -> Tensor:
+        try:
+            return tensor.expand(self._extended_shape())
+        except RuntimeError:
+            raise ValueError(
+                f"{name} must broadcast to the potentials' shape {tuple(self._extended_shape())}, "
+                f"got {tuple(tensor.shape)}"
+            ) from None
+
+    def _check_path(self, path: Tensor) -> Tensor:
+        events = len(self.event_shape)
+        if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
+            raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
+        if not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(path):
+            valid = self._is_path(path)
+            if not bool(valid.all()):
+                raise ValueError(f"path must hold paths of the graph, got none at batch index {_first(~valid)}")
+        return path.to(promote_half(self.potentials).dtype)
+
+
+def _first(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero()[0].tolist())
+
+
+@register_kl(PathDistribution, PathDistribution)
+def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
+    if not p._same_graph(r):
+        raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
+    path, ratio = promote_half(p.expected_path), p._log_transitions() - r._log_transitions()
+    outside = (path > 0) & (ratio == math.inf)  # paths of p that r does not have
+    finite = inner(path, ratio.masked_fill(outside, 0), len(p.event_shape))
+    return finite.masked_fill(outside.flatten(-len(p.event_shape)).any(-1), math.inf)

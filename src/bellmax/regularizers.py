@@ -1,0 +1,428 @@
+"""Smoothed max operators (section 2 of the paper).
+
+A regularizer Ω turns the max of a vector x into max_Ω(x) = max over q in the simplex of ⟨q, x⟩ − Ω(q). The maximiser
+q = ∇max_Ω(x) is a probability vector, and max_{γΩ}(x) = γ max_Ω(x/γ): everything below this line knows γ = 1 only.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+Gamma: TypeAlias = "float | Tensor"
+
+
+def promote_half(x: Tensor) -> Tensor:
+    """float32 for half precision, any other tensor as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
+    """x / γ, where an infinite x stays as it is and gives γ no gradient."""
+    if not isinstance(gamma, Tensor):
+        return x if gamma == 1 else x / gamma
+    infinite = x.isinf()
+    return torch.where(infinite, x, x.masked_fill(infinite, 0) / gamma)
+
+
+def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
+    """γ x, where an infinite x stays as it is and gives γ no gradient."""
+    if not isinstance(gamma, Tensor):
+        return x if gamma == 1 else x * gamma
+    infinite = x.isinf()
+    return torch.where(infinite, x, x.masked_fill(infinite, 0) * gamma)
+
+
+def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:
+    """⟨path, z⟩ over the last ``event_dims`` dimensions, where a zero of the path hides an infinite or NaN z."""
+    return (path * z.masked_fill(path == 0, 0)).flatten(-event_dims).sum(-1)
+
+
+def _check_gamma(gamma: Gamma) -> None:
+    if isinstance(gamma, Tensor):
+        if not gamma.is_floating_point():
+            raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")
+        # Values of traced and batched tensors cannot be looked at.
+        if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(gamma):
+            return
+        if not bool((gamma > 0).all()):
+            raise ValueError(f"gamma must be > 0, got a tensor with minimum {gamma.min().item():g}")
+    elif not (gamma > 0 and math.isfinite(gamma)):
+        raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}")
+
+
+def _recentre(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x − max(x) along the last dimension and max(x); a row without finite entries becomes zeros (its maximum says so)."""
+    top = x.amax(-1, keepdim=True)
+    empty = top == -math.inf
+    return (x - top.masked_fill(empty, 0)).masked_fill(empty, 0), top
+
+
+class _Max(Function):
+    """max_Ω at γ = 1 along the last dimension; its gradient is :class:`_Argmax`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, omega: Regularizer) -> Tensor:
+        relative, top = _recentre(x)
+        q = omega.project(relative)
+        return top.squeeze(-1) + (inner(q, relative) - omega.penalty(q))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.omega = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * _Argmax.apply(x, ctx.omega), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return inner(_Argmax.apply(x, ctx.omega), tangent)
+
+
+class _Argmax(Function):
+    """∇max_Ω at γ = 1 along the last dimension; its derivative, both ways, is the symmetric J_Ω."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, omega: Regularizer) -> Tensor:
+        relative, top = _recentre(x)
+        return omega.project(relative).masked_fill(top == -math.inf, 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.omega = inputs[1]
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (q,) = ctx.saved_tensors
+        return ctx.omega.jacobian_product(q, grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (q,) = ctx.saved_tensors
+        product: Tensor = ctx.omega.jacobian_product(q, tangent)
+        return product
+
+
+class Regularizer:
+    """A strongly convex Ω on the simplex, scaled by γ > 0.
+
+    To define your own, subclass it and write three methods *for γ = 1, along the last dimension*:
+
+    - ``penalty(q)``: Ω(q), from (..., D) to (...);
+    - ``project(x)``: the maximiser q of ⟨q, x⟩ − Ω(q), from (..., D) to (..., D); x comes with maximum 0 and may hold −∞;
+    - ``jacobian_product(q, y)``: J_Ω(q) y, the derivative of ``project`` at the x whose projection is q, applied to y.
+
+    Everything else follows: max, argmax, min, argmin and their derivatives of any order, γ as a number or a tensor, and
+    every dynamic program of this library (on its reference backend).
+
+    Args:
+        gamma: strength of the smoothing, > 0. A tensor may be learnt, and broadcasts against the batch: the shape of x
+            without its ``dim``, or the batch shape of a dynamic program.
+
+    The Gini entropy of sparsemax, written as a user would:
+
+    >>> class Gini(Regularizer):
+    ...     def penalty(self, q):
+    ...         return (q.square().sum(-1) - 1) / 2
+    ...     def project(self, x):
+    ...         top = x.clamp(min=-2).sort(-1, descending=True).values
+    ...         size = torch.arange(1, x.shape[-1] + 1)
+    ...         taken = (1 + size * top > top.cumsum(-1)).sum(-1, keepdim=True)
+    ...         return (x - (top.cumsum(-1).gather(-1, taken - 1) - 1) / taken).clamp(min=0)
+    ...     def jacobian_product(self, q, y):
+    ...         s = (q > 0).to(q)
+    ...         return s * (y - (s * y).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp(min=1))
+    >>> Gini(gamma=2.0).argmax(torch.tensor([1.0, 0.0, -3.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    def __init__(self, gamma: Gamma = 1.0) -> None:
+        _check_gamma(gamma)
+        self.gamma = gamma
+
+    def penalty(self, q: Tensor) -> Tensor:
+        """Ω(q) for γ = 1: (..., D) → (...)."""
+        raise NotImplementedError
+
+    def project(self, x: Tensor) -> Tensor:
+        """∇max_Ω(x) for γ = 1 and max(x) = 0: (..., D) → (..., D)."""
+        raise NotImplementedError
+
+    def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
+        """J_Ω(q) y for γ = 1: (..., D), (..., D) → (..., D)."""
+        raise NotImplementedError
+
+    @property
+    def kernel(self) -> tuple[float, float] | None:
+        """(α, Ω at a vertex) of the compiled kernel that serves this Ω at γ = 1; None for one written in Python."""
+        return None
+
+    def max(self, x: Tensor, dim: int = -1) -> Tensor:
+        """max_Ω(x) along ``dim``. −∞ entries do not count; a row of nothing else gives −∞.
+
+        >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
+        tensor(0.6931)
+        """
+        scaled = divide_by_gamma(promote_half(x).movedim(dim, -1), self._gamma_column())
+        value: Tensor = _Max.apply(scaled, self)
+        return multiply_by_gamma(value, self.gamma)
+
+    def argmax(self, x: Tensor, dim: int = -1) -> Tensor:
+        """∇max_Ω(x) along ``dim``: a probability vector, or zeros where x is −∞ throughout.
+
+        >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+        """
+        scaled = divide_by_gamma(promote_half(x).movedim(dim, -1), self._gamma_column())
+        q: Tensor = _Argmax.apply(scaled, self)
+        return q.movedim(-1, dim).to(x.dtype)
+
+    def min(self, x: Tensor, dim: int = -1) -> Tensor:
+        """min_Ω(x) = −max_Ω(−x) along ``dim``. +∞ entries do not count."""
+        return -self.max(-x, dim)
+
+    def argmin(self, x: Tensor, dim: int = -1) -> Tensor:
+        """∇min_Ω(x) = ∇max_Ω(−x) along ``dim``."""
+        return self.argmax(-x, dim)
+
+    def hessian_product(self, q: Tensor, z: Tensor, dim: int = -1) -> Tensor:
+        """∇²max_Ω(x) z along ``dim``, from q = ∇max_Ω(x) alone. For min_Ω it is the negative.
+
+        >>> q = Negentropy().argmax(torch.zeros(2))
+        >>> Negentropy().hessian_product(q, torch.tensor([1.0, 0.0]))
+        tensor([ 0.2500, -0.2500])
+        """
+        q, z = q.movedim(dim, -1), z.movedim(dim, -1)
+        product = self.jacobian_product(q, z.masked_fill(q == 0, 0)) / self._gamma_column()
+        return product.movedim(-1, dim)
+
+    def log_argmax(self, x: Tensor) -> Tensor:
+        """log ∇max_Ω(x) for γ = 1 along the last dimension."""
+        q: Tensor = _Argmax.apply(x, self)
+        outside = q == 0
+        return q.masked_fill(outside, 1).log().masked_fill(outside, -math.inf)
+
+    def log_argmax_jvp(self, q: Tensor, y: Tensor) -> Tensor:
+        """(J_Ω(q) y)/q for γ = 1 along the last dimension: the derivative of :meth:`log_argmax` applied to y."""
+        outside = q == 0
+        return (self.jacobian_product(q, y) / q.masked_fill(outside, 1)).masked_fill(outside, 0)
+
+    def log_argmax_vjp(self, q: Tensor, y: Tensor) -> Tensor:
+        """J_Ω(q) (y/q) for γ = 1 along the last dimension: the transposed derivative of :meth:`log_argmax`."""
+        outside = q == 0
+        return self.jacobian_product(q, (y / q.masked_fill(outside, 1)).masked_fill(outside, 0))
+
+    def at_unit_gamma(self) -> Regularizer:
+        """The same Ω with γ = 1."""
+        unit = copy(self)
+        unit.gamma = 1.0
+        return unit
+
+    def _gamma_column(self) -> Gamma:
+        """γ, ready to broadcast against a vector in the last dimension."""
+        return self.gamma.unsqueeze(-1) if isinstance(self.gamma, Tensor) else self.gamma
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(gamma={self.gamma})"
+
+
+def _powered_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
+    """(s∘y − s⟨s, y⟩/Σs) with s = q^exponent on the support of q; 0 for an empty support."""
+    inside = q > 0
+    s = q.masked_fill(~inside, 1).pow(exponent).masked_fill(~inside, 0)
+    total = s.sum(-1, keepdim=True)
+    sy = s * y
+    return sy - s * (sy.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1))
+
+
+class Negentropy(Regularizer):
+    """Ω(q) = γ Σ q log q: max_Ω is γ log Σ exp(x/γ), its gradient the softmax.
+
+    >>> Negentropy(gamma=0.5).max(torch.tensor([1.0, 1.0]))
+    tensor(1.3466)
+    """
+
+    def penalty(self, q: Tensor) -> Tensor:
+        return torch.special.xlogy(q, q).sum(-1)
+
+    def project(self, x: Tensor) -> Tensor:
+        e = x.exp()
+        return e / e.sum(-1, keepdim=True)
+
+    def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
+        return _powered_jacobian_product(q, y, 1.0)
+
+    def log_argmax(self, x: Tensor) -> Tensor:
+        v: Tensor = _Max.apply(x, self)
+        return x - v.masked_fill(v == -math.inf, 0).unsqueeze(-1)
+
+    def log_argmax_jvp(self, q: Tensor, y: Tensor) -> Tensor:
+        return y - (q * y).sum(-1, keepdim=True)
+
+    def log_argmax_vjp(self, q: Tensor, y: Tensor) -> Tensor:
+        return y - q * y.sum(-1, keepdim=True)
+
+    @property
+    def kernel(self) -> tuple[float, float]:
+        return 1.0, 0.0
+
+
+class Tsallis(Regularizer):
+    """Ω(q) = γ (Σ q^α − 1)/(α(α − 1)) with 1 < α ≤ 2: its gradient is α-entmax, sparse.
+
+    It is 0 at the vertices, tends to :class:`Negentropy` as α → 1, and is :class:`SquaredL2` minus γ/2 for α = 2.
+
+    >>> Tsallis(alpha=1.5).argmax(torch.tensor([1.0, 0.0, -4.0]))
+    tensor([0.8307, 0.1693, 0.0000])
+    """
+
+    def __init__(self, alpha: float = 1.5, gamma: Gamma = 1.0) -> None:
+        super().__init__(gamma)
+        if not 1 < alpha <= 2:
+            raise ValueError(f"alpha must satisfy 1 < alpha <= 2, got {alpha!r} (alpha = 1 is Negentropy)")
+        self.alpha = float(alpha)
+
+    def penalty(self, q: Tensor) -> Tensor:
+        return (q.pow(self.alpha).sum(-1) - 1) / (self.alpha * (self.alpha - 1))
+
+    def project(self, x: Tensor) -> Tensor:
+        # q = ((α−1)x − τ)₊^(1/(α−1)) with τ in [−1, 0): what lies below −1 has probability 0, and −2 does for −∞.
+        x = (x * (self.alpha - 1)).clamp(min=-2)
+        if self.alpha == 2:
+            return (x - _threshold_l2(x)).clamp(min=0)
+        if self.alpha == 1.5:
+            return (x - _threshold_root(x)).clamp(min=0).square()
+        q = (x - _threshold_bisection(x, 1 / (self.alpha - 1))).clamp(min=0).pow(1 / (self.alpha - 1))
+        return q / q.sum(-1, keepdim=True)
+
+    def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
+        return _powered_jacobian_product(q, y, 2 - self.alpha)
+
+    @property
+    def kernel(self) -> tuple[float, float]:
+        return self.alpha, 0.0
+
+    def __repr__(self) -> str:
+        return f"Tsallis(alpha={self.alpha}, gamma={self.gamma})"
+
+
+class SquaredL2(Tsallis):
+    """Ω(q) = γ/2 ‖q‖²: its gradient is the projection of x/γ on the simplex (sparsemax), sparse.
+
+    Ω is γ/2 at a vertex, so a node with a single parent adds −γ/2 to the score of a path: paths with more edges pay
+    more. ``Tsallis(2)`` is the same function shifted to 0 at the vertices.
+
+    >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
+    (tensor(0.5000), tensor(1.))
+    """
+
+    def __init__(self, gamma: Gamma = 1.0) -> None:
+        super().__init__(2.0, gamma)
+
+    def penalty(self, q: Tensor) -> Tensor:
+        return q.square().sum(-1) / 2
+
+    @property
+    def kernel(self) -> tuple[float, float]:
+        return 2.0, 0.5
+
+    def __repr__(self) -> str:
+        return f"SquaredL2(gamma={self.gamma})"
+
+
+class Hard(Regularizer):
+    """Ω = 0: the ordinary max. Its gradient is one-hot at the first maximum, its Hessian 0.
+
+    >>> Hard().argmax(torch.tensor([1.0, 3.0, 3.0]))
+    tensor([0., 1., 0.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def penalty(self, q: Tensor) -> Tensor:
+        return torch.zeros_like(q[..., 0])
+
+    def project(self, x: Tensor) -> Tensor:
+        first = x.argmax(-1, keepdim=True)
+        return (torch.arange(x.shape[-1], device=x.device) == first).to(x.dtype)
+
+    def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros_like(y)
+
+    @property
+    def kernel(self) -> tuple[float, float]:
+        return math.inf, 0.0  # Tsallis vanishes on the whole simplex as α → ∞
+
+    def __repr__(self) -> str:
+        return "Hard()"
+
+
+def _threshold_l2(x: Tensor) -> Tensor:
+    """τ with Σ (x − τ)₊ = 1, by sorting."""
+    top = x.sort(-1, descending=True).values
+    excess = top.cumsum(-1) - 1
+    size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    support = (size * top > excess).sum(-1, keepdim=True)
+    return excess.gather(-1, support - 1) / support
+
+
+def _threshold_root(x: Tensor) -> Tensor:
+    """τ with Σ (x − τ)₊² = 1, by sorting: the smaller root of k τ² − 2τ Σx + Σx² = 1 over the k largest."""
+    top = x.sort(-1, descending=True).values
+    size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    mean = top.cumsum(-1) / size
+    spread = (top.square().cumsum(-1) / size - mean.square()).clamp(min=0)
+    tau = mean - (1 / size - spread).clamp(min=0).sqrt()
+    support = (tau <= top).sum(-1, keepdim=True)
+    return tau.gather(-1, support - 1)
+
+
+def _threshold_bisection(x: Tensor, power: float) -> Tensor:
+    """τ with Σ (x − τ)₊^power = 1, where max(x) = 0, to the precision of the dtype."""
+    low = torch.full_like(x[..., :1], -1.0)
+    width = 1 - x.shape[-1] ** (-1 / power)
+    for _ in range(2 - round(math.log2(torch.finfo(x.dtype).eps))):
+        width /= 2
+        middle = low + width
+        low = torch.where((x - middle).clamp(min=0).pow(power).sum(-1, keepdim=True) >= 1, middle, low)
+    return low
+
+
+_BY_NAME = {"negentropy": Negentropy, "l2": SquaredL2, "hard": Hard}
+
+
+def resolve(omega: str | Regularizer) -> Regularizer:
+    """The regularizer that ``omega`` names: an instance as it is, or "negentropy", "l2", "hard" with γ = 1."""
+    if isinstance(omega, Regularizer):
+        return omega
+    if omega not in _BY_NAME:
+        raise ValueError(f"omega must be a Regularizer or one of {', '.join(map(repr, _BY_NAME))}, got {omega!r}")
+    return _BY_NAME[omega]()
+
+
+@lru_cache
+def from_kernel(alpha: float, vertex: float) -> Regularizer:
+    """The regularizer at γ = 1 whose :attr:`Regularizer.kernel` is (alpha, vertex)."""
+    if alpha == 1:
+        return Negentropy()
+    if alpha == math.inf:
+        return Hard()
+    return SquaredL2() if vertex else Tsallis(alpha)
