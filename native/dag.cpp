@@ -134,14 +134,13 @@ void for_blocks(const Problem<S>& problem, Body body) {
 }
 
 template <class S, class Omega, int W>
-bool forward_block(const Problem<S>& problem, int64_t first, const Omega& omega, S* value, double* tape) {
+void forward_block(const Problem<S>& problem, int64_t first, const Omega& omega, S* value, double* tape) {
     const Graph& graph = problem.graph;
     const int64_t nodes = graph.num_nodes, rows = tape_rows(problem.omega);
     const Rows<const S, W> theta(problem.theta, graph.num_edges, problem.batch, first);
     const Rows<double, W> out(tape, nodes * rows, problem.batch, first);
     const auto v = scratch<double>(nodes * W), x = scratch<double>(graph.max_parents * W);
     const auto r = scratch<S>(graph.max_parents * W);
-    S worst[W] = {};
     for (int l = 0; l < W; ++l) v[l] = 0;
     out.write(0, &v[0]);
     out.write(nodes * (rows - 1), &v[0]);
@@ -159,7 +158,6 @@ bool forward_block(const Problem<S>& problem, int64_t first, const Omega& omega,
                 x[k * W + l] = score;
                 if (Omega::by_slot) tau[l] = score > top[l] ? double(begin + k) : tau[l];
                 top[l] = score > top[l] ? score : top[l];
-                worst[l] = weight[l] < infinity<S> ? worst[l] : S(1);
             }
         }
         double* vi = &v[i * W];
@@ -183,23 +181,13 @@ bool forward_block(const Problem<S>& problem, int64_t first, const Omega& omega,
         out.write(i, vi);
     }
     Rows<S, W>(value, 1, problem.batch, first).write(0, &v[(nodes - 1) * W]);
-    for (int l = 0; l < W; ++l) {
-        if (worst[l] != 0) return false;
-    }
-    return true;
 }
 
 template <class S>
-bool forward(const Problem<S>& problem, S* value, double* tape) {
-    bool good = true;
+void forward(const Problem<S>& problem, S* value, double* tape) {
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
-        using Omega = std::decay_t<decltype(omega)>;
-        if (!forward_block<S, Omega, width()>(problem, first, omega, value, tape)) {
-#pragma omp atomic write
-            good = false;
-        }
+        forward_block<S, std::decay_t<decltype(omega)>, width()>(problem, first, omega, value, tape);
     });
-    return good;
 }
 
 template <int W>
@@ -305,8 +293,8 @@ void hessian(const Problem<S>& problem, const S* z, S* product) {
                     const int64_t parent = graph.parent[begin + k] * W;
 #pragma omp simd
                     for (int l = 0; l < W; ++l) {
-                        const double q_dot = s[l] > 0 ? s[l] * (y[l] - mean[l]) : 0.0;
-                        e_dot[l] = q_dot * held[l] + q[l] * held_dot[l];
+                        const double source = s[l] > 0 && held[l] > 0 ? s[l] * (y[l] - mean[l]) * held[l] : 0.0;
+                        e_dot[l] = source + q[l] * held_dot[l];
                         mass[parent + l] += q[l] * held[l];
                         mass_dot[parent + l] += e_dot[l];
                     }

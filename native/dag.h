@@ -30,8 +30,7 @@ inline std::int64_t tape_rows(OmegaParameters omega) { return omega.alpha == 1 ?
 
 template <class S>
 struct DagKernels {
-    // Whether every θ was below +∞ and not NaN.
-    bool (*forward)(const Problem<S>&, S* value, double* tape);
+    void (*forward)(const Problem<S>&, S* value, double* tape);
     void (*backward)(const Problem<S>&, S* path);
     void (*hessian)(const Problem<S>&, const S* z, S* product);
     void (*log_transitions)(const Problem<S>&, S* log_q);

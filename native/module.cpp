@@ -83,7 +83,7 @@ void bind(nb::module_& m) {
         set_tape(p, Tape(tape));
         need(int64_t(value.shape(0)) == p.batch, "the value does not fit theta");
         nb::gil_scoped_release release;
-        return dag<S>().forward(p, value.data(), tape.data());
+        dag<S>().forward(p, value.data(), tape.data());
     });
     m.def("dag_backward", [](const Theta<S>& theta, const Tape& tape, const Out<S, 2>& out, GRAPH) {
         auto p = PROBLEM;

@@ -37,9 +37,16 @@ _OPERATORS = {
 _library = torch.library.Library("bellmax", "DEF")
 
 
+def _sweep(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
+    module = sweeps(structure, backend)
+    if name == "forward":
+        module.check(*args)
+    return getattr(module, name)(*args, omega)
+
+
 def _operator(name: str) -> Callable[..., Any]:
     def run(structure: str, backend: str, alpha: float, vertex: float, *args: Any) -> Any:
-        return getattr(sweeps(structure, backend), name)(*args, from_kernel(alpha, vertex))
+        return _sweep(name, structure, backend, from_kernel(alpha, vertex), *args)
 
     return run
 
@@ -65,7 +72,7 @@ for _name, _schema in _OPERATORS.items():
 def _run(name: str, program: Program, *args: Any) -> Any:
     if len(program) == 2:
         structure, omega = program
-        return getattr(sweeps(structure, "reference"), name)(*args, omega)
+        return _sweep(name, structure, "reference", omega, *args)
     return getattr(torch.ops.bellmax, name)(*program, *args)
 
 

@@ -106,9 +106,6 @@ class PathDistribution(Distribution):
     def _flatten(self, event: Tensor) -> Tensor:
         return event.reshape(self.batch_shape.numel(), *self.event_shape)
 
-    def _unflatten(self, event: Tensor) -> Tensor:
-        return event.reshape(self._extended_shape()).to(self.potentials.dtype)
-
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
         mode = torch.is_grad_enabled()
@@ -128,19 +125,19 @@ class PathDistribution(Distribution):
     @property
     def expected_path(self) -> Tensor:
         """∇DP_Ω(θ), of the potentials' shape: the mean of the distribution, differentiable."""
-        theta, _, tape = self._forward()
-        return self._unflatten(autograd.expected_path(self._program, theta, tape, *self._index))
+        return self._path().to(self.potentials.dtype)
 
     def directional_derivative(self, z: Tensor) -> Tensor:
         """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the potentials' shape."""
-        return inner(promote_half(self.expected_path), self._like_potentials("z", z), len(self.event_shape))
+        return inner(self._path(), self._like_potentials("z", z), len(self.event_shape))
 
     def hessian_product(self, z: Tensor) -> Tensor:
         """∇²DP_Ω(θ) z, of the potentials' shape. z broadcasts to it."""
         theta, _, tape = self._forward()
         flat_z = self._flatten(self._like_potentials("z", z)).to(theta.dtype)
         product = autograd.hessian_product(self._program, theta, tape, flat_z, *self._index)
-        return self._unflatten(divide_by_gamma(product.reshape(self._extended_shape()), self._gamma_over_event))
+        product = divide_by_gamma(product.reshape(self._extended_shape()), self._gamma_over_event)
+        return product.to(self.potentials.dtype)
 
     # --- single paths
 
@@ -181,7 +178,7 @@ class PathDistribution(Distribution):
     def variance(self) -> Tensor:
         """Variance of each edge's indicator."""
         path = self.expected_path
-        return path * (1 - path)
+        return (path * (1 - path)).clamp(min=0)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
@@ -207,7 +204,7 @@ class PathDistribution(Distribution):
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
-        return -inner(promote_half(self.expected_path), self._log_transitions(), len(self.event_shape))
+        return -inner(self._path(), self._log_transitions(), len(self.event_shape))
 
     @property
     def log_num_paths(self) -> Tensor:
@@ -236,6 +233,12 @@ class PathDistribution(Distribution):
         return paths.movedim(batch_dims, 0)[:k].to(self.potentials.dtype), scores.exp().movedim(-1, 0)[:k]
 
     # --- helpers
+
+    def _path(self) -> Tensor:
+        """The expected path, in the computing dtype."""
+        theta, _, tape = self._forward()
+        path = autograd.expected_path(self._program, theta, tape, *self._index)
+        return path.reshape(self._extended_shape())
 
     def _log_transitions(self) -> Tensor:
         """log q of every edge, in the computing dtype."""
@@ -271,7 +274,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
     if not p._same_graph(r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
-    path, ratio = promote_half(p.expected_path), p._log_transitions() - r._log_transitions()
+    path, ratio = p._path(), p._log_transitions() - r._log_transitions()
     outside = (path > 0) & (ratio == math.inf)  # paths of p that r does not have
     finite = inner(path, ratio.masked_fill(outside, 0), len(p.event_shape))
     return finite.masked_fill(outside.flatten(-len(p.event_shape)).any(-1), math.inf)

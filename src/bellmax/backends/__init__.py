@@ -31,6 +31,10 @@ class Sweeps(Protocol):
 
     def tape_shape(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]: ...
 
+    def check(self, theta: Tensor, index: Sequence[Tensor]) -> None:
+        """Raise a ValueError for values that no sweep can take."""
+        ...
+
     def forward(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
         """Value (B,) and tape."""
         ...

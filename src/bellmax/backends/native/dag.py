@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native import kernels
-from bellmax.backends.potentials import reject_potentials
+from bellmax.backends.reference.dag import check as check
 from bellmax.regularizers import Hard, Regularizer
 
 
@@ -34,8 +34,7 @@ def _along(
 def forward(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
     value = theta.new_empty(theta.shape[0])
     tape = theta.new_empty(tape_shape(theta, index, omega), dtype=torch.float64)
-    if not _call("forward", (theta, value, tape), index, omega):
-        reject_potentials("weights", theta)
+    _call("forward", (theta, value, tape), index, omega)
     return value, tape
 
 

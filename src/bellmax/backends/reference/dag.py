@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bellmax.backends.potentials import check_below_infinity
 from bellmax.regularizers import Regularizer
 
 Group = tuple[slice, slice, int]
@@ -19,6 +20,10 @@ Group = tuple[slice, slice, int]
 
 def tape_shape(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]:
     return theta.shape[0], index[0].shape[0] - 1
+
+
+def check(theta: Tensor, index: Sequence[Tensor]) -> None:
+    check_below_infinity("weights", theta)
 
 
 def _groups(index: Sequence[Tensor]) -> list[Group]:
@@ -108,7 +113,8 @@ def hessian(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], ome
     def spread(group: Group, mass: Tensor) -> Tensor:
         e, e_dot = mass.unsqueeze(-1)
         start = group[0].start
-        return torch.stack((q[start] * e, q_dot[start] * e + q[start] * e_dot))
+        source = q_dot[start].masked_fill(e == 0, 0) * e
+        return torch.stack((q[start] * e, source + q[start] * e_dot))
 
     seed = torch.stack((_at_end(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
     return _walk_back(seed, index, theta, spread)[1]

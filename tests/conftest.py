@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import bellmax as bx
+from problems import OMEGAS
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["reference", "native"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "native" and bx.backend_info()["native"] != "available":
+        pytest.skip("the native kernels are not compiled")
+    with bx.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=list(OMEGAS))
+def omega(request: pytest.FixtureRequest) -> bx.Regularizer:
+    return OMEGAS[request.param]

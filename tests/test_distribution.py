@@ -1,0 +1,473 @@
+"""Every operation of a path distribution against enumeration, and the paper's propositions about DP_Ω."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch.distributions import kl_divergence
+
+import bellmax as bx
+from problems import OMEGAS, Enumerated, diamond, potentials, random_dag, random_weights
+
+GRAPHS = 300
+
+
+def problems(omega: bx.Regularizer, batch: int = 3):
+    """Graphs with a batch of weights, their enumerated solutions and the distribution."""
+    rng = np.random.default_rng(1)
+    for _ in range(GRAPHS):
+        edges, num_nodes = random_dag(rng)
+        weights = np.stack([random_weights(rng, len(edges)) for _ in range(batch)])
+        solved = [Enumerated(edges, num_nodes, row.tolist(), omega) for row in weights]
+        yield solved, bx.DAG(edges, num_nodes).paths(torch.from_numpy(weights), omega=omega)
+
+
+def assert_close(actual: torch.Tensor, expected, tolerance: float = 1e-10) -> None:
+    expected = torch.tensor(np.array(expected), dtype=torch.float64)
+    torch.testing.assert_close(actual.detach().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
+    rng = np.random.default_rng(2)
+    for solved, p in problems(omega):
+        assert p.backend == backend
+        assert_close(p.value, [s.value for s in solved])
+        assert_close(p.expected_path, [s.expected_path for s in solved])
+        assert_close(p.entropy(), [s.entropy for s in solved])
+        assert_close(p.num_paths, [len(s.all_paths) for s in solved])
+        z = rng.normal(size=p.potentials.shape)
+        assert_close(p.directional_derivative(torch.from_numpy(z)), [s.expected_path @ zi for s, zi in zip(solved, z)])
+        # A finite difference across a kink of a sparse Ω is off: compare where two steps agree.
+        for s, zi, product in zip(solved, z, p.hessian_product(torch.from_numpy(z)), strict=True):
+            coarse, fine = s.hessian_product(zi, 1e-5), s.hessian_product(zi, 5e-6)
+            if np.abs(coarse - fine).max(initial=0) < 1e-6:
+                assert_close(product, fine, 1e-5)
+
+
+def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
+    for solved, p in problems(omega):
+        k = 4
+        scores, paths = p.topk(k)
+        best, mode = p.best_path(), p.mode
+        for b, s in enumerate(solved):
+            if not len(s.all_paths):
+                assert not best[b].any()
+                assert not mode[b].any()
+                assert (scores[b] == -math.inf).all()
+                continue
+            expected = np.sort(s.scores)[::-1][:k]
+            assert_close(scores[b, : len(expected)], expected)
+            assert (scores[b, len(expected) :] == -math.inf).all()
+            assert not paths[b, len(expected) :].any()
+            found = [s.all_paths.tolist().index(row) for row in paths[b, : len(expected)].tolist()]
+            assert len(set(found)) == len(found)
+            assert_close(torch.from_numpy(s.scores[found]), expected)
+            assert best[b].tolist() == paths[b, 0].tolist()
+            row = s.all_paths.tolist().index(mode[b].tolist())
+            assert s.probabilities[row] == pytest.approx(s.probabilities.max(), abs=1e-12)
+
+
+def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
+    for solved, p in problems(omega):
+        paths, probabilities = p.support_paths()
+        assert (probabilities.diff(dim=0) <= 1e-12).all()
+        for b, s in enumerate(solved):
+            kept = s.probabilities > 1e-13
+            listed = probabilities[:, b] > 1e-13
+            assert_close(probabilities[listed, b], np.sort(s.probabilities[kept])[::-1])
+            assert_close(probabilities[:, b].sum(), float(len(s.all_paths) > 0))
+            assert not paths[probabilities[:, b] == 0, b].any()
+            for path, probability in zip(s.all_paths, s.probabilities, strict=True):
+                one = bx.DAG(s.edges, s.num_nodes).paths(torch.tensor(s.weights, dtype=torch.float64), omega=omega)
+                assert_close(one.log_prob(torch.from_numpy(path)).exp(), probability)
+                break
+        rows = [s.all_paths for s in solved]
+        if all(len(r) for r in rows):
+            first = torch.from_numpy(np.stack([r[0] for r in rows]))
+            assert_close(p.log_prob(first).exp(), [s.probabilities[0] for s in solved])
+
+
+def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
+    draws, tested = 20_000, 0
+    for solved, p in problems(omega, batch=2):
+        if tested == 4:
+            break
+        if min(len(s.all_paths) for s in solved) < 5:
+            continue
+        tested += 1
+        samples = p.sample((draws,))
+        assert samples.shape == (draws, *p.potentials.shape)
+        for b, s in enumerate(solved):
+            index = {tuple(path): i for i, path in enumerate(s.all_paths.tolist())}
+            rows, counts = samples[:, b].unique(dim=0, return_counts=True)
+            observed = np.zeros(len(index))
+            observed[[index[tuple(row)] for row in rows.tolist()]] = counts.numpy()
+            expected = s.probabilities * draws
+            assert observed[expected < 1e-9].sum() == 0
+            large = expected > 5
+            if large.sum() > 1:
+                share = expected[large] / expected[large].sum() * observed[large].sum()
+                assert stats.chisquare(observed[large], share).pvalue > 1e-4
+    assert tested == 4
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+def test_backends_agree(name: str) -> None:
+    if bx.backend_info()["native"] != "available":
+        pytest.skip("the native kernels are not compiled")
+    omega = OMEGAS[name]
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        edges, num_nodes = random_dag(rng)
+        dag = bx.DAG(edges, num_nodes)
+        weights = torch.from_numpy(np.stack([random_weights(rng, len(edges)) for _ in range(11)]))
+        z = torch.from_numpy(rng.normal(size=weights.shape))
+        results = []
+        for backend in ("reference", "native"):
+            with bx.use_backend(backend):
+                theta = weights.clone().requires_grad_()
+                p = dag.paths(theta, omega=omega)
+                torch.manual_seed(0)
+                gradient = torch.autograd.grad(p.entropy()[p.value > -math.inf].sum(), theta)[0]
+                tangent = torch.func.jvp(lambda t, dag=dag: dag.paths(t, omega=omega).entropy(), (weights,), (z,))[1]
+                results.append(
+                    (p.value, p.expected_path, p.hessian_product(z), p.entropy(), *p.topk(3), p.sample((5,)), gradient, tangent)
+                )
+        for reference, native in zip(*results, strict=True):
+            torch.testing.assert_close(native, reference, rtol=1e-10, atol=1e-10)
+
+
+# --- the paper's propositions
+
+
+def enumerated_strategy(omega: bx.Regularizer):
+    def build(seed: int) -> tuple[Enumerated, bx.PathDistribution]:
+        rng = np.random.default_rng(seed)
+        edges, num_nodes = random_dag(rng, 7)
+        weights = random_weights(rng, len(edges), missing=0.0)
+        solved = Enumerated(edges, num_nodes, weights.tolist(), omega)
+        return solved, bx.DAG(edges, num_nodes).paths(torch.from_numpy(weights), omega=omega)
+
+    return st.integers(0, 2**32 - 1).map(build)
+
+
+@settings(max_examples=100, deadline=None)
+@given(enumerated_strategy(bx.Hard()))
+def test_proposition_1(problem) -> None:
+    solved, p = problem
+    assert float(p.value) == pytest.approx(solved.scores.max(), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0, 1))
+def test_proposition_2_convex(name: str, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    edges, num_nodes = random_dag(rng, 7)
+    a, b = torch.from_numpy(rng.normal(size=(2, len(edges)), scale=2))
+    ends = bx.DAG(edges, num_nodes).paths(torch.stack((a, b, share * a + (1 - share) * b)), omega=OMEGAS[name]).value
+    assert ends[2] <= share * ends[0] + (1 - share) * ends[1] + 1e-12
+
+
+def bounds(omega: bx.Regularizer, size: int) -> tuple[float, float]:
+    """Least and greatest Ω on the simplex: at its centre and at its vertices."""
+    centre, vertex = torch.full((size,), 1 / size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)[0]
+    return float(omega.gamma * omega.penalty(centre)), float(omega.gamma * omega.penalty(vertex))
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+def test_proposition_2_bounds_as_corrected(name: str) -> None:
+    omega = OMEGAS[name]
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        edges, num_nodes = random_dag(rng)
+        p = bx.DAG(edges, num_nodes).paths(torch.from_numpy(rng.normal(size=len(edges))), omega=omega)
+        degree = max(np.bincount([child for _, child in edges]))
+        low, high = bounds(omega, degree)
+        gap = float(p.topk(1)[0][0] - p.value)
+        assert float(p.expected_path.sum()) * low - 1e-10 <= gap <= float(p.best_path().sum()) * high + 1e-10
+
+
+def test_proposition_2_bound_as_printed_is_false() -> None:
+    nodes = 5
+    dag = bx.DAG([(j, i) for i in range(nodes) for j in range(i)])
+    p = dag.paths(torch.zeros(dag.num_edges, dtype=torch.float64), omega="l2")
+    gap = float(p.topk(1)[0][0] - p.value)
+    assert gap == pytest.approx(0.3832, abs=1e-4)
+    assert gap < (nodes - 1) * bounds(bx.SquaredL2(), nodes)[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(enumerated_strategy(bx.Negentropy(0.7)))
+def test_proposition_2_negentropy_is_the_linear_program(problem) -> None:
+    solved, p = problem
+    assert float(p.value) == pytest.approx(solve_lp(solved), abs=1e-10)
+
+
+def solve_lp(solved: Enumerated) -> float:
+    """LP_Ω: the smoothed max over all paths at once."""
+    return float(solved.omega.max(torch.from_numpy(solved.scores)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(enumerated_strategy(bx.SquaredL2(0.9)))
+def test_l2_linear_program_is_above(problem) -> None:
+    solved, p = problem
+    assert solve_lp(solved) >= float(p.value) - 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(enumerated_strategy(bx.Tsallis(1.5, 0.8)))
+def test_tsallis_linear_program_is_below(problem) -> None:
+    solved, p = problem
+    assert solve_lp(solved) <= float(p.value) + 1e-12
+
+
+def test_l2_differs_from_the_linear_program() -> None:
+    # Two paths of two edges: DP pays 1/2 at each single-parent node as well.
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    solved = Enumerated(edges, 4, [0.0] * 4, bx.SquaredL2())
+    assert solve_lp(solved) == pytest.approx(-0.25)
+    assert float(bx.DAG(edges).paths(torch.zeros(4), omega="l2").value) == pytest.approx(-0.75)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from([bx.Negentropy, bx.SquaredL2, bx.Tsallis]))
+def test_vanishing_smoothing_gives_the_best_score(seed: int, kind) -> None:
+    rng = np.random.default_rng(seed)
+    edges, num_nodes = random_dag(rng, 7)
+    theta = torch.from_numpy(rng.normal(size=len(edges)))
+    dag = bx.DAG(edges, num_nodes)
+    best = float(dag.paths(theta, omega="hard").value)
+    assert float(dag.paths(theta, omega=kind(gamma=1e-6)).directional_derivative(theta)) == pytest.approx(best, abs=1e-4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(enumerated_strategy(bx.SquaredL2(0.9)))
+def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
+    solved, p = problem
+    flow = p.expected_path
+    assert (flow >= 0).all()
+    for node in range(1, solved.num_nodes - 1):
+        entering = sum(float(flow[e]) for e, (_, child) in enumerate(solved.edges) if child == node)
+        leaving = sum(float(flow[e]) for e, (parent, _) in enumerate(solved.edges) if parent == node)
+        assert entering == pytest.approx(leaving, abs=1e-12)
+
+
+# --- what torch.distributions expects, and the corners
+
+
+def test_follows_torch_distributions(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    p = dag.paths(potentials(2, 3, 10), omega=omega)
+    assert (p.batch_shape, p.event_shape) == ((2, 3), (10,))
+    assert p.sample((4, 5)).shape == (4, 5, 2, 3, 10)
+    assert p.log_prob(p.sample((4,))).shape == (4, 2, 3)
+    assert p.entropy().shape == (2, 3)
+    torch.testing.assert_close(p.mean, p.expected_path)
+    torch.testing.assert_close(p.variance, p.mean * (1 - p.mean))
+    torch.testing.assert_close(p.stddev, p.variance.sqrt())
+    assert torch.equal(p.mode, dag.paths(p.potentials, omega=omega).mode)
+
+
+def test_kl_divergence_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    edges, theta = dag.edges.tolist(), potentials(2, 4, 10)
+    p, r = dag.paths(theta[0], omega=omega), dag.paths(theta[1] * 0.3, omega=bx.Negentropy(2.0))
+    got = kl_divergence(p, r)
+    for b in range(4):
+        sp = Enumerated(edges, 6, theta[0, b].tolist(), omega)
+        sr = Enumerated(edges, 6, (theta[1, b] * 0.3).tolist(), bx.Negentropy(2.0))
+        kept = sp.probabilities > 0
+        ratio = np.log(sp.probabilities[kept]) - np.log(sr.probabilities[kept])
+        assert float(got[b]) == pytest.approx((sp.probabilities[kept] * ratio).sum(), abs=1e-10)
+    torch.testing.assert_close(kl_divergence(p, p), torch.zeros(4, dtype=torch.float64))
+
+
+def test_kl_divergence_is_infinite_outside_the_support(backend: str) -> None:
+    dag = bx.DAG([(0, 1), (0, 1)])
+    theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    divergence = kl_divergence(dag.paths(theta), dag.paths(torch.tensor([0.0, -5.0]).double(), omega="l2"))
+    assert divergence == math.inf
+    assert torch.autograd.grad(divergence, theta)[0].isfinite().all()
+
+
+def test_kl_divergence_needs_one_graph() -> None:
+    with pytest.raises(ValueError, match="same graph"):
+        kl_divergence(bx.DAG([(0, 1)]).paths(torch.zeros(1)), bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)))
+
+
+def test_no_path_at_all(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    theta = potentials(2, 10)
+    theta[1, [8, 9]] = -math.inf
+    theta.requires_grad_()
+    p = dag.paths(theta, omega=omega)
+    assert p.value[1] == -math.inf
+    assert p.value[0].isfinite()
+    z = torch.ones_like(theta)
+    for zero in (p.expected_path, p.hessian_product(z), p.best_path(), p.mode, p.sample((7,)).movedim(0, 1)):
+        assert not zero[1].any()
+    for graph_of in (p.value[1], p.entropy()[1], p.expected_path[1].sum()):
+        (gradient,) = torch.autograd.grad(graph_of, theta, retain_graph=True)
+        assert not gradient.any()
+    assert p.entropy()[1] == 0
+    assert p.num_paths.tolist()[1] == 0
+    paths, probabilities = p.support_paths()
+    assert not paths[:, 1].any()
+    assert not probabilities[:, 1].any()
+    assert p.log_prob(p.best_path()[0].expand(2, 10))[1] == -math.inf
+
+
+def test_one_edge_and_ties(omega: bx.Regularizer, backend: str) -> None:
+    assert bx.DAG([(0, 1)]).paths(torch.tensor([3.0]), omega=omega).expected_path.tolist() == [1.0]
+    tied = bx.DAG([(0, 1), (0, 1), (0, 1)]).paths(torch.zeros(3), omega=omega)
+    if isinstance(omega, bx.Hard):
+        assert tied.expected_path.tolist() == [1, 0, 0]
+    else:
+        torch.testing.assert_close(tied.expected_path, torch.full((3,), 1 / 3))
+    assert tied.best_path().tolist() == [1, 0, 0]
+    assert tied.topk(3)[1].tolist() == torch.eye(3).tolist()
+
+
+def test_empty_batch(omega: bx.Regularizer, backend: str) -> None:
+    theta = torch.zeros(0, 10, requires_grad=True)
+    p = diamond().paths(theta, omega=omega)
+    assert p.value.shape == (0,)
+    assert p.hessian_product(theta).shape == (0, 10)
+    assert p.sample((3,)).shape == (3, 0, 10)
+    assert p.topk(2)[1].shape == (0, 2, 10)
+    assert p.support_paths()[0].shape == (0, 0, 10)
+    p.value.sum().backward()
+
+
+def test_strided_inputs(omega: bx.Regularizer, backend: str) -> None:
+    dag, theta = diamond(), potentials(10, 4).T
+    z = potentials(10).expand(4, 10)
+    p, copy = dag.paths(theta, omega=omega), dag.paths(theta.contiguous(), omega=omega)
+    assert torch.equal(p.value, copy.value)
+    assert torch.equal(p.expected_path, copy.expected_path)
+    assert torch.equal(p.hessian_product(z), copy.hessian_product(z.contiguous()))
+
+
+def test_infinite_direction_where_nothing_goes(backend: str) -> None:
+    theta = potentials(3, 10) * 20
+    p = diamond().paths(theta, omega="l2")
+    z = torch.where(p.expected_path > 0, 1.0, math.inf)
+    assert p.directional_derivative(z).isfinite()
+    assert p.hessian_product(z).isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e-3])
+@pytest.mark.parametrize("gamma", [1e-3, 1e3])
+def test_extreme_scales(scale: float, gamma: float, backend: str) -> None:
+    for kind in (bx.Negentropy, bx.SquaredL2, bx.Tsallis):
+        theta = (potentials(3, 10) * scale).float().requires_grad_()
+        p = diamond().paths(theta, omega=kind(gamma=gamma))
+        exact = diamond().paths(theta.double(), omega=kind(gamma=gamma))
+        (gradient,) = torch.autograd.grad(p.value.sum() + p.entropy().sum(), theta)
+        assert gradient.isfinite().all()
+        assert p.hessian_product(theta).isfinite().all()
+        torch.testing.assert_close(p.value.double(), exact.value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(p.expected_path.double(), exact.expected_path, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype, backend: str) -> None:
+    theta = potentials(2, 10).to(dtype)
+    half, single = diamond().paths(theta), diamond().paths(theta.float())
+    for result, expected in (
+        (half.value, single.value),
+        (half.entropy(), single.entropy()),
+        (half.log_prob(half.best_path()), single.log_prob(single.best_path())),
+    ):
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result, expected)
+    for tensor in (half.expected_path, half.hessian_product(theta), half.sample(), half.best_path(), half.topk(2)[1]):
+        assert tensor.dtype == dtype
+    torch.testing.assert_close(half.expected_path, single.expected_path.to(dtype))
+
+
+def test_inputs_are_not_changed(omega: bx.Regularizer, backend: str) -> None:
+    theta, z = potentials(2, 10), potentials(2, 10, seed=1)
+    before = theta.clone(), z.clone()
+    p = diamond().paths(theta, omega=omega)
+    p.hessian_product(z), p.entropy(), p.sample(), p.topk(2), p.mode, p.support_paths(), p.num_paths
+    assert torch.equal(theta, before[0])
+    assert torch.equal(z, before[1])
+    assert not theta.requires_grad
+
+
+# --- γ as a tensor
+
+
+@pytest.mark.parametrize("kind", [bx.Negentropy, bx.SquaredL2, bx.Tsallis])
+def test_gamma_per_batch_element(kind, backend: str) -> None:
+    theta, gammas = potentials(3, 10), torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64)
+    together = diamond().paths(theta, omega=kind(gamma=gammas))
+    for b in range(3):
+        alone = diamond().paths(theta[b], omega=kind(gamma=float(gammas[b])))
+        torch.testing.assert_close(together.value[b], alone.value)
+        torch.testing.assert_close(together.expected_path[b], alone.expected_path)
+        torch.testing.assert_close(together.hessian_product(theta)[b], alone.hessian_product(theta[b]))
+        torch.testing.assert_close(together.entropy()[b], alone.entropy())
+
+
+@pytest.mark.parametrize("kind", [bx.Negentropy, bx.SquaredL2, bx.Tsallis])
+def test_gamma_is_learnable(kind, backend: str) -> None:
+    theta = potentials(3, 10)
+    theta[0, 2] = theta[2, 9] = theta[2, 8] = -math.inf  # the third has no path
+    path = diamond().paths(theta[:2]).best_path()
+    gamma = torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64, requires_grad=True)
+
+    def run(gamma: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = diamond().paths(theta, omega=kind(gamma=gamma))
+        return p.value[:2], p.expected_path, p.entropy()
+
+    assert torch.autograd.gradcheck(run, gamma)
+    assert torch.autograd.gradgradcheck(run, gamma)
+    p = diamond().paths(theta[:2], omega=kind(gamma=gamma[:2]))
+    assert torch.autograd.grad(p.log_prob(path).sum(), gamma)[0].isfinite().all()
+    lost = diamond().paths(theta, omega=kind(gamma=gamma)).value[2]
+    assert lost == -math.inf
+    assert torch.autograd.grad(lost, gamma)[0].tolist() == [0, 0, 0]
+
+
+# --- bad input
+
+
+def test_bad_input_is_named(backend: str) -> None:
+    dag = diamond()
+    p = dag.paths(torch.zeros(2, 10))
+    for wrong, message in [
+        (lambda: dag.paths(torch.zeros(2, 9)), r"weights must have shape \(\.\.\., 10\), got \(2, 9\)"),
+        (lambda: dag.paths(torch.tensor(1.0)), r"weights must have shape \(\.\.\., 10\), got \(\)"),
+        (lambda: dag.paths(torch.zeros(10, dtype=torch.int64)), "weights must be floating point, got dtype torch.int64"),
+        (lambda: dag.paths(torch.zeros(10, device="meta")), "weights must be on the graph's device cpu, got meta"),
+        (lambda: dag.paths(torch.zeros(10), omega="softmax"), "omega must be a Regularizer or one of .* got 'softmax'"),
+        (lambda: p.topk(0), "k must be at least 1, got 0"),
+        (lambda: p.hessian_product(torch.zeros(3)), r"z must broadcast to the potentials' shape \(2, 10\), got \(3,\)"),
+        (lambda: p.log_prob(torch.zeros(3)), r"path must have event shape \(10,\), got shape \(3,\)"),
+        (lambda: p.log_prob(torch.zeros(2, 10)), r"path must hold paths of the graph, got none at batch index \(0,\)"),
+        (lambda: p.support_paths(max_paths=3), "max_paths is 3, but the support holds 9 paths"),
+        (
+            lambda: dag.paths(torch.zeros(2, 10), omega=bx.Negentropy(torch.ones(3))),
+            r"gamma must broadcast to the batch shape \(2,\), got shape \(3,\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            wrong()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_weights_are_named_by_index(bad: float, omega: bx.Regularizer, backend: str) -> None:
+    theta = torch.zeros(3, 10)
+    theta[1, 7] = bad
+    with pytest.raises(ValueError, match=rf"weights .*got {bad} at event index \(7,\) of batch element 1"):
+        diamond().paths(theta, omega=omega).value
