@@ -394,7 +394,7 @@ void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S*
         using Omega = std::decay_t<decltype(omega)>;
 #pragma omp parallel for schedule(static) num_threads(problem.threads) if (walks > 1)
         for (int64_t walk = 0; walk < walks; ++walk) {
-            const int64_t b = walk % problem.batch;
+            const int64_t b = walk / draws;
             const double *value = problem.tape + b * rows * nodes, *threshold = value + (rows - 1) * nodes;
             const S* theta = problem.theta + b * graph.num_edges;
             S* path = paths + walk * graph.num_edges;

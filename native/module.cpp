@@ -116,13 +116,13 @@ void bind(nb::module_& m) {
           [](const Theta<S>& theta, const Tape& tape, const In<double, 3>& uniforms, const Out<S, 3>& paths, GRAPH) {
               auto p = PROBLEM;
               set_tape(p, tape);
-              need(int64_t(uniforms.shape(1)) == p.batch && int64_t(uniforms.shape(2)) == p.graph.num_nodes,
+              need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.graph.num_nodes,
                    "the uniforms do not fit theta");
-              need(paths.shape(0) == uniforms.shape(0) && int64_t(paths.shape(1)) == p.batch &&
+              need(paths.shape(0) == uniforms.shape(0) && paths.shape(1) == uniforms.shape(1) &&
                        int64_t(paths.shape(2)) == p.graph.num_edges,
                    "the paths do not fit the uniforms");
               nb::gil_scoped_release release;
-              dag<S>().sample(p, int64_t(uniforms.shape(0)), uniforms.data(), paths.data());
+              dag<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), paths.data());
           });
     m.def("dag_topk", [](const Theta<S>& theta, const Out<S, 2>& scores, const Out<S, 3>& paths, GRAPH) {
         const auto p = PROBLEM;

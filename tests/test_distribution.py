@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,17 +18,35 @@ from torch.distributions import kl_divergence
 import bellmax as bx
 from problems import OMEGAS, Enumerated, diamond, potentials, random_dag, random_weights
 
-GRAPHS = 300
+GRAPHS = 200
 
 
-def problems(omega: bx.Regularizer, batch: int = 3):
-    """Graphs with a batch of weights, their enumerated solutions and the distribution."""
+class Problem(NamedTuple):
+    solved: list[Enumerated]  # one for each row of the weights
+    dag: bx.DAG
+    weights: torch.Tensor
+    z: torch.Tensor
+    hessian_products: list[np.ndarray | None]
+
+
+@lru_cache
+def enumerate_problems(omega: bx.Regularizer) -> list[Problem]:
     rng = np.random.default_rng(1)
+    problems = []
     for _ in range(GRAPHS):
         edges, num_nodes = random_dag(rng)
-        weights = np.stack([random_weights(rng, len(edges)) for _ in range(batch)])
+        weights = np.stack([random_weights(rng, len(edges)) for _ in range(2)])
+        z = rng.normal(size=weights.shape)
         solved = [Enumerated(edges, num_nodes, row.tolist(), omega) for row in weights]
-        yield solved, bx.DAG(edges, num_nodes).paths(torch.from_numpy(weights), omega=omega)
+        products = [s.hessian_product(zi) for s, zi in zip(solved, z, strict=True)]
+        dag = bx.DAG(edges, num_nodes)
+        problems.append(Problem(solved, dag, torch.from_numpy(weights), torch.from_numpy(z), products))
+    return problems
+
+
+def problems(omega: bx.Regularizer) -> Iterator[tuple[Problem, bx.PathDistribution]]:
+    for problem in enumerate_problems(omega):
+        yield problem, problem.dag.paths(problem.weights, omega=omega)
 
 
 def assert_close(actual: torch.Tensor, expected, tolerance: float = 1e-10) -> None:
@@ -34,24 +55,24 @@ def assert_close(actual: torch.Tensor, expected, tolerance: float = 1e-10) -> No
 
 
 def test_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
-    rng = np.random.default_rng(2)
-    for solved, p in problems(omega):
+    compared = 0
+    for (solved, _, _, z, products), p in problems(omega):
         assert p.backend == backend
         assert_close(p.value, [s.value for s in solved])
         assert_close(p.expected_path, [s.expected_path for s in solved])
         assert_close(p.entropy(), [s.entropy for s in solved])
         assert_close(p.num_paths, [len(s.all_paths) for s in solved])
-        z = rng.normal(size=p.potentials.shape)
-        assert_close(p.directional_derivative(torch.from_numpy(z)), [s.expected_path @ zi for s, zi in zip(solved, z)])
-        # A finite difference across a kink of a sparse Ω is off: compare where two steps agree.
-        for s, zi, product in zip(solved, z, p.hessian_product(torch.from_numpy(z)), strict=True):
-            coarse, fine = s.hessian_product(zi, 1e-5), s.hessian_product(zi, 5e-6)
-            if np.abs(coarse - fine).max(initial=0) < 1e-6:
-                assert_close(product, fine, 1e-5)
+        expected = [s.expected_path @ zi for s, zi in zip(solved, z.numpy(), strict=True)]
+        assert_close(p.directional_derivative(z), expected)
+        for product, difference in zip(p.hessian_product(z), products, strict=True):
+            if difference is not None:
+                assert_close(product, difference, 1e-8)
+                compared += 1
+    assert compared > 1.8 * GRAPHS
 
 
 def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
-    for solved, p in problems(omega):
+    for (solved, *_), p in problems(omega):
         k = 4
         scores, paths = p.topk(k)
         best, mode = p.best_path(), p.mode
@@ -74,7 +95,7 @@ def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> 
 
 
 def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
-    for solved, p in problems(omega):
+    for (solved, dag, weights, *_), p in problems(omega):
         paths, probabilities = p.support_paths()
         assert (probabilities.diff(dim=0) <= 1e-12).all()
         for b, s in enumerate(solved):
@@ -83,19 +104,14 @@ def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: 
             assert_close(probabilities[listed, b], np.sort(s.probabilities[kept])[::-1])
             assert_close(probabilities[:, b].sum(), float(len(s.all_paths) > 0))
             assert not paths[probabilities[:, b] == 0, b].any()
-            for path, probability in zip(s.all_paths, s.probabilities, strict=True):
-                one = bx.DAG(s.edges, s.num_nodes).paths(torch.tensor(s.weights, dtype=torch.float64), omega=omega)
-                assert_close(one.log_prob(torch.from_numpy(path)).exp(), probability)
-                break
-        rows = [s.all_paths for s in solved]
-        if all(len(r) for r in rows):
-            first = torch.from_numpy(np.stack([r[0] for r in rows]))
-            assert_close(p.log_prob(first).exp(), [s.probabilities[0] for s in solved])
+            every = torch.from_numpy(s.all_paths)
+            alone = dag.paths(weights[b], omega=omega)
+            assert_close(alone.log_prob(every).exp(), s.probabilities)
 
 
 def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     draws, tested = 20_000, 0
-    for solved, p in problems(omega, batch=2):
+    for (solved, *_), p in problems(omega):
         if tested == 4:
             break
         if min(len(s.all_paths) for s in solved) < 5:
@@ -157,7 +173,7 @@ def enumerated_strategy(omega: bx.Regularizer):
     return st.integers(0, 2**32 - 1).map(build)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(enumerated_strategy(bx.Hard()))
 def test_proposition_1(problem) -> None:
     solved, p = problem
@@ -165,7 +181,6 @@ def test_proposition_1(problem) -> None:
 
 
 @pytest.mark.parametrize("name", list(OMEGAS))
-@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0, 1))
 def test_proposition_2_convex(name: str, seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
@@ -203,7 +218,7 @@ def test_proposition_2_bound_as_printed_is_false() -> None:
     assert gap < (nodes - 1) * bounds(bx.SquaredL2(), nodes)[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(enumerated_strategy(bx.Negentropy(0.7)))
 def test_proposition_2_negentropy_is_the_linear_program(problem) -> None:
     solved, p = problem
@@ -215,14 +230,14 @@ def solve_lp(solved: Enumerated) -> float:
     return float(solved.omega.max(torch.from_numpy(solved.scores)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(enumerated_strategy(bx.SquaredL2(0.9)))
 def test_l2_linear_program_is_above(problem) -> None:
     solved, p = problem
     assert solve_lp(solved) >= float(p.value) - 1e-12
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(enumerated_strategy(bx.Tsallis(1.5, 0.8)))
 def test_tsallis_linear_program_is_below(problem) -> None:
     solved, p = problem
@@ -237,7 +252,6 @@ def test_l2_differs_from_the_linear_program() -> None:
     assert float(bx.DAG(edges).paths(torch.zeros(4), omega="l2").value) == pytest.approx(-0.75)
 
 
-@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from([bx.Negentropy, bx.SquaredL2, bx.Tsallis]))
 def test_vanishing_smoothing_gives_the_best_score(seed: int, kind) -> None:
     rng = np.random.default_rng(seed)
@@ -248,7 +262,7 @@ def test_vanishing_smoothing_gives_the_best_score(seed: int, kind) -> None:
     assert float(dag.paths(theta, omega=kind(gamma=1e-6)).directional_derivative(theta)) == pytest.approx(best, abs=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(enumerated_strategy(bx.SquaredL2(0.9)))
 def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
     solved, p = problem
@@ -360,7 +374,7 @@ def test_infinite_direction_where_nothing_goes(backend: str) -> None:
     theta = potentials(3, 10) * 20
     p = diamond().paths(theta, omega="l2")
     z = torch.where(p.expected_path > 0, 1.0, math.inf)
-    assert p.directional_derivative(z).isfinite()
+    assert p.directional_derivative(z).isfinite().all()
     assert p.hessian_product(z).isfinite().all()
 
 

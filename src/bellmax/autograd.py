@@ -1,8 +1,7 @@
 """Value → expected path → Hessian product, wired into autograd once for every structure, backend and Ω.
 
-The sweeps are opaque operators without derivatives of their own; the Functions below give them, for reverse and forward
-mode and for vmap. A *program* says what to run: (structure, backend, α, Ω at a vertex), or (structure, Ω) for an Ω
-written in Python, which the reference backend runs without an operator.
+The sweeps are opaque operators that know vmap but no derivatives; the Functions below give them, for reverse and
+forward mode.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,8 @@ from torch.autograd import Function
 from bellmax.backends import sweeps
 from bellmax.regularizers import Regularizer, from_kernel, inner
 
+# What to run: (structure, backend, α, Ω at a vertex), constants that torch.compile can write into a graph,
+# or (structure, Ω) for an Ω written in Python, which the reference backend runs without an operator.
 Program: TypeAlias = "tuple[str, str, float, float] | tuple[str, Regularizer]"
 
 # --- operators: an operator's name is the sweep's name
@@ -39,7 +41,7 @@ _library = torch.library.Library("bellmax", "DEF")
 
 def _sweep(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
     module = sweeps(structure, backend)
-    if name == "forward":
+    if name == "forward" and not torch._C._functorch.is_batchedtensor(args[0]):
         module.check(*args)
     return getattr(module, name)(*args, omega)
 
@@ -57,51 +59,76 @@ def _fake(name: str) -> Callable[..., Any]:
             shape = sweeps(structure, backend).tape_shape(theta, args[-1], from_kernel(alpha, vertex))
             return theta.new_empty(theta.shape[0]), theta.new_empty(shape, dtype=torch.float64)
         if name == "sample":
-            return theta.new_empty(args[1].shape[:1] + theta.shape)
+            return theta.new_empty(args[1].shape[:2] + theta.shape[1:])
         return theta.new_empty(theta.shape)
 
     return shapes
+
+
+def _batched(name: str) -> Callable[..., Any]:
+    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first in every tensor."""
+
+    def run(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        program, tensors, index = args[:4], args[4:-1], args[-1]
+        merged = [
+            (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+            for t, d in zip(tensors, in_dims[4:-1], strict=True)
+        ]
+        results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
+        split = [r.unflatten(0, (info.batch_size, -1)) for r in ([results] if name != "forward" else results)]
+        return (split[0], 0) if name != "forward" else (tuple(split), (0, 0))
+
+    return run
 
 
 for _name, _schema in _OPERATORS.items():
     _library.define(f"{_name}({_PROGRAM}, {_schema}")
     _library.impl(_name, _operator(_name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"bellmax::{_name}", _fake(_name), lib=_library)
+    torch.library.register_vmap(f"bellmax::{_name}", _batched(_name), lib=_library)
 
 
-def _run(name: str, program: Program, *args: Any) -> Any:
-    if len(program) == 2:
-        structure, omega = program
-        return _sweep(name, structure, "reference", omega, *args)
-    return getattr(torch.ops.bellmax, name)(*program, *args)
+@dataclass(frozen=True)
+class _Runner:
+    """A program as one argument of a Function: vmap would take a tuple apart."""
+
+    program: Program
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        if len(self.program) == 2:
+            structure, omega = self.program
+            return _sweep(name, structure, "reference", omega, *args)
+        return getattr(torch.ops.bellmax, name)(*self.program, *args)
+
+    def in_plain_torch(self, name: str, index: Sequence[Tensor]) -> Callable[..., Tensor]:
+        """A sweep as a function of θ (and more) that autograd differentiates as often as one likes."""
+        omega = self.program[1] if len(self.program) == 2 else from_kernel(*self.program[2:])
+        reference = sweeps(self.program[0], "reference")
+
+        def run(theta: Tensor, *more: Tensor) -> Tensor:
+            _, tape = reference.forward(theta, index, omega)
+            result: Tensor = getattr(reference, name)(theta, tape, *more, index, omega)
+            return result
+
+        return run
 
 
 # --- derivatives
 
 
-def _fold(info: Any, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Merge the dimension that vmap maps over into the batch."""
-    return [
-        (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-        for t, d in zip(tensors, in_dims, strict=True)
-    ]
-
-
-def _unfold(info: Any, result: Tensor) -> Tensor:
-    return result.unflatten(0, (info.batch_size, result.shape[0] // info.batch_size))
-
-
 class _Value(Function):
-    """(program, θ, *index) → DP_Ω(θ) and the tape."""
+    """(run, θ, *index) → DP_Ω(θ) and the tape."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(program: Program, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
-        value, tape = _run("forward", program, theta, index)
+    def forward(run: _Runner, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
+        value, tape = run("forward", theta, index)
         return value, tape
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.program, theta, *index = inputs
+        ctx.run, theta, *index = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(theta, output[1], *index)
         ctx.save_for_forward(theta, output[1], *index)
@@ -109,57 +136,52 @@ class _Value(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         theta, tape, *index = ctx.saved_tensors
-        path = _Path.apply(ctx.program, theta, tape, *index)
+        path = _Path.apply(ctx.run, theta, tape, *index)
         return None, path * grad.reshape(-1, *[1] * (theta.ndim - 1)), *[None] * len(index)
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> tuple[Tensor, None]:
         theta, *rest = ctx.saved_tensors
-        return inner(_Path.apply(ctx.program, theta, *rest), tangent, theta.ndim - 1), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, program: Program, theta: Tensor, *index: Tensor) -> Any:
-        results = _Value.apply(program, *_fold(info, in_dims[1:2], [theta]), *index)
-        return tuple(_unfold(info, result) for result in results), (0, 0)
+        return inner(_Path.apply(ctx.run, theta, *rest), tangent, theta.ndim - 1), None
 
 
 class _Path(Function):
-    """(program, θ, tape, *index) → the expected path ∇DP_Ω(θ). Its derivative, both ways, is the Hessian product."""
+    """(run, θ, tape, *index) → the expected path ∇DP_Ω(θ). Its derivative, both ways, is the Hessian product."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-        path: Tensor = _run("backward", program, theta, tape, index)
+    def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
+        path: Tensor = run("backward", theta, tape, index)
         return path
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.program, *tensors = inputs
+        ctx.run, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta, tape, *index = ctx.saved_tensors
-        product = _Last.apply("hessian", ctx.program, theta, tape, grad, *index)
+        product = _Last.apply("hessian", ctx.run, theta, tape, grad, *index)
         return None, product, None, *[None] * len(index)
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Tensor:
         theta, tape, *index = ctx.saved_tensors
-        product: Tensor = _Last.apply("hessian", ctx.program, theta, tape, tangent, *index)
+        product: Tensor = _Last.apply("hessian", ctx.run, theta, tape, tangent, *index)
         return product
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Any:
-        return _unfold(info, _Path.apply(program, *_fold(info, in_dims[1:3], [theta, tape]), *index)), 0
 
 
 class _LogTransitions(Function):
-    """(program, θ, tape, *index) → log q of every edge."""
+    """(run, θ, tape, *index) → log q of every edge."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-        log_q: Tensor = _run("log_transitions", program, theta, tape, index)
+    def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
+        log_q: Tensor = run("log_transitions", theta, tape, index)
         return log_q
 
     setup_context = staticmethod(_Path.setup_context)
@@ -167,51 +189,36 @@ class _LogTransitions(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta, tape, *index = ctx.saved_tensors
-        product = _Last.apply("log_transitions_vjp", ctx.program, theta, tape, grad, *index)
+        product = _Last.apply("log_transitions_vjp", ctx.run, theta, tape, grad, *index)
         return None, product, None, *[None] * len(index)
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Tensor:
         theta, tape, *index = ctx.saved_tensors
-        product: Tensor = _Last.apply("log_transitions_jvp", ctx.program, theta, tape, tangent, *index)
+        product: Tensor = _Last.apply("log_transitions_jvp", ctx.run, theta, tape, tangent, *index)
         return product
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Any:
-        return _unfold(info, _LogTransitions.apply(program, *_fold(info, in_dims[1:3], [theta, tape]), *index)), 0
-
-
-def _from_theta(sweep: str, program: Program, index: Sequence[Tensor]) -> Callable[..., Tensor]:
-    """A sweep as a function of θ (and more) in plain torch, which autograd differentiates as often as one likes."""
-    omega = program[1] if len(program) == 2 else from_kernel(*program[2:])
-    reference = sweeps(program[0], "reference")
-
-    def run(theta: Tensor, *more: Tensor) -> Tensor:
-        _, tape = reference.forward(theta, index, omega)
-        result: Tensor = getattr(reference, sweep)(theta, tape, *more, index, omega)
-        return result
-
-    return run
 
 
 class _Last(Function):
-    """(sweep, program, θ, tape, z, *index) → a sweep whose own derivatives are left to the reference backend."""
+    """(sweep, run, θ, tape, z, *index) → a sweep whose own derivatives are left to the reference backend."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(sweep: str, program: Program, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:
-        product: Tensor = _run(sweep, program, theta, tape, z, index)
+    def forward(sweep: str, run: _Runner, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:
+        product: Tensor = run(sweep, theta, tape, z, index)
         return product
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.sweep, ctx.program, theta, _, z, *index = inputs
+        ctx.sweep, ctx.run, theta, _, z, *index = inputs
         ctx.save_for_backward(theta, z, *index)
         ctx.save_for_forward(theta, z, *index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta, z, *index = ctx.saved_tensors
-        _, pull_back = torch.func.vjp(_from_theta(ctx.sweep, ctx.program, index), theta, z)
+        _, pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)
         theta_bar, z_bar = pull_back(grad)
         return None, None, theta_bar, None, z_bar, *[None] * len(index)
 
@@ -219,13 +226,11 @@ class _Last(Function):
     def jvp(ctx: Any, _: None, __: None, theta_dot: Tensor, ___: None, z_dot: Tensor, *____: None) -> Tensor:
         theta, z, *index = ctx.saved_tensors
         tangents = tuple(torch.zeros_like(t) if d is None else d for t, d in ((theta, theta_dot), (z, z_dot)))
-        product: Tensor = torch.func.jvp(_from_theta(ctx.sweep, ctx.program, index), (theta, z), tangents)[1]
+        # Forward mode does not nest; the transpose of the transpose is the derivative, too.
+        result, pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)
+        product: Tensor = torch.func.vjp(pull_back, torch.zeros_like(result))[1](tangents)[0]
         return product
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, sweep: str, program: Program, *tensors: Tensor) -> Any:
-        folded = _fold(info, in_dims[2:5], tensors[:3])
-        return _unfold(info, _Last.apply(sweep, program, *folded, *tensors[3:])), 0
 
 
 # --- what the rest of the library calls
@@ -233,31 +238,31 @@ class _Last(Function):
 
 def value(program: Program, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
     """DP_Ω(θ), (B,), and the tape."""
-    result: tuple[Tensor, Tensor] = _Value.apply(program, theta, *index)
+    result: tuple[Tensor, Tensor] = _Value.apply(_Runner(program), theta, *index)
     return result
 
 
 def expected_path(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
     """∇DP_Ω(θ), of θ's shape."""
-    path: Tensor = _Path.apply(program, theta, tape, *index)
+    path: Tensor = _Path.apply(_Runner(program), theta, tape, *index)
     return path
 
 
 def hessian_product(program: Program, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:
     """∇²DP_Ω(θ) z, of θ's shape."""
-    product: Tensor = _Last.apply("hessian", program, theta, tape, z, *index)
+    product: Tensor = _Last.apply("hessian", _Runner(program), theta, tape, z, *index)
     return product
 
 
 def log_transitions(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
     """log q of every edge, of θ's shape."""
-    log_q: Tensor = _LogTransitions.apply(program, theta, tape, *index)
+    log_q: Tensor = _LogTransitions.apply(_Runner(program), theta, tape, *index)
     return log_q
 
 
 def sample(program: Program, theta: Tensor, tape: Tensor, uniforms: Tensor, *index: Tensor) -> Tensor:
-    """Paths drawn with ``uniforms``: (K, *θ's shape), without gradient."""
-    paths: Tensor = _run("sample", program, theta.detach(), tape, uniforms, index)
+    """Paths (B, K, *event) drawn with ``uniforms`` (B, K, choices), without gradient."""
+    paths: Tensor = _Runner(program)("sample", theta.detach(), tape, uniforms, index)
     return paths
 
 

@@ -43,6 +43,7 @@ class DAG:
 
     edges: Tensor
     num_nodes: int
+    levels: Tensor  # (N,): number of edges on the longest path from the start
 
     def __init__(self, edges: Tensor | Sequence[tuple[int, int]], num_nodes: int | None = None) -> None:
         self.edges = _check_edges(edges)
@@ -54,7 +55,8 @@ class DAG:
             raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
         level = _levels(pairs, self.num_nodes)
         _check_graph(pairs, level)
-        self._index = tuple(torch.from_numpy(a).to(self.edges.device) for a in _sort(pairs, level))
+        self.levels, *index = (torch.from_numpy(a).to(self.edges.device) for a in (level, *_sort(pairs, level)))
+        self._index = tuple(index)
 
     @classmethod
     def from_matrix(cls, theta: Tensor) -> DAG:
@@ -100,7 +102,7 @@ class DAG:
     def to(self, device: torch.device | str) -> DAG:
         """The same graph on another device."""
         moved = object.__new__(DAG)
-        moved.edges, moved.num_nodes = self.edges.to(device), self.num_nodes
+        moved.edges, moved.levels, moved.num_nodes = self.edges.to(device), self.levels.to(device), self.num_nodes
         moved._index = tuple(tensor.to(device) for tensor in self._index)
         return moved
 
@@ -154,15 +156,13 @@ class DAGPaths(PathDistribution):
         return other
 
     def _is_path(self, value: Tensor) -> Tensor:
-        # 0/1 flows of one unit: what enters a node leaves it, but for the end and the start.
+        # A flow of one unit: what enters a node leaves it, but for the end, which comes last, and the start.
         parent, child = self.dag.edges.unbind(1)
-        nothing = value.new_zeros(value.shape[:-1] + (self.dag.num_nodes,))
-        entering, leaving = nothing.index_add(-1, child, value), nothing.index_add(-1, parent, value)
-        order = torch.stack((parent[self.dag._index[2][0]], child[self.dag._index[2][-1]]))
-        balance = (entering - leaving).index_add(
-            -1, order, value.new_tensor([1.0, -1.0]).expand(value.shape[:-1] + (2,))
-        )
-        return (balance == 0).all(-1) & ((value == 0) | (value == 1)).all(-1) & (entering <= 1).all(-1)
+        levels = self.dag.levels
+        gain = (levels == levels.max()).to(value.dtype) - (levels == 0).to(value.dtype)
+        flow = value.new_zeros(value.shape[:-1] + (self.dag.num_nodes,))
+        flow = flow.index_add(-1, child, value).index_add(-1, parent, value, alpha=-1)
+        return (flow == gain).all(-1) & ((value == 0) | (value == 1)).all(-1)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return isinstance(other, DAGPaths) and (

@@ -104,7 +104,8 @@ class PathDistribution(Distribution):
         return self.structure, self.backend, *self.omega.kernel
 
     def _flatten(self, event: Tensor) -> Tensor:
-        return event.reshape(self.batch_shape.numel(), *self.event_shape)
+        dims = len(self.batch_shape)
+        return event.flatten(0, dims - 1) if dims else event.unsqueeze(0)
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
@@ -136,7 +137,7 @@ class PathDistribution(Distribution):
         theta, _, tape = self._forward()
         flat_z = self._flatten(self._like_potentials("z", z)).to(theta.dtype)
         product = autograd.hessian_product(self._program, theta, tape, flat_z, *self._index)
-        product = divide_by_gamma(product.reshape(self._extended_shape()), self._gamma_over_event)
+        product = divide_by_gamma(product.reshape(self.potentials.shape), self._gamma_over_event)
         return product.to(self.potentials.dtype)
 
     # --- single paths
@@ -185,11 +186,11 @@ class PathDistribution(Distribution):
         theta, _, tape = self._forward()
         shape = torch.Size(sample_shape)
         uniforms = torch.rand(
-            shape.numel(), theta.shape[0], self._num_choices, dtype=torch.float64, device=theta.device
+            theta.shape[0], shape.numel(), self._num_choices, dtype=torch.float64, device=theta.device
         )
         with torch.no_grad():
             paths = autograd.sample(self._program, theta, tape, uniforms, *self._index)
-        return paths.reshape(shape + self.potentials.shape).to(self.potentials.dtype)
+        return paths.movedim(1, 0).reshape(shape + self.potentials.shape).to(self.potentials.dtype)
 
     def log_prob(self, path: Tensor) -> Tensor:
         """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
@@ -238,20 +239,20 @@ class PathDistribution(Distribution):
         """The expected path, in the computing dtype."""
         theta, _, tape = self._forward()
         path = autograd.expected_path(self._program, theta, tape, *self._index)
-        return path.reshape(self._extended_shape())
+        return path.reshape(self.potentials.shape)
 
     def _log_transitions(self) -> Tensor:
         """log q of every edge, in the computing dtype."""
         theta, _, tape = self._forward()
         log_q = autograd.log_transitions(self._program, theta, tape, *self._index)
-        return log_q.reshape(self._extended_shape())
+        return log_q.reshape(self.potentials.shape)
 
     def _like_potentials(self, name: str, tensor: Tensor) -> Tensor:
         try:
-            return tensor.expand(self._extended_shape())
+            return tensor.expand(self.potentials.shape)
         except RuntimeError:
             raise ValueError(
-                f"{name} must broadcast to the potentials' shape {tuple(self._extended_shape())}, "
+                f"{name} must broadcast to the potentials' shape {tuple(self.potentials.shape)}, "
                 f"got {tuple(tensor.shape)}"
             ) from None
 

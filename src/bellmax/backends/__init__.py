@@ -66,7 +66,7 @@ class Sweeps(Protocol):
     def sample(
         self, theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer
     ) -> Tensor:
-        """Paths (K, B, *event) drawn with ``uniforms`` (K, B, choices)."""
+        """Paths (B, K, *event) drawn with ``uniforms`` (B, K, choices)."""
         ...
 
     def topk(self, theta: Tensor, k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def log_transitions_vjp(
 
 
 def sample(theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-    paths = theta.new_empty(uniforms.shape[:1] + theta.shape)
+    paths = theta.new_empty(uniforms.shape[:2] + theta.shape[1:])
     _call("sample", (theta, tape, uniforms, paths), index, omega)
     return paths
 

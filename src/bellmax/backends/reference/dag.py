@@ -117,7 +117,7 @@ def hessian(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], ome
         return torch.stack((q[start] * e, source + q[start] * e_dot))
 
     seed = torch.stack((_at_end(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
-    return _walk_back(seed, index, theta, spread)[1]
+    return _walk_back(seed, index, theta, spread)[1].clone()
 
 
 def log_transitions(theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
@@ -161,7 +161,7 @@ def sample(theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor
     sorted_theta = _sort_edges(theta, index)
 
     def spread(group: Group, visits: Tensor) -> Tensor:
-        q = omega.argmax(_local_scores(sorted_theta, tape, index, group))
+        q = omega.argmax(_local_scores(sorted_theta, tape, index, group)).unsqueeze(1)
         cumulative = q.cumsum(-1)
         target = uniforms[:, :, group[0]].unsqueeze(-1) * cumulative[..., -1:]
         return ((cumulative - q <= target) & (target < cumulative)) * visits.unsqueeze(-1)

@@ -1,0 +1,46 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+NATIVE := $(wildcard native/*)
+
+.PHONY: help test lint format demo bench sanitize clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# The environment, made anew when what is installed into it changes.
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+test: lint  ## lint, then run every test and every docstring example
+	$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED)  ## ruff and mypy
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## let ruff rewrite what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(INSTALLED)  ## a small graph under three regularizers, as a table and a picture
+	$(BIN)/python examples/demo.py
+
+bench: $(INSTALLED)  ## measure; writes benchmarks/results
+	$(BIN)/python benchmarks/dag.py
+
+# A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
+sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	rm -rf build/sanitize
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/site \
+	  -C build-dir=build/sanitize/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -S -c "import sys; \
+	  sys.path[:0] = ['build/sanitize/site', '$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')']; \
+	  import pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests', '-k', 'native and not compile and not export']))"
+
+clean:  ## remove what was built
+	rm -rf .venv build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,94 @@
+"""Choosing a backend, and installing without a compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+import bellmax as bx
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_use_backend_nests_and_is_fixed_at_construction() -> None:
+    dag, theta = bx.DAG([(0, 1), (0, 1)]), torch.zeros(2)
+    with bx.use_backend("reference"):
+        p = dag.paths(theta)
+        assert bx.backend_info()["cpu"] == "reference"
+    assert p.backend == "reference"
+    assert p.value == pytest.approx(torch.tensor(2.0).log())
+    assert p._with(theta, p.omega).backend == "reference"
+
+
+def test_use_backend_is_undone_by_an_exception() -> None:
+    before = bx.backend_info()["cpu"]
+    with pytest.raises(KeyError), bx.use_backend("reference"):
+        raise KeyError
+    assert bx.backend_info()["cpu"] == before
+
+
+def test_unknown_backend() -> None:
+    with (
+        pytest.raises(ValueError, match="name must be one of 'reference', 'native', got 'cuda'"),
+        bx.use_backend("cuda"),
+    ):
+        pass
+
+
+def test_environment_variable() -> None:
+    code = "import bellmax; print(bellmax.backend_info()['cpu'])"
+    assert python(code, BELLMAX_BACKEND="reference").stdout == "reference\n"
+    wrong = python(code, BELLMAX_BACKEND="fast").stderr
+    assert "the environment variable BELLMAX_BACKEND must be one of 'reference', 'native', got 'fast'" in wrong
+
+
+def test_import_needs_torch_and_numpy_alone() -> None:
+    code = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'matplotlib', 'networkx', 'pytest'])); import bellmax"
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout + result.stderr == ""
+
+
+def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:
+    install = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index",
+         "--target", str(tmp_path), "-C", f"build-dir={tmp_path / 'build'}", str(ROOT)],
+        capture_output=True, text=True, env={**os.environ, "CC": "/nowhere/cc", "CXX": "/nowhere/c++"},
+    )  # fmt: skip
+    assert install.returncode == 0, install.stdout + install.stderr
+    assert not list(tmp_path.glob("bellmax/_native*"))
+    code = f"""
+import sys, warnings
+sys.path[:0] = [{str(tmp_path)!r}, {sysconfig.get_path("purelib")!r}]  # without -S the editable install would win
+import torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import bellmax as bx
+    for _ in range(3):
+        value = bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)).value
+print(bx.__file__, bx.backend_info()["native"], [str(w.message)[:57] for w in caught], round(float(value), 4))
+try:
+    bx.use_backend("native").__enter__()
+except ValueError as error:
+    print(error)
+"""
+    result = python(code, "-S")
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first == (
+        f"{tmp_path}/bellmax/__init__.py not compiled "
+        "['bellmax was installed without its compiled kernels (no C++'] 0.6931"
+    )
+    assert second == "name is 'native', but bellmax was installed without its compiled kernels"

@@ -1,0 +1,116 @@
+"""The compiled kernels: accuracy, threads, scale."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bellmax as bx
+from bellmax.backends import native
+from problems import OMEGAS, layered_edges, potentials
+
+pytestmark = pytest.mark.skipif(native.kernels is None, reason="the native kernels are not compiled")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exp_and_log_are_accurate(dtype: type) -> None:
+    eps = np.finfo(dtype).eps
+    lowest = -87.0 if dtype is np.float32 else -708.0
+    x = np.linspace(lowest, 1, 200_001).astype(dtype)
+    y = np.empty_like(x)
+    native.kernels.exp(x, y)
+    exact = np.exp(x.astype(np.longdouble))
+    assert np.abs(y / exact - 1).max() < 2 * eps
+    x = np.concatenate((np.geomspace(1e-30, 1e30, 200_001), np.linspace(0.5, 2, 200_001))).astype(dtype)
+    y = np.empty_like(x)
+    native.kernels.log(x, y)
+    exact = np.log(x.astype(np.longdouble))
+    assert np.abs(y - exact).max() < 4 * eps * 70
+    assert np.abs(y - exact)[200_001:].max() < 2 * eps
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exp_and_log_at_the_edges(dtype: type) -> None:
+    x = np.array([0, -1e4, -np.inf, -0.0], dtype)
+    y = np.empty_like(x)
+    native.kernels.exp(x, y)
+    assert y.tolist() == [1, 0, 0, 1]
+    x = np.array([1, 0, 2], dtype)
+    y = np.empty_like(x)
+    native.kernels.log(x, y)
+    assert y.tolist() == [0, -math.inf, dtype(math.log(2))]
+
+
+def test_kernels_refuse_what_does_not_fit() -> None:
+    level = np.empty(2, dtype=np.int64)
+    with pytest.raises(ValueError, match="pairs must have two columns"):
+        native.kernels.dag_levels(np.zeros((2, 3), dtype=np.int64), level)
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+def test_float32_over_a_long_path(name: str) -> None:
+    """Single precision keeps its digits where values have grown by thousands of layers."""
+    dag, omega = bx.DAG(layered_edges(4096, 4)), OMEGAS[name]
+    theta = potentials(2, dag.num_edges).float()
+    single, double = dag.paths(theta, omega=omega), dag.paths(theta.double(), omega=omega)
+    torch.testing.assert_close(single.value.double(), double.value, rtol=1e-6, atol=0)
+    torch.testing.assert_close(single.expected_path.double(), double.expected_path, rtol=0, atol=2e-6)
+    crossing = single.expected_path.double()[:, 4:-4].reshape(2, 4095, 16).sum(-1)
+    assert (crossing - 1).abs().max() < 2e-6
+
+
+def test_lanes_and_threads_do_not_mix_rows() -> None:
+    dag = bx.DAG(layered_edges(5, 3))
+    theta, z = potentials(37, dag.num_edges), potentials(37, dag.num_edges, seed=1)
+    for omega in OMEGAS.values():
+        together = dag.paths(theta, omega=omega)
+        for b in (0, 1, 7, 8, 31, 32, 36):
+            alone = dag.paths(theta[b], omega=omega)
+            torch.testing.assert_close(together.value[b], alone.value, rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(together.expected_path[b], alone.expected_path, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(together.hessian_product(z)[b], alone.hessian_product(z[b]), rtol=1e-10, atol=1e-12)
+
+
+def test_four_python_threads_at_once() -> None:
+    dag = bx.DAG(layered_edges(50, 6))
+    inputs = [potentials(20, dag.num_edges, seed=seed) for seed in range(16)]
+
+    def run(theta: torch.Tensor) -> list[torch.Tensor]:
+        theta = theta.clone().requires_grad_()
+        p = dag.paths(theta, omega="l2")
+        return [p.value, torch.autograd.grad(p.value.sum(), theta)[0], p.hessian_product(theta.detach()), p.best_path()]
+
+    expected = [run(theta) for theta in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for got, wanted in zip(pool.map(run, inputs), expected, strict=True):
+            for a, b in zip(got, wanted, strict=True):
+                assert torch.equal(a, b)
+
+
+class Values(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        dag = bx.DAG(layered_edges(5, 3))
+        return dag.paths(potentials(20, dag.num_edges, seed=i)).value
+
+
+def test_forked_workers() -> None:
+    expected = torch.stack([Values()[i] for i in range(8)])  # the parent has used its threads
+    loader = torch.utils.data.DataLoader(Values(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
+
+
+def test_one_openmp_runtime() -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc/self/maps")
+    libraries = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
+    runtimes = {path for path in libraries if any(name in path for name in ("libgomp", "libomp", "libiomp"))}
+    assert len(runtimes) == 1
