@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	touch $@
 
 test: lint  ## lint, then run every test and every docstring example
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(BIN)/ruff format --check .

@@ -80,7 +80,9 @@ def growth(repeats: int) -> list[dict[str, object]]:
 
 def memory(edges: int) -> float:
     """Peak MB above the graph and its weights during value, gradient and Hessian product, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--memory", str(edges)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--memory", str(edges)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
@@ -109,7 +111,9 @@ def against_reference(repeats: int, batch: int) -> list[dict[str, object]]:
         for task in ("value", "gradient", "Hessian product"):
             native, reference = times[f"native {task}"], times[f"reference {task}"]
             ratio = reference["median"] / native["median"]
-            rows.append({"omega": name, "batch": batch, "task": task, "native": native, "reference": reference, "ratio": ratio})
+            rows.append(
+                {"omega": name, "batch": batch, "task": task, "native": native, "reference": reference, "ratio": ratio}
+            )
     return rows
 
 
@@ -137,13 +141,13 @@ def markdown(results: dict) -> str:
     lines = [
         "# DAG engine",
         "",
-        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}. float32.",
-        "Milliseconds, minimum / median. Made by `make bench`.",
+        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}.",
+        "float32; milliseconds, minimum / median. Made by `make bench`.",
         "",
         "## Cost against the number of edges",
         "",
-        f"Layers of {WIDTH} nodes, one after the other; negentropy; native; batch of one. `ns/edge` is of the gradient's median;",
-        "memory is the peak above the graph and its weights.",
+        f"Layers of {WIDTH} nodes, one after the other; negentropy; native; batch of one.",
+        "`ns/edge` is of the gradient's median; memory is the peak above the graph and its weights.",
         "",
         "| nodes | edges | build | value | gradient | Hessian product | ns/edge | memory, MB |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -165,14 +169,17 @@ def markdown(results: dict) -> str:
     ]
     for r in results["against_reference"]:
         lines.append(
-            f"| {r['omega']} | {r['batch']} | {r['task']} | {cell(r['native'])} | {cell(r['reference'])} | {r['ratio']:.0f}× |"
+            f"| {r['omega']} | {r['batch']} | {r['task']} | {cell(r['native'])} | {cell(r['reference'])} "
+            f"| {r['ratio']:.0f}× |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder for dag.json and dag.md")
+    parser.add_argument(
+        "--output", type=Path, default=Path("benchmarks/results"), help="folder for dag.json and dag.md"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each task after the first (default: 5)")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -23,7 +23,8 @@ def main() -> None:
     dag = bx.DAG(EDGES)
     paths = {name: dag.paths(WEIGHTS, omega=omega) for name, omega in OMEGAS.items()}
 
-    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges; {paths['hard'].num_paths:.0f} paths lead from 0 to 6.")
+    count = int(paths["hard"].num_paths)
+    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges; {count} paths lead from 0 to 6.")
     print("The best path is a hard choice. Smoothing the max by a regularizer turns it into an expected path,")
     print("which gradients flow through: every edge counts under negentropy, few do under l2.\n")
     print("edge     weight" + "".join(f"{name:>13}" for name in paths))

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
-
-import bellmax as bx
 from problems import OMEGAS
 
+import bellmax as bx
 
 settings.register_profile("bellmax", max_examples=50, deadline=None, derandomize=True)
 settings.load_profile("bellmax")

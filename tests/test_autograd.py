@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
+from problems import OMEGAS, diamond, potentials
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from problems import OMEGAS, diamond, potentials
 
 DIAMOND = diamond()
 SMOOTH = {name: omega for name, omega in OMEGAS.items() if name in ("negentropy", "l2", "tsallis1.5")}

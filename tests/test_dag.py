@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
 import pytest
 import torch
+from problems import layered_edges, potentials, random_dag
 
 import bellmax as bx
 from bellmax.backends import native
-from problems import layered_edges, potentials, random_dag
 
 
 @pytest.fixture(params=["native", "numpy"])
@@ -43,7 +44,11 @@ def test_any_edge_order_and_numbering() -> None:
 @pytest.mark.parametrize(
     ("edges", "num_nodes", "message"),
     [
-        ([(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)], None, r"must not form a cycle, got (1 → 2 → 3 → 1|2 → 3 → 1 → 2|3 → 1 → 2 → 3)$"),
+        (
+            [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)],
+            None,
+            r"must not form a cycle, got (1 → 2 → 3 → 1|2 → 3 → 1 → 2|3 → 1 → 2 → 3)$",
+        ),
         ([(0, 1), (1, 1), (1, 2)], None, "must not form a cycle, got 1 → 1$"),
         ([(0, 1), (1, 0)], None, "must not form a cycle, got (0 → 1 → 0|1 → 0 → 1)$"),
         ([(0, 2), (1, 2)], None, "one start node, without parents, got 2: nodes 0, 1"),
@@ -68,7 +73,7 @@ def test_a_cycle_behind_a_tail_is_found() -> None:
         bx.DAG(edges)
     nodes = [int(node) for node in re.findall(r"\d+", str(error.value))]
     assert nodes[0] == nodes[-1]
-    assert all(step in edges for step in zip(nodes, nodes[1:], strict=False))
+    assert all(step in edges for step in pairwise(nodes))
 
 
 def test_edges_are_copied() -> None:

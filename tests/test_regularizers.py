@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import OMEGAS, diamond, potentials, solve
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
 from bellmax.regularizers import from_kernel, resolve
-from problems import OMEGAS, diamond, potentials, solve
 
 DIAMOND = diamond()
 vectors = st.lists(st.floats(-50, 50), min_size=1, max_size=8)

@@ -218,7 +218,7 @@ class _Last(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta, z, *index = ctx.saved_tensors
-        _, pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)
+        pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)[1]
         theta_bar, z_bar = pull_back(grad)
         return None, None, theta_bar, None, z_bar, *[None] * len(index)
 
@@ -227,10 +227,9 @@ class _Last(Function):
         theta, z, *index = ctx.saved_tensors
         tangents = tuple(torch.zeros_like(t) if d is None else d for t, d in ((theta, theta_dot), (z, z_dot)))
         # Forward mode does not nest; the transpose of the transpose is the derivative, too.
-        result, pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)
-        product: Tensor = torch.func.vjp(pull_back, torch.zeros_like(result))[1](tangents)[0]
+        pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)[1]
+        product: Tensor = torch.func.vjp(pull_back, torch.zeros_like(theta))[1](tangents)[0]
         return product
-
 
 
 # --- what the rest of the library calls

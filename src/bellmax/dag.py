@@ -34,11 +34,12 @@ class DAG:
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
     >>> p = dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5]), omega="l2")
     >>> p.value
-    tensor(0.5625)
+    tensor(1.0625)
     >>> p.expected_path
     tensor([0.7500, 0.2500, 0.7500, 0.2500])
     >>> p.best_path()
     tensor([1., 0., 1., 0.])
+
     """
 
     edges: Tensor
@@ -109,17 +110,21 @@ class DAG:
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
         """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
         if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
-            raise ValueError(f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}")
+            raise ValueError(
+                f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}"
+            )
         parent, child = self.edges.unbind(1)
-        return matrix[..., child, parent]
+        picked: Tensor = matrix[..., child, parent]
+        return picked
 
     def edges_to_matrix(self, values: Tensor) -> Tensor:
         """(..., E) as (..., N, N) ``[child, parent]``: 0 where no edge is, the sum of parallel edges."""
         if values.shape[-1:] != (self.num_edges,):
             raise ValueError(f"values must have shape (..., {self.num_edges}), got {tuple(values.shape)}")
         parent, child = self.edges.unbind(1)
-        flat = values.new_zeros(values.shape[:-1] + (self.num_nodes**2,))
-        return flat.index_add(-1, child * self.num_nodes + parent, values).unflatten(-1, (self.num_nodes, -1))
+        flat = values.new_zeros((*values.shape[:-1], self.num_nodes**2))
+        flat = flat.index_add(-1, child * self.num_nodes + parent, values)
+        return flat.reshape(*values.shape[:-1], self.num_nodes, self.num_nodes)
 
     def paths(self, weights: Tensor, *, omega: str | Regularizer = "negentropy") -> DAGPaths:
         """The distribution over paths from start to end for ``weights`` (..., E); −∞ removes an edge."""
@@ -160,13 +165,14 @@ class DAGPaths(PathDistribution):
         parent, child = self.dag.edges.unbind(1)
         levels = self.dag.levels
         gain = (levels == levels.max()).to(value.dtype) - (levels == 0).to(value.dtype)
-        flow = value.new_zeros(value.shape[:-1] + (self.dag.num_nodes,))
+        flow = value.new_zeros((*value.shape[:-1], self.dag.num_nodes))
         flow = flow.index_add(-1, child, value).index_add(-1, parent, value, alpha=-1)
         return (flow == gain).all(-1) & ((value == 0) | (value == 1)).all(-1)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return isinstance(other, DAGPaths) and (
-            self.dag is other.dag or (self.dag.num_nodes == other.dag.num_nodes and self.dag.edges.equal(other.dag.edges))
+            self.dag is other.dag
+            or (self.dag.num_nodes == other.dag.num_nodes and self.dag.edges.equal(other.dag.edges))
         )
 
 
@@ -241,7 +247,7 @@ def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]
     parent_of = dict(zip(stuck[:, 1].tolist(), stuck[:, 0].tolist(), strict=True))
     node = int(stuck[0, 1])
     seen: dict[int, int] = {}
-    walk = []
+    walk: list[int] = []
     while node not in seen:
         seen[node] = len(walk)
         walk.append(node)

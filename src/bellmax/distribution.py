@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,9 +38,10 @@ class PathDistribution(Distribution):
         potentials: (..., *event), floating point; −∞ where there is no edge.
         event_dims: number of dimensions of an event.
         omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
     structure: str
     potentials: Tensor
     omega: Regularizer
@@ -162,9 +163,9 @@ class PathDistribution(Distribution):
             raise ValueError(f"k must be at least 1, got {k}")
         theta = self._flatten(promote_half(self.potentials.detach()))
         scores, paths = sweeps(self.structure, self.backend).topk(theta, k, self._index)
-        paths = paths.reshape(self.batch_shape + (k,) + self.event_shape)
+        paths = paths.reshape((*self.batch_shape, k, *self.event_shape))
         over_k = promote_half(self.potentials).unsqueeze(len(self.batch_shape))
-        exists = scores.reshape(self.batch_shape + (k,)) > -math.inf
+        exists = scores.reshape((*self.batch_shape, k)) > -math.inf
         scores = inner(paths, over_k, len(self.event_shape)).masked_fill(~exists, -math.inf)
         return scores, paths.to(self.potentials.dtype)
 
@@ -181,7 +182,7 @@ class PathDistribution(Distribution):
         path = self.expected_path
         return (path * (1 - path)).clamp(min=0)
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
         theta, _, tape = self._forward()
         shape = torch.Size(sample_shape)
@@ -211,11 +212,13 @@ class PathDistribution(Distribution):
     def log_num_paths(self) -> Tensor:
         """Logarithm of the number of paths of finite score, of the batch shape, float64."""
         exists = self.potentials.detach() > -math.inf
-        return self._with(torch.zeros_like(exists, dtype=torch.float64).masked_fill(~exists, -math.inf), Negentropy()).value
+        return self._with(
+            torch.zeros_like(exists, dtype=torch.float64).masked_fill(~exists, -math.inf), Negentropy()
+        ).value
 
     @property
     def num_paths(self) -> Tensor:
-        """Number of paths of finite score, of the batch shape, float64: exact up to about 10¹², then to 1e-14 relative."""
+        """Number of paths of finite score, of the batch shape, float64: exact to about 10¹², then to 14 digits."""
         return self.log_num_paths.exp().round()
 
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
@@ -271,7 +274,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero()[0].tolist())
 
 
-@register_kl(PathDistribution, PathDistribution)
+@register_kl(PathDistribution, PathDistribution)  # type: ignore[untyped-decorator]
 def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
     if not p._same_graph(r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")

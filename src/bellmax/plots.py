@@ -26,6 +26,7 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     >>> p = bx.DAG([(0, 1), (0, 2), (1, 2)]).paths(torch.zeros(3), omega="l2")
     >>> len(dag(p).patches)  # an arrow for each edge
     3
+
     """
     from matplotlib.figure import Figure
 
@@ -60,7 +61,9 @@ def _layout(levels: Tensor) -> NDArray[np.float64]:
     return place
 
 
-def _draw_edge(ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float) -> None:
+def _draw_edge(
+    ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float
+) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     dead = probability == 0

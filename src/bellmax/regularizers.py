@@ -7,6 +7,7 @@ q = ∇max_Ω(x) is a probability vector, and max_{γΩ}(x) = γ max_Ω(x/γ): e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import copy
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -58,7 +59,7 @@ def _check_gamma(gamma: Gamma) -> None:
 
 
 def _recentre(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x − max(x) along the last dimension and max(x); a row without finite entries becomes zeros (its maximum says so)."""
+    """x − max(x) along the last dimension, and max(x). A row of nothing but −∞ becomes zeros; its maximum tells."""
     top = x.amax(-1, keepdim=True)
     empty = top == -math.inf
     return (x - top.masked_fill(empty, 0)).masked_fill(empty, 0), top
@@ -126,7 +127,7 @@ class Regularizer:
     To define your own, subclass it and write three methods *for γ = 1, along the last dimension*:
 
     - ``penalty(q)``: Ω(q), from (..., D) to (...);
-    - ``project(x)``: the maximiser q of ⟨q, x⟩ − Ω(q), from (..., D) to (..., D); x comes with maximum 0 and may hold −∞;
+    - ``project(x)``: the maximiser q of ⟨q, x⟩ − Ω(q), of x's shape (..., D); x comes with maximum 0 and may hold −∞;
     - ``jacobian_product(q, y)``: J_Ω(q) y, the derivative of ``project`` at the x whose projection is q, applied to y.
 
     Everything else follows: max, argmax, min, argmin and their derivatives of any order, γ as a number or a tensor, and
@@ -151,6 +152,7 @@ class Regularizer:
     ...         return s * (y - (s * y).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp(min=1))
     >>> Gini(gamma=2.0).argmax(torch.tensor([1.0, 0.0, -3.0]))
     tensor([0.7500, 0.2500, 0.0000])
+
     """
 
     def __init__(self, gamma: Gamma = 1.0) -> None:
@@ -260,7 +262,7 @@ class Negentropy(Regularizer):
     """
 
     def penalty(self, q: Tensor) -> Tensor:
-        return torch.special.xlogy(q, q).sum(-1)
+        return torch.xlogy(q, q).sum(-1)
 
     def project(self, x: Tensor) -> Tensor:
         e = x.exp()
@@ -271,7 +273,8 @@ class Negentropy(Regularizer):
 
     def log_argmax(self, x: Tensor) -> Tensor:
         v: Tensor = _Max.apply(x, self)
-        return x - v.masked_fill(v == -math.inf, 0).unsqueeze(-1)
+        log_q: Tensor = x - v.masked_fill(v == -math.inf, 0).unsqueeze(-1)
+        return log_q
 
     def log_argmax_jvp(self, q: Tensor, y: Tensor) -> Tensor:
         return y - (q * y).sum(-1, keepdim=True)
@@ -406,7 +409,7 @@ def _threshold_bisection(x: Tensor, power: float) -> Tensor:
     return low
 
 
-_BY_NAME = {"negentropy": Negentropy, "l2": SquaredL2, "hard": Hard}
+_BY_NAME: dict[str, Callable[[], Regularizer]] = {"negentropy": Negentropy, "l2": SquaredL2, "hard": Hard}
 
 
 def resolve(omega: str | Regularizer) -> Regularizer:

@@ -55,7 +55,9 @@ def test_environment_variable() -> None:
 
 
 def test_import_needs_torch_and_numpy_alone() -> None:
-    code = "import sys; sys.modules.update(dict.fromkeys(['scipy', 'matplotlib', 'networkx', 'pytest'])); import bellmax"
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['scipy', 'matplotlib', 'networkx', 'pytest'])); import bellmax"
+    )
     result = python(code)
     assert result.returncode == 0, result.stderr
     assert result.stdout + result.stderr == ""
@@ -78,7 +80,7 @@ with warnings.catch_warnings(record=True) as caught:
     import bellmax as bx
     for _ in range(3):
         value = bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)).value
-print(bx.__file__, bx.backend_info()["native"], [str(w.message)[:57] for w in caught], round(float(value), 4))
+print(bx.__file__, bx.backend_info()["native"], [str(w.message)[:58] for w in caught], round(float(value), 4))
 try:
     bx.use_backend("native").__enter__()
 except ValueError as error:

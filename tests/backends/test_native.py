@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from problems import OMEGAS, layered_edges, potentials
 
 import bellmax as bx
 from bellmax.backends import native
-from problems import OMEGAS, layered_edges, potentials
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the native kernels are not compiled")
 
@@ -73,7 +73,9 @@ def test_lanes_and_threads_do_not_mix_rows() -> None:
             alone = dag.paths(theta[b], omega=omega)
             torch.testing.assert_close(together.value[b], alone.value, rtol=1e-13, atol=1e-13)
             torch.testing.assert_close(together.expected_path[b], alone.expected_path, rtol=1e-12, atol=1e-13)
-            torch.testing.assert_close(together.hessian_product(z)[b], alone.hessian_product(z[b]), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                together.hessian_product(z)[b], alone.hessian_product(z[b]), rtol=1e-10, atol=1e-12
+            )
 
 
 def test_four_python_threads_at_once() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import torch  # noqa: F401  the kernels share the OpenMP runtime that torch loads: torch must come first
 
-kernels: ModuleType | None
-try:
-    from bellmax import _native as kernels
-except ImportError:
-    kernels = None
+
+def _load() -> ModuleType | None:
+    try:
+        return importlib.import_module("bellmax._native")
+    except ImportError:
+        return None
+
+
+kernels = _load()
 
 
 def available() -> bool:

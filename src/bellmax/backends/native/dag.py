@@ -54,9 +54,7 @@ def log_transitions(theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega:
     return log_q
 
 
-def log_transitions_jvp(
-    theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer
-) -> Tensor:
+def log_transitions_jvp(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
     return _along("log_transitions_jvp", theta, tape, z, index, omega)
 
 

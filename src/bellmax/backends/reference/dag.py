@@ -57,7 +57,8 @@ def _local_scores(theta: Tensor, v: Tensor, index: Sequence[Tensor], group: Grou
     """θ_ij + v_j of a group's nodes: (B, nodes, parents)."""
     _, edges, parents = group
     x = theta[:, edges] + v.index_select(1, index[1][edges])
-    return x.unflatten(1, (-1, parents))
+    scores: Tensor = x.unflatten(1, (-1, parents))
+    return scores
 
 
 def forward(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -122,15 +123,11 @@ def hessian(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], ome
 
 def log_transitions(theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
     sorted_theta = _sort_edges(theta, index)
-    parts = [
-        omega.log_argmax(_local_scores(sorted_theta, tape, index, group)).flatten(1) for group in _groups(index)
-    ]
+    parts = [omega.log_argmax(_local_scores(sorted_theta, tape, index, group)).flatten(1) for group in _groups(index)]
     return _unsort_edges(parts, index, theta)
 
 
-def log_transitions_jvp(
-    theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer
-) -> Tensor:
+def log_transitions_jvp(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
     sorted_theta, sorted_z = _sort_edges(theta, index), _sort_edges(z, index)
     v_dot = _zeros(tape.shape, theta, tape, z)
     parts = []
