@@ -58,7 +58,7 @@ inline S log_positive(S x) {
     using Int = typename F::Int;
     const Int offset = bits<Int>(x) - bits<Int>(S(0.70710678118654752));
     const Int exponent = offset >> F::mantissa;
-    const S m = bits<S>(bits<Int>(x) - (exponent << F::mantissa));  // in [sqrt(1/2), sqrt(2))
+    const S m = bits<S>(bits<Int>(x) - exponent * (Int(1) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
     // The exponent as a number, by the bits of round + exponent: conversions of 64-bit integers are slow.
     const S n = bits<S>(bits<Int>(F::round) + exponent) - F::round;
     const S s = (m - 1) / (m + 1), z = s * s;
