@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,10 +117,16 @@ class _Runner:
 # --- derivatives
 
 
-class _Value(Function):
-    """(run, θ, *index) → DP_Ω(θ) and the tape."""
-
+class _Sweep(Function):
     generate_vmap_rule = True
+
+    def __init_subclass__(cls) -> None:
+        # torch asks for the signature of forward at every call; to find it anew costs more than a small sweep.
+        cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+
+
+class _Value(_Sweep):
+    """(run, θ, *index) → DP_Ω(θ) and the tape."""
 
     @staticmethod
     def forward(run: _Runner, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,10 +152,8 @@ class _Value(Function):
         return inner(_Path.apply(ctx.run, theta, *rest), tangent, theta.ndim - 1), None
 
 
-class _Path(Function):
+class _Path(_Sweep):
     """(run, θ, tape, *index) → the expected path ∇DP_Ω(θ). Its derivative, both ways, is the Hessian product."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
@@ -174,10 +179,8 @@ class _Path(Function):
         return product
 
 
-class _LogTransitions(Function):
+class _LogTransitions(_Sweep):
     """(run, θ, tape, *index) → log q of every edge."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
@@ -199,10 +202,8 @@ class _LogTransitions(Function):
         return product
 
 
-class _Last(Function):
+class _Last(_Sweep):
     """(sweep, run, θ, tape, z, *index) → a sweep whose own derivatives are left to the reference backend."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(sweep: str, run: _Runner, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:

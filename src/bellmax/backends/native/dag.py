@@ -19,8 +19,9 @@ def tape_shape(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tu
 
 
 def _call(name: str, tensors: Sequence[Tensor], index: Sequence[Tensor], omega: Regularizer) -> Any:
-    arrays = (tensor.detach().contiguous() for tensor in tensors)
-    return getattr(kernels, f"dag_{name}")(*arrays, *index[:3], *(omega.kernel or ()), torch.get_num_threads())
+    # As numpy arrays, which reach C++ in a tenth of the time that torch's own exchange takes.
+    arrays = [tensor.detach().contiguous().numpy() for tensor in (*tensors, *index[:3])]
+    return getattr(kernels, f"dag_{name}")(*arrays, *(omega.kernel or ()), torch.get_num_threads())
 
 
 def _along(
