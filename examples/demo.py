@@ -33,7 +33,7 @@ def main() -> None:
         print(f"{parent} → {child}   {weight:7.2f}{cells}")
     for label, values in (
         ("value", [p.value for p in paths.values()]),
-        ("entropy", [p.entropy().abs() for p in paths.values()]),
+        ("entropy", [p.entropy() for p in paths.values()]),
         ("paths left", [len(p.support_paths()[1]) for p in paths.values()]),
     ):
         print(f"{label:<15}" + "".join(f"{float(value):13.4g}" for value in values))

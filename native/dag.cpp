@@ -3,8 +3,9 @@
 // has lost the digits that its neighbours' differences need.
 #include "dag.h"
 
-#include <cstddef>
-#include <memory>
+#include <type_traits>
+
+#include "parallel.h"
 
 #ifndef BELLMAX_ARCH
 #error "compile with -DBELLMAX_ARCH=baseline or avx2"
@@ -16,16 +17,6 @@ namespace {
 using std::int64_t;
 
 constexpr int lanes = 8;
-
-template <class T>
-std::unique_ptr<T[]> scratch(int64_t size) {
-    return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size)]);
-}
-
-template <class T>
-std::unique_ptr<T[]> zeros(int64_t size) {
-    return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size)]());
-}
 
 // W rows of a (batch, columns) array from row `first` on. Lanes past the batch repeat its last row and are not written.
 template <class T, int W>
@@ -52,11 +43,16 @@ struct Rows {
 // What the sweeps after the first see of a block of W rows: values and thresholds by node, side by side.
 template <class S, class Omega, int W>
 struct Block {
+    using Real = typename Omega::Real;
+
     const Graph& graph;
     Omega omega;
     Rows<const S, W> theta;
     std::unique_ptr<double[]> value, threshold;  // by node
-    std::unique_ptr<double[]> q, s;              // by edge into the node that was weighed last
+    // By edge into the node that was related or weighed last: the score, the score less the greatest, q and s.
+    std::unique_ptr<double[]> x;
+    std::unique_ptr<Real[]> r;
+    std::unique_ptr<double[]> q, s;
 
     Block(const Problem<S>& problem, int64_t first)
         : graph(problem.graph),
@@ -64,48 +60,71 @@ struct Block {
           theta(problem.theta, graph.num_edges, problem.batch, first),
           value(scratch<double>(graph.num_nodes * W)),
           threshold(scratch<double>(graph.num_nodes * W)),
+          x(scratch<double>(graph.max_parents * W)),
+          r(scratch<Real>(graph.max_parents * W)),
           q(scratch<double>(graph.max_parents * W)),
-          s(scratch<double>(graph.max_parents * W)) {
-        const int64_t nodes = graph.num_nodes, rows = tape_rows(problem.omega);
-        const Rows<const double, W> tape(problem.tape, nodes * rows, problem.batch, first);
-        for (int64_t i = 0; i < nodes; ++i) {
+          s(scratch<double>(graph.max_parents * W)) {}
+
+    void read_tape(const Problem<S>& problem, int64_t first) {
+        const Rows<const double, W> tape(problem.tape, graph.num_nodes * 2, problem.batch, first);
+        for (int64_t i = 0; i < graph.num_nodes; ++i) {
             tape.read(i, &value[i * W]);
-            tape.read(i + nodes * (rows - 1), &threshold[i * W]);
-            if (Omega::threshold_is_value) {
-                for (int l = 0; l < W; ++l) {
-                    double& tau = threshold[i * W + l];
-                    if (tau == -infinity<double>) tau = infinity<double>;  // a node that no path reaches
-                }
-            }
+            tape.read(i + graph.num_nodes, &threshold[i * W]);
         }
     }
 
-    // x − τ of the edge at a slot into node i; for the hard max, whether it is the chosen one.
-    void local(int64_t i, int64_t slot, S* x) const {
-        S weight[W];
-        theta.read(graph.edge[slot], weight);
-        const double* from = &value[graph.parent[slot] * W];
-        const double* tau = &threshold[i * W];
-        if (Omega::by_slot) {
+    // Scores θ + v of the edges into node i and their greatest; r, but for the hard max, which needs none.
+    void score(int64_t i, double* top) {
+        const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
+        for (int l = 0; l < W; ++l) top[l] = -infinity<double>;
+        for (int64_t k = 0; k < d; ++k) {
+            S weight[W];
+            theta.read(graph.edge[begin + k], weight);
+            const double* from = &value[graph.parent[begin + k] * W];
 #pragma omp simd
-            for (int l = 0; l < W; ++l) x[l] = tau[l] == double(slot) ? S(1) : S(0);
-        } else {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) x[l] = S(double(weight[l]) + (from[l] - tau[l]));
+            for (int l = 0; l < W; ++l) {
+                const double sum = double(weight[l]) + from[l];
+                x[k * W + l] = sum;
+                top[l] = sum > top[l] ? sum : top[l];
+            }
         }
+        double base[W];
+        for (int l = 0; l < W; ++l) base[l] = top[l] == -infinity<double> ? 0.0 : top[l];
+        for (int64_t k = 0; k < d; ++k) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) r[k * W + l] = Real(x[k * W + l] - base[l]);
+        }
+    }
+
+    void relate(int64_t i) {
+        if constexpr (Omega::by_slot) {
+            const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
+            for (int64_t k = 0; k < d; ++k) {
+                for (int l = 0; l < W; ++l) r[k * W + l] = threshold[i * W + l] == double(k) ? Real(0) : -infinity<Real>;
+            }
+        } else {
+            double top[W];
+            score(i, top);
+        }
+    }
+
+    double log_slope(int64_t i, int64_t k, int l) const {
+        return double(omega.log_slope(r[k * W + l], Real(threshold[i * W + l])));
     }
 
     // q and s of the edges into node i. q is made to sum to 1: over a long path its rounding would add up.
     void weigh(int64_t i) {
-        const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
+        relate(i);
+        const int64_t d = graph.offset[i + 1] - graph.offset[i];
+        const Omega local = omega;
+        Real tau[W];
         double sum[W] = {};
+        for (int l = 0; l < W; ++l) tau[l] = Real(threshold[i * W + l]);
         for (int64_t k = 0; k < d; ++k) {
-            S x[W];
-            local(i, begin + k, x);
 #pragma omp simd
             for (int l = 0; l < W; ++l) {
-                S edge_q, edge_s;
-                omega.weigh(x[l], edge_q, edge_s);
+                Real edge_q, edge_s;
+                local.weigh(r[k * W + l], tau[l], edge_q, edge_s);
                 sum[l] += q[k * W + l] = double(edge_q);
                 s[k * W + l] = double(edge_s);
             }
@@ -118,76 +137,77 @@ struct Block {
     }
 };
 
-// Runs body(first row, Omega, lanes) for blocks of rows over the threads.
+// Runs body(first row, Ω, lanes) for blocks of rows over the threads.
 template <class S, class Body>
 void for_blocks(const Problem<S>& problem, Body body) {
     with_omega<S>(problem.omega, [&](auto omega) {
-        const int64_t batch = problem.batch;
-        if (batch == 1) {
+        if (problem.batch == 1) {
             body(int64_t(0), omega, std::integral_constant<int, 1>());
-            return;
+        } else {
+            parallel_for((problem.batch + lanes - 1) / lanes, problem.threads,
+                         [&](int64_t b) { body(b * lanes, omega, std::integral_constant<int, lanes>()); });
         }
-        const int64_t blocks = (batch + lanes - 1) / lanes;
-#pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (blocks > 1)
-        for (int64_t b = 0; b < blocks; ++b) body(b * lanes, omega, std::integral_constant<int, lanes>());
     });
 }
 
+// Whether no θ of the block is NaN or +∞.
 template <class S, class Omega, int W>
-void forward_block(const Problem<S>& problem, int64_t first, const Omega& omega, S* value, double* tape) {
+bool forward_block(const Problem<S>& problem, int64_t first, S* value, double* tape) {
+    using Real = typename Omega::Real;
     const Graph& graph = problem.graph;
-    const int64_t nodes = graph.num_nodes, rows = tape_rows(problem.omega);
-    const Rows<const S, W> theta(problem.theta, graph.num_edges, problem.batch, first);
-    const Rows<double, W> out(tape, nodes * rows, problem.batch, first);
-    const auto v = scratch<double>(nodes * W), x = scratch<double>(graph.max_parents * W);
-    const auto r = scratch<S>(graph.max_parents * W);
-    for (int l = 0; l < W; ++l) v[l] = 0;
-    out.write(0, &v[0]);
-    out.write(nodes * (rows - 1), &v[0]);
+    const int64_t nodes = graph.num_nodes;
+    const Rows<double, W> out(tape, nodes * 2, problem.batch, first);
+    Block<S, Omega, W> block(problem, first);
+    for (int l = 0; l < W; ++l) block.value[l] = block.threshold[l] = 0;
+    double above[W] = {};
     for (int64_t i = 1; i < nodes; ++i) {
         const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
-        double top[W], tau[W];
-        for (int l = 0; l < W; ++l) top[l] = -infinity<double>, tau[l] = -1;
+        double top[W];
+        block.score(i, top);
         for (int64_t k = 0; k < d; ++k) {
             S weight[W];
-            theta.read(graph.edge[begin + k], weight);
-            const double* from = &v[graph.parent[begin + k] * W];
+            block.theta.read(graph.edge[begin + k], weight);
 #pragma omp simd
-            for (int l = 0; l < W; ++l) {
-                const double score = double(weight[l]) + from[l];
-                x[k * W + l] = score;
-                if (Omega::by_slot) tau[l] = score > top[l] ? double(begin + k) : tau[l];
-                top[l] = score > top[l] ? score : top[l];
-            }
+            for (int l = 0; l < W; ++l) above[l] = weight[l] < infinity<S> ? above[l] : 1.0;
         }
-        double* vi = &v[i * W];
+        double *v = &block.value[i * W], *tau = &block.threshold[i * W];
         if constexpr (Omega::by_slot) {
-            for (int l = 0; l < W; ++l) vi[l] = top[l];
-        } else {
-            S relative_tau[W], relative_value[W];
-            double base[W];
-            for (int l = 0; l < W; ++l) base[l] = top[l] == -infinity<double> ? 0.0 : top[l];
-            for (int64_t k = 0; k < d; ++k) {
-#pragma omp simd
-                for (int l = 0; l < W; ++l) r[k * W + l] = S(x[k * W + l] - base[l]);
-            }
-            omega.template solve<W>(r.get(), d, relative_tau, relative_value);
             for (int l = 0; l < W; ++l) {
-                vi[l] = top[l] + double(relative_value[l]);
-                tau[l] = top[l] == -infinity<double> ? infinity<double> : top[l] + double(relative_tau[l]);
+                int64_t k = 0;
+                while (k < d && !(block.x[k * W + l] >= top[l])) ++k;
+                v[l] = top[l];
+                tau[l] = top[l] == -infinity<double> ? -1.0 : double(k);
+            }
+        } else {
+            Real relative_tau[W], relative_value[W];
+            block.omega.template solve<W, false>(block.r.get(), d, relative_tau, relative_value);
+            for (int l = 0; l < W; ++l) {
+                const bool reached = top[l] > -infinity<double>;
+                v[l] = reached ? top[l] + double(relative_value[l]) : -infinity<double>;
+                tau[l] = reached ? double(relative_tau[l]) : 0.0;
             }
         }
-        if (rows == 2) out.write(i + nodes, tau);
-        out.write(i, vi);
     }
-    Rows<S, W>(value, 1, problem.batch, first).write(0, &v[(nodes - 1) * W]);
+    for (int64_t i = 0; i < nodes; ++i) {
+        out.write(i, &block.value[i * W]);
+        out.write(i + nodes, &block.threshold[i * W]);
+    }
+    Rows<S, W>(value, 1, problem.batch, first).write(0, &block.value[(nodes - 1) * W]);
+    bool good = true;
+    for (int l = 0; l < W; ++l) good &= above[l] == 0;
+    return good;
 }
 
 template <class S>
-void forward(const Problem<S>& problem, S* value, double* tape) {
+bool forward(const Problem<S>& problem, S* value, double* tape) {
+    bool good = true;
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
-        forward_block<S, std::decay_t<decltype(omega)>, width()>(problem, first, omega, value, tape);
+        if (!forward_block<S, std::decay_t<decltype(omega)>, width()>(problem, first, value, tape)) {
+#pragma omp atomic write
+            good = false;
+        }
     });
+    return good;
 }
 
 template <int W>
@@ -202,6 +222,7 @@ void backward(const Problem<S>& problem, S* path) {
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
         constexpr int W = width();
         Block<S, std::decay_t<decltype(omega)>, W> block(problem, first);
+        block.read_tape(problem, first);
         const Graph& graph = problem.graph;
         const Rows<S, W> out(path, graph.num_edges, problem.batch, first);
         const auto mass = zeros<double>(graph.num_nodes * W);
@@ -274,6 +295,7 @@ void hessian(const Problem<S>& problem, const S* z, S* product) {
         constexpr int W = width();
         using Omega = std::decay_t<decltype(omega)>;
         Block<S, Omega, W> block(problem, first);
+        block.read_tape(problem, first);
         const Tangent<S, Omega, W> tangent(block, problem, z, first);
         const Graph& graph = problem.graph;
         const Rows<S, W> out(product, graph.num_edges, problem.batch, first);
@@ -309,15 +331,19 @@ template <class S>
 void log_transitions(const Problem<S>& problem, S* log_q) {
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
         constexpr int W = width();
-        const Block<S, std::decay_t<decltype(omega)>, W> block(problem, first);
-        const Rows<S, W> out(log_q, problem.graph.num_edges, problem.batch, first);
-        for (int64_t i = 1; i < problem.graph.num_nodes; ++i) {
-            for (int64_t slot = problem.graph.offset[i]; slot < problem.graph.offset[i + 1]; ++slot) {
-                S x[W];
-                block.local(i, slot, x);
-#pragma omp simd
-                for (int l = 0; l < W; ++l) x[l] = omega.log_q(x[l]);
-                out.write(problem.graph.edge[slot], x);
+        using Omega = std::decay_t<decltype(omega)>;
+        Block<S, Omega, W> block(problem, first);
+        block.read_tape(problem, first);
+        const Graph& graph = problem.graph;
+        const Rows<S, W> out(log_q, graph.num_edges, problem.batch, first);
+        for (int64_t i = 1; i < graph.num_nodes; ++i) {
+            block.relate(i);
+            for (int64_t k = 0; k < graph.offset[i + 1] - graph.offset[i]; ++k) {
+                typename Omega::Real log[W];
+                for (int l = 0; l < W; ++l) {
+                    log[l] = omega.log_q(block.r[k * W + l], typename Omega::Real(block.threshold[i * W + l]));
+                }
+                out.write(graph.edge[graph.offset[i] + k], log);
             }
         }
     });
@@ -329,19 +355,20 @@ void log_transitions_jvp(const Problem<S>& problem, const S* z, S* product) {
         constexpr int W = width();
         using Omega = std::decay_t<decltype(omega)>;
         Block<S, Omega, W> block(problem, first);
+        block.read_tape(problem, first);
         const Tangent<S, Omega, W> tangent(block, problem, z, first);
-        const Rows<S, W> out(product, problem.graph.num_edges, problem.batch, first);
-        for (int64_t i = 1; i < problem.graph.num_nodes; ++i) {
-            for (int64_t slot = problem.graph.offset[i]; slot < problem.graph.offset[i + 1]; ++slot) {
-                S x[W];
+        const Graph& graph = problem.graph;
+        const Rows<S, W> out(product, graph.num_edges, problem.batch, first);
+        for (int64_t i = 1; i < graph.num_nodes; ++i) {
+            block.relate(i);
+            for (int64_t k = 0; k < graph.offset[i + 1] - graph.offset[i]; ++k) {
                 double y[W];
-                block.local(i, slot, x);
-                tangent.along(slot, y);
+                tangent.along(graph.offset[i] + k, y);
                 for (int l = 0; l < W; ++l) {
-                    const double slope = double(omega.log_slope(x[l]));
+                    const double slope = block.log_slope(i, k, l);
                     y[l] = slope > 0 ? slope * (y[l] - tangent.mean[i * W + l]) : 0.0;
                 }
-                out.write(problem.graph.edge[slot], y);
+                out.write(graph.edge[graph.offset[i] + k], y);
             }
         }
     });
@@ -352,6 +379,7 @@ void log_transitions_vjp(const Problem<S>& problem, const S* cotangent, S* produ
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
         constexpr int W = width();
         Block<S, std::decay_t<decltype(omega)>, W> block(problem, first);
+        block.read_tape(problem, first);
         const Graph& graph = problem.graph;
         const Rows<const S, W> given(cotangent, graph.num_edges, problem.batch, first);
         const Rows<S, W> out(product, graph.num_edges, problem.batch, first);
@@ -361,12 +389,10 @@ void log_transitions_vjp(const Problem<S>& problem, const S* cotangent, S* produ
             double sum_c[W] = {}, sum_s[W] = {};
             block.weigh(i);
             for (int64_t k = 0; k < d; ++k) {
-                S x[W];
-                block.local(i, begin + k, x);
                 double* c = &scaled[k * W];
                 given.read(graph.edge[begin + k], c);
                 for (int l = 0; l < W; ++l) {
-                    const double slope = double(omega.log_slope(x[l]));
+                    const double slope = block.log_slope(i, k, l);
                     c[l] = slope > 0 ? slope * c[l] : 0.0;
                     sum_c[l] += c[l];
                     sum_s[l] += block.s[k * W + l];
@@ -389,32 +415,34 @@ void log_transitions_vjp(const Problem<S>& problem, const S* cotangent, S* produ
 template <class S>
 void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S* paths) {
     const Graph& graph = problem.graph;
-    const int64_t nodes = graph.num_nodes, rows = tape_rows(problem.omega), walks = draws * problem.batch;
     with_omega<double>(problem.omega, [&](const auto& omega) {
         using Omega = std::decay_t<decltype(omega)>;
-#pragma omp parallel for schedule(static) num_threads(problem.threads) if (walks > 1)
-        for (int64_t walk = 0; walk < walks; ++walk) {
+        parallel_for(draws * problem.batch, problem.threads, [&](int64_t walk) {
             const int64_t b = walk / draws;
-            const double *value = problem.tape + b * rows * nodes, *threshold = value + (rows - 1) * nodes;
+            const double *value = problem.tape + b * 2 * graph.num_nodes, *threshold = value + graph.num_nodes;
             const S* theta = problem.theta + b * graph.num_edges;
             S* path = paths + walk * graph.num_edges;
             for (int64_t e = 0; e < graph.num_edges; ++e) path[e] = 0;
-            const auto probability = [&](int64_t i, int64_t slot) {
-                double q, s;
-                const double x = double(theta[graph.edge[slot]]) + (value[graph.parent[slot]] - threshold[i]);
-                omega.weigh(Omega::by_slot ? double(threshold[i] == double(slot)) : x, q, s);
-                return q;
-            };
-            for (int64_t i = nodes - 1; i > 0 && value[i] > -infinity<double>;) {
-                double total = 0;
-                for (int64_t slot = graph.offset[i]; slot < graph.offset[i + 1]; ++slot) total += probability(i, slot);
-                const double target = uniforms[walk * nodes + i] * total;
-                int64_t slot = graph.offset[i];
-                for (double sum = probability(i, slot); sum <= target; sum += probability(i, slot)) ++slot;
-                path[graph.edge[slot]] = 1;
-                i = graph.parent[slot];
+            const auto q = scratch<double>(graph.max_parents);
+            for (int64_t i = graph.num_nodes - 1; i > 0 && value[i] > -infinity<double>;) {
+                const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
+                double top = -infinity<double>, total = 0, sum = 0, s;
+                for (int64_t k = 0; k < d; ++k) {
+                    q[k] = double(theta[graph.edge[begin + k]]) + value[graph.parent[begin + k]];
+                    top = q[k] > top ? q[k] : top;
+                }
+                for (int64_t k = 0; k < d; ++k) {
+                    const double chosen = threshold[i] == double(k) ? 0.0 : -infinity<double>;
+                    omega.weigh(Omega::by_slot ? chosen : q[k] - top, threshold[i], q[k], s);
+                    total += q[k];
+                }
+                int64_t k = -1;
+                do sum += q[++k];
+                while (k + 1 < d && sum <= uniforms[walk * graph.num_nodes + i] * total);
+                path[graph.edge[begin + k]] = 1;
+                i = graph.parent[begin + k];
             }
-        }
+        });
     });
 }
 
@@ -422,8 +450,7 @@ template <class S>
 void topk(const Problem<S>& problem, int64_t k, S* scores, S* paths) {
     const Graph& graph = problem.graph;
     const int64_t nodes = graph.num_nodes;
-#pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (problem.batch > 1)
-    for (int64_t b = 0; b < problem.batch; ++b) {
+    parallel_for(problem.batch, problem.threads, [&](int64_t b) {
         const S* theta = problem.theta + b * graph.num_edges;
         // The k best ways into each node: score, slot of the last edge, rank of the rest at the parent.
         const auto best = scratch<double>(nodes * k);
@@ -462,7 +489,7 @@ void topk(const Problem<S>& problem, int64_t k, S* scores, S* paths) {
                 i = graph.parent[slot];
             }
         }
-    }
+    });
 }
 
 }  // namespace

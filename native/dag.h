@@ -15,7 +15,8 @@ struct Graph {
     const std::int64_t* edge;  // the caller's number of a slot's edge
 };
 
-// θ and everything of its shape is (batch, num_edges); a tape is (batch, 1 or 2, num_nodes): values, then thresholds.
+// θ and everything of its shape is (batch, num_edges); a tape is (batch, 2, num_nodes): values, then thresholds,
+// which count from the greatest score into a node, or name its place among the parents for the hard max.
 template <class S>
 struct Problem {
     Graph graph;
@@ -26,11 +27,10 @@ struct Problem {
     const double* tape;  // null for forward and topk
 };
 
-inline std::int64_t tape_rows(OmegaParameters omega) { return omega.alpha == 1 ? 1 : 2; }
-
 template <class S>
 struct DagKernels {
-    void (*forward)(const Problem<S>&, S* value, double* tape);
+    // Whether every θ was below +∞ and not NaN.
+    bool (*forward)(const Problem<S>&, S* value, double* tape);
     void (*backward)(const Problem<S>&, S* path);
     void (*hessian)(const Problem<S>&, const S* z, S* product);
     void (*log_transitions)(const Problem<S>&, S* log_q);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "chain.h"
 #include "dag.h"
 
 namespace nb = nanobind;
@@ -29,6 +30,16 @@ const DagKernels<S>& dag() {
     static const DagKernels<S> kernels = has_avx2() ? avx2::dag_kernels<S>() : baseline::dag_kernels<S>();
 #else
     static const DagKernels<S> kernels = baseline::dag_kernels<S>();
+#endif
+    return kernels;
+}
+
+template <class S>
+const ChainKernels<S>& chain() {
+#ifdef BELLMAX_HAS_AVX2
+    static const ChainKernels<S> kernels = has_avx2() ? avx2::chain_kernels<S>() : baseline::chain_kernels<S>();
+#else
+    static const ChainKernels<S> kernels = baseline::chain_kernels<S>();
 #endif
     return kernels;
 }
@@ -62,7 +73,7 @@ Problem<S> problem(const Theta<S>& theta, const Index& offset, const Index& pare
 
 template <class S>
 void set_tape(Problem<S>& p, const Tape& tape) {
-    need(int64_t(tape.shape(0)) == p.batch && int64_t(tape.shape(1)) == tape_rows(p.omega) &&
+    need(int64_t(tape.shape(0)) == p.batch && int64_t(tape.shape(1)) == 2 &&
              int64_t(tape.shape(2)) == p.graph.num_nodes,
          "the tape does not fit theta");
     p.tape = tape.data();
@@ -73,7 +84,9 @@ void need_like(const Problem<S>& p, const Array& array) {
     need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.graph.num_edges, "an array is not like theta");
 }
 
-#define GRAPH const Index &offset, const Index &parent, const Index &edge, double alpha, double vertex, int threads
+// The last array, the groups, is for the reference backend.
+#define GRAPH \
+    const Index &offset, const Index &parent, const Index &edge, const Index &, double alpha, double vertex, int threads
 #define PROBLEM problem(theta, offset, parent, edge, alpha, vertex, threads)
 
 template <class S>
@@ -83,22 +96,19 @@ void bind(nb::module_& m) {
         set_tape(p, Tape(tape));
         need(int64_t(value.shape(0)) == p.batch, "the value does not fit theta");
         nb::gil_scoped_release release;
-        dag<S>().forward(p, value.data(), tape.data());
+        return dag<S>().forward(p, value.data(), tape.data());
     });
-    m.def("dag_backward", [](const Theta<S>& theta, const Tape& tape, const Out<S, 2>& out, GRAPH) {
-        auto p = PROBLEM;
-        set_tape(p, tape);
-        need_like(p, out);
-        nb::gil_scoped_release release;
-        dag<S>().backward(p, out.data());
-    });
-    m.def("dag_log_transitions", [](const Theta<S>& theta, const Tape& tape, const Out<S, 2>& out, GRAPH) {
-        auto p = PROBLEM;
-        set_tape(p, tape);
-        need_like(p, out);
-        nb::gil_scoped_release release;
-        dag<S>().log_transitions(p, out.data());
-    });
+    const auto onto = [&m](const char* name, auto kernel) {
+        m.def(name, [kernel](const Theta<S>& theta, const Tape& tape, const Out<S, 2>& out, GRAPH) {
+            auto p = PROBLEM;
+            set_tape(p, tape);
+            need_like(p, out);
+            nb::gil_scoped_release release;
+            (dag<S>().*kernel)(p, out.data());
+        });
+    };
+    onto("dag_backward", &DagKernels<S>::backward);
+    onto("dag_log_transitions", &DagKernels<S>::log_transitions);
     const auto along = [&m](const char* name, auto kernel) {
         m.def(name, [kernel](const Theta<S>& theta, const Tape& tape, const Theta<S>& z, const Out<S, 2>& out, GRAPH) {
             auto p = PROBLEM;
@@ -142,6 +152,95 @@ void bind(nb::module_& m) {
     });
 }
 
+template <class S>
+using Potentials = In<S, 4>;
+
+template <class S>
+ChainProblem<S> chain_problem(const Potentials<S>& theta, const Index& lengths, double alpha, double vertex, int threads) {
+    need(lengths.shape(0) == theta.shape(0) && theta.shape(2) == theta.shape(3), "theta does not fit together");
+    const int64_t steps = int64_t(theta.shape(1));
+    for (std::size_t b = 0; b < lengths.shape(0); ++b) {
+        need(lengths.data()[b] >= 0 && lengths.data()[b] <= steps, "a length is out of range");
+    }
+    return {int64_t(theta.shape(0)), steps, int64_t(theta.shape(2)), lengths.data(), {alpha, vertex}, threads, theta.data(),
+            nullptr};
+}
+
+template <class S>
+void set_tape(ChainProblem<S>& p, const In<double, 4>& tape) {
+    need(int64_t(tape.shape(0)) == p.batch && int64_t(tape.shape(1)) == 2 &&
+             int64_t(tape.shape(2)) == p.steps + 1 && int64_t(tape.shape(3)) == p.states,
+         "the tape does not fit theta");
+    p.tape = tape.data();
+}
+
+template <class S, class Array>
+void need_like(const ChainProblem<S>& p, const Array& array) {
+    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.steps && int64_t(array.shape(2)) == p.states &&
+             int64_t(array.shape(3)) == p.states,
+         "an array is not like theta");
+}
+
+#define CHAIN const Index &lengths, double alpha, double vertex, int threads
+#define CHAIN_PROBLEM chain_problem(theta, lengths, alpha, vertex, threads)
+
+template <class S>
+void bind_chain(nb::module_& m) {
+    m.def("chain_forward", [](const Potentials<S>& theta, const Out<S, 1>& value, const Out<double, 4>& tape, CHAIN) {
+        auto p = CHAIN_PROBLEM;
+        set_tape(p, In<double, 4>(tape));
+        need(int64_t(value.shape(0)) == p.batch, "the value does not fit theta");
+        nb::gil_scoped_release release;
+        return chain<S>().forward(p, value.data(), tape.data());
+    });
+    const auto onto = [&m](const char* name, auto kernel) {
+        m.def(name, [kernel](const Potentials<S>& theta, const In<double, 4>& tape, const Out<S, 4>& out, CHAIN) {
+            auto p = CHAIN_PROBLEM;
+            set_tape(p, tape);
+            need_like(p, out);
+            nb::gil_scoped_release release;
+            (chain<S>().*kernel)(p, out.data());
+        });
+    };
+    onto("chain_backward", &ChainKernels<S>::backward);
+    onto("chain_log_transitions", &ChainKernels<S>::log_transitions);
+    const auto along = [&m](const char* name, auto kernel) {
+        m.def(name, [kernel](const Potentials<S>& theta, const In<double, 4>& tape, const Potentials<S>& z,
+                             const Out<S, 4>& out, CHAIN) {
+            auto p = CHAIN_PROBLEM;
+            set_tape(p, tape);
+            need_like(p, z);
+            need_like(p, out);
+            nb::gil_scoped_release release;
+            (chain<S>().*kernel)(p, z.data(), out.data());
+        });
+    };
+    along("chain_hessian", &ChainKernels<S>::hessian);
+    along("chain_log_transitions_jvp", &ChainKernels<S>::log_transitions_jvp);
+    along("chain_log_transitions_vjp", &ChainKernels<S>::log_transitions_vjp);
+    m.def("chain_sample", [](const Potentials<S>& theta, const In<double, 4>& tape, const In<double, 3>& uniforms,
+                             const Out<int64_t, 3>& sequences, CHAIN) {
+        auto p = CHAIN_PROBLEM;
+        set_tape(p, tape);
+        need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.steps,
+             "the uniforms do not fit theta");
+        need(sequences.shape(0) == uniforms.shape(0) && sequences.shape(1) == uniforms.shape(1) &&
+                 sequences.shape(2) == uniforms.shape(2),
+             "the sequences do not fit the uniforms");
+        nb::gil_scoped_release release;
+        chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
+    });
+    m.def("chain_topk",
+          [](const Potentials<S>& theta, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, CHAIN) {
+              const auto p = CHAIN_PROBLEM;
+              need(int64_t(scores.shape(0)) == p.batch && int64_t(sequences.shape(0)) == p.batch &&
+                       sequences.shape(1) == scores.shape(1) && int64_t(sequences.shape(2)) == p.steps,
+                   "scores and sequences do not fit theta");
+              nb::gil_scoped_release release;
+              chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+          });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -153,4 +252,6 @@ NB_MODULE(_native, m) {
     });
     bind<float>(m);
     bind<double>(m);
+    bind_chain<float>(m);
+    bind_chain<double>(m);
 }

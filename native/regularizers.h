@@ -1,7 +1,8 @@
-// The Ω at γ = 1, on the vectors of W lanes at once.
+// The Ω at γ = 1. An Ω computes in its type Real, on r = x − max(x) of a vector.
 //
-// solve: from r = x − max(x) of d parents (r[k * W + lane]) the threshold τ and max_Ω, both relative to max(x).
-// weigh: from x − τ the edge's probability q, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs.
+// solve: the threshold τ and max_Ω, both relative to max(x), by lane. The lanes hold W vectors side by side
+// (r[k * W + lane], k < d), or, if `shared`, one vector of d * W entries, and then every lane has its answer.
+// weigh: from r and τ an entry's probability q, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs.
 // log_q, log_slope: log q, and its derivative q^(1−α) = s/q along the support.
 #pragma once
 
@@ -20,32 +21,55 @@ struct OmegaParameters {
     double alpha, vertex;  // Tsallis' α (1: negentropy, ∞: hard), and Ω at a vertex of the simplex
 };
 
+template <int W, class R>
+inline void share(R* sum) {
+    R total = 0;
+    for (int l = 0; l < W; ++l) total += sum[l];
+    for (int l = 0; l < W; ++l) sum[l] = total;
+}
+
+// Σ over k of the pair that term(r) gives, by lane. What is summed in single precision is carried to double in time.
+template <int W, bool shared, class R, class Term>
+inline void sum_terms(const R* r, std::int64_t d, double* first, double* second, Term term) {
+    constexpr std::int64_t run = 64;
+    for (int l = 0; l < W; ++l) first[l] = second[l] = 0;
+    for (std::int64_t begin = 0; begin < d; begin += run) {
+        R a[W] = {}, b[W] = {};
+        const std::int64_t end = d - begin < run ? d : begin + run;
+        for (std::int64_t k = begin; k < end; ++k) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) term(l, r[k * W + l], a[l], b[l]);
+        }
+        for (int l = 0; l < W; ++l) first[l] += double(a[l]), second[l] += double(b[l]);
+    }
+    if (shared) share<W>(first), share<W>(second);
+}
+
 template <class S>
 struct Negentropy {
+    using Real = S;
     static constexpr bool by_slot = false;
-    static constexpr bool threshold_is_value = true;
 
     explicit Negentropy(OmegaParameters) {}
 
-    template <int W>
+    template <int W, bool shared>
     void solve(const S* r, std::int64_t d, S* tau, S* value) const {
-        S sum[W] = {};
-        for (std::int64_t k = 0; k < d; ++k) {
+        double sum[W], unused[W];
+        sum_terms<W, shared>(r, d, sum, unused, [](int, S x, S& total, S&) { total += exp_nonpositive(x); });
 #pragma omp simd
-            for (int l = 0; l < W; ++l) sum[l] += exp_nonpositive(r[k * W + l]);
-        }
-#pragma omp simd
-        for (int l = 0; l < W; ++l) tau[l] = value[l] = log_positive(sum[l]);
+        for (int l = 0; l < W; ++l) tau[l] = value[l] = log_positive(S(sum[l]));
     }
 
-    void weigh(S x, S& q, S& s) const { q = s = exp_nonpositive(x); }
-    S log_q(S x) const { return x; }
-    S log_slope(S x) const { return x > -infinity<S> ? S(1) : S(0); }
+    void weigh(S r, S tau, S& q, S& s) const { q = s = exp_nonpositive(r - tau); }
+    S log_q(S r, S tau) const { return r - tau; }
+    S log_slope(S r, S) const { return r > -infinity<S> ? S(1) : S(0); }
 };
 
-// α = 2 and α = 1.5, whose powers are cheap, and any other α: q = t^p, s = t^(p−1) with t = ((α−1)(x − τ))₊, p = 1/(α−1).
+// α = 2 and α = 1.5, whose powers are cheap, and any other α, which loses digits as α → 1 and so is double throughout:
+// q = t^p, s = t^(p−1) with t = ((α−1) r − τ)₊ and p = 1/(α−1); τ lies in [−1, 0).
 template <class S>
 struct PowerOne {
+    using Real = S;
     explicit PowerOne(double) {}
     S less_one(S t) const { return t > 0 ? S(1) : S(0); }
     S root(S x) const { return x; }
@@ -53,6 +77,7 @@ struct PowerOne {
 
 template <class S>
 struct PowerTwo {
+    using Real = S;
     explicit PowerTwo(double) {}
     S less_one(S t) const { return t; }
     S root(S x) const { return std::sqrt(x); }
@@ -60,81 +85,78 @@ struct PowerTwo {
 
 template <class S>
 struct PowerAny {
-    S exponent;
-    explicit PowerAny(double p) : exponent(S(p)) {}
-    S less_one(S t) const { return exp_nonpositive((exponent - 1) * log_positive(t)); }
-    S root(S x) const { return exp_nonpositive(log_positive(x) / exponent); }
+    using Real = double;
+    double exponent;
+    explicit PowerAny(double p) : exponent(p) {}
+    double less_one(double t) const { return exp_nonpositive((exponent - 1) * log_positive(t)); }
+    double root(double x) const { return exp_nonpositive(log_positive(x) / exponent); }
 };
 
 template <class S, template <class> class Power>
 struct Tsallis {
+    using Real = typename Power<S>::Real;
     static constexpr bool by_slot = false;
-    static constexpr bool threshold_is_value = false;
 
-    S alpha, slope, vertex;  // slope = α − 1
+    Real alpha, slope, vertex;  // slope = α − 1
     Power<S> power;
 
     explicit Tsallis(OmegaParameters omega)
-        : alpha(S(omega.alpha)), slope(S(omega.alpha - 1)), vertex(S(omega.vertex)), power(1 / (omega.alpha - 1)) {}
+        : alpha(Real(omega.alpha)),
+          slope(Real(omega.alpha - 1)),
+          vertex(Real(omega.vertex)),
+          power(1 / (omega.alpha - 1)) {}
 
-    S above(S x) const {
-        const S t = slope * x;
-        return t > 0 ? t : S(0);
+    Real above(Real r, Real tau) const {
+        const Real t = slope * r - tau;
+        return t > 0 ? t : Real(0);
     }
 
-    // Newton's method on the p-norm of (r − τ)₊, convex in τ and nearly linear: it climbs from τ = −1/(α−1) to the root.
-    template <int W>
-    void solve(const S* r, std::int64_t d, S* tau, S* value) const {
+    // Newton's method on the p-norm of ((α−1) r − τ)₊, convex in τ and nearly linear: it climbs from τ = −1 to the root.
+    template <int W, bool shared>
+    void solve(const Real* r, std::int64_t d, Real* tau, Real* value) const {
         const Tsallis omega = *this;
-        const S least = 2 * std::numeric_limits<S>::epsilon() / slope;
-        S at[W];
-        for (int l = 0; l < W; ++l) at[l] = -1 / slope;
+        Real at[W];
+        double sum_q[W], sum_s[W];
+        for (int l = 0; l < W; ++l) at[l] = -1;
         for (bool moved = true; moved;) {
-            S sum_q[W] = {}, sum_s[W] = {};
-            for (std::int64_t k = 0; k < d; ++k) {
-#pragma omp simd
-                for (int l = 0; l < W; ++l) {
-                    const S t = omega.above(r[k * W + l] - at[l]);
-                    const S s = omega.power.less_one(t);
-                    sum_s[l] += s;
-                    sum_q[l] += s * t;
-                }
-            }
-            S climb[W];
+            sum_terms<W, shared>(r, d, sum_q, sum_s, [&](int l, Real x, Real& total_q, Real& total_s) {
+                const Real t = omega.above(x, at[l]), s = omega.power.less_one(t);
+                total_q += s * t;
+                total_s += s;
+            });
+            Real climb[W];
 #pragma omp simd
             for (int l = 0; l < W; ++l) {
-                const S norm = omega.power.root(sum_q[l]);
-                const S steepness = norm * sum_s[l] * omega.slope;
-                climb[l] = steepness > 0 && norm > 1 ? (norm - 1) * sum_q[l] / steepness : S(0);
+                const Real norm = omega.power.root(Real(sum_q[l])), steepness = norm * Real(sum_s[l]);
+                climb[l] = steepness > 0 && norm > 1 ? (norm - 1) * Real(sum_q[l]) / steepness : Real(0);
                 at[l] += climb[l];
             }
             moved = false;
-            for (int l = 0; l < W; ++l) moved |= climb[l] > least;
+            for (int l = 0; l < W; ++l) moved |= climb[l] > 2 * std::numeric_limits<Real>::epsilon();
         }
-        // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t.
-        const S scale = 1 / (alpha * slope), floor = -2 / slope;  // below −1/(α−1) is out of the support, so −∞ may rise
-        S total[W];
-        for (int l = 0; l < W; ++l) total[l] = scale - omega.vertex;
-        for (std::int64_t k = 0; k < d; ++k) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) {
-                const S x = r[k * W + l] > floor ? r[k * W + l] : floor;
-                const S t = omega.above(x - at[l]);
-                total[l] += omega.power.less_one(t) * t * (x - t * scale);
-            }
+        // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support, so −∞ may rise.
+        const Real scale = 1 / (alpha * slope), floor = -2 / slope;
+        sum_terms<W, shared>(r, d, sum_q, sum_s, [&](int l, Real x, Real& total_q, Real& total) {
+            const Real raised = x > floor ? x : floor;
+            const Real t = omega.above(raised, at[l]), q = omega.power.less_one(t) * t;
+            total_q += q;
+            total += q * (raised - t * scale);
+        });
+        for (int l = 0; l < W; ++l) {
+            tau[l] = at[l];
+            value[l] = Real(sum_s[l] / (sum_q[l] > 0 ? sum_q[l] : 1.0)) + scale - vertex;
         }
-        for (int l = 0; l < W; ++l) tau[l] = at[l], value[l] = total[l];
     }
 
-    void weigh(S x, S& q, S& s) const {
-        const S t = above(x);
+    void weigh(Real r, Real tau, Real& q, Real& s) const {
+        const Real t = above(r, tau);
         s = power.less_one(t);
         q = s * t;
     }
-    S log_q(S x) const { return log_positive(above(x)) / slope; }
-    S log_slope(S x) const {
-        const S t = above(x);
-        return t > 0 ? 1 / t : S(0);
+    Real log_q(Real r, Real tau) const { return log_positive(above(r, tau)) / slope; }
+    Real log_slope(Real r, Real tau) const {
+        const Real t = above(r, tau);
+        return t > 0 ? 1 / t : Real(0);
     }
 };
 
@@ -145,20 +167,20 @@ using Root = Tsallis<S, PowerTwo>;
 template <class S>
 using AnyTsallis = Tsallis<S, PowerAny>;
 
-// No vector is solved here: the threshold of a node is the slot of its first best parent.
+// No vector is solved here: r is 0 at the first best entry, which the kernels find, and −∞ elsewhere.
 template <class S>
 struct Hard {
+    using Real = S;
     static constexpr bool by_slot = true;
-    static constexpr bool threshold_is_value = false;
 
     explicit Hard(OmegaParameters) {}
 
-    void weigh(S is_chosen, S& q, S& s) const {
-        q = is_chosen;
+    void weigh(S r, S, S& q, S& s) const {
+        q = r == 0 ? S(1) : S(0);
         s = 0;
     }
-    S log_q(S is_chosen) const { return is_chosen > 0 ? S(0) : -infinity<S>; }
-    S log_slope(S) const { return 0; }
+    S log_q(S r, S) const { return r; }
+    S log_slope(S, S) const { return 0; }
 };
 
 // Calls action with the Ω that the parameters name.

@@ -1,5 +1,5 @@
 // exp and log without branches or calls, so that a loop over lanes becomes vector code.
-// Accurate to 2 ulp (tests/backends/native/test_math.py measures it).
+// Accurate to 2 ulp (tests/backends/test_native.py measures it).
 #pragma once
 
 #include <cstdint>

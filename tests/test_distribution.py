@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import OMEGAS, Enumerated, diamond, potentials, random_dag, random_weights
+from problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
 from scipy import stats
 from torch.distributions import kl_divergence
 
@@ -429,6 +429,59 @@ def test_inputs_are_not_changed(omega: bx.Regularizer, backend: str) -> None:
     assert not theta.requires_grad
 
 
+def test_changing_the_weights_in_place_is_seen(backend: str) -> None:
+    weights = potentials(10)
+    p = diamond().paths(weights)
+    before = p.value
+    before += 100
+    assert float(p.value) < 50
+    weights.mul_(3)
+    torch.testing.assert_close(p.expected_path, diamond().paths(weights.clone()).expected_path)
+
+
+def test_certain_paths_have_probability_one(backend: str) -> None:
+    dag = bx.DAG(layered_edges(300, 3))
+    p = dag.paths(1e4 * potentials(dag.num_edges), omega=bx.SquaredL2(1e-3))
+    assert float(p.log_prob(p.mode)) == pytest.approx(0, abs=1e-12)
+    assert float(p.entropy()) == pytest.approx(0, abs=1e-12)
+    assert str(diamond().paths(torch.zeros(10), omega="hard").entropy()) == "tensor(0.)"
+
+
+def test_log_prob_keeps_its_digits_in_float32(backend: str) -> None:
+    dag = bx.DAG(layered_edges(512, 4))
+    theta = potentials(dag.num_edges).float()
+    for gamma in (1.0, 1e-2):
+        single, double = (
+            dag.paths(theta, omega=bx.Negentropy(gamma)),
+            dag.paths(theta.double(), omega=bx.Negentropy(gamma)),
+        )
+        path = double.mode
+        torch.testing.assert_close(single.log_prob(path).double(), double.log_prob(path), rtol=1e-5, atol=1e-5)
+
+
+def test_topk_descends_in_float32_and_is_differentiable(backend: str) -> None:
+    dag = bx.DAG(layered_edges(1024, 4))
+    theta = potentials(dag.num_edges).float().requires_grad_()
+    scores, paths = dag.paths(theta).topk(20)
+    assert (scores.diff() <= 0).all()
+    (gradient,) = torch.autograd.grad(scores[3], theta)
+    assert torch.equal(gradient, paths[3])
+
+
+def test_more_paths_than_a_float_can_count() -> None:
+    dag = bx.DAG([(i, i + 1) for i in range(2000) for _ in range(2)])
+    with pytest.raises(ValueError, match="max_paths is 1000, but the support holds inf paths"):
+        dag.paths(torch.zeros(4000)).support_paths()
+
+
+def test_paths_of_any_dtype(backend: str) -> None:
+    p = diamond().paths(potentials(10), omega="l2")
+    expected = p.log_prob(p.mode)
+    for dtype in (torch.bool, torch.int64, torch.float32):
+        assert p.log_prob(p.mode.to(dtype)) == expected
+    assert diamond().paths(potentials(10).half(), omega="l2").mode.dtype == torch.float16
+
+
 # --- γ as a tensor
 
 
@@ -479,6 +532,11 @@ def test_bad_input_is_named(backend: str) -> None:
         ),
         (lambda: dag.paths(torch.zeros(10, device="meta")), "weights must be on the graph's device cpu, got meta"),
         (lambda: dag.paths(torch.zeros(10), omega="softmax"), "omega must be a Regularizer or one of .* got 'softmax'"),
+        (
+            lambda: p.hessian_product(torch.zeros(10, device="meta")),
+            "z must be on the potentials' device cpu, got meta",
+        ),
+        (lambda: dag.paths(torch.full((10,), math.nan)).topk(2), r"weights .*got nan at event index \(0,\)"),
         (lambda: p.topk(0), "k must be at least 1, got 0"),
         (lambda: p.hessian_product(torch.zeros(3)), r"z must broadcast to the potentials' shape \(2, 10\), got \(3,\)"),
         (lambda: p.log_prob(torch.zeros(3)), r"path must have event shape \(10,\), got shape \(3,\)"),

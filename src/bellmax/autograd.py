@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bellmax.backends import sweeps
-from bellmax.regularizers import Regularizer, from_kernel, inner
+from bellmax.regularizers import Regularizer, from_kernel, inner, is_readable
 
 # What to run: (structure, backend, α, Ω at a vertex), constants that torch.compile can write into a graph,
 # or (structure, Ω) for an Ω written in Python, which the reference backend runs without an operator.
@@ -36,14 +36,15 @@ _OPERATORS = {
     "log_transitions_jvp": "Tensor theta, Tensor tape, Tensor z, Tensor[] index) -> Tensor",
     "log_transitions_vjp": "Tensor theta, Tensor tape, Tensor cotangent, Tensor[] index) -> Tensor",
     "sample": "Tensor theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
+    "topk": "Tensor theta, int k, Tensor[] index) -> (Tensor, Tensor)",
 }
 _library = torch.library.Library("bellmax", "DEF")
 
 
 def _sweep(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
     module = sweeps(structure, backend)
-    if name == "forward" and not torch._C._functorch.is_batchedtensor(args[0]):
-        module.check(*args)
+    if name in ("forward", "topk") and is_readable(args[0]):
+        module.check(args[0], args[-1])
     return getattr(module, name)(*args, omega)
 
 
@@ -60,24 +61,35 @@ def _fake(name: str) -> Callable[..., Any]:
             shape = sweeps(structure, backend).tape_shape(theta, args[-1], from_kernel(alpha, vertex))
             return theta.new_empty(theta.shape[0]), theta.new_empty(shape, dtype=torch.float64)
         if name == "sample":
-            return theta.new_empty(args[1].shape[:2] + theta.shape[1:])
+            return sweeps(structure, backend).empty_paths(theta, args[1].shape[1])
+        if name == "topk":
+            return theta.new_empty(theta.shape[0], args[0]), sweeps(structure, backend).empty_paths(theta, args[0])
         return theta.new_empty(theta.shape)
 
     return shapes
 
 
 def _batched(name: str) -> Callable[..., Any]:
-    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first in every tensor."""
+    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first."""
+
+    def merge(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
+        mapped = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return mapped.flatten(0, 1)
+
+    def split(info: Any, result: Tensor) -> Tensor:
+        batch = result.shape[0] // info.batch_size
+        return result.reshape(info.batch_size, batch, *result.shape[1:])
 
     def run(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         program, tensors, index = args[:4], args[4:-1], args[-1]
-        merged = [
-            (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-            for t, d in zip(tensors, in_dims[4:-1], strict=True)
-        ]
+        pairs = zip(tensors, in_dims[4:-1], strict=True)
+        merged = [merge(info, d, t) if isinstance(t, Tensor) else t for t, d in pairs]
+        if sweeps(*program[:2]).index_is_batched:
+            index = [merge(info, d, t) for t, d in zip(index, in_dims[-1], strict=True)]
         results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
-        split = [r.unflatten(0, (info.batch_size, -1)) for r in ([results] if name != "forward" else results)]
-        return (split[0], 0) if name != "forward" else (tuple(split), (0, 0))
+        if isinstance(results, Tensor):
+            return split(info, results), 0
+        return tuple(split(info, result) for result in results), (0,) * len(results)
 
     return run
 
@@ -202,6 +214,14 @@ class _LogTransitions(_Sweep):
         return product
 
 
+# Each is linear in its last argument.
+_TRANSPOSED = {
+    "hessian": "hessian",
+    "log_transitions_jvp": "log_transitions_vjp",
+    "log_transitions_vjp": "log_transitions_jvp",
+}
+
+
 class _Last(_Sweep):
     """(sweep, run, θ, tape, z, *index) → a sweep whose own derivatives are left to the reference backend."""
 
@@ -212,20 +232,24 @@ class _Last(_Sweep):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.sweep, ctx.run, theta, _, z, *index = inputs
-        ctx.save_for_backward(theta, z, *index)
-        ctx.save_for_forward(theta, z, *index)
+        ctx.sweep, ctx.run, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        theta, z, *index = ctx.saved_tensors
-        pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)[1]
-        theta_bar, z_bar = pull_back(grad)
+        theta, tape, z, *index = ctx.saved_tensors
+        theta_bar = z_bar = None
+        if ctx.needs_input_grad[2]:
+            of_theta = ctx.run.in_plain_torch(ctx.sweep, index)
+            (theta_bar,) = torch.func.vjp(lambda t: of_theta(t, z), theta)[1](grad)
+        if ctx.needs_input_grad[4]:
+            z_bar = _Last.apply(_TRANSPOSED[ctx.sweep], ctx.run, theta, tape, grad, *index)
         return None, None, theta_bar, None, z_bar, *[None] * len(index)
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, theta_dot: Tensor, ___: None, z_dot: Tensor, *____: None) -> Tensor:
-        theta, z, *index = ctx.saved_tensors
+        theta, _tape, z, *index = ctx.saved_tensors
         tangents = tuple(torch.zeros_like(t) if d is None else d for t, d in ((theta, theta_dot), (z, z_dot)))
         # Forward mode does not nest; the transpose of the transpose is the derivative, too.
         pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)[1]
@@ -261,9 +285,15 @@ def log_transitions(program: Program, theta: Tensor, tape: Tensor, *index: Tenso
 
 
 def sample(program: Program, theta: Tensor, tape: Tensor, uniforms: Tensor, *index: Tensor) -> Tensor:
-    """Paths (B, K, *event) drawn with ``uniforms`` (B, K, choices), without gradient."""
+    """K paths drawn with ``uniforms`` (B, K, choices), in the structure's own form, without gradient."""
     paths: Tensor = _Runner(program)("sample", theta.detach(), tape, uniforms, index)
     return paths
+
+
+def topk(program: Program, theta: Tensor, k: int, *index: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (B, k) of the best paths, descending, and the paths, in the structure's own form, without gradient."""
+    result: tuple[Tensor, Tensor] = _Runner(program)("topk", theta.detach(), k, index)
+    return result
 
 
 # --- torch.compile
@@ -277,16 +307,22 @@ def _allow_in_graph() -> None:
 class _OnceDynamoIsImported(importlib.abc.MetaPathFinder):
     """Marks the functions above for torch.compile when its front end is first imported, which costs seconds."""
 
+    asking = False  # for the finders that come after this one
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "torch._dynamo":
+        if name != "torch._dynamo" or self.asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_mark(module: Any) -> None:
+            sys.meta_path.remove(self)
             execute(module)
             _allow_in_graph()
 

@@ -89,6 +89,8 @@ class DAG:
         >>> DAG.from_networkx(graph).paths(weights, omega="hard").best_path()
         tensor([1., 0., 1.])
         """
+        if not graph.is_directed():
+            raise ValueError("graph must be directed: a networkx DiGraph or MultiDiGraph")
         number = {node: i for i, node in enumerate(graph.nodes)}
         return cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
 
@@ -227,7 +229,8 @@ def _levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
 def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> None:
     if (level < 0).any():
         cycle = _find_cycle(pairs, level)
-        raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, cycle))}")
+        shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], "…", cycle[-1]]
+        raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, shown))}")
     has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
     has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
     lonely = np.flatnonzero(~has_parent & ~has_child)

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 from bellmax import autograd
-from bellmax.backends import backend_for, sweeps
+from bellmax.backends import backend_for
 from bellmax.regularizers import (
     Hard,
     Negentropy,
     Regularizer,
     divide_by_gamma,
     inner,
+    is_readable,
     multiply_by_gamma,
     promote_half,
     resolve,
@@ -65,7 +66,7 @@ class PathDistribution(Distribution):
                 raise ValueError(
                     f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
                 )
-        self._cache: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}
+        self._cache: dict[tuple[bool, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     # --- what a structure supplies
 
@@ -78,6 +79,14 @@ class PathDistribution(Distribution):
     @abstractmethod
     def _num_choices(self) -> int:
         """How many uniforms a sampled path consumes."""
+
+    def _edges(self) -> Tensor:
+        """The potentials, fit for arithmetic: finite or −∞ throughout."""
+        return self.potentials
+
+    def _to_paths(self, found: Tensor) -> Tensor:
+        """What the sweeps ``sample`` and ``topk`` found, (B, K, …), as paths (B, K, *event)."""
+        return found
 
     @abstractmethod
     def _with(self, potentials: Tensor, omega: Regularizer) -> PathDistribution:
@@ -108,11 +117,15 @@ class PathDistribution(Distribution):
         dims = len(self.batch_shape)
         return event.flatten(0, dims - 1) if dims else event.unsqueeze(0)
 
+    def _version(self) -> int:
+        """How often the potentials were changed in place, where torch counts it."""
+        return 0 if torch.compiler.is_compiling() or self.potentials.is_inference() else self.potentials._version
+
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
-        mode = torch.is_grad_enabled()
+        mode = torch.is_grad_enabled(), self._version()
         if mode not in self._cache:
-            theta = self._flatten(divide_by_gamma(promote_half(self.potentials), self._gamma_over_event))
+            theta = self._flatten(divide_by_gamma(promote_half(self._edges()), self._gamma_over_event))
             self._cache[mode] = theta, *autograd.value(self._program, theta, *self._index)
         return self._cache[mode]
 
@@ -122,7 +135,7 @@ class PathDistribution(Distribution):
     def value(self) -> Tensor:
         """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists."""
         _, value, _ = self._forward()
-        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
+        return multiply_by_gamma(value.reshape(self.batch_shape).clone(), self.omega.gamma)
 
     @property
     def expected_path(self) -> Tensor:
@@ -150,24 +163,21 @@ class PathDistribution(Distribution):
     @property
     def mode(self) -> Tensor:
         """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
-        if isinstance(self.omega, Negentropy):
+        if type(self.omega) is Negentropy:
             return self.best_path()
-        return self._with(self._log_transitions().detach(), Hard()).expected_path
+        return self._with(self._log_transitions().detach(), Hard()).expected_path.to(self.potentials.dtype)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
 
         Past the number of paths, scores are −∞ and paths 0. Scores are differentiable.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        theta = self._flatten(promote_half(self.potentials.detach()))
-        scores, paths = sweeps(self.structure, self.backend).topk(theta, k, self._index)
-        paths = paths.reshape((*self.batch_shape, k, *self.event_shape))
+        scores, paths = self._topk(k)
+        paths = self._to_paths(paths).reshape((*self.batch_shape, k, *self.event_shape)).to(scores.dtype)
+        # The sweep has the scores in better precision than a sum along the path, which has the gradient.
         over_k = promote_half(self.potentials).unsqueeze(len(self.batch_shape))
-        exists = scores.reshape((*self.batch_shape, k)) > -math.inf
-        scores = inner(paths, over_k, len(self.event_shape)).masked_fill(~exists, -math.inf)
-        return scores, paths.to(self.potentials.dtype)
+        along = inner(paths, over_k, len(self.event_shape))
+        return scores.reshape((*self.batch_shape, k)) + (along - along.detach()), paths.to(self.potentials.dtype)
 
     # --- the distribution
 
@@ -184,29 +194,17 @@ class PathDistribution(Distribution):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
-        theta, _, tape = self._forward()
         shape = torch.Size(sample_shape)
-        uniforms = torch.rand(
-            theta.shape[0], shape.numel(), self._num_choices, dtype=torch.float64, device=theta.device
-        )
-        with torch.no_grad():
-            paths = autograd.sample(self._program, theta, tape, uniforms, *self._index)
-        return paths.movedim(1, 0).reshape(shape + self.potentials.shape).to(self.potentials.dtype)
+        paths = self._sample(shape.numel())
+        return self._to_paths(paths).movedim(1, 0).reshape(shape + self.potentials.shape).to(self.potentials.dtype)
 
     def log_prob(self, path: Tensor) -> Tensor:
         """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
-        path = self._check_path(path)
-        events = len(self.event_shape)
-        if isinstance(self.omega, Negentropy):  # the Gibbs distribution
-            value = self.value
-            excess = inner(path, promote_half(self.potentials), events) - value
-            exists = value > -math.inf
-            return divide_by_gamma(torch.where(exists, excess, -math.inf), self.omega.gamma)
-        return inner(path, self._log_transitions(), events)
+        return inner(self._check_path(path), self._log_transitions(), len(self.event_shape))
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
-        return -inner(self._path(), self._log_transitions(), len(self.event_shape))
+        return 0 - inner(self._path(), self._log_transitions(), len(self.event_shape))
 
     @property
     def log_num_paths(self) -> Tensor:
@@ -229,12 +227,17 @@ class PathDistribution(Distribution):
         log_q = self._log_transitions().detach()
         surviving = self._with(log_q, Hard())
         counts = surviving.num_paths
-        k = int(counts.max()) if counts.numel() else 0
-        if k > max_paths:
-            raise ValueError(f"max_paths is {max_paths}, but the support holds {k} paths")
+        most = float(counts.max()) if counts.numel() else 0.0
+        if most > max_paths:
+            raise ValueError(f"max_paths is {max_paths}, but the support holds {most:.10g} paths")
+        k = int(most)
         scores, paths = surviving.topk(max(k, 1))
         batch_dims = len(self.batch_shape)
         return paths.movedim(batch_dims, 0)[:k].to(self.potentials.dtype), scores.exp().movedim(-1, 0)[:k]
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"{type(self).__name__}({shapes}, omega={self.omega})"
 
     # --- helpers
 
@@ -244,13 +247,31 @@ class PathDistribution(Distribution):
         path = autograd.expected_path(self._program, theta, tape, *self._index)
         return path.reshape(self.potentials.shape)
 
+    def _topk(self, k: int) -> tuple[Tensor, Tensor]:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        theta = self._flatten(promote_half(self.potentials))
+        return autograd.topk((self.structure, self.backend, math.inf, 0.0), theta, k, *self._index)
+
+    def _sample(self, draws: int) -> Tensor:
+        with torch.no_grad():
+            theta, _, tape = self._forward()
+            shape = theta.shape[0], draws, self._num_choices
+            uniforms = torch.rand(shape, dtype=torch.float64, device=theta.device)
+            return autograd.sample(self._program, theta, tape, uniforms, *self._index)
+
     def _log_transitions(self) -> Tensor:
         """log q of every edge, in the computing dtype."""
         theta, _, tape = self._forward()
         log_q = autograd.log_transitions(self._program, theta, tape, *self._index)
         return log_q.reshape(self.potentials.shape)
 
+    def _check_device(self, name: str, tensor: Tensor) -> None:
+        if tensor.device != self.potentials.device:
+            raise ValueError(f"{name} must be on the potentials' device {self.potentials.device}, got {tensor.device}")
+
     def _like_potentials(self, name: str, tensor: Tensor) -> Tensor:
+        self._check_device(name, tensor)
         try:
             return tensor.expand(self.potentials.shape)
         except RuntimeError:
@@ -260,14 +281,16 @@ class PathDistribution(Distribution):
             ) from None
 
     def _check_path(self, path: Tensor) -> Tensor:
+        self._check_device("path", path)
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
             raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
-        if not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(path):
+        path = path.to(promote_half(self.potentials).dtype)
+        if is_readable(path):
             valid = self._is_path(path)
             if not bool(valid.all()):
                 raise ValueError(f"path must hold paths of the graph, got none at batch index {_first(~valid)}")
-        return path.to(promote_half(self.potentials).dtype)
+        return path
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:

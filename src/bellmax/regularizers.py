@@ -24,6 +24,17 @@ def promote_half(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def is_readable(x: Tensor) -> bool:
+    """Whether the values of x can be looked at: not while tracing, and not under vmap."""
+    if torch.compiler.is_compiling():
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return True
+
+
 def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
     """x / γ, where an infinite x stays as it is and gives γ no gradient."""
     if not isinstance(gamma, Tensor):
@@ -49,13 +60,17 @@ def _check_gamma(gamma: Gamma) -> None:
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
             raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")
-        # Values of traced and batched tensors cannot be looked at.
-        if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(gamma):
-            return
-        if not bool((gamma > 0).all()):
-            raise ValueError(f"gamma must be > 0, got a tensor with minimum {gamma.min().item():g}")
+        if is_readable(gamma) and not bool(((gamma > 0) & gamma.isfinite()).all()):
+            low, high = gamma.min().item(), gamma.max().item()
+            raise ValueError(f"gamma must be finite and > 0, got a tensor from {low:g} to {high:g}")
     elif not (gamma > 0 and math.isfinite(gamma)):
         raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}")
+
+
+def _check_floating(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point, got dtype {x.dtype}")
+    return promote_half(x)
 
 
 def _recentre(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +188,7 @@ class Regularizer:
 
     @property
     def kernel(self) -> tuple[float, float] | None:
-        """(α, Ω at a vertex) of the compiled kernel that serves this Ω at γ = 1; None for one written in Python."""
+        """(α, Ω at a vertex) of the compiled kernel that serves this Ω at γ = 1; None for one of the user's own."""
         return None
 
     def max(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -182,7 +197,7 @@ class Regularizer:
         >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
         tensor(0.6931)
         """
-        scaled = divide_by_gamma(promote_half(x).movedim(dim, -1), self._gamma_column())
+        scaled = divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
         value: Tensor = _Max.apply(scaled, self)
         return multiply_by_gamma(value, self.gamma)
 
@@ -192,7 +207,7 @@ class Regularizer:
         >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
         tensor([0.7500, 0.2500, 0.0000])
         """
-        scaled = divide_by_gamma(promote_half(x).movedim(dim, -1), self._gamma_column())
+        scaled = divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
         q: Tensor = _Argmax.apply(scaled, self)
         return q.movedim(-1, dim).to(x.dtype)
 
@@ -283,8 +298,8 @@ class Negentropy(Regularizer):
         return y - q * y.sum(-1, keepdim=True)
 
     @property
-    def kernel(self) -> tuple[float, float]:
-        return 1.0, 0.0
+    def kernel(self) -> tuple[float, float] | None:
+        return (1.0, 0.0) if type(self) is Negentropy else None
 
 
 class Tsallis(Regularizer):
@@ -319,8 +334,8 @@ class Tsallis(Regularizer):
         return _powered_jacobian_product(q, y, 2 - self.alpha)
 
     @property
-    def kernel(self) -> tuple[float, float]:
-        return self.alpha, 0.0
+    def kernel(self) -> tuple[float, float] | None:
+        return (self.alpha, 0.0) if type(self) is Tsallis else None
 
     def __repr__(self) -> str:
         return f"Tsallis(alpha={self.alpha}, gamma={self.gamma})"
@@ -343,8 +358,8 @@ class SquaredL2(Tsallis):
         return q.square().sum(-1) / 2
 
     @property
-    def kernel(self) -> tuple[float, float]:
-        return 2.0, 0.5
+    def kernel(self) -> tuple[float, float] | None:
+        return (2.0, 0.5) if type(self) is SquaredL2 else None
 
     def __repr__(self) -> str:
         return f"SquaredL2(gamma={self.gamma})"
@@ -371,8 +386,8 @@ class Hard(Regularizer):
         return torch.zeros_like(y)
 
     @property
-    def kernel(self) -> tuple[float, float]:
-        return math.inf, 0.0  # Tsallis vanishes on the whole simplex as α → ∞
+    def kernel(self) -> tuple[float, float] | None:
+        return (math.inf, 0.0) if type(self) is Hard else None  # Tsallis vanishes on the whole simplex as α → ∞
 
     def __repr__(self) -> str:
         return "Hard()"

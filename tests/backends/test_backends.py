@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_use_backend_is_undone_by_an_exception() -> None:
     with pytest.raises(KeyError), bx.use_backend("reference"):
         raise KeyError
     assert bx.backend_info()["cpu"] == before
+
+
+def test_use_backend_in_one_thread_leaves_the_others_alone() -> None:
+    before = bx.backend_info()["cpu"]
+    with bx.use_backend("reference"), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: bx.backend_info()["cpu"]).result() == before
 
 
 def test_unknown_backend() -> None:
@@ -80,7 +87,7 @@ with warnings.catch_warnings(record=True) as caught:
     import bellmax as bx
     for _ in range(3):
         value = bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)).value
-print(bx.__file__, bx.backend_info()["native"], [str(w.message)[:58] for w in caught], round(float(value), 4))
+print(bx.__file__, bx.backend_info()["native"], [str(w.message)[:59] for w in caught], round(float(value), 4))
 try:
     bx.use_backend("native").__enter__()
 except ValueError as error:
@@ -91,6 +98,6 @@ except ValueError as error:
     first, second = result.stdout.splitlines()
     assert first == (
         f"{tmp_path}/bellmax/__init__.py not compiled "
-        "['bellmax was installed without its compiled kernels (no C++'] 0.6931"
+        "['bellmax runs without its compiled kernels (not compiled): t'] 0.6931"
     )
-    assert second == "name is 'native', but bellmax was installed without its compiled kernels"
+    assert second == "name is 'native', but that backend is not compiled"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,6 +64,56 @@ def test_float32_over_a_long_path(name: str) -> None:
     torch.testing.assert_close(single.expected_path.double(), double.expected_path, rtol=0, atol=2e-6)
     crossing = single.expected_path.double()[:, 4:-4].reshape(2, 4095, 16).sum(-1)
     assert (crossing - 1).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+@pytest.mark.parametrize("scale", [1e16, 1e20, 1e30])
+def test_weights_that_swallow_the_threshold(name: str, scale: float) -> None:
+    dag, theta = bx.DAG(layered_edges(4, 3)), potentials(20, 33) * scale
+    theta[:, ::5] = -scale  # a common way to say "never"
+    p = dag.paths(theta, omega=OMEGAS[name])
+    with bx.use_backend("reference"):
+        expected = dag.paths(theta, omega=OMEGAS[name])
+    torch.testing.assert_close(p.expected_path, expected.expected_path)
+    torch.testing.assert_close(p.hessian_product(theta / scale), expected.hessian_product(theta / scale))
+    assert torch.equal(p.sample((3,)).sum(-1), torch.full((3, 20), 5.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("alpha", [1.00001, 1.001, 1.01, 1.2, 1.8])
+def test_tsallis_near_negentropy(alpha: float) -> None:
+    dag, omega = bx.DAG(layered_edges(6, 5)), bx.Tsallis(alpha)
+    theta = 3 * potentials(9, dag.num_edges)
+    with bx.use_backend("reference"):
+        expected = dag.paths(theta, omega=omega)
+    double, single = dag.paths(theta, omega=omega), dag.paths(theta.float(), omega=omega)
+    torch.testing.assert_close(double.value, expected.value, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(double.expected_path, expected.expected_path, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(single.value.double(), expected.value, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(single.expected_path.double(), expected.expected_path, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(OMEGAS))
+def test_a_node_with_many_parents_in_float32(name: str) -> None:
+    dag = bx.DAG([(0, 1)] * 100_000)
+    theta = 1e-3 * potentials(2, 100_000).float()
+    single, double = dag.paths(theta, omega=OMEGAS[name]), dag.paths(theta.double(), omega=OMEGAS[name])
+    torch.testing.assert_close(single.value.double(), double.value, rtol=1e-5, atol=1e-5)
+    assert (single.expected_path.double().sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_want_of_memory_is_an_exception() -> None:
+    code = """
+import resource, torch, bellmax as bx
+dag = bx.DAG([(i, i + 1) for i in range(2000) for _ in range(2)])
+dag.paths(torch.zeros(2, 4000)).topk(2)
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+try:
+    dag.paths(torch.zeros(2, 4000)).topk(60_000)
+except (MemoryError, RuntimeError) as error:
+    print("caught")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "caught\n", result.stderr
 
 
 def test_lanes_and_threads_do_not_mix_rows() -> None:

@@ -1,12 +1,13 @@
 """Who runs the sweeps: ``reference`` (pure torch, any device, any order of derivative) or ``native`` (C++ on the CPU).
 
-A backend holds one module per structure, and that module holds the functions of :class:`Sweeps`.
+For each structure a backend has the functions of :class:`Sweeps`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,17 @@ NAMES = ("reference", "native")
 class Sweeps(Protocol):
     """What a backend does for a structure, on a flat batch and at γ = 1.
 
-    ``theta`` is (B, *event), ``index`` the structure's integer tensors, ``tape`` what ``forward`` keeps for the rest:
-    float64, batch first, and otherwise the backend's own business.
+    ``theta`` is (B, *event); ``index`` the structure's integer tensors, batch first where ``index_is_batched``;
+    ``tape`` what ``forward`` keeps for the rest: float64, batch first, and otherwise the backend's own business.
     """
 
+    index_is_batched: bool
+
     def tape_shape(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]: ...
+
+    def empty_paths(self, theta: Tensor, count: int) -> Tensor:
+        """Room for (B, count) paths in the form that ``sample`` and ``topk`` give them."""
+        ...
 
     def check(self, theta: Tensor, index: Sequence[Tensor]) -> None:
         """Raise a ValueError for values that no sweep can take."""
@@ -66,30 +73,41 @@ class Sweeps(Protocol):
     def sample(
         self, theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer
     ) -> Tensor:
-        """Paths (B, K, *event) drawn with ``uniforms`` (B, K, choices)."""
+        """K paths, as in ``empty_paths``, drawn with ``uniforms`` (B, K, choices)."""
         ...
 
-    def topk(self, theta: Tensor, k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Scores (B, k) of the best paths, descending, and the paths (B, k, *event)."""
+    def topk(self, theta: Tensor, k: int, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+        """Scores (B, k) of the best paths, descending, and the paths as in ``empty_paths``."""
         ...
 
 
 @lru_cache
 def sweeps(structure: str, backend: str) -> Sweeps:
-    return cast(Sweeps, importlib.import_module(f"bellmax.backends.{backend}.{structure}"))
+    reference = importlib.import_module(f"bellmax.backends.reference.{structure}")
+    return native.NativeSweeps(structure, reference) if backend == "native" else cast(Sweeps, reference)
 
 
 def _check_name(name: str, source: str) -> str:
     if name not in NAMES:
         raise ValueError(f"{source} must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
     if name == "native" and not native.available():
-        raise ValueError(f"{source} is 'native', but bellmax was installed without its compiled kernels")
+        raise ValueError(f"{source} is 'native', but that backend is {native.status}")
     return name
 
 
-_chosen: str | None = None
-if "BELLMAX_BACKEND" in os.environ:
-    _chosen = _check_name(os.environ["BELLMAX_BACKEND"], "the environment variable BELLMAX_BACKEND")
+_default: str | None = os.environ.get("BELLMAX_BACKEND")
+if _default is not None:
+    _check_name(_default, "the environment variable BELLMAX_BACKEND")
+
+
+class _Choice(threading.local):
+    """The backend that was asked for, in this thread. (torch.compile cannot trace a ContextVar.)"""
+
+    def __init__(self) -> None:
+        self.name = _default
+
+
+_choice = _Choice()
 
 
 @contextmanager
@@ -102,18 +120,17 @@ def use_backend(name: str) -> Iterator[None]:
     >>> p.backend
     'reference'
     """
-    global _chosen
-    previous, _chosen = _chosen, _check_name(name, "name")
+    previous, _choice.name = _choice.name, _check_name(name, "name")
     try:
         yield
     finally:
-        _chosen = previous
+        _choice.name = previous
 
 
 @lru_cache
 def _warn_reference_serves() -> None:
     warnings.warn(
-        "bellmax was installed without its compiled kernels (no C++ compiler was found): "
+        f"bellmax runs without its compiled kernels ({native.status}): "
         "the reference backend serves, which is right but slow",
         RuntimeWarning,
         stacklevel=2,
@@ -122,12 +139,13 @@ def _warn_reference_serves() -> None:
 
 def backend_for(device: torch.device) -> str:
     """The backend of a structure that is built now on ``device``."""
+    chosen = _choice.name
     if device.type != "cpu":
-        if _chosen == "native":
+        if chosen == "native":
             raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
         return "reference"
-    if _chosen is not None:
-        return _chosen
+    if chosen is not None:
+        return chosen
     if native.available():
         return "native"
     if not torch.compiler.is_compiling():
@@ -143,8 +161,8 @@ def backend_info() -> dict[str, str]:
     ['cpu', 'instructions', 'native', 'threads']
     """
     return {
-        "cpu": _chosen or ("native" if native.available() else "reference"),
-        "native": "available" if native.available() else "not compiled",
+        "cpu": _choice.name or ("native" if native.available() else "reference"),
+        "native": native.status,
         "instructions": native.instructions(),
         "threads": str(torch.get_num_threads()),
     }

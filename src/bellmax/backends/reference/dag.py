@@ -12,18 +12,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.backends.potentials import check_below_infinity
+from bellmax.backends.potentials import reject
 from bellmax.regularizers import Regularizer
 
 Group = tuple[slice, slice, int]
+
+index_is_batched = False
 
 
 def tape_shape(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]:
     return theta.shape[0], index[0].shape[0] - 1
 
 
+def empty_paths(theta: Tensor, count: int) -> Tensor:
+    return theta.new_empty(theta.shape[0], count, theta.shape[1])
+
+
+def check_index(theta: Tensor, index: Sequence[Tensor]) -> None:
+    """A graph is checked when it is made."""
+
+
 def check(theta: Tensor, index: Sequence[Tensor]) -> None:
-    check_below_infinity("weights", theta)
+    reject("weights", theta, ~(theta < math.inf))
 
 
 def _groups(index: Sequence[Tensor]) -> list[Group]:
@@ -166,7 +176,7 @@ def sample(theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor
     return _walk_back(_at_end(uniforms.shape, tape), index, theta, spread)
 
 
-def topk(theta: Tensor, k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def topk(theta: Tensor, k: int, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
     batch, num_nodes = theta.shape[0], index[0].shape[0] - 1
     sorted_theta = _sort_edges(theta, index)
     scores = sorted_theta.new_full((batch, num_nodes, k), -math.inf)
@@ -187,4 +197,4 @@ def topk(theta: Tensor, k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor
     held = sorted_theta.new_zeros((batch, k, num_nodes))
     held[:, :, -1] = torch.arange(1, k + 1, device=theta.device) * (scores[:, -1] > -math.inf)
     paths = _walk_back(held, index, theta, spread) > 0
-    return scores[:, -1].to(theta.dtype), paths.to(theta.dtype)
+    return scores[:, -1].to(theta.dtype).contiguous(), paths.to(theta.dtype)
