@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace bellmax {
 
@@ -35,6 +36,13 @@ struct Format<double> {
     static constexpr double ln2_high = 0.693147180369123816490, ln2_low = 1.90821492927058770002e-10;
 };
 
+template <class S>
+constexpr S inverse_factorial(int k) {
+    double factorial = 1;
+    for (int i = 2; i <= k; ++i) factorial *= i;
+    return S(1 / factorial);
+}
+
 // exp(x) for x <= 1; exactly 0 below the smallest normal number.
 template <class S>
 inline S exp_nonpositive(S x) {
@@ -44,8 +52,9 @@ inline S exp_nonpositive(S x) {
     const S shifted = clamped * S(1.4426950408889634) + F::round;
     const S n = shifted - F::round;
     const S r = (clamped - n * F::ln2_high) - n * F::ln2_low;
-    S p = 1;
-    for (int k = F::exp_terms; k > 0; --k) p = 1 + p * r * (S(1) / S(k));  // Horner's form of Σ r^k / k!
+    S p = inverse_factorial<S>(F::exp_terms);
+#pragma GCC unroll 16
+    for (int k = F::exp_terms - 1; k >= 0; --k) p = p * r + inverse_factorial<S>(k);
     const Int scale = (bits<Int>(shifted) - bits<Int>(F::round) + F::bias) << F::mantissa;
     const S result = p * bits<S>(scale);
     return x > F::smallest ? result : S(0);
@@ -55,16 +64,18 @@ inline S exp_nonpositive(S x) {
 template <class S>
 inline S log_positive(S x) {
     using F = Format<S>;
-    using Int = typename F::Int;
-    const Int offset = bits<Int>(x) - bits<Int>(S(0.70710678118654752));
-    const Int exponent = offset >> F::mantissa;
-    const S m = bits<S>(bits<Int>(x) - exponent * (Int(1) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
+    using Bits = std::make_unsigned_t<typename F::Int>;
+    // The exponent of x / sqrt(1/2), biased so that it is never negative: vector units shift only unsigned numbers.
+    const Bits low = bits<Bits>(S(0.70710678118654752)) - (Bits(F::bias) << F::mantissa);
+    const Bits exponent = (bits<Bits>(x) - low) >> F::mantissa;
+    const S m = bits<S>(bits<Bits>(x) - ((exponent - Bits(F::bias)) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
     // The exponent as a number, by the bits of round + exponent: conversions of 64-bit integers are slow.
-    const S n = bits<S>(bits<Int>(F::round) + exponent) - F::round;
+    const S n = (bits<S>(bits<Bits>(F::round) + exponent) - F::round) - S(F::bias);
     const S s = (m - 1) / (m + 1), z = s * s;
-    S p = 0;
-    for (int k = F::log_terms; k > 0; --k) p = z * (p + S(1) / S(2 * k + 1));  // atanh(s) = s (1 + z/3 + z²/5 + …)
-    const S result = (n * F::ln2_low + 2 * s * p) + 2 * s + n * F::ln2_high;
+    S p = S(1) / S(2 * F::log_terms + 1);
+#pragma GCC unroll 16
+    for (int k = F::log_terms - 1; k > 0; --k) p = p * z + S(1) / S(2 * k + 1);  // atanh(s) = s (1 + z/3 + z²/5 + …)
+    const S result = (n * F::ln2_low + 2 * s * (z * p)) + 2 * s + n * F::ln2_high;
     return x > 0 ? result : -std::numeric_limits<S>::infinity();
 }
 
