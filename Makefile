@@ -40,7 +40,7 @@ sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and Undefined
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -S -c "import sys; \
 	  sys.path[:0] = ['build/sanitize/site', '$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')']; \
-	  import pytest; sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', 'native and not compile and not export']))"
+	  import pytest; sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', 'native and not compile and not export and not want_of_memory']))"
 
 clean:  ## remove what was built
 	rm -rf .venv build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

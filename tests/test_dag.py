@@ -130,8 +130,10 @@ def test_groups_share_level_and_number_of_parents() -> None:
     assert (parent < torch.repeat_interleave(torch.arange(14), offset.diff())).all()
 
 
-def test_two_hundred_thousand_nodes(backend: str) -> None:
-    layers, width = (20_000, 10) if backend == "native" else (40, 30)
+@pytest.mark.parametrize(
+    ("layers", "width", "backend"), [(20_000, 10, "native"), (40, 30, "reference")], indirect=["backend"]
+)
+def test_a_unit_flows_through_every_layer(layers: int, width: int, backend: str) -> None:
     dag = bx.DAG(layered_edges(layers, width))
     theta = potentials(dag.num_edges).float().requires_grad_()
     p = dag.paths(theta)

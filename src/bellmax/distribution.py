@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from bellmax import autograd
+import bellmax.autograd as autograd
 from bellmax.backends import backend_for
 from bellmax.regularizers import (
     Hard,
