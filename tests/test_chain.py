@@ -197,6 +197,15 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
     assert not torch.autograd.grad(nowhere.value[1] + nowhere.entropy()[1], lost)[0].any()
 
 
+def test_strided_inputs(omega: bx.Regularizer, backend: str) -> None:
+    theta, z = potentials(3, 2, 4, 3).permute(2, 1, 3, 0), potentials(3, 3).expand(4, 2, 3, 3)
+    p, copy = bx.Chain(theta, omega=omega), bx.Chain(theta.contiguous(), omega=omega)
+    assert torch.equal(p.value, copy.value)
+    assert torch.equal(p.expected_path, copy.expected_path)
+    assert torch.equal(p.hessian_product(z), copy.hessian_product(z.contiguous()))
+    assert torch.equal(p.best_sequence(), copy.best_sequence())
+
+
 def test_vmap_over_lengths(backend: str) -> None:
     theta, lengths = potentials(5, 2, 4, 3, 3), torch.tensor([[1, 4], [2, 3], [4, 0], [1, 1], [3, 2]])
     mapped = torch.func.vmap(lambda t, n: bx.Chain(t, lengths=n).value)(theta, lengths)

@@ -349,6 +349,15 @@ def test_no_path_at_all(omega: bx.Regularizer, backend: str) -> None:
     assert p.log_prob(p.best_path()[0].expand(2, 10))[1] == -math.inf
 
 
+def test_minus_infinity_everywhere(omega: bx.Regularizer, backend: str) -> None:
+    theta = torch.full((3, 10), -math.inf, dtype=torch.float64, requires_grad=True)
+    p = diamond().paths(theta, omega=omega)
+    assert (p.value == -math.inf).all()
+    (gradient,) = torch.autograd.grad(p.value.sum() + p.entropy().sum() + p.expected_path.sum(), theta)
+    for zero in (gradient, p.hessian_product(torch.ones_like(theta)), p.sample((2,)), p.topk(2)[1], p.mode):
+        assert not zero.any()
+
+
 def test_one_edge_and_ties(omega: bx.Regularizer, backend: str) -> None:
     assert bx.DAG([(0, 1)]).paths(torch.tensor([3.0]), omega=omega).expected_path.tolist() == [1.0]
     tied = bx.DAG([(0, 1), (0, 1), (0, 1)]).paths(torch.zeros(3), omega=omega)
