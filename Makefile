@@ -29,8 +29,10 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 demo: $(INSTALLED)  ## a small graph under three regularizers, as a table and a picture
 	$(BIN)/python examples/demo.py
 
-bench: $(INSTALLED)  ## measure; writes benchmarks/results
+bench: $(INSTALLED)  ## measure, chains against their peers; writes benchmarks/results
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[bench]'
 	$(BIN)/python benchmarks/dag.py
+	$(BIN)/python benchmarks/chain.py
 
 # A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer

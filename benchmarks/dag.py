@@ -5,17 +5,23 @@ Every comparison runs in one process, interleaved; a row gives the minimum and t
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from measuring import (
+    Run,
+    cell,
+    command_line,
+    forget_peak,
+    heading,
+    in_own_process,
+    machine,
+    measure,
+    peak,
+    ratio,
+    report,
+    table,
+)
 
 import bellmax as bx
 
@@ -39,7 +45,7 @@ def layered(layers: int, width: int) -> torch.Tensor:
     )
 
 
-def tasks(dag: bx.DAG, theta: torch.Tensor, z: torch.Tensor, omega: bx.Regularizer) -> dict[str, Callable[[], object]]:
+def tasks(dag: bx.DAG, theta: torch.Tensor, z: torch.Tensor, omega: bx.Regularizer) -> dict[str, Run]:
     def value() -> object:
         with torch.no_grad():
             return dag.paths(theta, omega=omega).value
@@ -52,17 +58,6 @@ def tasks(dag: bx.DAG, theta: torch.Tensor, z: torch.Tensor, omega: bx.Regulariz
         return torch.autograd.grad((path * z).sum(), theta)
 
     return {"value": value, "gradient": gradient, "Hessian product": hessian}
-
-
-def measure(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each run: minimum and median over interleaved repeats, after one that warms up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: {"min": min(t[1:]), "median": statistics.median(t[1:])} for name, t in times.items()}
 
 
 def growth(repeats: int) -> list[dict[str, object]]:
@@ -78,14 +73,8 @@ def growth(repeats: int) -> list[dict[str, object]]:
 
 
 def memory(edges: int) -> float:
-    """Peak MB above the graph and its weights during value, gradient and Hessian product, in a process of its own.
-
-    Linux only.
-    """
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory", str(edges)], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
+    """Peak MB above the graph and its weights during value, gradient and Hessian product, in a process of its own."""
+    return float(in_own_process(__file__, "--memory", str(edges)))
 
 
 def print_memory(edges: int) -> None:
@@ -94,17 +83,10 @@ def print_memory(edges: int) -> None:
     small = bx.DAG(layered(2, 2))
     for run in tasks(small, torch.zeros(8, requires_grad=True), torch.zeros(8), bx.Negentropy()).values():
         run()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = peak()
+    before = forget_peak()
     for run in tasks(dag, theta, z, bx.Negentropy()).values():
         run()
     print((peak() - before) / 1024)
-
-
-def peak() -> int:
-    """Greatest resident memory since the peak was last forgotten, in KB."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 
 
 def against_reference(repeats: int, batch: int) -> list[dict[str, object]]:
@@ -119,14 +101,20 @@ def against_reference(repeats: int, batch: int) -> list[dict[str, object]]:
         times = measure(runs, repeats)
         for task in ("value", "gradient", "Hessian product"):
             native, reference = times[f"native {task}"], times[f"reference {task}"]
-            ratio = reference["median"] / native["median"]
             rows.append(
-                {"omega": name, "batch": batch, "task": task, "native": native, "reference": reference, "ratio": ratio}
+                {
+                    "omega": name,
+                    "batch": batch,
+                    "task": task,
+                    "native": native,
+                    "reference": reference,
+                    "ratio": ratio(reference, native),
+                }
             )
     return rows
 
 
-def on_backend(backend: str, run: Callable[[], object]) -> Callable[[], object]:
+def on_backend(backend: str, run: Run) -> Run:
     def wrapped() -> object:
         with bx.use_backend(backend):
             return run()
@@ -134,74 +122,47 @@ def on_backend(backend: str, run: Callable[[], object]) -> Callable[[], object]:
     return wrapped
 
 
-def machine() -> dict[str, object]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
-    return {"processor": model, "python": platform.python_version(), "torch": torch.__version__, **bx.backend_info()}
-
-
-def cell(times: dict[str, float]) -> str:
-    return f"{times['min']:.2f} / {times['median']:.2f}"
-
-
-def markdown(results: dict) -> str:
-    m = results["machine"]
-    lines = [
-        "# DAG engine",
-        "",
-        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}.",
-        "float32; milliseconds, minimum / median. Made by `make bench`.",
+def markdown(results: dict) -> list[str]:
+    growth = [
+        [
+            f"{r['nodes']}",
+            f"{r['edges']}",
+            f"{r['build']:.1f}",
+            *(cell(r[task]) for task in ("value", "gradient", "Hessian product")),
+            f"{r['gradient']['median'] * 1e6 / r['edges']:.1f}",
+            f"{r['memory']:.0f}",
+        ]
+        for r in results["growth"]
+    ]
+    against_reference = [
+        [r["omega"], f"{r['batch']}", r["task"], cell(r["native"]), cell(r["reference"]), f"{r['ratio']:.0f}×"]
+        for r in results["against_reference"]
+    ]
+    return [
+        *heading("DAG engine", results["machine"]),
         "",
         "## Cost against the number of edges",
         "",
         f"Layers of {WIDTH} nodes, one after the other; negentropy; native; batch of one.",
         "`ns/edge` is of the gradient's median; memory is the peak above the graph and its weights.",
-        "",
-        "| nodes | edges | build | value | gradient | Hessian product | ns/edge | memory, MB |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for r in results["growth"]:
-        each = r["gradient"]["median"] * 1e6 / r["edges"]
-        lines.append(
-            f"| {r['nodes']} | {r['edges']} | {r['build']:.1f} | {cell(r['value'])} | {cell(r['gradient'])} "
-            f"| {cell(r['Hessian product'])} | {each:.1f} | {r['memory']:.0f} |"
-        )
-    lines += [
+        *table("nodes: | edges: | build: | value: | gradient: | Hessian product: | ns/edge: | memory, MB:", growth),
         "",
         "## Native against reference on a deep graph",
         "",
         "2000 layers of 4 nodes (8 002 nodes, 31 992 edges).",
-        "",
-        "| Ω | batch | task | native | reference | ratio of medians |",
-        "|---|---:|---|---:|---:|---:|",
+        *table("Ω | batch: | task | native: | reference: | ratio of medians:", against_reference),
     ]
-    for r in results["against_reference"]:
-        lines.append(
-            f"| {r['omega']} | {r['batch']} | {r['task']} | {cell(r['native'])} | {cell(r['reference'])} "
-            f"| {r['ratio']:.0f}× |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results"), help="folder for dag.json and dag.md"
-    )
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each task after the first (default: 5)")
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = command_line(__doc__, "dag", repeats=5).parse_args()
     if args.memory:
-        print_memory(args.memory)
+        print_memory(int(args.memory))
         return
     torch.manual_seed(0)
     results = {"machine": machine(), "growth": growth(args.repeats)}
     results["against_reference"] = against_reference(args.repeats, 1) + against_reference(args.repeats, 16)
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "dag.json").write_text(json.dumps(results, indent=1) + "\n")
-    (args.output / "dag.md").write_text(markdown(results))
-    print(markdown(results))
+    report(args.output, "dag", results, markdown(results))
 
 
 if __name__ == "__main__":

@@ -1,215 +1,506 @@
-// The sweeps of a chain (Algorithms 3 and 4 of the paper, mended). A row of potentials, the transitions into one state,
-// lies side by side in memory and in the lanes; threads take different sequences. Values are double, and a row is
-// computed relative to the greatest value of the step before, in the precision of the potentials.
+// The sweeps of a chain (Algorithms 3 and 4 of the paper, mended), in log space and for every Ω.
+//
+// The smoothed maxima of W states are solved side by side: of W neighbouring states of a sequence ("along"), or of the
+// same state of W sequences ("across"), whichever keeps lanes and threads busier. The scores into them are transposed as
+// they are read, so that whatever runs over previous states runs over vectors.
 #include "chain.h"
 
 #include <cstddef>
+#include <numeric>
+#include <optional>
 #include <type_traits>
+#include <vector>
 
-#include "parallel.h"
-
-#ifndef BELLMAX_ARCH
-#error "compile with -DBELLMAX_ARCH=baseline or avx2"
-#endif
+#include "lanes.h"
+#include "products.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
-
-using std::int64_t;
-
-constexpr int lanes = 8;
 
 template <class T>
 struct Kind {
     using type = T;
 };
 
-// One sequence: where its numbers lie, and a row's worth of room, padded to whole lanes with −∞ or 0.
-template <class S, class Omega>
-struct Sequence {
-    using Real = typename Omega::Real;
+template <class S>
+bool is_dense(const ScoresProblem<S>& problem) {
+    return problem.scores.emissions == nullptr;
+}
 
-    Omega omega;
-    int64_t states, padded, steps, length;
-    const S* theta;
-    const double *value, *threshold;  // by step and state: values before and after each step, thresholds after it
-    std::unique_ptr<Real[]> before;   // values before a step, relative to base
-    std::unique_ptr<Real[]> r, q, s;  // of the row that was loaded last; r is relative to its greatest entry
-    double base = 0;
-    Real tau = 0;
+// Numbers of the states, step by step: a vector for each group of W, padded with `filler`.
+template <class T, class Real, bool across>
+class Nodes {
+    static constexpr int W = lanes_of<Real>;
+    const Lanes<W>& lanes;
+    Records records;
+    T* base;
+    std::optional<Stream<T, Real>> stream;
+    std::unique_ptr<Real[]> cells;
 
-    Sequence(const ChainProblem<S>& problem, int64_t b, const double* tape)
-        : omega(problem.omega),
-          states(problem.states),
-          padded((problem.states + lanes - 1) / lanes * lanes),
-          steps(problem.steps),
-          length(problem.lengths[b]),
-          theta(problem.theta + b * steps * states * states),
-          value(tape + b * 2 * (steps + 1) * states),
-          threshold(value + (steps + 1) * states),
-          before(scratch<Real>(padded)),
-          r(scratch<Real>(padded)),
-          q(zeros<Real>(padded)),
-          s(zeros<Real>(padded)) {
-        for (int64_t p = 0; p < padded; ++p) before[p] = r[p] = -infinity<Real>;
+    T* place(int64_t n) const {
+        return base + (records.compact ? n : lanes.step(0, n)) * records.stride;
     }
 
-    const S* row(int64_t t, int64_t i) const { return theta + (t * states + i) * states; }
-
-    // At the first step only state 0 comes before.
-    int64_t width(int64_t t) const { return t == 0 ? 1 : states; }
-
-    void enter(int64_t t) {
-        const double* values = value + t * states;
-        double top = -infinity<double>;
-        for (int64_t p = 0; p < states; ++p) top = values[p] > top ? values[p] : top;
-        base = top == -infinity<double> ? 0 : top;
-        for (int64_t p = 0; p < states; ++p) before[p] = Real(values[p] - base);
-    }
-
-    // Scores θ + v of the edges into state i at step t, relative to base, into r; the greatest of them.
-    Real load(int64_t t, int64_t i) {
-        const S* weights = row(t, i);
-        const Real* from = before.get();
-        Real *to = r.get(), top = -infinity<Real>;
-        const int64_t n = width(t);
-#pragma omp simd reduction(max : top)
-        for (int64_t p = 0; p < n; ++p) {
-            to[p] = Real(weights[p]) + from[p];
-            top = to[p] > top ? to[p] : top;
-        }
-        for (int64_t p = n; p < states; ++p) to[p] = -infinity<Real>;
-        return top;
-    }
-
-    // The same for the edges into the end, whose potentials are 0.
-    Real load_end() {
-        enter(length);
-        Real top = -infinity<Real>;
-        for (int64_t p = 0; p < states; ++p) {
-            r[p] = before[p];
-            top = r[p] > top ? r[p] : top;
-        }
-        return top;
-    }
-
-    // Makes r relative to its greatest entry.
-    void recentre(Real top) {
-        const Real shift = top == -infinity<Real> ? Real(0) : top;
-        Real* to = r.get();
-#pragma omp simd
-        for (int64_t p = 0; p < padded; ++p) to[p] -= shift;
-    }
-
-    // The smoothed max of the row that was loaded, relative to base, and its threshold.
-    Real solve(Real top) {
-        if (top == -infinity<Real>) {
-            tau = Omega::by_slot ? Real(-1) : Real(0);
-            return top;
-        }
-        if constexpr (Omega::by_slot) {
-            int64_t p = 0;
-            while (!(r[p] >= top)) ++p;
-            tau = Real(p);
-            return top;
+public:
+    Nodes(const Lanes<W>& of, T* data, const Records& layout)
+        : lanes(of), records(layout), base(data) {
+        if (!data) return;
+        if (across) {
+            stream.emplace(of, data, layout);
         } else {
-            recentre(top);
-            Real taus[lanes], values[lanes];
-            omega.template solve<lanes, true>(r.get(), padded / lanes, taus, values);
-            tau = taus[0];
-            return top + values[0];
+            base += of.sequence[0] * layout.batch;
+            cells = zeros<Real>(records.size + W);
         }
     }
 
-    // Makes r of the row that was loaded what the functions of Ω expect.
-    void relate(Real top) {
-        if constexpr (Omega::by_slot) {
-            for (int64_t p = 0; p < padded; ++p) r[p] = Real(p) == tau ? Real(0) : -infinity<Real>;
+    const Real* read(int64_t n) {
+        if constexpr (across) {
+            return stream->read(n);
         } else {
-            recentre(top);
+            const T* from = place(n);
+            for (int64_t i = 0; i < records.size; ++i) cells[i] = Real(from[i]);
+            return cells.get();
         }
     }
 
-    // q and s of the row that was related. q is made to sum to 1: over a long path its rounding would add up.
-    void weigh() {
-        const Omega local = omega;
-        const Real at = tau, *from = r.get();
-        Real *to_q = q.get(), *to_s = s.get(), sum[lanes] = {};
-        for (int64_t p = 0; p < padded; p += lanes) {
-#pragma omp simd
-            for (int l = 0; l < lanes; ++l) {
-                Real edge_q, edge_s;
-                local.weigh(from[p + l], at, edge_q, edge_s);
-                sum[l] += to_q[p + l] = edge_q;
-                to_s[p + l] = edge_s;
-            }
+    Real* room(int64_t n) {
+        if constexpr (across) {
+            return stream->room(n);
+        } else {
+            return cells.get();
         }
-        share<lanes>(sum);
-        const Real scale = sum[0] > 0 ? 1 / sum[0] : Real(1);
-#pragma omp simd
-        for (int64_t p = 0; p < padded; ++p) to_q[p] *= scale;
     }
 
-    void relate_row(int64_t t, int64_t i) {
-        tau = Real(threshold[(t + 1) * states + i]);
-        relate(load(t, i));
-    }
-
-    void weigh_row(int64_t t, int64_t i) {
-        relate_row(t, i);
-        weigh();
-    }
-
-    // The edges into the end, related and weighed; the value of the program.
-    double weigh_end() {
-        const Real value_there = solve(load_end());
-        relate(load_end());
-        weigh();
-        return value_there == -infinity<Real> ? -infinity<double> : base + double(value_there);
+    void finish(int64_t n, bool ascending) {
+        if constexpr (across) {
+            stream->finish(n, ascending);
+        } else {
+            T* to = place(n);
+            for (int64_t i = 0; i < records.size; ++i) to[i] = T(cells[i]);
+        }
     }
 };
 
-// Runs body(sequence number, Ω) over the threads.
-template <class S, class Body>
-void for_sequences(const ChainProblem<S>& problem, Body body) {
+// Numbers of the edges, step by step: for each group of W states a tile with a vector for each previous state.
+template <class T, class Real, bool across>
+class Edges {
+    static constexpr int W = lanes_of<Real>;
+    const Lanes<W>& lanes;
+    Records records;
+    int64_t states;
+    T* base;
+    std::optional<Stream<T, Real>> stream;
+    std::unique_ptr<Real[]> tiles;  // of one group, or of all if they serve every step
+    bool filled = false;
+
+    // Row by row; past the last state the last row is repeated.
+    void rows(int64_t n, int64_t g, T** lane) const {
+        T* matrix = base + (records.stride ? (lanes.step(0, n) - records.shift) * records.stride : 0);
+        for (int l = 0; l < W; ++l) lane[l] = matrix + std::min(g * W + l, states - 1) * states;
+    }
+
+public:
+    Edges(const Lanes<W>& of, T* data, const Records& layout, int64_t size)
+        : lanes(of),
+          records(layout),
+          states(size),
+          base(data + of.sequence[0] * layout.batch) {
+        if (across) {
+            stream.emplace(of, data, layout);
+        } else {
+            tiles = zeros<Real>(((records.stride ? 1 : groups()) * states + W) * W);
+        }
+    }
+
+    int64_t groups() const { return (states + W - 1) / W; }
+
+    const Real* read(int64_t n, int64_t g) {
+        if constexpr (across) {
+            return stream->read(records.stride ? n : records.shift) + g * states * W;
+        } else {
+            T* lane[W];
+            if (records.stride) {
+                rows(n, g, lane);
+                fetch<Real>(const_cast<const T**>(lane), states, tiles.get());
+                return tiles.get();
+            }
+            for (int64_t h = 0; !filled && h < groups(); ++h) {
+                rows(n, h, lane);
+                fetch<Real>(const_cast<const T**>(lane), states, &tiles[h * states * W]);
+            }
+            filled = true;
+            return &tiles[g * states * W];
+        }
+    }
+
+    Real* room(int64_t n, int64_t g) {
+        if constexpr (across) {
+            return stream->room(n) + g * states * W;
+        } else {
+            return tiles.get();
+        }
+    }
+
+    void finish_group(int64_t n, int64_t g) {
+        if constexpr (!across) {
+            T* lane[W];
+            rows(n, g, lane);
+            flush<Real>(lane, int(std::min<int64_t>(W, states - g * W)), states, tiles.get());
+        }
+    }
+
+    void finish_step(int64_t n) {
+        if constexpr (across) stream->finish(n);
+    }
+};
+
+template <class S>
+Records edge_records(const ScoresProblem<S>& problem) {
+    const int64_t square = problem.states * problem.states;
+    return {square, problem.transition_step, problem.transition_batch, is_dense(problem) ? 0 : 1};
+}
+
+template <class S>
+Records node_records(const ScoresProblem<S>& problem) {
+    return {problem.states, problem.states, problem.steps * problem.states};
+}
+
+// A row of the tape for each step that counts, and one before the first.
+template <class S>
+Records tape_records(const ScoresProblem<S>& problem, int64_t more = 1) {
+    return {problem.states, problem.states, 2 * (problem.steps + 1) * problem.states, 0, true, more};
+}
+
+// A unit of work: what is known of its sequences, and the row of scores that was loaded last.
+template <class S, class Omega_, bool factored, bool across_>
+struct Unit {
+    using Omega = Omega_;
+    using Real = typename Omega::Real;
+    using V = Vec<Real>;
+    static constexpr bool across = across_, is_factored = factored;
+    static constexpr int W = lanes_of<Real>;
+    // A number for each state: by lane, or the same for all.
+    using Entry = std::conditional_t<across, V, Real>;
+
+    const ScoresProblem<S>& problem;
+    Omega omega;
+    Lanes<W> lanes;
+    int64_t states, groups, cells;
+    Edges<const S, Real, across> edges;
+    Nodes<const S, Real, across> emissions, values, thresholds;
+    V length;
+    std::unique_ptr<Real[]> start, end;  // scores of the first and the last states, by cell
+    std::unique_ptr<Real[]> x, q, s;     // of the edges into the group that was loaded last
+    V top;
+
+    Unit(const ScoresProblem<S>& of, const int64_t* sequences, int64_t count, const S* tape)
+        : problem(of),
+          omega(of.omega),
+          lanes(of, sequences, across ? count : 1),
+          states(of.states),
+          groups(across ? states : (states + W - 1) / W),
+          cells(groups * W),
+          edges(lanes, of.scores.transitions, edge_records(of), states),
+          emissions(lanes, of.scores.emissions, node_records(of)),
+          values(lanes, tape, tape_records(of)),
+          thresholds(lanes, tape + (of.steps + 1) * states, tape_records(of)),
+          start(ends(of.scores.start, of.start_batch)),
+          end(ends(of.scores.end, of.end_batch)),
+          x(scratch<Real>((states + 1) * W)),
+          q(scratch<Real>((states + 1) * W)),
+          s(scratch<Real>((states + 1) * W)) {
+        for (int l = 0; l < W; ++l) length[l] = Real(across ? lanes.length[l] : lanes.length[0]);
+    }
+
+    // One number a state of every lane's sequence, from its own place.
+    void gather(const S* const* lane, Real* to) const {
+        if constexpr (across) {
+            fetch<Real>(lane, states, to);
+        } else {
+            for (int64_t i = 0; i < states; ++i) to[i] = Real(lane[0][i]);
+        }
+    }
+
+    std::unique_ptr<Real[]> ends(const S* data, int64_t batch) const {
+        auto all = zeros<Real>(cells + W * W);
+        if (factored) {
+            const S* lane[W];
+            for (int l = 0; l < W; ++l) lane[l] = data + lanes.sequence[l] * batch;
+            gather(lane, all.get());
+        }
+        return all;
+    }
+
+    // Lanes whose sequence has a step n.
+    auto active(int64_t n) const { return length > V{} + Real(n); }
+
+    static V at(const Real* vector, int64_t p) {
+        if constexpr (across) {
+            return load<Real>(vector + p * W);
+        } else {
+            return broadcast(vector[p]);
+        }
+    }
+    static Entry entry(const Real* vector, int64_t p) { return load_vector<Entry>(vector + p * (across ? W : 1)); }
+    static void set_entry(Real* vector, int64_t p, Entry value) {
+        std::memcpy(vector + p * (across ? W : 1), &value, sizeof value);
+    }
+
+    int64_t width(int64_t n) const { return n == 0 ? 1 : states; }
+
+    // Scores into group g at step n, where `before` are the values it starts from; their maximum, 0 where that is −∞.
+    // Returns the first best previous state for the hard max.
+    V load_group(int64_t n, int64_t g, const Real* before, bool* sound = nullptr) {
+        V best = V{} - infinity<Real>, slot = V{} - Real(1);
+        auto unsound = best > best;
+        if (n == 0) {
+            best = factored ? load<Real>(&start[g * W]) : load<Real>(edges.read(0, g));
+            unsound = !(best < V{} + infinity<Real>);
+            slot = best > V{} - infinity<Real> ? V{} : slot;
+            store(&x[0], best);
+        } else {
+            const Real* weights = edges.read(n, g);
+            Real* to = x.get();
+            for (int64_t p = 0; p < states; ++p) {
+                const V weight = load<Real>(weights + p * W), score = weight + at(before, p);
+                if (sound) unsound |= !(weight < V{} + infinity<Real>);
+                if constexpr (Omega::by_slot) slot = score > best ? V{} + Real(p) : slot;
+                best = greater<Real>(score, best);
+                store(to + p * W, score);
+            }
+        }
+        if (sound && any(unsound & active(n))) *sound = false;
+        top = best;
+        return slot;
+    }
+
+    V shift() const { return top == V{} - infinity<Real> ? V{} : top; }
+
+    // q and s of the group that was loaded; what makes q sum to 1.
+    V weigh_group(int64_t n, V tau) {
+        const Omega local = omega;
+        const V from = shift();
+        const Real* scores = x.get();
+        Real *to_q = q.get(), *to_s = s.get();
+        V sum{};
+        for (int64_t p = 0; p < width(n); ++p) {
+            V edge_q, edge_s;
+            local.weigh(relative(load<Real>(scores + p * W) - from, p, tau), tau, edge_q, edge_s);
+            sum += edge_q;
+            store(to_q + p * W, edge_q);
+            if constexpr (!std::is_same_v<Omega, Negentropy<S>>) store(to_s + p * W, edge_s);
+        }
+        return sum > V{} ? 1 / sum : V{};
+    }
+
+    // For negentropy s is q.
+    const Real* slopes() const { return std::is_same_v<Omega, Negentropy<S>> ? q.get() : s.get(); }
+
+    // What the functions of Ω expect for r.
+    template <class U>
+    static U relative(U r, int64_t p, U tau) {
+        if constexpr (Omega::by_slot) {
+            return tau == U{} + Real(p) ? U{} : U{} - infinity<Real>;
+        } else {
+            return r;
+        }
+    }
+
+    // The end node: q and s of the edges into it from values v at the last step, by entry; its value relative to them.
+    struct End {
+        std::unique_ptr<Real[]> scores, q, s;
+        Entry top, tau, value;
+    };
+    End solve_end(const Real* v) const {
+        const int64_t entries = cells + W;
+        End node{scratch<Real>(entries), zeros<Real>(entries), zeros<Real>(entries), {}, {}, {}};
+        Entry best = Entry{} - infinity<Real>, slot = Entry{} - Real(1);
+        for (int64_t p = 0; p < states; ++p) {
+            const Entry score = entry(v, p) + entry(end.get(), p);
+            slot = score > best ? Entry{} + Real(p) : slot;
+            best = score > best ? score : best;
+            set_entry(node.scores.get(), p, score);
+        }
+        node.top = best == Entry{} - infinity<Real> ? Entry{} : best;
+        if constexpr (Omega::by_slot) {
+            node.tau = slot;
+            node.value = best;
+        } else {
+            omega.solve(node.scores.get(), across ? W : 1, states, node.top, node.tau, node.value);
+            node.tau = best > Entry{} - infinity<Real> ? node.tau : Entry{};
+            node.value += best;
+        }
+        Entry sum{};
+        for (int64_t p = 0; p < states; ++p) {
+            Entry edge_q, edge_s;
+            const Entry r = relative(entry(node.scores.get(), p) - node.top, p, node.tau);
+            omega.weigh(r, node.tau, edge_q, edge_s);
+            sum += edge_q;
+            set_entry(node.q.get(), p, edge_q);
+            set_entry(node.s.get(), p, edge_s);
+        }
+        const Entry scale = sum > Entry{} ? 1 / sum : Entry{};
+        for (int64_t p = 0; p < states; ++p) set_entry(node.q.get(), p, entry(node.q.get(), p) * scale);
+        return node;
+    }
+
+    // Values after the last step of each sequence, from the tape.
+    std::unique_ptr<Real[]> last_values() const {
+        auto v = zeros<Real>(cells + W * W);
+        const S* lane[W];
+        const int64_t row = states, batch = 2 * (problem.steps + 1) * states;
+        for (int l = 0; l < W; ++l) lane[l] = problem.tape + lanes.sequence[l] * batch + lanes.length[l] * row;
+        gather(lane, v.get());
+        return v;
+    }
+
+    // Sums over the lanes what runs along states, so that a vector for each state becomes a number.
+    void collapse(const Real* spread, Real* to) const {
+        if constexpr (across) {
+            std::copy(spread, spread + cells, to);
+        } else {
+            for (int64_t p = 0; p < states; p += W) {
+                V v[W];
+                for (int k = 0; k < W; ++k) v[k] = load<Real>(spread + (p + k) * W);
+                transpose(v);
+                V sum = v[0];
+                for (int k = 1; k < W; ++k) sum += v[k];
+                store(to + p, sum);
+            }
+        }
+    }
+
+    // 1/Σ mass, or 0: the total is 1 but for rounding.
+    V normaliser(const Real* mass) const {
+        if constexpr (across) {
+            V total{};
+            for (int64_t p = 0; p < states; ++p) total += load<Real>(mass + p * W);
+            return total > V{} ? 1 / total : V{};
+        } else {
+            double total = 0;
+            for (int64_t p = 0; p < states; ++p) total += double(mass[p]);
+            return broadcast(total > 0 ? Real(1 / total) : Real(0));
+        }
+    }
+};
+
+// The sequences that are solved here, the longest first, in units for threads.
+template <class S>
+struct Plan {
+    std::vector<int64_t> sequences;
+    bool across;
+    int64_t size, units;
+
+    // `chosen` says which sequences; lanes of one precision or the other.
+    template <class Chosen>
+    Plan(const ScoresProblem<S>& problem, int width, Chosen chosen) {
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            if (chosen(b)) sequences.push_back(b);
+        }
+        std::stable_sort(sequences.begin(), sequences.end(),
+                         [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
+        const int64_t count = int64_t(sequences.size()), threads = problem.threads;
+        const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
+        const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
+        const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
+        across = across_cost < along_cost;
+        size = across ? width : 1;
+        units = share(count, size);
+    }
+};
+
+// Runs body(unit of work, thread) over the threads.
+template <class S, class Chosen, class Body>
+void for_units(const ScoresProblem<S>& problem, const S* tape, Chosen chosen, Body body) {
     with_omega<S>(problem.omega, [&](auto omega) {
         using Omega = decltype(omega);
-        parallel_for(problem.batch, problem.threads, [&](int64_t b) { body(b, Kind<Omega>()); });
+        const Plan<S> plan(problem, lanes_of<typename Omega::Real>, chosen);
+        const auto run = [&](auto factored, auto across) {
+            parallel_for(plan.units, problem.threads, [&](int64_t n) {
+                const int64_t first = n * plan.size, count = std::min<int64_t>(plan.size, plan.sequences.size() - first);
+                Unit<S, Omega, factored(), across()> unit(problem, &plan.sequences[first], count, tape);
+                body(unit, int(n % problem.threads));
+            });
+        };
+        const auto either = [&](auto factored) {
+            plan.across ? run(factored, std::true_type()) : run(factored, std::false_type());
+        };
+        is_dense(problem) ? either(std::false_type()) : either(std::true_type());
     });
 }
 
-template <class S>
-void clear(S* from, S* to) {
-    for (; from < to; ++from) *from = 0;
+template <class U, class S>
+bool forward_unit(U& unit, S* value, S* tape) {
+    using Real = typename U::Real;
+    using V = typename U::V;
+    using Entry = typename U::Entry;
+    constexpr int W = U::W;
+    const auto& problem = unit.problem;
+    const auto& lanes = unit.lanes;
+    const int64_t states = unit.states, cells = unit.cells, plane = (problem.steps + 1) * states;
+    Nodes<S, Real, U::across> values(lanes, tape + states, tape_records(problem, 0));
+    Nodes<S, Real, U::across> thresholds(lanes, tape + plane + states, tape_records(problem, 0));
+    auto v = zeros<Real>(cells + W), next = zeros<Real>(cells + W);
+    Wide<Entry> offset{};
+    bool sound = true;
+    for (int64_t n = 0; n < lanes.longest; ++n) {
+        const Real* bonus = unit.is_factored ? unit.emissions.read(n) : nullptr;
+        Real* to_tau = thresholds.room(n);
+        const auto now = unit.active(n);
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            V tau = unit.load_group(n, g, v.get(), &sound), best = unit.top;
+            if constexpr (!U::Omega::by_slot) {
+                V above;
+                unit.omega.solve(unit.x.get(), W, unit.width(n), unit.shift(), tau, above);
+                tau = best > V{} - infinity<Real> ? tau : V{};
+                best += above;
+            }
+            if (bonus) {
+                const V own = load<Real>(bonus + g * W);
+                sound &= !any((!(own < V{} + infinity<Real>)) & now);
+                best += own;
+            }
+            store(to_tau + g * W, tau);
+            store(&next[g * W], best);
+        }
+        Entry top = Entry{} - infinity<Real>;
+        for (int64_t p = 0; p < states; ++p) {
+            const Entry state = unit.entry(next.get(), p);
+            top = state > top ? state : top;
+        }
+        Entry base = top == Entry{} - infinity<Real> ? Entry{} : top;
+        Real* to_value = values.room(n);
+        if constexpr (U::across) base = now ? base : Entry{};
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            V after = load<Real>(&next[g * W]) - (V{} + base);
+            if constexpr (U::across) after = now ? after : load<Real>(&v[g * W]);
+            store(&v[g * W], after);
+            store(to_value + g * W, after);
+        }
+        offset += widen(base);
+        values.finish(n, true);
+        thresholds.finish(n, true);
+    }
+    const auto node = unit.solve_end(v.get());
+    for (int l = 0; l < lanes.valid; ++l) {
+        tape[lanes.sequence[l] * 2 * plane + plane] = 0;  // not in exp space
+        for (int64_t p = 0; p < states && lanes.length[l] > 0; ++p) {
+            sound &= unit.end[U::across ? p * W + l : p] < infinity<Real>;
+        }
+        if constexpr (U::across) {
+            value[lanes.sequence[l]] = lanes.length[l] ? S(offset[l] + double(node.value[l])) : S(0);
+        } else {
+            value[lanes.sequence[l]] = lanes.length[l] ? S(offset + double(node.value)) : S(0);
+        }
+    }
+    return sound;
 }
 
-template <class S>
-bool forward(const ChainProblem<S>& problem, S* value, double* tape) {
+template <class S, class Chosen>
+bool forward_where(const ScoresProblem<S>& problem, S* value, S* tape, Chosen chosen) {
     bool good = true;
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        Sequence<S, Omega> sequence(problem, b, tape);
-        const int64_t states = problem.states, size = (problem.steps + 1) * states;
-        double* v = tape + b * 2 * size;
-        for (int64_t p = 0; p < states; ++p) v[p] = p == 0 ? 0 : -infinity<double>;
-        bool below = true;
-        for (int64_t t = 0; t < sequence.length; ++t) {
-            sequence.enter(t);
-            for (int64_t i = 0; i < states; ++i) {
-                const auto top = sequence.load(t, i);
-                const S* weights = sequence.row(t, i);
-                const int64_t n = sequence.width(t);
-                int above = 0;
-#pragma omp simd reduction(| : above)
-                for (int64_t p = 0; p < n; ++p) above |= !(weights[p] < infinity<S>);
-                below &= !above;
-                const int64_t at = (t + 1) * states + i;
-                v[at] = sequence.base + double(sequence.solve(top));
-                v[size + at] = double(sequence.tau);
-            }
-        }
-        value[b] = sequence.length == 0 ? S(0) : S(sequence.weigh_end());
-        if (!below) {
+    for_units(problem, tape, chosen, [&](auto& unit, int) {
+        if (!forward_unit(unit, value, tape)) {
 #pragma omp atomic write
             good = false;
         }
@@ -217,286 +508,584 @@ bool forward(const ChainProblem<S>& problem, S* value, double* tape) {
     return good;
 }
 
+// Whether the sums of exponentials can be products of matrices.
 template <class S>
-void backward(const ChainProblem<S>& problem, S* path) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t states = problem.states, square = states * states;
-        S* out = path + b * problem.steps * square;
-        clear(out + sequence.length * square, out + problem.steps * square);
-        if (sequence.length == 0) return;
-        sequence.weigh_end();
-        using Real = typename Omega::Real;
-        const auto mass = zeros<Real>(states), next = zeros<Real>(states);
-        for (int64_t i = 0; i < states; ++i) mass[i] = sequence.q[i];
-        for (int64_t t = sequence.length - 1; t >= 0; --t) {
-            sequence.enter(t);
-            double total = 0;  // 1 but for rounding, or 0
-            for (int64_t i = 0; i < states; ++i) total += double(mass[i]);
-            const Real scale = total > 0 ? Real(1 / total) : Real(0);
-            clear(&next[0], &next[0] + states);
-            for (int64_t i = 0; i < states; ++i) {
-                S* e = out + (t * states + i) * states;
-                if (mass[i] == 0) {
-                    clear(e, e + states);
-                    continue;
-                }
-                sequence.weigh_row(t, i);
-                const Real held = mass[i] * scale, *q = sequence.q.get();
-                Real* to = next.get();
-#pragma omp simd
-                for (int64_t p = 0; p < states; ++p) {
-                    const Real part = q[p] * held;
-                    e[p] = S(part);
-                    to[p] += part;
-                }
-            }
-            for (int64_t p = 0; p < states; ++p) mass[p] = next[p];
-        }
-    });
+bool in_exp_space(const ScoresProblem<S>& problem) {
+    return problem.omega.alpha == 1 && !is_dense(problem) && problem.transition_step == 0;
 }
 
-// The tangent forward sweep: v̇ before each step, and for J y = s∘(y − mean) the mean ⟨s, y⟩/Σs of each row.
-template <class S, class Omega>
-struct Tangent {
-    using Real = typename Omega::Real;
+template <class S>
+bool forward(const ScoresProblem<S>& problem, S* value, S* tape) {
+    if (!in_exp_space(problem)) return forward_where(problem, value, tape, [](int64_t) { return true; });
+    std::vector<std::uint8_t> underflowed(problem.batch);
+    const bool good = product_kernels<S>().forward(problem, value, tape, underflowed.data());
+    return forward_where(problem, value, tape, [&](int64_t b) { return underflowed[b] != 0; }) && good;
+}
 
-    Sequence<S, Omega>& sequence;
-    const S* z;
-    std::unique_ptr<double[]> value, mean;
-    std::unique_ptr<Real[]> before, y;  // v̇ before a step and y = z + v̇ along a row, relative to base
-    double base = 0;
-    double end_mean = 0;
+// Whether sequence b was solved in log space.
+template <class S>
+bool in_log_space(const ScoresProblem<S>& problem, int64_t b) {
+    return !in_exp_space(problem) || problem.tape[(2 * b + 1) * (problem.steps + 1) * problem.states] != 1;
+}
 
-    Tangent(Sequence<S, Omega>& of, const S* direction)
-        : sequence(of),
-          z(direction),
-          value(zeros<double>((of.length + 1) * of.states)),
-          mean(zeros<double>((of.length + 1) * of.states)),
-          before(zeros<Real>(of.padded)),
-          y(zeros<Real>(of.padded)) {
-        const int64_t states = sequence.states;
-        for (int64_t t = 0; t < sequence.length; ++t) {
-            enter(t);
-            for (int64_t i = 0; i < states; ++i) {
-                sequence.weigh_row(t, i);
-                load(t, i);
-                average(value[(t + 1) * states + i], mean[(t + 1) * states + i]);
+// Zeros at the steps that do not count.
+template <class S, int W>
+void clear_skipped(const Lanes<W>& lanes, S* data, int64_t size) {
+    for (int l = 0; l < lanes.valid; ++l) {
+        S* sequence = data + lanes.sequence[l] * lanes.steps * size;
+        int64_t n = 0;
+        for (int64_t t = 0; t < lanes.steps; ++t) {
+            if (n < lanes.length[l] && lanes.step(l, n) == t) {
+                ++n;
+            } else {
+                std::fill(sequence + t * size, sequence + (t + 1) * size, S(0));
             }
         }
-        enter(sequence.length);
-        sequence.weigh_end();
-        for (int64_t p = 0; p < states; ++p) y[p] = before[p];
-        double end_value;
-        average(end_value, end_mean);
     }
+}
 
-    void enter(int64_t t) {
-        sequence.enter(t);
-        const double* values = &value[t * sequence.states];
-        base = values[0];
-        for (int64_t p = 0; p < sequence.states; ++p) before[p] = Real(values[p] - base);
-    }
-
-    void load(int64_t t, int64_t i) {
-        const S* direction = z + (t * sequence.states + i) * sequence.states;
-        const Real* from = before.get();
-        Real* to = y.get();
-        const int64_t n = sequence.width(t);
-#pragma omp simd
-        for (int64_t p = 0; p < n; ++p) to[p] = Real(direction[p]) + from[p];
-        for (int64_t p = n; p < sequence.states; ++p) to[p] = 0;
-    }
-
-    // ⟨q, y⟩ and ⟨s, y⟩/Σs of the row that was weighed and loaded, from zero again.
-    void average(double& along_q, double& along_s) const {
-        const Real *q = sequence.q.get(), *s = sequence.s.get(), *to = y.get();
-        Real sum_qy = 0, sum_sy = 0, sum_s = 0;
-#pragma omp simd reduction(+ : sum_qy, sum_sy, sum_s)
-        for (int64_t p = 0; p < sequence.padded; ++p) {
-            sum_qy += q[p] > 0 ? q[p] * to[p] : Real(0);
-            sum_sy += s[p] > 0 ? s[p] * to[p] : Real(0);
-            sum_s += s[p];
-        }
-        along_q = base + double(sum_qy);
-        along_s = base + (sum_s > 0 ? double(sum_sy / sum_s) : 0.0);
-    }
-
-    Real mean_of(int64_t t, int64_t i) const { return Real(mean[(t + 1) * sequence.states + i] - base); }
+// What the sequences of a thread add to the gradient of scores that the batch shares.
+struct Totals {
+    std::vector<double> transitions, start, end;
 };
 
-template <class S>
-void hessian(const ChainProblem<S>& problem, const S* z, S* product) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        using Real = typename Omega::Real;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t states = problem.states, square = states * states, first = b * problem.steps * square;
-        S* out = product + first;
-        clear(out + sequence.length * square, out + problem.steps * square);
-        if (sequence.length == 0) return;
-        Tangent<S, Omega> tangent(sequence, z + first);
-        const auto mass = zeros<Real>(states), mass_dot = zeros<Real>(states);
-        const auto next = zeros<Real>(states), next_dot = zeros<Real>(states);
-        const Real end_mean = Real(tangent.end_mean - tangent.base);
-        for (int64_t i = 0; i < states; ++i) {
-            mass[i] = sequence.q[i];
-            mass_dot[i] = sequence.s[i] > 0 ? sequence.s[i] * (tangent.y[i] - end_mean) : Real(0);
-        }
-        for (int64_t t = sequence.length - 1; t >= 0; --t) {
-            tangent.enter(t);
-            double total = 0;
-            for (int64_t i = 0; i < states; ++i) total += double(mass[i]);
-            const Real scale = total > 0 ? Real(1 / total) : Real(0);
-            clear(&next[0], &next[0] + states);
-            clear(&next_dot[0], &next_dot[0] + states);
-            for (int64_t i = 0; i < states; ++i) {
-                S* e_dot = out + (t * states + i) * states;
-                if (mass[i] == 0 && mass_dot[i] == 0) {
-                    clear(e_dot, e_dot + states);
-                    continue;
-                }
-                sequence.weigh_row(t, i);
-                tangent.load(t, i);
-                const Real held = mass[i] * scale, held_dot = mass_dot[i], mean = tangent.mean_of(t, i);
-                const Real *q = sequence.q.get(), *s = sequence.s.get(), *y = tangent.y.get();
-                Real *to = next.get(), *to_dot = next_dot.get();
-                const bool visited = held > 0;
-#pragma omp simd
-                for (int64_t p = 0; p < states; ++p) {
-                    const Real source = visited && s[p] > 0 ? s[p] * (y[p] - mean) * held : Real(0);
-                    const Real part = source + q[p] * held_dot;
-                    e_dot[p] = S(part);
-                    to[p] += q[p] * held;
-                    to_dot[p] += part;
-                }
-            }
-            for (int64_t p = 0; p < states; ++p) mass[p] = next[p], mass_dot[p] = next_dot[p];
-        }
-    });
-}
+// Where a unit's results go: edges and states at every step, and the two ends.
+template <class U, class S>
+class Sink {
+    using Real = typename U::Real;
+    using V = typename U::V;
+    static constexpr int W = U::W;
 
-// What belongs to the edge from a state to the end is counted with the edges into that state at the last step.
-template <class S>
-void log_transitions(const ChainProblem<S>& problem, S* log_q) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        using Real = typename Omega::Real;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t states = problem.states, square = states * states;
-        S* out = log_q + b * problem.steps * square;
-        clear(out + sequence.length * square, out + problem.steps * square);
-        if (sequence.length == 0) return;
-        const Omega omega = sequence.omega;
-        const auto into_end = zeros<Real>(states);
-        sequence.weigh_end();
-        for (int64_t i = 0; i < states; ++i) into_end[i] = omega.log_q(sequence.r[i], sequence.tau);
-        for (int64_t t = 0; t < sequence.length; ++t) {
-            sequence.enter(t);
-            for (int64_t i = 0; i < states; ++i) {
-                sequence.relate_row(t, i);
-                const Real *r = sequence.r.get(), tau = sequence.tau;
-                S* to = out + (t * states + i) * states;
-                const Real last = t + 1 == sequence.length ? into_end[i] : Real(0);
-#pragma omp simd
-                for (int64_t p = 0; p < states; ++p) to[p] = S(omega.log_q(r[p], tau) + last);
-            }
-        }
-    });
-}
+    const U& unit;
+    const Scores<S>& out;
+    Totals& totals;
+    V seed;
+    bool by_step;
+    std::optional<Edges<S, Real, U::across>> edges;
+    std::optional<Nodes<S, Real, U::across>> nodes;
+    std::unique_ptr<Real[]> sums;
 
-template <class S>
-void log_transitions_jvp(const ChainProblem<S>& problem, const S* z, S* product) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        using Real = typename Omega::Real;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t states = problem.states, square = states * states, first = b * problem.steps * square;
-        S* out = product + first;
-        clear(out + sequence.length * square, out + problem.steps * square);
-        if (sequence.length == 0) return;
-        Tangent<S, Omega> tangent(sequence, z + first);
-        const auto into_end = zeros<Real>(states);
-        for (int64_t i = 0; i < states; ++i) {
-            const Real slope = sequence.omega.log_slope(sequence.r[i], sequence.tau);
-            into_end[i] = slope > 0 ? slope * (tangent.y[i] - Real(tangent.end_mean - tangent.base)) : Real(0);
-        }
-        for (int64_t t = 0; t < sequence.length; ++t) {
-            tangent.enter(t);
-            for (int64_t i = 0; i < states; ++i) {
-                sequence.relate_row(t, i);
-                tangent.load(t, i);
-                const Real mean = tangent.mean_of(t, i), last = t + 1 == sequence.length ? into_end[i] : Real(0);
-                S* to = out + (t * states + i) * states;
-                for (int64_t p = 0; p < states; ++p) {
-                    const Real slope = sequence.omega.log_slope(sequence.r[p], sequence.tau);
-                    to[p] = S((slope > 0 ? slope * (tangent.y[p] - mean) : Real(0)) + last);
+    // A number for each state, added to those of a sequence or to those of all.
+    void add(const Real* mass, S* data, int64_t batch, std::vector<double>& total) const {
+        for (int l = 0; l < unit.lanes.valid; ++l) {
+            for (int64_t p = 0; p < unit.states; ++p) {
+                const double part = double(mass[U::across ? p * W + l : p]) * double(seed[l]);
+                if (batch) {
+                    data[unit.lanes.sequence[l] * batch + p] += S(part);
+                } else {
+                    total[p] += part;
                 }
             }
         }
-    });
-}
-
-// a = c/q^(α−1) − s Σ(c/q^(α−1))/Σs along the support: the transposed derivative of log q, of one row.
-template <class S, class Omega>
-void pull_back(const Sequence<S, Omega>& sequence, typename Omega::Real* c) {
-    using Real = typename Omega::Real;
-    Real sum_c = 0, sum_s = 0;
-    for (int64_t p = 0; p < sequence.states; ++p) {
-        const Real slope = sequence.omega.log_slope(sequence.r[p], sequence.tau);
-        c[p] = slope > 0 ? slope * c[p] : Real(0);
-        sum_c += c[p];
-        sum_s += sequence.s[p];
     }
-    const Real mean = sum_s > 0 ? sum_c / sum_s : Real(0);
-    for (int64_t p = 0; p < sequence.states; ++p) c[p] -= sequence.s[p] * mean;
+
+public:
+    Sink(const U& of, const S* seeds, const Scores<S>& to, Totals& all)
+        : unit(of), out(to), totals(all), by_step(of.problem.transition_step != 0) {
+        const auto& lanes = unit.lanes;
+        for (int l = 0; l < W; ++l) seed[l] = seeds ? Real(seeds[lanes.sequence[U::across ? l : 0]]) : Real(1);
+        if (by_step) {
+            edges.emplace(lanes, out.transitions, edge_records(unit.problem), unit.states);
+        } else {
+            sums = zeros<Real>((unit.groups * unit.states + 1) * W);
+        }
+        if (U::is_factored) nodes.emplace(lanes, out.emissions, node_records(unit.problem));
+        U::is_factored ? clear_skipped(lanes, out.emissions, unit.states)
+                       : clear_skipped(lanes, out.transitions, unit.states * unit.states);
+    }
+
+    // Calls each(previous state, where to add or write) for the edges into a group; step 0 of scores has none.
+    template <class Each>
+    void put_edges(int64_t n, int64_t g, Each each) {
+        const int64_t width = unit.width(n), states = unit.states;
+        if (!by_step) {
+            Real* to = &sums[g * states * W];
+            for (int64_t p = 0; p < width; ++p) {
+                const V part = each(p) * seed;
+                if (n > 0) store(to + p * W, load<Real>(to + p * W) + part);
+            }
+            return;
+        }
+        const bool missing = U::is_factored && n == 0;
+        Real* to = missing ? nullptr : edges->room(n, g);
+        for (int64_t p = 0; p < width; ++p) {
+            const V part = each(p) * seed;
+            if (!missing) store(to + p * W, part);
+        }
+        if (missing) return;
+        for (int64_t p = width; p < states; ++p) store(to + p * W, V{});
+        edges->finish_group(n, g);
+    }
+
+    void put_node(int64_t n, int64_t g, V mass) {
+        if (nodes) store(nodes->room(n) + g * W, mass * seed);
+    }
+
+    void finish_step(int64_t n) {
+        if (by_step && !(U::is_factored && n == 0)) edges->finish_step(n);
+        if (nodes) nodes->finish(n, false);
+    }
+
+    void put_start(const Real* mass) {
+        if (U::is_factored) add(mass, out.start, unit.problem.start_batch, totals.start);
+    }
+    void put_end(const Real* mass) {
+        if (U::is_factored) add(mass, out.end, unit.problem.end_batch, totals.end);
+    }
+
+    void finish() {
+        if (by_step) return;
+        const int64_t states = unit.states, batch = unit.problem.transition_batch;
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            for (int64_t p = 0; p < states; ++p) {
+                for (int l = 0; l < W; ++l) {
+                    const Real part = sums[(g * states + p) * W + l];
+                    const int64_t i = U::across ? g : g * W + l;
+                    if (U::across ? l >= unit.lanes.valid : i >= states) continue;
+                    if (batch) {
+                        out.transitions[unit.lanes.sequence[U::across ? l : 0] * batch + i * states + p] += S(part);
+                    } else {
+                        totals.transitions[i * states + p] += double(part);
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Zeros what is added to, runs body(unit, totals of its thread) in log space, and adds the totals up.
+template <class S, class Body>
+void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body body) {
+    const int64_t states = problem.states;
+    std::vector<Totals> totals(problem.threads);
+    if (!is_dense(problem)) {
+        for (Totals& own : totals) own = {std::vector<double>(states * states), std::vector<double>(states), std::vector<double>(states)};
+    }
+    for_units(problem, problem.tape, [&](int64_t b) { return in_log_space(problem, b); },
+              [&](auto& unit, int thread) { body(unit, totals[thread]); });
+    for (const Totals& own : totals) {
+        for (std::size_t k = 0; k < own.transitions.size() && problem.transition_batch == 0; ++k) out.transitions[k] += S(own.transitions[k]);
+        for (std::size_t k = 0; k < own.start.size() && problem.start_batch == 0; ++k) out.start[k] += S(own.start[k]);
+        for (std::size_t k = 0; k < own.end.size() && problem.end_batch == 0; ++k) out.end[k] += S(own.end[k]);
+    }
+}
+
+template <class U, class S>
+void backward_unit(U& unit, Sink<U, S>& sink) {
+    using Real = typename U::Real;
+    using V = typename U::V;
+    constexpr int W = U::W;
+    const int64_t states = unit.states, cells = unit.cells;
+    const auto last = unit.last_values();
+    auto node = unit.solve_end(last.get());
+    auto mass = std::move(node.q);
+    for (int64_t g = 0; g < unit.groups; ++g) {
+        store(&mass[g * W], unit.active(0) ? load<Real>(&mass[g * W]) : V{});
+    }
+    sink.put_end(mass.get());
+    auto spread = zeros<Real>((states + W) * W), next = zeros<Real>(cells + W);
+    for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
+        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        const V scale = unit.normaliser(mass.get());
+        const auto now = unit.active(n);
+        std::fill(&spread[0], &spread[states * W], Real(0));
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const V held = now ? load<Real>(&mass[g * W]) * scale : V{};
+            sink.put_node(n, g, held);
+            if (!any(held != V{})) {
+                sink.put_edges(n, g, [](int64_t) { return V{}; });
+                continue;
+            }
+            unit.load_group(n, g, before);
+            const V share = unit.weigh_group(n, load<Real>(tau + g * W)) * held;
+            const Real* q = unit.q.get();
+            Real* to = spread.get();
+            sink.put_edges(n, g, [&](int64_t p) {
+                V part = load<Real>(q + p * W) * share;
+                if constexpr (U::across) part = now ? part : V{};
+                store(to + p * W, load<Real>(to + p * W) + part);
+                return part;
+            });
+        }
+        if (n == 0) sink.put_start(mass.get());
+        sink.finish_step(n);
+        unit.collapse(spread.get(), next.get());
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            store(&mass[g * W], now ? load<Real>(&next[g * W]) : load<Real>(&mass[g * W]));
+        }
+    }
+    sink.finish();
 }
 
 template <class S>
-void log_transitions_vjp(const ChainProblem<S>& problem, const S* cotangent, S* product) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        using Real = typename Omega::Real;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t states = problem.states, square = states * states, first = b * problem.steps * square;
-        S* out = product + first;
-        clear(out + sequence.length * square, out + problem.steps * square);
-        if (sequence.length == 0) return;
-        const auto mass = zeros<Real>(states), next = zeros<Real>(states), part = zeros<Real>(states);
-        const S* last = cotangent + first + (sequence.length - 1) * square;
-        const int64_t last_width = sequence.width(sequence.length - 1);
-        for (int64_t i = 0; i < states; ++i) {
-            for (int64_t p = 0; p < last_width; ++p) mass[i] += Real(last[i * states + p]);
-        }
-        sequence.weigh_end();
-        pull_back(sequence, mass.get());
-        for (int64_t t = sequence.length - 1; t >= 0; --t) {
-            sequence.enter(t);
-            clear(&next[0], &next[0] + states);
-            for (int64_t i = 0; i < states; ++i) {
-                const S* given = cotangent + first + (t * states + i) * states;
-                S* to = out + (t * states + i) * states;
-                for (int64_t p = 0; p < states; ++p) part[p] = p < sequence.width(t) ? Real(given[p]) : Real(0);
-                sequence.weigh_row(t, i);
-                pull_back(sequence, part.get());
-                for (int64_t p = 0; p < states; ++p) {
-                    part[p] += sequence.q[p] * mass[i];
-                    next[p] += part[p];
-                    to[p] = S(part[p]);
+void zero_sums(const ScoresProblem<S>& problem, const Scores<S>& out) {
+    if (is_dense(problem)) return;
+    const int64_t states = problem.states, square = states * states, batch = problem.batch;
+    const int64_t by_step = problem.transition_step ? std::max<int64_t>(problem.steps - 1, 0) : 1;
+    std::fill_n(out.transitions, (problem.transition_batch ? batch : 1) * by_step * square, S(0));
+    std::fill_n(out.start, (problem.start_batch ? batch : 1) * states, S(0));
+    std::fill_n(out.end, (problem.end_batch ? batch : 1) * states, S(0));
+}
+
+template <class S>
+void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
+    zero_sums(problem, gradient);
+    if (in_exp_space(problem)) product_kernels<S>().backward(problem, seed, gradient);
+    for_gradients(problem, gradient, [&](auto& unit, Totals& totals) {
+        Sink<std::decay_t<decltype(unit)>, S> sink(unit, seed, gradient, totals);
+        backward_unit(unit, sink);
+    });
+}
+
+// The tangent forward sweep: v̇ before each step, relative to that of a best state, and for J y = s∘(y − mean) the mean
+// ⟨s, y⟩/Σs of the edges into each state, relative to the same.
+template <class U, class S>
+struct Tangent {
+    using Real = typename U::Real;
+    using V = typename U::V;
+    using Entry = typename U::Entry;
+    static constexpr int W = U::W;
+
+    U& unit;
+    Edges<const S, Real, U::across> edges;
+    Nodes<const S, Real, U::across> emissions;
+    std::unique_ptr<Real[]> start, end;
+    std::unique_ptr<Real[]> value, mean;
+    typename U::End node;
+    std::unique_ptr<Real[]> mass_dot;  // of the states, from the edges into the end
+    std::unique_ptr<Real[]> end_y;
+    Entry end_mean{};
+
+    Tangent(U& of, const Scores<const S>& z)
+        : unit(of),
+          edges(of.lanes, z.transitions, edge_records(of.problem), of.states),
+          emissions(of.lanes, z.emissions, node_records(of.problem)),
+          start(of.ends(z.start, of.problem.start_batch)),
+          end(of.ends(z.end, of.problem.end_batch)),
+          value(zeros<Real>((of.lanes.longest + 1) * of.cells + W)),
+          mean(scratch<Real>((of.lanes.longest + 1) * of.cells)),
+          node(of.solve_end(of.last_values().get())),
+          mass_dot(zeros<Real>(of.cells + W)),
+          end_y(zeros<Real>(of.cells + W)) {
+        const int64_t cells = unit.cells, states = unit.states;
+        for (int64_t n = 0; n < unit.lanes.longest; ++n) {
+            const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+            const Real *own = U::is_factored ? emissions.read(n) : nullptr, *old = &value[n * cells];
+            Real* next = &value[(n + 1) * cells];
+            const auto now = unit.active(n);
+            for (int64_t g = 0; g < unit.groups; ++g) {
+                unit.load_group(n, g, before);
+                const V scale = unit.weigh_group(n, load<Real>(tau + g * W));
+                const Real *q = unit.q.get(), *s = unit.slopes(), *z_tile = tile(n, g);
+                V sum_qy{}, sum_sy{}, sum_s{};
+                for (int64_t p = 0; p < unit.width(n); ++p) {
+                    const V y = along(n, z_tile, p), edge_q = load<Real>(q + p * W), edge_s = load<Real>(s + p * W);
+                    sum_qy += edge_q > V{} ? edge_q * y : V{};
+                    sum_sy += edge_s > V{} ? edge_s * y : V{};
+                    sum_s += edge_s;
                 }
+                V v_dot = sum_qy * scale;
+                if (own) v_dot += load<Real>(own + g * W);
+                if constexpr (U::across) v_dot = now ? v_dot : load<Real>(old + g * W);
+                store(next + g * W, v_dot);
+                store(&mean[n * cells + g * W], sum_s > V{} ? sum_sy / sum_s : V{});
             }
-            for (int64_t p = 0; p < states; ++p) mass[p] = next[p];
+            rebase(n, next, now);
+        }
+        finish(&value[unit.lanes.longest * cells], states);
+    }
+
+    // z of the edges into group g, previous state by previous state.
+    const Real* tile(int64_t n, int64_t g) { return U::is_factored && n == 0 ? &start[g * W] : edges.read(n, g); }
+
+    // y = z + v̇ along an edge.
+    V along(int64_t n, const Real* z_tile, int64_t p) const {
+        const V z = load<Real>(z_tile + p * W);
+        return n == 0 ? z : z + unit.at(&value[n * unit.cells], p);
+    }
+
+    template <class Mask>
+    void rebase(int64_t n, Real* v_dot, Mask now) {
+        const auto from = unit.values.read(n + 1);
+        Entry base{};
+        for (int64_t p = 0; p < unit.states; ++p) {
+            base = unit.entry(from, p) == Entry{} ? unit.entry(v_dot, p) : base;
+        }
+        if constexpr (U::across) base = now ? base : Entry{};
+        for (int64_t g = 0; g < unit.groups; ++g) store(v_dot + g * W, load<Real>(v_dot + g * W) - (V{} + base));
+    }
+
+    void finish(const Real* last, int64_t states) {
+        Entry sum_sy{}, sum_s{};
+        for (int64_t p = 0; p < states; ++p) {
+            const Entry y = unit.entry(last, p) + unit.entry(end.get(), p), s = unit.entry(node.s.get(), p);
+            unit.set_entry(end_y.get(), p, y);
+            sum_sy += s > Entry{} ? s * y : Entry{};
+            sum_s += s;
+        }
+        end_mean = sum_s > Entry{} ? sum_sy / sum_s : Entry{};
+        for (int64_t p = 0; p < states; ++p) {
+            const Entry y = unit.entry(end_y.get(), p), s = unit.entry(node.s.get(), p);
+            unit.set_entry(mass_dot.get(), p, s > Entry{} ? s * (y - end_mean) : Entry{});
+        }
+    }
+};
+
+template <class U, class S>
+void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
+    using Real = typename U::Real;
+    using V = typename U::V;
+    constexpr int W = U::W;
+    const int64_t states = unit.states, cells = unit.cells;
+    Tangent<U, S> tangent(unit, z);
+    auto &mass = tangent.node.q, &mass_dot = tangent.mass_dot;
+    for (int64_t g = 0; g < unit.groups; ++g) {
+        store(&mass[g * W], unit.active(0) ? load<Real>(&mass[g * W]) : V{});
+        store(&mass_dot[g * W], unit.active(0) ? load<Real>(&mass_dot[g * W]) : V{});
+    }
+    sink.put_end(mass_dot.get());
+    auto spread = zeros<Real>((states + W) * W), spread_dot = zeros<Real>((states + W) * W);
+    auto next = zeros<Real>(cells + W), next_dot = zeros<Real>(cells + W);
+    for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
+        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        const V scale = unit.normaliser(mass.get());
+        const auto now = unit.active(n);
+        std::fill(&spread[0], &spread[states * W], Real(0));
+        std::fill(&spread_dot[0], &spread_dot[states * W], Real(0));
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const V held = now ? load<Real>(&mass[g * W]) * scale : V{};
+            const V held_dot = now ? load<Real>(&mass_dot[g * W]) : V{};
+            sink.put_node(n, g, held_dot);
+            if (!any((held != V{}) | (held_dot != V{}))) {
+                sink.put_edges(n, g, [](int64_t) { return V{}; });
+                continue;
+            }
+            unit.load_group(n, g, before);
+            const V share = unit.weigh_group(n, load<Real>(tau + g * W));
+            const V mean = load<Real>(&tangent.mean[n * cells + g * W]), whole = share * held, whole_dot = share * held_dot;
+            const Real *q = unit.q.get(), *s = unit.slopes(), *z_tile = tangent.tile(n, g);
+            Real *to = spread.get(), *to_dot = spread_dot.get();
+            sink.put_edges(n, g, [&](int64_t p) {
+                const V edge_q = load<Real>(q + p * W), edge_s = load<Real>(s + p * W), y = tangent.along(n, z_tile, p);
+                V part = (edge_s > V{} ? edge_s * (y - mean) * held : V{}) + edge_q * whole_dot;
+                V visits = edge_q * whole;
+                if constexpr (U::across) part = now ? part : V{}, visits = now ? visits : V{};
+                store(to + p * W, load<Real>(to + p * W) + visits);
+                store(to_dot + p * W, load<Real>(to_dot + p * W) + part);
+                return part;
+            });
+        }
+        if (n == 0) sink.put_start(mass_dot.get());
+        sink.finish_step(n);
+        unit.collapse(spread.get(), next.get());
+        unit.collapse(spread_dot.get(), next_dot.get());
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            store(&mass[g * W], now ? load<Real>(&next[g * W]) : load<Real>(&mass[g * W]));
+            store(&mass_dot[g * W], now ? load<Real>(&next_dot[g * W]) : load<Real>(&mass_dot[g * W]));
+        }
+    }
+    sink.finish();
+}
+
+template <class S>
+void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
+    zero_sums(problem, product);
+    if (in_exp_space(problem)) product_kernels<S>().hessian(problem, z, product);
+    for_gradients(problem, product, [&](auto& unit, Totals& totals) {
+        Sink<std::decay_t<decltype(unit)>, S> sink(unit, seed, product, totals);
+        hessian_unit(unit, z, sink);
+    });
+}
+
+// Runs body(dense sequence) along its states over the threads.
+template <class S, class Body>
+void for_sequences(const ScoresProblem<S>& problem, Body body) {
+    with_omega<S>(problem.omega, [&](auto omega) {
+        parallel_for(problem.batch, problem.threads, [&](int64_t b) {
+            Unit<S, decltype(omega), false, false> unit(problem, &b, 1, problem.tape);
+            body(unit);
+        });
+    });
+}
+
+// Writes value(n, g, previous state) for every edge, and beyond(n, g) where the first step has none. What belongs to the
+// edge from a state to the end is in both counted with the edges into that state at the last step.
+template <class U, class S, class Enter, class Value, class Beyond>
+void write_edges(U& unit, S* out, Enter enter, Value value, Beyond beyond) {
+    using Real = typename U::Real;
+    constexpr int W = U::W;
+    Edges<S, Real, false> edges(unit.lanes, out, edge_records(unit.problem), unit.states);
+    clear_skipped(unit.lanes, out, unit.states * unit.states);
+    for (int64_t n = 0; n < unit.lanes.longest; ++n) {
+        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            unit.load_group(n, g, before);
+            enter(n, g, load<Real>(tau + g * W));
+            Real* to = edges.room(n, g);
+            for (int64_t p = 0; p < unit.width(n); ++p) store(to + p * W, value(n, g, p));
+            for (int64_t p = unit.width(n); p < unit.states; ++p) store(to + p * W, beyond(n, g));
+            edges.finish_group(n, g);
+        }
+    }
+}
+
+template <class S>
+void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
+    for_sequences(problem, [&](auto& unit) {
+        using U = std::decay_t<decltype(unit)>;
+        using Real = typename U::Real;
+        using V = typename U::V;
+        const auto node = unit.solve_end(unit.last_values().get());
+        const auto into_end = zeros<Real>(unit.cells);
+        for (int64_t p = 0; p < unit.states; ++p) {
+            into_end[p] = unit.omega.log_q(unit.relative(node.scores[p] - node.top, p, node.tau), node.tau);
+        }
+        V tau;
+        const auto last = [&](int64_t n, int64_t g) {
+            return n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{};
+        };
+        write_edges(
+            unit, log_q, [&](int64_t, int64_t, V at) { tau = at; },
+            [&](int64_t n, int64_t g, int64_t p) {
+                const V r = unit.relative(load<Real>(&unit.x[p * U::W]) - unit.shift(), p, tau);
+                return unit.omega.log_q(r, tau) + last(n, g);
+            },
+            [&](int64_t, int64_t) { return V{} - infinity<Real>; });
+    });
+}
+
+template <class S>
+void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
+    for_sequences(problem, [&](auto& unit) {
+        using U = std::decay_t<decltype(unit)>;
+        using Real = typename U::Real;
+        using V = typename U::V;
+        Tangent<U, S> tangent(unit, {nullptr, z, nullptr, nullptr});
+        const auto& node = tangent.node;
+        const auto into_end = zeros<Real>(unit.cells);
+        for (int64_t p = 0; p < unit.states; ++p) {
+            const Real r = unit.relative(node.scores[p] - node.top, p, node.tau);
+            const Real slope = unit.omega.log_slope(r, node.tau);
+            into_end[p] = slope > 0 ? slope * (tangent.end_y[p] - tangent.end_mean) : Real(0);
+        }
+        V tau, mean;
+        const Real* z_tile = nullptr;
+        const auto last = [&](int64_t n, int64_t g) {
+            return n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{};
+        };
+        write_edges(
+            unit, product,
+            [&](int64_t n, int64_t g, V at) {
+                tau = at;
+                mean = load<Real>(&tangent.mean[n * unit.cells + g * U::W]);
+                z_tile = tangent.tile(n, g);
+            },
+            [&](int64_t n, int64_t g, int64_t p) {
+                const V r = unit.relative(load<Real>(&unit.x[p * U::W]) - unit.shift(), p, tau);
+                const V slope = unit.omega.log_slope(r, tau);
+                return (slope > V{} ? slope * (tangent.along(n, z_tile, p) - mean) : V{}) + last(n, g);
+            },
+            last);
+    });
+}
+
+template <class S>
+void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
+    for_sequences(problem, [&](auto& unit) {
+        using U = std::decay_t<decltype(unit)>;
+        using Real = typename U::Real;
+        using V = typename U::V;
+        constexpr int W = U::W;
+        const int64_t states = unit.states, length = unit.lanes.longest;
+        clear_skipped(unit.lanes, product, states * states);
+        if (length == 0) return;
+        Edges<const S, Real, false> given(unit.lanes, cotangent, edge_records(problem), states);
+        Edges<S, Real, false> out(unit.lanes, product, edge_records(problem), states);
+        // a = c/q^(α−1) − s Σ(c/q^(α−1))/Σs along the support: the transposed derivative of log q.
+        const auto node = unit.solve_end(unit.last_values().get());
+        const auto mass = zeros<Real>(unit.cells + W), next = zeros<Real>(unit.cells + W);
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const Real* c = given.read(length - 1, g);
+            V sum{};
+            for (int64_t p = 0; p < unit.width(length - 1); ++p) sum += load<Real>(c + p * W);
+            store(&mass[g * W], sum);
+        }
+        Real sum_c = 0, sum_s = 0;
+        for (int64_t p = 0; p < states; ++p) {
+            const Real r = unit.relative(node.scores[p] - node.top, p, node.tau);
+            const Real slope = unit.omega.log_slope(r, node.tau);
+            mass[p] = slope > 0 ? slope * mass[p] : Real(0);
+            sum_c += mass[p];
+            sum_s += node.s[p];
+        }
+        for (int64_t p = 0; p < states; ++p) mass[p] -= sum_s > 0 ? node.s[p] * sum_c / sum_s : Real(0);
+        std::fill(&mass[states], &mass[unit.cells], Real(0));
+        const auto spread = zeros<Real>((states + W) * W), part = zeros<Real>((states + W) * W);
+        for (int64_t n = length - 1; n >= 0; --n) {
+            const Real *before = n > 0 ? unit.values.read(n) : nullptr, *taus = unit.thresholds.read(n + 1);
+            std::fill(&spread[0], &spread[states * W], Real(0));
+            for (int64_t g = 0; g < unit.groups; ++g) {
+                unit.load_group(n, g, before);
+                const V tau = load<Real>(taus + g * W), share = unit.weigh_group(n, tau) * load<Real>(&mass[g * W]);
+                const Real *c = given.read(n, g), *s = unit.slopes();
+                V total_c{}, total_s{};
+                for (int64_t p = 0; p < unit.width(n); ++p) {
+                    const V r = unit.relative(load<Real>(&unit.x[p * W]) - unit.shift(), p, tau);
+                    const V slope = unit.omega.log_slope(r, tau);
+                    const V pulled = slope > V{} ? slope * load<Real>(c + p * W) : V{};
+                    store(&part[p * W], pulled);
+                    total_c += pulled;
+                    total_s += load<Real>(s + p * W);
+                }
+                const V mean = total_s > V{} ? total_c / total_s : V{};
+                // Lanes past the last state repeat it and must not count.
+                V real = V{};
+                for (int l = 0; l < W; ++l) real[l] = g * W + l < states ? Real(1) : Real(0);
+                Real* to = out.room(n, g);
+                for (int64_t p = 0; p < unit.width(n); ++p) {
+                    const V e = (load<Real>(&part[p * W]) - load<Real>(s + p * W) * mean + load<Real>(&unit.q[p * W]) * share) * real;
+                    store(to + p * W, e);
+                    store(&spread[p * W], load<Real>(&spread[p * W]) + e);
+                }
+                for (int64_t p = unit.width(n); p < states; ++p) store(to + p * W, V{});
+                out.finish_group(n, g);
+            }
+            unit.collapse(spread.get(), next.get());
+            std::copy(&next[0], &next[unit.cells], &mass[0]);
         }
     });
 }
 
-// The first entry at which the running sum of q exceeds its share of the total.
+// One sequence at a time, state by state, for what walks along single paths.
 template <class S>
-int64_t draw(const S* q, int64_t states, double uniform) {
+struct Walk {
+    const ScoresProblem<S>& problem;
+    int64_t b, states, length;
+    bool dense;
+
+    Walk(const ScoresProblem<S>& of, int64_t sequence)
+        : problem(of), b(sequence), states(of.states), length(of.lengths[sequence]), dense(is_dense(of)) {}
+
+    int64_t step(int64_t n) const { return problem.kept ? problem.kept[b * problem.steps + n] : n; }
+
+    // Scores of the edges into state i at the n-th step, of which the first has one.
+    const S* into(int64_t n, int64_t i) const {
+        if (!dense && n == 0) return problem.scores.start + b * problem.start_batch + i;
+        const int64_t place = (step(n) - !dense) * problem.transition_step;
+        return problem.scores.transitions + b * problem.transition_batch + place + i * states;
+    }
+    double of_state(int64_t n, int64_t i) const {
+        return dense ? 0 : double(problem.scores.emissions[(b * problem.steps + step(n)) * states + i]);
+    }
+    double of_end(int64_t i) const { return dense ? 0 : double(problem.scores.end[b * problem.end_batch + i]); }
+};
+
+// The first entry at which the running sum of q exceeds its share of the total; −1 if there is none.
+template <class R>
+int64_t draw(const R* q, int64_t states, double uniform) {
     double total = 0, sum = 0;
     for (int64_t p = 0; p < states; ++p) total += double(q[p]);
-    int64_t chosen = 0;
+    int64_t chosen = -1;
     for (int64_t p = 0; p < states; ++p) {
         if (q[p] > 0) chosen = p;
         sum += double(q[p]);
@@ -506,23 +1095,54 @@ int64_t draw(const S* q, int64_t states, double uniform) {
 }
 
 template <class S>
-void sample(const ChainProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
-    for_sequences(problem, [&](int64_t b, auto kind) {
-        using Omega = typename decltype(kind)::type;
-        Sequence<S, Omega> sequence(problem, b, problem.tape);
-        const int64_t length = sequence.length;
-        for (int64_t n = b * draws; n < (b + 1) * draws; ++n) {
-            int64_t* y = sequences + n * problem.steps;
-            const double* uniform = uniforms + n * problem.steps;
-            for (int64_t t = 0; t < problem.steps; ++t) y[t] = -1;
-            if (length == 0 || sequence.weigh_end() == -infinity<double>) continue;
-            y[length - 1] = draw(sequence.q.get(), problem.states, uniform[length - 1]);
-            for (int64_t t = length - 1; t > 0; --t) {
-                sequence.enter(t);
-                sequence.weigh_row(t, y[t]);
-                y[t - 1] = draw(sequence.q.get(), problem.states, uniform[t - 1]);
+void sample(const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
+    with_omega<S>(problem.omega, [&](auto omega) {
+        using Omega = decltype(omega);
+        using Real = typename Omega::Real;
+        parallel_for(problem.batch, problem.threads, [&](int64_t b) {
+            const Walk<S> walk(problem, b);
+            const int64_t states = problem.states, plane = (problem.steps + 1) * states;
+            const S* tape = problem.tape + 2 * b * plane;
+            const bool log_space = in_log_space(problem, b);
+            const auto q = scratch<Real>(states);
+            // q of the edges from the states after n steps, which have `weight`, into a node with threshold τ.
+            const auto weigh = [&](int64_t n, auto weight, Real tau, bool solve) {
+                Real top = -infinity<Real>, slot = -1;
+                for (int64_t p = 0; p < states; ++p) {
+                    const Real v = Real(tape[n * states + p]);
+                    q[p] = weight(p) + (log_space ? v : log_positive(v));
+                    if (q[p] > top) top = q[p], slot = Real(p);
+                }
+                if (top == -infinity<Real>) top = 0;
+                if constexpr (Omega::by_slot) {
+                    if (solve) tau = slot;
+                } else {
+                    Real unused;
+                    if (solve) omega.solve(q.get(), 1, states, top, tau, unused);
+                }
+                for (int64_t p = 0; p < states; ++p) {
+                    Real r = q[p] - top, s;
+                    if constexpr (Omega::by_slot) r = Real(p) == tau ? Real(0) : -infinity<Real>;
+                    omega.weigh(r, tau, q[p], s);
+                }
+            };
+            for (int64_t n = b * draws; n < (b + 1) * draws; ++n) {
+                int64_t* y = sequences + n * problem.steps;
+                const double* uniform = uniforms + n * problem.steps;
+                std::fill(y, y + problem.steps, int64_t(-1));
+                if (walk.length == 0) continue;
+                weigh(walk.length, [&](int64_t p) { return Real(walk.of_end(p)); }, Real(0), true);
+                int64_t state = draw(q.get(), states, uniform[walk.step(walk.length - 1)]);
+                for (int64_t k = walk.length - 1; state >= 0; --k) {
+                    y[walk.step(k)] = state;
+                    if (k == 0) break;
+                    const S* scores = walk.into(k, state);
+                    const Real tau = Real(tape[plane + (k + 1) * states + state]);
+                    weigh(k, [&](int64_t p) { return Real(scores[p]); }, tau, !log_space);
+                    state = draw(q.get(), states, uniform[walk.step(k - 1)]);
+                }
             }
-        }
+        });
     });
 }
 
@@ -537,24 +1157,52 @@ void insert(double score, int64_t origin, double* best, int64_t* origins, int64_
     origins[place] = origin;
 }
 
+// The best sequence alone, by the hard max.
 template <class S>
-void topk(const ChainProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
+void best_sequence(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
+    problem.omega = {infinity<double>, 0};
+    const int64_t states = problem.states, plane = (problem.steps + 1) * states;
+    const auto tape = scratch<S>(problem.batch * 2 * plane);
+    forward_where(problem, scores, tape.get(), [](int64_t) { return true; });
+    for (int64_t b = 0; b < problem.batch; ++b) {
+        const Walk<S> walk(problem, b);
+        const S* own = &tape[2 * b * plane];
+        int64_t* y = sequences + b * problem.steps;
+        std::fill(y, y + problem.steps, int64_t(-1));
+        if (walk.length == 0 || scores[b] == -infinity<S>) continue;
+        int64_t state = -1;
+        S top = -infinity<S>;
+        for (int64_t p = 0; p < states; ++p) {
+            const S score = own[walk.length * states + p] + S(walk.of_end(p));
+            if (score > top) top = score, state = p;
+        }
+        for (int64_t n = walk.length - 1; n >= 0; --n) {
+            y[walk.step(n)] = state;
+            state = int64_t(own[plane + (n + 1) * states + state]);
+        }
+    }
+}
+
+template <class S>
+void topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
+    if (k == 1) return best_sequence(problem, scores, sequences);
     const int64_t states = problem.states, row = states * k;
     parallel_for(problem.batch, problem.threads, [&](int64_t b) {
-        const int64_t length = problem.lengths[b];
-        const S* theta = problem.theta + b * problem.steps * states * states;
+        const Walk<S> walk(problem, b);
+        const int64_t length = walk.length;
         // The k best ways into each state: scores of this step and the one before, and where each came from, state · k + rank.
         const auto now = scratch<double>(row), before = scratch<double>(row), end = scratch<double>(k);
-        const auto origin = scratch<int64_t>((length + 1) * row), end_origin = zeros<int64_t>(k);
+        const auto origin = zeros<int64_t>((length + 1) * row), end_origin = zeros<int64_t>(k);
         for (int64_t n = 0; n < row; ++n) now[n] = n == 0 ? 0 : -infinity<double>;
         for (int64_t t = 0; t < length; ++t) {
             for (int64_t n = 0; n < row; ++n) before[n] = now[n], now[n] = -infinity<double>;
             for (int64_t i = 0; i < states; ++i) {
-                const S* weights = theta + (t * states + i) * states;
+                const S* weights = walk.into(t, i);
+                const double own = walk.of_state(t, i);
                 double* best = &now[i * k];
                 for (int64_t p = 0; p < (t == 0 ? 1 : states); ++p) {
                     for (int64_t rank = 0; rank < k; ++rank) {
-                        const double score = double(weights[p]) + before[p * k + rank];
+                        const double score = double(weights[p]) + before[p * k + rank] + own;
                         if (!(score > best[k - 1])) break;
                         insert(score, p * k + rank, best, &origin[t * row + i * k], k);
                     }
@@ -563,7 +1211,8 @@ void topk(const ChainProblem<S>& problem, int64_t k, S* scores, int64_t* sequenc
         }
         for (int64_t n = 0; n < k; ++n) end[n] = -infinity<double>;
         for (int64_t n = 0; n < row; ++n) {
-            if (now[n] > end[k - 1]) insert(now[n], n, &end[0], &end_origin[0], k);
+            const double score = length ? now[n] + walk.of_end(n / k) : now[n];
+            if (score > end[k - 1]) insert(score, n, &end[0], &end_origin[0], k);
         }
         for (int64_t n = 0; n < k; ++n) {
             int64_t* y = sequences + (b * k + n) * problem.steps;
@@ -572,7 +1221,7 @@ void topk(const ChainProblem<S>& problem, int64_t k, S* scores, int64_t* sequenc
             if (end[n] == -infinity<double>) continue;
             int64_t place = end_origin[n];
             for (int64_t t = length - 1; t >= 0; --t) {
-                y[t] = place / k;
+                y[walk.step(t)] = place / k;
                 place = origin[t * row + place];
             }
         }

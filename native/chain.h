@@ -3,35 +3,28 @@
 
 #include <cstdint>
 
-#include "regularizers.h"
+#include "scores.h"
 
 namespace bellmax {
 
-// θ and everything of its shape is (batch, steps, states, states) [t, current, previous]; a tape is
-// (batch, 2, steps + 1, states): values v_0 … v_T, then thresholds at the place of the values they belong to, which count
-// from the greatest score into a state, or name the previous state for the hard max.
-template <class S>
-struct ChainProblem {
-    std::int64_t batch, steps, states;
-    const std::int64_t* lengths;
-    OmegaParameters omega;
-    int threads;
-    const S* theta;
-    const double* tape;  // null for forward and topk
-};
-
+// A chain from scores, or a dense one: that has no emissions, start and end, and its transitions are the potentials
+// (batch, steps, states, states) [t, current, previous], of which the first step has those from state 0 alone.
+//
+// A tape holds the values v_0 … v_T, relative to the greatest of their step, then thresholds at the place of the values
+// they belong to, which count from the greatest score into a state, or name the previous state for the hard max.
 template <class S>
 struct ChainKernels {
-    // Whether every θ that is an edge was below +∞ and not NaN.
-    bool (*forward)(const ChainProblem<S>&, S* value, double* tape);
-    void (*backward)(const ChainProblem<S>&, S* path);
-    void (*hessian)(const ChainProblem<S>&, const S* z, S* product);
-    void (*log_transitions)(const ChainProblem<S>&, S* log_q);
-    void (*log_transitions_jvp)(const ChainProblem<S>&, const S* z, S* product);
-    void (*log_transitions_vjp)(const ChainProblem<S>&, const S* cotangent, S* product);
-    // Sequences (batch, draws, steps), −1 past the end.
-    void (*sample)(const ChainProblem<S>&, std::int64_t draws, const double* uniforms, std::int64_t* sequences);
-    void (*topk)(const ChainProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
+    // Whether every score that is an edge was below +∞ and not NaN.
+    bool (*forward)(const ScoresProblem<S>&, S* value, S* tape);
+    void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);
+    void (*hessian)(const ScoresProblem<S>&, const S* seed, const Scores<const S>& z, const Scores<S>& product);
+    // Of a dense chain.
+    void (*log_transitions)(const ScoresProblem<S>&, S* log_q);
+    void (*log_transitions_jvp)(const ScoresProblem<S>&, const S* z, S* product);
+    void (*log_transitions_vjp)(const ScoresProblem<S>&, const S* cotangent, S* product);
+    // Sequences (batch, draws, steps), −1 where a step is skipped.
+    void (*sample)(const ScoresProblem<S>&, std::int64_t draws, const double* uniforms, std::int64_t* sequences);
+    void (*topk)(const ScoresProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
 };
 
 namespace baseline {

@@ -3,13 +3,10 @@
 // has lost the digits that its neighbours' differences need.
 #include "dag.h"
 
+#include <cstring>
 #include <type_traits>
 
 #include "parallel.h"
-
-#ifndef BELLMAX_ARCH
-#error "compile with -DBELLMAX_ARCH=baseline or avx2"
-#endif
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
@@ -180,7 +177,13 @@ bool forward_block(const Problem<S>& problem, int64_t first, S* value, double* t
             }
         } else {
             Real relative_tau[W], relative_value[W];
-            block.omega.template solve<W, false>(block.r.get(), d, relative_tau, relative_value);
+            using V = std::conditional_t<W == 1, Real, Vec<Real>>;
+            for (int l = 0; l < W; l += sizeof(V) / sizeof(Real)) {
+                V lane_tau, lane_value;
+                block.omega.solve(&block.r[l], W, d, V{}, lane_tau, lane_value);
+                std::memcpy(&relative_tau[l], &lane_tau, sizeof(V));
+                std::memcpy(&relative_value[l], &lane_value, sizeof(V));
+            }
             for (int l = 0; l < W; ++l) {
                 const bool reached = top[l] > -infinity<double>;
                 v[l] = reached ? top[l] + double(relative_value[l]) : -infinity<double>;
@@ -218,15 +221,16 @@ bool all_zero(const double* a) {
 }
 
 template <class S>
-void backward(const Problem<S>& problem, S* path) {
+void backward(const Problem<S>& problem, const S* seed, S* path) {
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
         constexpr int W = width();
         Block<S, std::decay_t<decltype(omega)>, W> block(problem, first);
         block.read_tape(problem, first);
         const Graph& graph = problem.graph;
         const Rows<S, W> out(path, graph.num_edges, problem.batch, first);
+        const Rows<const S, W> seeds(seed, 1, problem.batch, first);
         const auto mass = zeros<double>(graph.num_nodes * W);
-        for (int l = 0; l < W; ++l) mass[(graph.num_nodes - 1) * W + l] = 1;
+        seeds.read(0, &mass[(graph.num_nodes - 1) * W]);
         for (int64_t i = graph.num_nodes - 1; i > 0; --i) {
             const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
             const double* held = &mass[i * W];
@@ -290,7 +294,7 @@ struct Tangent {
 };
 
 template <class S>
-void hessian(const Problem<S>& problem, const S* z, S* product) {
+void hessian(const Problem<S>& problem, const S* seed, const S* z, S* product) {
     for_blocks(problem, [&](int64_t first, const auto& omega, auto width) {
         constexpr int W = width();
         using Omega = std::decay_t<decltype(omega)>;
@@ -299,6 +303,8 @@ void hessian(const Problem<S>& problem, const S* z, S* product) {
         const Tangent<S, Omega, W> tangent(block, problem, z, first);
         const Graph& graph = problem.graph;
         const Rows<S, W> out(product, graph.num_edges, problem.batch, first);
+        double seeds[W];
+        Rows<const S, W>(seed, 1, problem.batch, first).read(0, seeds);
         const auto mass = zeros<double>(graph.num_nodes * W), mass_dot = zeros<double>(graph.num_nodes * W);
         for (int l = 0; l < W; ++l) mass[(graph.num_nodes - 1) * W + l] = 1;
         for (int64_t i = graph.num_nodes - 1; i > 0; --i) {
@@ -319,6 +325,7 @@ void hessian(const Problem<S>& problem, const S* z, S* product) {
                         e_dot[l] = source + q[l] * held_dot[l];
                         mass[parent + l] += q[l] * held[l];
                         mass_dot[parent + l] += e_dot[l];
+                        e_dot[l] *= seeds[l];
                     }
                 }
                 out.write(graph.edge[begin + k], e_dot);

@@ -31,8 +31,8 @@ template <class S>
 struct DagKernels {
     // Whether every θ was below +∞ and not NaN.
     bool (*forward)(const Problem<S>&, S* value, double* tape);
-    void (*backward)(const Problem<S>&, S* path);
-    void (*hessian)(const Problem<S>&, const S* z, S* product);
+    void (*backward)(const Problem<S>&, const S* seed, S* path);
+    void (*hessian)(const Problem<S>&, const S* seed, const S* z, S* product);
     void (*log_transitions)(const Problem<S>&, S* log_q);
     void (*log_transitions_jvp)(const Problem<S>&, const S* z, S* product);
     void (*log_transitions_vjp)(const Problem<S>&, const S* cotangent, S* product);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "chain.h"
 #include "dag.h"
@@ -107,7 +109,24 @@ void bind(nb::module_& m) {
             (dag<S>().*kernel)(p, out.data());
         });
     };
-    onto("dag_backward", &DagKernels<S>::backward);
+    m.def("dag_backward", [](const Theta<S>& theta, const Tape& tape, const In<S, 1>& seed, const Out<S, 2>& out, GRAPH) {
+        auto p = PROBLEM;
+        set_tape(p, tape);
+        need_like(p, out);
+        need(int64_t(seed.shape(0)) == p.batch, "the seed does not fit theta");
+        nb::gil_scoped_release release;
+        dag<S>().backward(p, seed.data(), out.data());
+    });
+    m.def("dag_hessian", [](const Theta<S>& theta, const Tape& tape, const In<S, 1>& seed, const Theta<S>& z,
+                            const Out<S, 2>& out, GRAPH) {
+        auto p = PROBLEM;
+        set_tape(p, tape);
+        need_like(p, z);
+        need_like(p, out);
+        need(int64_t(seed.shape(0)) == p.batch, "the seed does not fit theta");
+        nb::gil_scoped_release release;
+        dag<S>().hessian(p, seed.data(), z.data(), out.data());
+    });
     onto("dag_log_transitions", &DagKernels<S>::log_transitions);
     const auto along = [&m](const char* name, auto kernel) {
         m.def(name, [kernel](const Theta<S>& theta, const Tape& tape, const Theta<S>& z, const Out<S, 2>& out, GRAPH) {
@@ -119,7 +138,6 @@ void bind(nb::module_& m) {
             (dag<S>().*kernel)(p, z.data(), out.data());
         });
     };
-    along("dag_hessian", &DagKernels<S>::hessian);
     along("dag_log_transitions_jvp", &DagKernels<S>::log_transitions_jvp);
     along("dag_log_transitions_vjp", &DagKernels<S>::log_transitions_vjp);
     m.def("dag_sample",
@@ -153,61 +171,125 @@ void bind(nb::module_& m) {
 }
 
 template <class S>
-using Potentials = In<S, 4>;
+using Array = In<S, 4>;
+template <class S>
+using Potentials = Array<S>;
+using Lengths = In<int64_t, 1>;
+using Mask = In<bool, 2>;
+
+// The steps that count, from a mask; none for one without columns, which stands for the first steps.
+struct Kept {
+    std::vector<int64_t> steps;
+
+    Kept(const Lengths& lengths, const Mask& mask, int64_t batch, int64_t total) {
+        need(int64_t(lengths.shape(0)) == batch && int64_t(mask.shape(0)) == batch, "the index does not fit the scores");
+        for (int64_t b = 0; b < batch; ++b) {
+            need(lengths.data()[b] >= 0 && lengths.data()[b] <= total, "a length is out of range");
+        }
+        const int64_t columns = int64_t(mask.shape(1));
+        if (columns == 0) return;
+        need(columns == total, "the mask does not fit the scores");
+        steps.resize(std::size_t(batch * total));
+        for (int64_t b = 0; b < batch; ++b) {
+            int64_t n = 0;
+            for (int64_t t = 0; t < total; ++t) {
+                if (mask.data()[b * total + t]) steps[std::size_t(b * total + n++)] = t;
+            }
+            need(n == lengths.data()[b], "the mask does not fit the lengths");
+        }
+    }
+
+    const int64_t* data() const { return steps.empty() ? nullptr : steps.data(); }
+};
 
 template <class S>
-ChainProblem<S> chain_problem(const Potentials<S>& theta, const Index& lengths, double alpha, double vertex, int threads) {
-    need(lengths.shape(0) == theta.shape(0) && theta.shape(2) == theta.shape(3), "theta does not fit together");
-    const int64_t steps = int64_t(theta.shape(1));
-    for (std::size_t b = 0; b < lengths.shape(0); ++b) {
-        need(lengths.data()[b] >= 0 && lengths.data()[b] <= steps, "a length is out of range");
-    }
-    return {int64_t(theta.shape(0)), steps, int64_t(theta.shape(2)), lengths.data(), {alpha, vertex}, threads, theta.data(),
-            nullptr};
+ScoresProblem<S> chain_problem(const Potentials<S>& theta, const Lengths& lengths, const Kept& kept, double alpha,
+                               double vertex, int threads) {
+    need(theta.shape(2) == theta.shape(3), "theta does not fit together");
+    const int64_t steps = int64_t(theta.shape(1)), states = int64_t(theta.shape(2)), square = states * states;
+    return {int64_t(theta.shape(0)), steps, states, lengths.data(), kept.data(), steps * square, square, 0, 0,
+            {alpha, vertex}, threads, {nullptr, theta.data(), nullptr, nullptr}, nullptr};
 }
 
 template <class S>
-void set_tape(ChainProblem<S>& p, const In<double, 4>& tape) {
+void set_tape(ScoresProblem<S>& p, const Array<S>& tape) {
     need(int64_t(tape.shape(0)) == p.batch && int64_t(tape.shape(1)) == 2 &&
              int64_t(tape.shape(2)) == p.steps + 1 && int64_t(tape.shape(3)) == p.states,
-         "the tape does not fit theta");
+         "the tape does not fit the scores");
     p.tape = tape.data();
 }
 
-template <class S, class Array>
-void need_like(const ChainProblem<S>& p, const Array& array) {
+template <class S, class A>
+void need_like(const ScoresProblem<S>& p, const A& array) {
     need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.steps && int64_t(array.shape(2)) == p.states &&
              int64_t(array.shape(3)) == p.states,
          "an array is not like theta");
 }
 
-#define CHAIN const Index &lengths, double alpha, double vertex, int threads
-#define CHAIN_PROBLEM chain_problem(theta, lengths, alpha, vertex, threads)
+template <class S>
+void need_batch(const ScoresProblem<S>& p, int64_t size) {
+    need(size == p.batch, "a number for each sequence is needed");
+}
+
+template <class S>
+void need_sequences(const ScoresProblem<S>& p, const In<double, 3>& uniforms, const Out<int64_t, 3>& sequences) {
+    need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.steps, "the uniforms do not fit the scores");
+    need(sequences.shape(0) == uniforms.shape(0) && sequences.shape(1) == uniforms.shape(1) &&
+             sequences.shape(2) == uniforms.shape(2),
+         "the sequences do not fit the uniforms");
+}
+
+template <class S>
+void need_best(const ScoresProblem<S>& p, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences) {
+    need(int64_t(scores.shape(0)) == p.batch && int64_t(sequences.shape(0)) == p.batch &&
+             sequences.shape(1) == scores.shape(1) && int64_t(sequences.shape(2)) == p.steps,
+         "scores and sequences do not fit");
+}
+
+#define INDEX const Lengths &lengths, const Mask &mask, double alpha, double vertex, int threads
+#define CHAIN_PROBLEM                                                                      \
+    const Kept kept(lengths, mask, int64_t(theta.shape(0)), int64_t(theta.shape(1)));      \
+    auto p = chain_problem(theta, lengths, kept, alpha, vertex, threads)
 
 template <class S>
 void bind_chain(nb::module_& m) {
-    m.def("chain_forward", [](const Potentials<S>& theta, const Out<S, 1>& value, const Out<double, 4>& tape, CHAIN) {
-        auto p = CHAIN_PROBLEM;
-        set_tape(p, In<double, 4>(tape));
-        need(int64_t(value.shape(0)) == p.batch, "the value does not fit theta");
+    m.def("chain_forward", [](const Potentials<S>& theta, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
+        CHAIN_PROBLEM;
+        set_tape(p, Array<S>(tape));
+        need_batch(p, int64_t(value.shape(0)));
         nb::gil_scoped_release release;
         return chain<S>().forward(p, value.data(), tape.data());
     });
-    const auto onto = [&m](const char* name, auto kernel) {
-        m.def(name, [kernel](const Potentials<S>& theta, const In<double, 4>& tape, const Out<S, 4>& out, CHAIN) {
-            auto p = CHAIN_PROBLEM;
-            set_tape(p, tape);
-            need_like(p, out);
-            nb::gil_scoped_release release;
-            (chain<S>().*kernel)(p, out.data());
-        });
-    };
-    onto("chain_backward", &ChainKernels<S>::backward);
-    onto("chain_log_transitions", &ChainKernels<S>::log_transitions);
+    m.def("chain_backward",
+          [](const Potentials<S>& theta, const Array<S>& tape, const In<S, 1>& seed, const Out<S, 4>& out, INDEX) {
+              CHAIN_PROBLEM;
+              set_tape(p, tape);
+              need_like(p, out);
+              need_batch(p, int64_t(seed.shape(0)));
+              nb::gil_scoped_release release;
+              chain<S>().backward(p, seed.data(), {nullptr, out.data(), nullptr, nullptr});
+          });
+    m.def("chain_hessian", [](const Potentials<S>& theta, const Array<S>& tape, const In<S, 1>& seed,
+                              const Potentials<S>& z, const Out<S, 4>& out, INDEX) {
+        CHAIN_PROBLEM;
+        set_tape(p, tape);
+        need_like(p, z);
+        need_like(p, out);
+        need_batch(p, int64_t(seed.shape(0)));
+        nb::gil_scoped_release release;
+        chain<S>().hessian(p, seed.data(), {nullptr, z.data(), nullptr, nullptr}, {nullptr, out.data(), nullptr, nullptr});
+    });
+    m.def("chain_log_transitions", [](const Potentials<S>& theta, const Array<S>& tape, const Out<S, 4>& out, INDEX) {
+        CHAIN_PROBLEM;
+        set_tape(p, tape);
+        need_like(p, out);
+        nb::gil_scoped_release release;
+        chain<S>().log_transitions(p, out.data());
+    });
     const auto along = [&m](const char* name, auto kernel) {
-        m.def(name, [kernel](const Potentials<S>& theta, const In<double, 4>& tape, const Potentials<S>& z,
-                             const Out<S, 4>& out, CHAIN) {
-            auto p = CHAIN_PROBLEM;
+        m.def(name, [kernel](const Potentials<S>& theta, const Array<S>& tape, const Potentials<S>& z,
+                             const Out<S, 4>& out, INDEX) {
+            CHAIN_PROBLEM;
             set_tape(p, tape);
             need_like(p, z);
             need_like(p, out);
@@ -215,30 +297,115 @@ void bind_chain(nb::module_& m) {
             (chain<S>().*kernel)(p, z.data(), out.data());
         });
     };
-    along("chain_hessian", &ChainKernels<S>::hessian);
     along("chain_log_transitions_jvp", &ChainKernels<S>::log_transitions_jvp);
     along("chain_log_transitions_vjp", &ChainKernels<S>::log_transitions_vjp);
-    m.def("chain_sample", [](const Potentials<S>& theta, const In<double, 4>& tape, const In<double, 3>& uniforms,
-                             const Out<int64_t, 3>& sequences, CHAIN) {
-        auto p = CHAIN_PROBLEM;
+    m.def("chain_sample", [](const Potentials<S>& theta, const Array<S>& tape, const In<double, 3>& uniforms,
+                             const Out<int64_t, 3>& sequences, INDEX) {
+        CHAIN_PROBLEM;
         set_tape(p, tape);
-        need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.steps,
-             "the uniforms do not fit theta");
-        need(sequences.shape(0) == uniforms.shape(0) && sequences.shape(1) == uniforms.shape(1) &&
-                 sequences.shape(2) == uniforms.shape(2),
-             "the sequences do not fit the uniforms");
+        need_sequences(p, uniforms, sequences);
         nb::gil_scoped_release release;
         chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
     });
-    m.def("chain_topk",
-          [](const Potentials<S>& theta, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, CHAIN) {
-              const auto p = CHAIN_PROBLEM;
-              need(int64_t(scores.shape(0)) == p.batch && int64_t(sequences.shape(0)) == p.batch &&
-                       sequences.shape(1) == scores.shape(1) && int64_t(sequences.shape(2)) == p.steps,
-                   "scores and sequences do not fit theta");
+    m.def("chain_topk", [](const Potentials<S>& theta, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
+        CHAIN_PROBLEM;
+        need_best(p, scores, sequences);
+        nb::gil_scoped_release release;
+        chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+    });
+}
+
+template <class S>
+using Emissions = In<S, 3>;
+template <class S>
+using States = In<S, 2>;
+
+// Whether a tensor has the wanted size, or 1, which stands for all.
+bool one_or(std::size_t size, int64_t wanted) { return size == 1 || int64_t(size) == wanted; }
+
+template <class S>
+ScoresProblem<S> scores_problem(const Emissions<S>& emissions, const Array<S>& transitions, const States<S>& start,
+                                const States<S>& end, const Lengths& lengths, const Kept& kept, double alpha,
+                                double vertex, int threads) {
+    const int64_t batch = int64_t(emissions.shape(0)), steps = int64_t(emissions.shape(1)),
+                  states = int64_t(emissions.shape(2)), square = states * states, places = int64_t(transitions.shape(1));
+    need(one_or(transitions.shape(0), batch) && one_or(transitions.shape(1), steps - 1) &&
+             int64_t(transitions.shape(2)) == states && int64_t(transitions.shape(3)) == states,
+         "the transitions do not fit the emissions");
+    need(one_or(start.shape(0), batch) && int64_t(start.shape(1)) == states && one_or(end.shape(0), batch) &&
+             int64_t(end.shape(1)) == states,
+         "start or end do not fit the emissions");
+    const auto stride = [](std::size_t size, int64_t numbers) { return size == 1 ? int64_t(0) : numbers; };
+    return {batch, steps, states, lengths.data(), kept.data(), stride(transitions.shape(0), places * square),
+            stride(transitions.shape(1), square), stride(start.shape(0), states), stride(end.shape(0), states),
+            {alpha, vertex}, threads, {emissions.data(), transitions.data(), start.data(), end.data()}, nullptr};
+}
+
+#define SCORES const Emissions<S> &emissions, const Array<S> &transitions, const States<S> &start, const States<S> &end
+#define SCORES_PROBLEM                                                                             \
+    const Kept kept(lengths, mask, int64_t(emissions.shape(0)), int64_t(emissions.shape(1)));      \
+    auto p = scores_problem(emissions, transitions, start, end, lengths, kept, alpha, vertex, threads)
+
+// The data of arrays of the scores' shapes.
+template <class S, class Like, class E, class T, class V>
+Scores<S> like_scores(const ScoresProblem<std::remove_const_t<S>>& p, const Like& like, const E& emissions,
+                      const T& transitions, const V& start, const V& end) {
+    need(int64_t(emissions.shape(0)) == p.batch && int64_t(emissions.shape(1)) == p.steps &&
+             int64_t(emissions.shape(2)) == p.states,
+         "an array is not like the emissions");
+    for (std::size_t d = 0; d < 4; ++d) {
+        need(transitions.shape(d) == like.shape(d), "an array is not like the transitions");
+    }
+    need(int64_t(start.shape(0)) == (p.start_batch ? p.batch : 1) && int64_t(start.shape(1)) == p.states &&
+             int64_t(end.shape(0)) == (p.end_batch ? p.batch : 1) && int64_t(end.shape(1)) == p.states,
+         "an array is not like start or end");
+    return {emissions.data(), transitions.data(), start.data(), end.data()};
+}
+
+template <class S>
+void bind_scores(nb::module_& m) {
+    m.def("scores_forward", [](SCORES, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
+        SCORES_PROBLEM;
+        set_tape(p, Array<S>(tape));
+        need_batch(p, int64_t(value.shape(0)));
+        nb::gil_scoped_release release;
+        return chain<S>().forward(p, value.data(), tape.data());
+    });
+    m.def("scores_backward", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Out<S, 3>& to_emissions,
+                                const Out<S, 4>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end, INDEX) {
+        SCORES_PROBLEM;
+        set_tape(p, tape);
+        need_batch(p, int64_t(seed.shape(0)));
+        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
+        nb::gil_scoped_release release;
+        chain<S>().backward(p, seed.data(), out);
+    });
+    m.def("scores_hessian", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Emissions<S>& z_emissions,
+                               const Array<S>& z_transitions, const States<S>& z_start, const States<S>& z_end,
+                               const Out<S, 3>& to_emissions, const Out<S, 4>& to_transitions, const Out<S, 2>& to_start,
+                               const Out<S, 2>& to_end, INDEX) {
+        SCORES_PROBLEM;
+        set_tape(p, tape);
+        need_batch(p, int64_t(seed.shape(0)));
+        const auto z = like_scores<const S>(p, transitions, z_emissions, z_transitions, z_start, z_end);
+        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
+        nb::gil_scoped_release release;
+        chain<S>().hessian(p, seed.data(), z, out);
+    });
+    m.def("scores_sample",
+          [](SCORES, const Array<S>& tape, const In<double, 3>& uniforms, const Out<int64_t, 3>& sequences, INDEX) {
+              SCORES_PROBLEM;
+              set_tape(p, tape);
+              need_sequences(p, uniforms, sequences);
               nb::gil_scoped_release release;
-              chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+              chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
           });
+    m.def("scores_topk", [](SCORES, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
+        SCORES_PROBLEM;
+        need_best(p, scores, sequences);
+        nb::gil_scoped_release release;
+        chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+    });
 }
 
 }  // namespace
@@ -254,4 +421,6 @@ NB_MODULE(_native, m) {
     bind<double>(m);
     bind_chain<float>(m);
     bind_chain<double>(m);
+    bind_scores<float>(m);
+    bind_scores<double>(m);
 }

@@ -22,7 +22,7 @@ std::unique_ptr<T[]> zeros(std::int64_t size) {
 template <class Body>
 void parallel_for(std::int64_t count, int threads, Body body) {
     bool failed = false;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (count > 1)
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (count > 1)
     for (std::int64_t n = 0; n < count; ++n) {
         try {
             body(n);

@@ -1,7 +1,7 @@
-// The Ω at γ = 1. An Ω computes in its type Real, on r = x − max(x) of a vector.
+// The Ω at γ = 1. An Ω computes in its type Real, or in vectors V of it, on r = x − max(x).
 //
-// solve: the threshold τ and max_Ω, both relative to max(x), by lane. The lanes hold W vectors side by side
-// (r[k * W + lane], k < d), or, if `shared`, one vector of d * W entries, and then every lane has its answer.
+// solve: the threshold τ and max_Ω, both relative to max(x) = top, of the d entries x, x + stride, … (of as many vectors
+// as V has lanes, side by side). Where top is −∞ it must be given as 0.
 // weigh: from r and τ an entry's probability q, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs.
 // log_q, log_slope: log q, and its derivative q^(1−α) = s/q along the support.
 #pragma once
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "scalar_math.h"
+#include "simd.h"
 
 namespace bellmax {
 
@@ -21,28 +21,20 @@ struct OmegaParameters {
     double alpha, vertex;  // Tsallis' α (1: negentropy, ∞: hard), and Ω at a vertex of the simplex
 };
 
-template <int W, class R>
-inline void share(R* sum) {
-    R total = 0;
-    for (int l = 0; l < W; ++l) total += sum[l];
-    for (int l = 0; l < W; ++l) sum[l] = total;
-}
+inline namespace BELLMAX_ARCH {
 
-// Σ over k of the pair that term(r) gives, by lane. What is summed in single precision is carried to double in time.
-template <int W, bool shared, class R, class Term>
-inline void sum_terms(const R* r, std::int64_t d, double* first, double* second, Term term) {
+// Σ over k of the pair that term(r) gives, in double: what is summed in V is carried over in time.
+template <class V, class R, class Term>
+inline void sum_terms(const R* x, std::int64_t stride, std::int64_t d, V top, Wide<V>& first, Wide<V>& second, Term term) {
     constexpr std::int64_t run = 64;
-    for (int l = 0; l < W; ++l) first[l] = second[l] = 0;
+    first = second = Wide<V>{};
     for (std::int64_t begin = 0; begin < d; begin += run) {
-        R a[W] = {}, b[W] = {};
+        V a{}, b{};
         const std::int64_t end = d - begin < run ? d : begin + run;
-        for (std::int64_t k = begin; k < end; ++k) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) term(l, r[k * W + l], a[l], b[l]);
-        }
-        for (int l = 0; l < W; ++l) first[l] += double(a[l]), second[l] += double(b[l]);
+        for (std::int64_t k = begin; k < end; ++k) term(load_vector<V>(x + k * stride) - top, a, b);
+        first += widen(a);
+        second += widen(b);
     }
-    if (shared) share<W>(first), share<W>(second);
 }
 
 template <class S>
@@ -52,17 +44,25 @@ struct Negentropy {
 
     explicit Negentropy(OmegaParameters) {}
 
-    template <int W, bool shared>
-    void solve(const S* r, std::int64_t d, S* tau, S* value) const {
-        double sum[W], unused[W];
-        sum_terms<W, shared>(r, d, sum, unused, [](int, S x, S& total, S&) { total += exp_nonpositive(x); });
-#pragma omp simd
-        for (int l = 0; l < W; ++l) tau[l] = value[l] = log_positive(S(sum[l]));
+    template <class V>
+    void solve(const S* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
+        Wide<V> sum, unused;
+        sum_terms<V>(x, stride, d, top, sum, unused, [](V r, V& total, V&) { total += exp_nonpositive(r); });
+        tau = value = log_positive(narrow<V>(sum));
     }
 
-    void weigh(S r, S tau, S& q, S& s) const { q = s = exp_nonpositive(r - tau); }
-    S log_q(S r, S tau) const { return r - tau; }
-    S log_slope(S r, S) const { return r > -infinity<S> ? S(1) : S(0); }
+    template <class V>
+    void weigh(V r, V tau, V& q, V& s) const {
+        q = s = exp_nonpositive(r - tau);
+    }
+    template <class V>
+    V log_q(V r, V tau) const {
+        return r - tau;
+    }
+    template <class V>
+    V log_slope(V r, V) const {
+        return r > V{} - infinity<S> ? V{} + S(1) : V{};
+    }
 };
 
 // α = 2 and α = 1.5, whose powers are cheap, and any other α, which loses digits as α → 1 and so is double throughout:
@@ -71,16 +71,28 @@ template <class S>
 struct PowerOne {
     using Real = S;
     explicit PowerOne(double) {}
-    S less_one(S t) const { return t > 0 ? S(1) : S(0); }
-    S root(S x) const { return x; }
+    template <class V>
+    V less_one(V t) const {
+        return t > V{} ? V{} + S(1) : V{};
+    }
+    template <class V>
+    V root(V x) const {
+        return x;
+    }
 };
 
 template <class S>
 struct PowerTwo {
     using Real = S;
     explicit PowerTwo(double) {}
-    S less_one(S t) const { return t; }
-    S root(S x) const { return std::sqrt(x); }
+    template <class V>
+    V less_one(V t) const {
+        return t;
+    }
+    template <class V>
+    V root(V x) const {
+        return square_root(x);
+    }
 };
 
 template <class S>
@@ -88,8 +100,14 @@ struct PowerAny {
     using Real = double;
     double exponent;
     explicit PowerAny(double p) : exponent(p) {}
-    double less_one(double t) const { return exp_nonpositive((exponent - 1) * log_positive(t)); }
-    double root(double x) const { return exp_nonpositive(log_positive(x) / exponent); }
+    template <class V>
+    V less_one(V t) const {
+        return exp_nonpositive((exponent - 1) * log_positive(t));
+    }
+    template <class V>
+    V root(V x) const {
+        return exp_nonpositive(log_positive(x) / exponent);
+    }
 };
 
 template <class S, template <class> class Power>
@@ -106,57 +124,56 @@ struct Tsallis {
           vertex(Real(omega.vertex)),
           power(1 / (omega.alpha - 1)) {}
 
-    Real above(Real r, Real tau) const {
-        const Real t = slope * r - tau;
-        return t > 0 ? t : Real(0);
+    template <class V>
+    V above(V r, V tau) const {
+        const V t = slope * r - tau;
+        return t > V{} ? t : V{};
     }
 
     // Newton's method on the p-norm of ((α−1) r − τ)₊, convex in τ and nearly linear: it climbs from τ = −1 to the root.
-    template <int W, bool shared>
-    void solve(const Real* r, std::int64_t d, Real* tau, Real* value) const {
+    template <class V>
+    void solve(const Real* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
-        Real at[W];
-        double sum_q[W], sum_s[W];
-        for (int l = 0; l < W; ++l) at[l] = -1;
-        for (bool moved = true; moved;) {
-            sum_terms<W, shared>(r, d, sum_q, sum_s, [&](int l, Real x, Real& total_q, Real& total_s) {
-                const Real t = omega.above(x, at[l]), s = omega.power.less_one(t);
+        V at = V{} - Real(1), climb;
+        Wide<V> sum_q, sum_s;
+        do {
+            sum_terms<V>(x, stride, d, top, sum_q, sum_s, [&](V r, V& total_q, V& total_s) {
+                const V t = omega.above(r, at), s = omega.power.less_one(t);
                 total_q += s * t;
                 total_s += s;
             });
-            Real climb[W];
-#pragma omp simd
-            for (int l = 0; l < W; ++l) {
-                const Real norm = omega.power.root(Real(sum_q[l])), steepness = norm * Real(sum_s[l]);
-                climb[l] = steepness > 0 && norm > 1 ? (norm - 1) * Real(sum_q[l]) / steepness : Real(0);
-                at[l] += climb[l];
-            }
-            moved = false;
-            for (int l = 0; l < W; ++l) moved |= climb[l] > 2 * std::numeric_limits<Real>::epsilon();
-        }
+            const V q = narrow<V>(sum_q), norm = power.root(q), steepness = norm * narrow<V>(sum_s);
+            climb = (norm - 1) * q / (steepness > V{} ? steepness : V{} + Real(1));
+            climb = climb > V{} ? climb : V{};
+            at += climb;
+        } while (any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()));
         // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support, so −∞ may rise.
-        const Real scale = 1 / (alpha * slope), floor = -2 / slope;
-        sum_terms<W, shared>(r, d, sum_q, sum_s, [&](int l, Real x, Real& total_q, Real& total) {
-            const Real raised = x > floor ? x : floor;
-            const Real t = omega.above(raised, at[l]), q = omega.power.less_one(t) * t;
+        const Real scale = 1 / (alpha * slope);
+        const V floor = V{} - 2 / slope;
+        sum_terms<V>(x, stride, d, top, sum_q, sum_s, [&](V r, V& total_q, V& total) {
+            const V raised = r > floor ? r : floor;
+            const V t = omega.above(raised, at), q = omega.power.less_one(t) * t;
             total_q += q;
             total += q * (raised - t * scale);
         });
-        for (int l = 0; l < W; ++l) {
-            tau[l] = at[l];
-            value[l] = Real(sum_s[l] / (sum_q[l] > 0 ? sum_q[l] : 1.0)) + scale - vertex;
-        }
+        tau = at;
+        value = narrow<V>(sum_s / (sum_q > Wide<V>{} ? sum_q : Wide<V>{} + 1.0)) + (scale - vertex);
     }
 
-    void weigh(Real r, Real tau, Real& q, Real& s) const {
-        const Real t = above(r, tau);
+    template <class V>
+    void weigh(V r, V tau, V& q, V& s) const {
+        const V t = above(r, tau);
         s = power.less_one(t);
         q = s * t;
     }
-    Real log_q(Real r, Real tau) const { return log_positive(above(r, tau)) / slope; }
-    Real log_slope(Real r, Real tau) const {
-        const Real t = above(r, tau);
-        return t > 0 ? 1 / t : Real(0);
+    template <class V>
+    V log_q(V r, V tau) const {
+        return log_positive(above(r, tau)) / slope;
+    }
+    template <class V>
+    V log_slope(V r, V tau) const {
+        const V t = above(r, tau);
+        return t > V{} ? 1 / t : V{};
     }
 };
 
@@ -175,12 +192,19 @@ struct Hard {
 
     explicit Hard(OmegaParameters) {}
 
-    void weigh(S r, S, S& q, S& s) const {
-        q = r == 0 ? S(1) : S(0);
-        s = 0;
+    template <class V>
+    void weigh(V r, V, V& q, V& s) const {
+        q = r == V{} ? V{} + S(1) : V{};
+        s = V{};
     }
-    S log_q(S r, S) const { return r; }
-    S log_slope(S, S) const { return 0; }
+    template <class V>
+    V log_q(V r, V) const {
+        return r;
+    }
+    template <class V>
+    V log_slope(V, V) const {
+        return V{};
+    }
 };
 
 // Calls action with the Ω that the parameters name.
@@ -193,4 +217,5 @@ auto with_omega(OmegaParameters omega, Action action) {
     return action(Hard<S>(omega));
 }
 
+}  // namespace BELLMAX_ARCH
 }  // namespace bellmax

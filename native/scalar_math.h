@@ -1,4 +1,4 @@
-// exp and log without branches or calls, so that a loop over lanes becomes vector code.
+// exp and log without branches or calls, of a number or of a vector of the compiler's (simd.h).
 // Accurate to 2 ulp (tests/backends/test_native.py measures it).
 #pragma once
 
@@ -7,7 +7,13 @@
 #include <limits>
 #include <type_traits>
 
+#ifndef BELLMAX_ARCH
+#error "compile with -DBELLMAX_ARCH=baseline or avx2"
+#endif
+
+// Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.
 namespace bellmax {
+inline namespace BELLMAX_ARCH {
 
 template <class To, class From>
 inline To bits(From from) {
@@ -43,40 +49,54 @@ constexpr S inverse_factorial(int k) {
     return S(1 / factorial);
 }
 
+// A number, or the numbers of a vector, and integers of the same size.
+template <class V>
+struct Shape {
+    using Real = V;
+    using Int = typename Format<V>::Int;
+    using Bits = std::make_unsigned_t<Int>;
+};
+
 // exp(x) for x <= 1; exactly 0 below the smallest normal number.
-template <class S>
-inline S exp_nonpositive(S x) {
-    using F = Format<S>;
-    using Int = typename F::Int;
-    const S clamped = x > F::smallest ? x : F::smallest;
-    const S shifted = clamped * S(1.4426950408889634) + F::round;
-    const S n = shifted - F::round;
-    const S r = (clamped - n * F::ln2_high) - n * F::ln2_low;
-    S p = inverse_factorial<S>(F::exp_terms);
+template <class V>
+inline V exp_nonpositive(V x) {
+    using F = Format<typename Shape<V>::Real>;
+    using S = typename Shape<V>::Real;
+    using Int = typename Shape<V>::Int;
+    const V least = V{} + F::smallest;
+    const V clamped = x > least ? x : least;
+    const V shifted = clamped * S(1.4426950408889634) + F::round;
+    const V n = shifted - F::round;
+    const V r = (clamped - n * F::ln2_high) - n * F::ln2_low;
+    V p = V{} + inverse_factorial<S>(F::exp_terms);
 #pragma GCC unroll 16
     for (int k = F::exp_terms - 1; k >= 0; --k) p = p * r + inverse_factorial<S>(k);
-    const Int scale = (bits<Int>(shifted) - bits<Int>(F::round) + F::bias) << F::mantissa;
-    const S result = p * bits<S>(scale);
-    return x > F::smallest ? result : S(0);
+    const Int scale = (bits<Int>(shifted) - bits<typename F::Int>(F::round) + F::bias) << F::mantissa;
+    const V result = p * bits<V>(scale);
+    return x > least ? result : V{};
 }
 
 // log(x) for positive normal x; -inf at 0.
-template <class S>
-inline S log_positive(S x) {
-    using F = Format<S>;
-    using Bits = std::make_unsigned_t<typename F::Int>;
+template <class V>
+inline V log_positive(V x) {
+    using F = Format<typename Shape<V>::Real>;
+    using S = typename Shape<V>::Real;
+    using Bits = typename Shape<V>::Bits;
+    using Word = std::make_unsigned_t<typename F::Int>;
     // The exponent of x / sqrt(1/2), biased so that it is never negative: vector units shift only unsigned numbers.
-    const Bits low = bits<Bits>(S(0.70710678118654752)) - (Bits(F::bias) << F::mantissa);
+    constexpr Word one = Word(F::bias) << F::mantissa;
+    const Word low = bits<Word>(S(0.70710678118654752)) - one;
     const Bits exponent = (bits<Bits>(x) - low) >> F::mantissa;
-    const S m = bits<S>(bits<Bits>(x) - ((exponent - Bits(F::bias)) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
+    const V m = bits<V>(bits<Bits>(x) - ((exponent - Word(F::bias)) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
     // The exponent as a number, by the bits of round + exponent: conversions of 64-bit integers are slow.
-    const S n = (bits<S>(bits<Bits>(F::round) + exponent) - F::round) - S(F::bias);
-    const S s = (m - 1) / (m + 1), z = s * s;
-    S p = S(1) / S(2 * F::log_terms + 1);
+    const V n = (bits<V>(bits<Word>(F::round) + exponent) - F::round) - S(F::bias);
+    const V s = (m - 1) / (m + 1), z = s * s;
+    V p = V{} + S(1) / S(2 * F::log_terms + 1);
 #pragma GCC unroll 16
     for (int k = F::log_terms - 1; k > 0; --k) p = p * z + S(1) / S(2 * k + 1);  // atanh(s) = s (1 + z/3 + z²/5 + …)
-    const S result = (n * F::ln2_low + 2 * s * (z * p)) + 2 * s + n * F::ln2_high;
-    return x > 0 ? result : -std::numeric_limits<S>::infinity();
+    const V result = (n * F::ln2_low + 2 * s * (z * p)) + 2 * s + n * F::ln2_high;
+    return x > V{} ? result : V{} - std::numeric_limits<S>::infinity();
 }
 
+}  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -29,21 +29,21 @@ Program: TypeAlias = "tuple[str, str, float, float] | tuple[str, Regularizer]"
 
 _PROGRAM = "str structure, str backend, float alpha, float vertex"
 _OPERATORS = {
-    "forward": "Tensor theta, Tensor[] index) -> (Tensor, Tensor)",
-    "backward": "Tensor theta, Tensor tape, Tensor[] index) -> Tensor",
-    "hessian": "Tensor theta, Tensor tape, Tensor z, Tensor[] index) -> Tensor",
-    "log_transitions": "Tensor theta, Tensor tape, Tensor[] index) -> Tensor",
-    "log_transitions_jvp": "Tensor theta, Tensor tape, Tensor z, Tensor[] index) -> Tensor",
-    "log_transitions_vjp": "Tensor theta, Tensor tape, Tensor cotangent, Tensor[] index) -> Tensor",
-    "sample": "Tensor theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
-    "topk": "Tensor theta, int k, Tensor[] index) -> (Tensor, Tensor)",
+    "forward": "Tensor[] theta, Tensor[] index) -> (Tensor, Tensor)",
+    "backward": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] index) -> Tensor[]",
+    "hessian": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] z, Tensor[] index) -> Tensor[]",
+    "log_transitions": "Tensor[] theta, Tensor tape, Tensor[] index) -> Tensor[]",
+    "log_transitions_jvp": "Tensor[] theta, Tensor tape, Tensor[] z, Tensor[] index) -> Tensor[]",
+    "log_transitions_vjp": "Tensor[] theta, Tensor tape, Tensor[] cotangent, Tensor[] index) -> Tensor[]",
+    "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
+    "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
 }
 _library = torch.library.Library("bellmax", "DEF")
 
 
 def _sweep(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
     module = sweeps(structure, backend)
-    if name in ("forward", "topk") and is_readable(args[0]):
+    if name in ("forward", "topk") and is_readable(args[0][0]):
         module.check(args[0], args[-1])
     return getattr(module, name)(*args, omega)
 
@@ -56,15 +56,15 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _fake(name: str) -> Callable[..., Any]:
-    def shapes(structure: str, backend: str, alpha: float, vertex: float, theta: Tensor, *args: Any) -> Any:
+    def shapes(structure: str, backend: str, alpha: float, vertex: float, theta: Sequence[Tensor], *args: Any) -> Any:
+        first, module = theta[0], sweeps(structure, backend)
         if name == "forward":
-            shape = sweeps(structure, backend).tape_shape(theta, args[-1], from_kernel(alpha, vertex))
-            return theta.new_empty(theta.shape[0]), theta.new_empty(shape, dtype=torch.float64)
+            return first.new_empty(first.shape[0]), module.empty_tape(theta, args[-1])
         if name == "sample":
-            return sweeps(structure, backend).empty_paths(theta, args[1].shape[1])
+            return module.empty_paths(theta, args[1].shape[1])
         if name == "topk":
-            return theta.new_empty(theta.shape[0], args[0]), sweeps(structure, backend).empty_paths(theta, args[0])
-        return theta.new_empty(theta.shape)
+            return first.new_empty(first.shape[0], args[0]), module.empty_paths(theta, args[0])
+        return [t.new_empty(t.shape) for t in theta]
 
     return shapes
 
@@ -72,24 +72,39 @@ def _fake(name: str) -> Callable[..., Any]:
 def _batched(name: str) -> Callable[..., Any]:
     """The rule of vmap: the dimension it maps over is merged into the batch, which comes first."""
 
-    def merge(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-        mapped = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        return mapped.flatten(0, 1)
-
-    def split(info: Any, result: Tensor) -> Tensor:
-        batch = result.shape[0] // info.batch_size
-        return result.reshape(info.batch_size, batch, *result.shape[1:])
-
     def run(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        program, tensors, index = args[:4], args[4:-1], args[-1]
-        pairs = zip(tensors, in_dims[4:-1], strict=True)
-        merged = [merge(info, d, t) if isinstance(t, Tensor) else t for t, d in pairs]
+        program, theta, index = args[:4], args[4], args[-1]
+        maps = info.batch_size
+
+        def unmapped(tensor: Tensor, dim: int | None) -> tuple[int, ...]:
+            return tuple(size for d, size in enumerate(tensor.shape) if d != dim)
+
+        batch = unmapped(theta[0], in_dims[4][0])[0]
+
+        def merge(argument: Any, dim: Any) -> Any:
+            if isinstance(argument, list | tuple):
+                return [merge(a, d) for a, d in zip(argument, dim, strict=True)]
+            if not isinstance(argument, Tensor):
+                return argument
+            mapped = argument.expand(maps, *argument.shape) if dim is None else argument.movedim(dim, 0)
+            return mapped.expand(maps, batch, *mapped.shape[2:]).flatten(0, 1)
+
+        def split(result: Tensor) -> Tensor:
+            return result.reshape(maps, batch, *result.shape[1:])
+
+        merged = [merge(argument, dim) for argument, dim in zip(args[4:-1], in_dims[4:-1], strict=True)]
         if sweeps(*program[:2]).index_is_batched:
-            index = [merge(info, d, t) for t, d in zip(index, in_dims[-1], strict=True)]
+            index = merge(index, in_dims[-1])
         results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
         if isinstance(results, Tensor):
-            return split(info, results), 0
-        return tuple(split(info, result) for result in results), (0,) * len(results)
+            return split(results), 0
+        results = [split(result) for result in results]
+        if name not in ("forward", "topk"):
+            # What the whole batch shares has a batch of one, and what each member contributed is added up.
+            shared = (unmapped(t, d)[0] != batch for t, d in zip(theta, in_dims[4], strict=True))
+            results = [r.sum(1, keepdim=True) if s else r for r, s in zip(results, shared, strict=True)]
+            return results, [0] * len(results)
+        return tuple(results), (0,) * len(results)
 
     return run
 
@@ -103,9 +118,10 @@ for _name, _schema in _OPERATORS.items():
 
 @dataclass(frozen=True)
 class _Runner:
-    """A program as one argument of a Function: vmap would take a tuple apart."""
+    """A program as one argument of a Function (vmap would take a tuple apart), and how many tensors θ consists of."""
 
     program: Program
+    parts: int
 
     def __call__(self, name: str, *args: Any) -> Any:
         if len(self.program) == 2:
@@ -113,23 +129,30 @@ class _Runner:
             return _sweep(name, structure, "reference", omega, *args)
         return getattr(torch.ops.bellmax, name)(*self.program, *args)
 
-    def in_plain_torch(self, name: str, index: Sequence[Tensor]) -> Callable[..., Tensor]:
-        """A sweep as a function of θ (and more) that autograd differentiates as often as one likes."""
+    def in_plain_torch(self, name: str, index: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        """A sweep as a function of (*θ, …) that autograd differentiates as often as one likes."""
         omega = self.program[1] if len(self.program) == 2 else from_kernel(*self.program[2:])
         reference = sweeps(self.program[0], "reference")
 
-        def run(theta: Tensor, *more: Tensor) -> Tensor:
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            theta, more = tensors[: self.parts], tensors[self.parts :]
             _, tape = reference.forward(theta, index, omega)
-            result: Tensor = getattr(reference, name)(theta, tape, *more, index, omega)
-            return result
+            return tuple(getattr(reference, name)(theta, tape, *_grouped(name, more), index, omega))
 
         return run
+
+
+def _grouped(sweep: str, more: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The arguments of a sweep after the tape: a seed for the Hessian product, then what it is applied to."""
+    return (more[0], more[1:]) if sweep == "hessian" else (more,)
 
 
 # --- derivatives
 
 
 class _Sweep(Function):
+    """Arguments (…, run, *θ, …), where θ is ``run.parts`` tensors."""
+
     generate_vmap_rule = True
 
     def __init_subclass__(cls) -> None:
@@ -137,84 +160,120 @@ class _Sweep(Function):
         cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
 
 
+def _split(run: _Runner, tensors: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
+    """θ, the tape, pieces of the given sizes, and the index."""
+    pieces = []
+    for size in (run.parts, 1, *sizes):
+        pieces.append(tensors[:size])
+        tensors = tensors[size:]
+    return [*pieces, tensors]
+
+
+def _zeros_for_none(tangents: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if d is None else d for d, t in zip(tangents, like, strict=True)]
+
+
+def _slopes(
+    run: _Runner, theta: Sequence[Tensor], tape: Tensor, z: Sequence[Tensor], index: Sequence[Tensor]
+) -> Tensor:
+    """⟨∇DP_Ω(θ), z⟩ for each member of the batch, each with its own copy of what the batch shares."""
+    batch = theta[0].shape[0]
+    own = [t.expand(batch, *t.shape[1:]) for t in theta]
+    path = _Gradient.apply(run, *own, tape, theta[0].new_ones(batch), *index)
+    terms = [inner(e, d.expand(e.shape), e.ndim - 1) for e, d in zip(path, z, strict=True)]
+    return sum(terms[1:], start=terms[0])
+
+
 class _Value(_Sweep):
-    """(run, θ, *index) → DP_Ω(θ) and the tape."""
+    """(run, *θ, *index) → DP_Ω(θ) and the tape."""
 
     @staticmethod
-    def forward(run: _Runner, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
-        value, tape = run("forward", theta, index)
+    def forward(run: _Runner, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        value, tape = run("forward", tensors[: run.parts], tensors[run.parts :])
         return value, tape
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.run, theta, *index = inputs
+        ctx.run, *tensors = inputs
+        tensors.insert(ctx.run.parts, output[1])
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(theta, output[1], *index)
-        ctx.save_for_forward(theta, output[1], *index)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        theta, tape, *index = ctx.saved_tensors
-        path = _Path.apply(ctx.run, theta, tape, *index)
-        return None, path * grad.reshape(-1, *[1] * (theta.ndim - 1)), *[None] * len(index)
+        theta, tape, index = _split(ctx.run, ctx.saved_tensors)
+        return None, *_Gradient.apply(ctx.run, *theta, *tape, grad, *index), *[None] * len(index)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> tuple[Tensor, None]:
-        theta, *rest = ctx.saved_tensors
-        return inner(_Path.apply(ctx.run, theta, *rest), tangent, theta.ndim - 1), None
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        theta, (tape,), index = _split(ctx.run, ctx.saved_tensors)
+        z = _zeros_for_none(tangents[: ctx.run.parts], theta)
+        return _slopes(ctx.run, theta, tape, z, index), None
 
 
-class _Path(_Sweep):
-    """(run, θ, tape, *index) → the expected path ∇DP_Ω(θ). Its derivative, both ways, is the Hessian product."""
+class _Gradient(_Sweep):
+    """(run, *θ, tape, seed, *index) → seed · ∇DP_Ω(θ), summed over the batch for what it shares.
+
+    Its derivative in θ, both ways, is the Hessian product.
+    """
 
     @staticmethod
-    def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-        path: Tensor = run("backward", theta, tape, index)
-        return path
+    def forward(run: _Runner, *tensors: Tensor) -> tuple[Tensor, ...]:
+        theta, tape, seed, index = _split(run, tensors, 1)
+        return tuple(run("backward", theta, *tape, *seed, index))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.run, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        theta, tape, *index = ctx.saved_tensors
-        product = _Last.apply("hessian", ctx.run, theta, tape, grad, *index)
-        return None, product, None, *[None] * len(index)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        theta, (tape,), (seed,), index = _split(ctx.run, ctx.saved_tensors, 1)
+        products = _Last.apply("hessian", ctx.run, *theta, tape, seed, *grads, *index)
+        needs_seed = ctx.needs_input_grad[1 + ctx.run.parts + 1]
+        seed_bar = _slopes(ctx.run, theta, tape, grads, index) if needs_seed else None
+        return None, *products, None, seed_bar, *[None] * len(index)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Tensor:
-        theta, tape, *index = ctx.saved_tensors
-        product: Tensor = _Last.apply("hessian", ctx.run, theta, tape, tangent, *index)
-        return product
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        theta, (tape,), (seed,), index = _split(ctx.run, ctx.saved_tensors, 1)
+        theta_dot, _tape_dot, (seed_dot,), _index_dot = _split(ctx.run, tangents, 1)
+        z = _zeros_for_none(theta_dot, theta)
+        products: tuple[Tensor, ...] = _Last.apply("hessian", ctx.run, *theta, tape, seed, *z, *index)
+        if seed_dot is None:
+            return products
+        more = _Gradient.apply(ctx.run, *theta, tape, seed_dot, *index)
+        return tuple(a + b for a, b in zip(products, more, strict=True))
 
 
 class _LogTransitions(_Sweep):
-    """(run, θ, tape, *index) → log q of every edge."""
+    """(run, *θ, tape, *index) → log q of every edge."""
 
     @staticmethod
-    def forward(run: _Runner, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-        log_q: Tensor = run("log_transitions", theta, tape, index)
-        return log_q
+    def forward(run: _Runner, *tensors: Tensor) -> tuple[Tensor, ...]:
+        theta, tape, index = _split(run, tensors)
+        return tuple(run("log_transitions", theta, *tape, index))
 
-    setup_context = staticmethod(_Path.setup_context)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        theta, tape, *index = ctx.saved_tensors
-        product = _Last.apply("log_transitions_vjp", ctx.run, theta, tape, grad, *index)
-        return None, product, None, *[None] * len(index)
+    setup_context = staticmethod(_Gradient.setup_context)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, tangent: Tensor, *__: None) -> Tensor:
-        theta, tape, *index = ctx.saved_tensors
-        product: Tensor = _Last.apply("log_transitions_jvp", ctx.run, theta, tape, tangent, *index)
-        return product
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        theta, tape, index = _split(ctx.run, ctx.saved_tensors)
+        products = _Last.apply("log_transitions_vjp", ctx.run, *theta, *tape, *grads, *index)
+        return None, *products, None, *[None] * len(index)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        theta, tape, index = _split(ctx.run, ctx.saved_tensors)
+        z = _zeros_for_none(tangents[: ctx.run.parts], theta)
+        products: tuple[Tensor, ...] = _Last.apply("log_transitions_jvp", ctx.run, *theta, *tape, *z, *index)
+        return products
 
 
-# Each is linear in its last argument.
+# Each is linear in what it is applied to.
 _TRANSPOSED = {
     "hessian": "hessian",
     "log_transitions_jvp": "log_transitions_vjp",
@@ -223,76 +282,108 @@ _TRANSPOSED = {
 
 
 class _Last(_Sweep):
-    """(sweep, run, θ, tape, z, *index) → a sweep whose own derivatives are left to the reference backend."""
+    """(sweep, run, *θ, tape, …, *index) → a sweep whose own derivatives are left to the reference backend."""
 
     @staticmethod
-    def forward(sweep: str, run: _Runner, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:
-        product: Tensor = run(sweep, theta, tape, z, index)
-        return product
+    def _split(sweep: str, run: _Runner, tensors: Sequence[Any]) -> list[Sequence[Any]]:
+        return _split(run, tensors, run.parts + (sweep == "hessian"))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def forward(sweep: str, run: _Runner, *tensors: Tensor) -> tuple[Tensor, ...]:
+        theta, tape, more, index = _Last._split(sweep, run, tensors)
+        return tuple(run(sweep, theta, *tape, *_grouped(sweep, more), index))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.sweep, ctx.run, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        theta, tape, z, *index = ctx.saved_tensors
-        theta_bar = z_bar = None
-        if ctx.needs_input_grad[2]:
-            of_theta = ctx.run.in_plain_torch(ctx.sweep, index)
-            (theta_bar,) = torch.func.vjp(lambda t: of_theta(t, z), theta)[1](grad)
-        if ctx.needs_input_grad[4]:
-            z_bar = _Last.apply(_TRANSPOSED[ctx.sweep], ctx.run, theta, tape, grad, *index)
-        return None, None, theta_bar, None, z_bar, *[None] * len(index)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        run, parts = ctx.run, ctx.run.parts
+        theta, tape, more, index = _Last._split(ctx.sweep, run, ctx.saved_tensors)
+        given = len(more) - parts  # the seed, which comes before z
+        wanted = ctx.needs_input_grad[2 : 2 + parts] + ctx.needs_input_grad[3 + parts : 3 + parts + given]
+        bars: Sequence[Tensor | None] = (None,) * (parts + given)
+        if any(wanted):
+            of_theta = run.in_plain_torch(ctx.sweep, index)
+            rest = more[given:]
+            bars = torch.func.vjp(lambda *t: of_theta(*t, *rest), *theta, *more[:given])[1](grads)
+        z_bar: Sequence[Tensor | None] = (None,) * parts
+        if any(ctx.needs_input_grad[3 + parts + given : 3 + 2 * parts + given]):
+            z_bar = _Last.apply(_TRANSPOSED[ctx.sweep], run, *theta, *tape, *more[:given], *grads, *index)
+        return None, None, *bars[:parts], None, *bars[parts:], *z_bar, *[None] * len(index)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, __: None, theta_dot: Tensor, ___: None, z_dot: Tensor, *____: None) -> Tensor:
-        theta, _tape, z, *index = ctx.saved_tensors
-        tangents = tuple(torch.zeros_like(t) if d is None else d for t, d in ((theta, theta_dot), (z, z_dot)))
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        theta, _tape, more, index = _Last._split(ctx.sweep, ctx.run, ctx.saved_tensors)
+        theta_dot, _tape_dot, more_dot, _index_dot = _Last._split(ctx.sweep, ctx.run, tangents)
+        directions = _zeros_for_none((*theta_dot, *more_dot), (*theta, *more))
         # Forward mode does not nest; the transpose of the transpose is the derivative, too.
-        pull_back = torch.func.vjp(ctx.run.in_plain_torch(ctx.sweep, index), theta, z)[1]
-        product: Tensor = torch.func.vjp(pull_back, torch.zeros_like(theta))[1](tangents)[0]
+        plain = ctx.run.in_plain_torch(ctx.sweep, index)
+        pull_back = torch.func.vjp(plain, *theta, *more)[1]
+        zeros = tuple(torch.zeros_like(t) for t in theta)
+        product: tuple[Tensor, ...] = torch.func.vjp(pull_back, zeros)[1](tuple(directions))[0]
         return product
 
 
 # --- what the rest of the library calls
 
 
-def value(program: Program, theta: Tensor, *index: Tensor) -> tuple[Tensor, Tensor]:
+def value(program: Program, theta: Sequence[Tensor], index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """DP_Ω(θ), (B,), and the tape."""
-    result: tuple[Tensor, Tensor] = _Value.apply(_Runner(program), theta, *index)
+    result: tuple[Tensor, Tensor] = _Value.apply(_Runner(program, len(theta)), *theta, *index)
     return result
 
 
-def expected_path(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-    """∇DP_Ω(θ), of θ's shape."""
-    path: Tensor = _Path.apply(_Runner(program), theta, tape, *index)
+def expected_path(
+    program: Program, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """∇DP_Ω(θ), of θ's shapes."""
+    ones = theta[0].new_ones(theta[0].shape[0])
+    path: tuple[Tensor, ...] = _Gradient.apply(_Runner(program, len(theta)), *theta, tape, ones, *index)
     return path
 
 
-def hessian_product(program: Program, theta: Tensor, tape: Tensor, z: Tensor, *index: Tensor) -> Tensor:
-    """∇²DP_Ω(θ) z, of θ's shape."""
-    product: Tensor = _Last.apply("hessian", _Runner(program), theta, tape, z, *index)
+def directional_derivative(
+    program: Program, theta: Sequence[Tensor], tape: Tensor, z: Sequence[Tensor], index: Sequence[Tensor]
+) -> Tensor:
+    """⟨∇DP_Ω(θ), z⟩, (B,)."""
+    return _slopes(_Runner(program, len(theta)), theta, tape, z, index)
+
+
+def hessian_product(
+    program: Program, theta: Sequence[Tensor], tape: Tensor, z: Sequence[Tensor], index: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """∇²DP_Ω(θ) z, of θ's shapes."""
+    ones = theta[0].new_ones(theta[0].shape[0])
+    run = _Runner(program, len(theta))
+    product: tuple[Tensor, ...] = _Last.apply("hessian", run, *theta, tape, ones, *z, *index)
     return product
 
 
-def log_transitions(program: Program, theta: Tensor, tape: Tensor, *index: Tensor) -> Tensor:
-    """log q of every edge, of θ's shape."""
-    log_q: Tensor = _LogTransitions.apply(_Runner(program), theta, tape, *index)
+def log_transitions(
+    program: Program, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """log q of every edge, of θ's shapes."""
+    log_q: tuple[Tensor, ...] = _LogTransitions.apply(_Runner(program, len(theta)), *theta, tape, *index)
     return log_q
 
 
-def sample(program: Program, theta: Tensor, tape: Tensor, uniforms: Tensor, *index: Tensor) -> Tensor:
+def sample(
+    program: Program, theta: Sequence[Tensor], tape: Tensor, uniforms: Tensor, index: Sequence[Tensor]
+) -> Tensor:
     """K paths drawn with ``uniforms`` (B, K, choices), in the structure's own form, without gradient."""
-    paths: Tensor = _Runner(program)("sample", theta.detach(), tape, uniforms, index)
+    run = _Runner(program, len(theta))
+    paths: Tensor = run("sample", [t.detach() for t in theta], tape, uniforms, index)
     return paths
 
 
-def topk(program: Program, theta: Tensor, k: int, *index: Tensor) -> tuple[Tensor, Tensor]:
+def topk(program: Program, theta: Sequence[Tensor], k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Scores (B, k) of the best paths, descending, and the paths, in the structure's own form, without gradient."""
-    result: tuple[Tensor, Tensor] = _Runner(program)("topk", theta.detach(), k, index)
+    run = _Runner(program, len(theta))
+    result: tuple[Tensor, Tensor] = run("topk", [t.detach() for t in theta], k, index)
     return result
 
 
@@ -300,7 +391,7 @@ def topk(program: Program, theta: Tensor, k: int, *index: Tensor) -> tuple[Tenso
 
 
 def _allow_in_graph() -> None:
-    for function in (value, expected_path, hessian_product, log_transitions):
+    for function in (value, expected_path, directional_derivative, hessian_product, log_transitions):
         torch.compiler.allow_in_graph(function)
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+import bellmax.autograd as autograd
+from bellmax.backends.reference.chain import first_step, kept_steps
+from bellmax.backends.reference.scores import dense
 from bellmax.distribution import PathDistribution
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Negentropy, Regularizer
+
+ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
 
 class Chain(PathDistribution):
@@ -22,6 +28,8 @@ class Chain(PathDistribution):
         potentials: (..., T, S, S) ``[t, current, previous]``; −∞ forbids a transition.
         lengths: int64 of the batch shape, each from 0 to T, in any order; T for all by default. What lies past the
             end of a sequence is not looked at, may hold NaN, and gets no gradient. Length 0 has value 0.
+        mask: instead of lengths, bool (..., T), True at the steps that count. It may have holes and begin with False:
+            a step that does not count is skipped, and the previous state of the next is that of the last that did.
         omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
 
     >>> import bellmax as bx
@@ -42,28 +50,96 @@ class Chain(PathDistribution):
     structure = "chain"
 
     def __init__(
-        self, potentials: Tensor, *, lengths: Tensor | None = None, omega: str | Regularizer = "negentropy"
+        self,
+        potentials: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        omega: str | Regularizer = "negentropy",
     ) -> None:
         shape = potentials.shape
         if len(shape) < 3 or shape[-1] != shape[-2] or shape[-1] == 0:
             raise ValueError(f"potentials must have shape (..., T, S, S) with S >= 1, got {tuple(shape)}")
-        super().__init__("potentials", potentials, 3, omega)
-        if lengths is None:
-            lengths = torch.full(self.batch_shape, shape[-3], dtype=torch.int64, device=potentials.device)
+        super().__init__({"potentials": (potentials, 3)}, shape[:-3], shape[-3:], omega)
+        self._set_steps(lengths, mask)
+
+    @classmethod
+    def from_scores(
+        cls,
+        emissions: Tensor,
+        transitions: Tensor,
+        *,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        omega: str | Regularizer = "negentropy",
+    ) -> ScoredChain:
+        """A chain whose potentials are sums of scores of states and of transitions, and are never built.
+
+        Args:
+            emissions: (..., T, S), the score of each state at each step.
+            transitions: (S, S) ``[current, previous]`` for the whole batch, (..., S, S) for each sequence, or
+                (..., T−1, S, S) for each step as well, where place t−1 leads into step t.
+            start: (S,) or (..., S), the score of each state at the first step that counts; 0 by default.
+            end: (S,) or (..., S), the score of each state at the last one; 0 by default.
+            lengths: as in :class:`Chain`.
+            mask: as in :class:`Chain`. A step that is skipped adds no node: the transition into the later one links its
+                neighbours.
+            omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+
+        >>> import bellmax as bx
+        >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+        >>> transitions = torch.tensor([[0.0, -1.0], [-1.0, 0.0]])  # to change costs 1
+        >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+        >>> p.best_sequence()
+        tensor([0, 0, 0])
+        >>> p.marginals
+        tensor([[1.0000, 0.0000],
+                [0.7500, 0.2500],
+                [0.5000, 0.5000]])
+        """
+        return ScoredChain(emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=omega)
+
+    def _set_steps(self, lengths: Tensor | None, mask: Tensor | None) -> None:
+        """Which steps count: ``lengths`` of the batch shape, and the flat ``_mask``, empty if the first ones do."""
+        steps = self.event_shape[0]
+        if mask is None:
+            if lengths is None:
+                lengths = torch.full(self.batch_shape, steps, dtype=torch.int64, device=self.device)
+            mask = torch.empty((*self.batch_shape, 0), dtype=torch.bool, device=self.device)
+        else:
+            needed = (*self.batch_shape, steps)
+            if lengths is not None:
+                raise ValueError("lengths and mask say the same: give one of them")
+            if mask.dtype != torch.bool:
+                raise ValueError(f"mask must be bool, True where a step counts, got dtype {mask.dtype}")
+            if mask.shape != needed:
+                raise ValueError(f"mask must have shape {needed}, got {tuple(mask.shape)}")
+            lengths = mask.sum(-1)
         if lengths.dtype != torch.int64:
             raise ValueError(f"lengths must be int64, got dtype {lengths.dtype}")
         if lengths.shape != self.batch_shape:
             raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(lengths.shape)}")
-        if lengths.device != potentials.device:
-            raise ValueError(f"lengths must be on the potentials' device {potentials.device}, got {lengths.device}")
+        self._check_device("lengths" if mask.shape[-1] == 0 else "mask", lengths)
         self.lengths = lengths
+        self._mask = mask
 
     # --- states
 
     @property
     def marginals(self) -> Tensor:
-        """Probability of each state at each step, (..., T, S); 0 past the end. Differentiable."""
-        return self._path().sum(-1).to(self.potentials.dtype)
+        """Probability of each state at each step, (..., T, S); 0 at steps that do not count. Differentiable."""
+        return self._path().sum(-1).to(self.dtype)
+
+    @property
+    def pairwise_marginals(self) -> Tensor:
+        """Joint probability of the states at two neighbouring steps, (..., T−1, S, S) ``[t, current, previous]``.
+
+        Place t is of step t + 1 and the one that counts before it; 0 where there is none. Differentiable.
+        """
+        first = first_step(self._kept)[..., None, None]
+        return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
 
     def best_sequence(self) -> Tensor:
         """The states of the highest-scoring path, (..., T) int64; −1 past the end and where no path exists."""
@@ -85,14 +161,19 @@ class Chain(PathDistribution):
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
         """The path (..., T, S, S) of states (..., T): an indicator of the potentials' dtype, 0 where a state is −1."""
-        states = self.event_shape[-1]
-        if sequence.shape[-1:] != self.event_shape[:1] or sequence.is_floating_point():
+        steps, states = self.event_shape[:2]
+        if sequence.shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
-            raise ValueError(f"sequence must be integer of shape (..., {self.event_shape[0]}), got {got}")
-        previous = torch.cat((torch.zeros_like(sequence[..., :1]), sequence[..., :-1]), -1)
+            raise ValueError(f"sequence must be integer of shape (..., {steps}), got {got}")
+        # The step before each one that has a state, −1 for the first.
+        step = torch.arange(steps, device=sequence.device).expand(sequence.shape)
+        seen = torch.where(sequence >= 0, step, -1).cummax(-1).values if steps else step
+        before = torch.cat((torch.full_like(seen[..., :1], -1), seen[..., :-1]), -1)
+        previous = torch.where(before >= 0, sequence.gather(-1, before.clamp(min=0)), 0)
         state = torch.arange(states, device=sequence.device)
-        current, before = sequence.unsqueeze(-1) == state, previous.unsqueeze(-1) == state
-        return (current.unsqueeze(-1) & before.unsqueeze(-2)).to(self.potentials.dtype)
+        return ((sequence.unsqueeze(-1) == state).unsqueeze(-1) & (previous.unsqueeze(-1) == state).unsqueeze(-2)).to(
+            self.dtype
+        )
 
     def path_to_sequence(self, path: Tensor) -> Tensor:
         """The states (..., T) int64 of a path (..., T, S, S); −1 at steps that it does not take."""
@@ -109,52 +190,226 @@ class Chain(PathDistribution):
         if allowed.dtype != torch.bool:
             raise ValueError(f"allowed must be bool, got dtype {allowed.dtype}")
         try:
-            forbidden = ~allowed.expand(needed).unsqueeze(-1)
+            forbidden = ~allowed.expand(needed)
         except RuntimeError:
             raise ValueError(f"allowed must broadcast to {tuple(needed)}, got shape {tuple(allowed.shape)}") from None
-        return self._with(self.potentials.masked_fill(forbidden, -math.inf), self.omega)
+        first, *rest = self._scores
+        forbidden = forbidden.reshape(needed + (1,) * (self._own_dims[0] - 2))
+        return self._with((first.masked_fill(forbidden, -math.inf), *rest), self.omega)
 
     # --- what the base asks for
 
     @property
     def _index(self) -> tuple[Tensor, ...]:
-        return (self.lengths.reshape(-1),)
+        return self.lengths.reshape(-1), self._mask.reshape(self.lengths.numel(), self._mask.shape[-1])
+
+    @property
+    def _kept(self) -> Tensor:
+        """(..., T): the steps that count."""
+        return kept_steps((self.lengths, self._mask), self.event_shape[0])
 
     @property
     def _num_choices(self) -> int:
         return self.event_shape[0]
 
-    def _edges(self) -> Tensor:
+    def _finite_scores(self) -> tuple[Tensor, ...]:
         if not isinstance(self.omega.gamma, Tensor):
-            return self.potentials  # the sweeps do not look at the rest, and arithmetic with a number leaves it alone
-        steps = torch.arange(self.event_shape[0], device=self.potentials.device)
-        state = torch.arange(self.event_shape[1], device=self.potentials.device)
-        beyond = (steps >= self.lengths.unsqueeze(-1))[..., None, None]
-        return self.potentials.masked_fill(beyond | ((steps == 0)[:, None, None] & (state > 0)), 0)
+            return self._scores  # the sweeps do not look at the rest, and arithmetic with a number leaves it alone
+        kept = self._kept
+        state = torch.arange(self.event_shape[1], device=self.device)
+        nowhere = first_step(kept)[..., None, None] & (state > 0)
+        return (self.potentials.masked_fill(~kept[..., None, None] | nowhere, 0),)
 
     def _to_paths(self, found: Tensor) -> Tensor:
         return self.sequence_to_path(found)
 
-    def _with(self, potentials: Tensor, omega: Regularizer) -> Chain:
-        other = Chain(potentials, lengths=self.lengths, omega=omega)
-        other.backend = self.backend
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Chain:
+        return self._on_same_steps(Chain(*scores, omega=omega))
+
+    def _on_same_steps(self, other: AnyChain) -> AnyChain:
+        other.lengths, other._mask, other.backend = self.lengths, self._mask, self.backend
         return other
 
     def _is_path(self, value: Tensor) -> Tensor:
         sequence = self.path_to_sequence(value)
-        taken = torch.arange(self.event_shape[0], device=value.device) < self.lengths.unsqueeze(-1)
-        whole = ((sequence >= 0) == taken).all(-1)
+        whole = ((sequence >= 0) == self._kept).all(-1)
         return whole & (self.sequence_to_path(sequence) == value).flatten(-3).all(-1)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (
             isinstance(other, Chain)
-            and self.potentials.shape == other.potentials.shape
-            and self.lengths.equal(other.lengths)
+            and self.batch_shape == other.batch_shape
+            and self.event_shape == other.event_shape
+            and self._kept.equal(other._kept)
         )
 
 
-def viterbi(potentials: Tensor, *, lengths: Tensor | None = None, omega: str | Regularizer = "negentropy") -> Tensor:
+AnyChain = TypeVar("AnyChain", bound=Chain)
+
+
+class ScoredChain(Chain):
+    """What :meth:`Chain.from_scores` gives.
+
+    A path is still (T, S, S), and what has that shape (``expected_path``, ``topk``, ``log_prob`` of a path, …) is built
+    when it is asked for. The value, ``marginals``, the ``*_sequences`` methods, their derivatives, and the entropy
+    under negentropy do without.
+    """
+
+    structure = "scores"
+
+    def __init__(
+        self,
+        emissions: Tensor,
+        transitions: Tensor,
+        *,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        omega: str | Regularizer = "negentropy",
+    ) -> None:
+        shape = emissions.shape
+        if len(shape) < 2 or shape[-1] == 0:
+            raise ValueError(f"emissions must have shape (..., T, S) with S >= 1, got {tuple(shape)}")
+        batch, steps, states = shape[:-2], shape[-2], shape[-1]
+        one_for_all = transitions.shape == (states, states)
+        by_step = transitions.shape == (*batch, steps - 1, states, states)
+        if not (one_for_all or by_step or transitions.shape == (*batch, states, states)):
+            each = f"{(*batch, states, states)} or {(*batch, steps - 1, states, states)}"
+            raise ValueError(
+                f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
+                f"got {tuple(transitions.shape)}"
+            )
+        if not by_step:
+            transitions = transitions.unsqueeze(-3)
+        ends = []
+        for name, given in (("start", start), ("end", end)):
+            score = emissions.new_zeros(states) if given is None else given
+            if score.shape not in ((states,), (*batch, states)):
+                raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
+            ends.append(score)
+        PathDistribution.__init__(
+            self,
+            {"emissions": (emissions, 2), "transitions": (transitions, 3), "start": (ends[0], 1), "end": (ends[1], 1)},
+            batch,
+            torch.Size((steps, states, states)),
+            omega,
+        )
+        self._by_step = by_step
+        self._set_steps(lengths, mask)
+
+    @property
+    def emissions(self) -> Tensor:
+        """(..., T, S)."""
+        return self._scores[0]
+
+    @property
+    def transitions(self) -> Tensor:
+        """As they were given: (S, S), (..., S, S) or (..., T−1, S, S) ``[current, previous]``."""
+        return self._scores[1] if self._by_step else self._scores[1].squeeze(-3)
+
+    @property
+    def start(self) -> Tensor:
+        """(S,) or (..., S)."""
+        return self._scores[2]
+
+    @property
+    def end(self) -> Tensor:
+        """(S,) or (..., S)."""
+        return self._scores[3]
+
+    @property
+    def potentials(self) -> Tensor:
+        """The potentials (..., T, S, S) ``[t, current, previous]`` that the scores add up to, built now."""
+        flat = [self._flatten(score, dims) for score, dims in zip(self._scores, self._own_dims, strict=True)]
+        return dense(flat, self._index).reshape(self.batch_shape + self.event_shape)
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each state at each step, (..., T, S); 0 at steps that do not count. Differentiable."""
+        return self._gradient()[0].to(self.dtype)
+
+    def directional_derivative(self, z: ScoresLike) -> Tensor:  # type: ignore[override]
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape, along z = (emissions, transitions, start, end); None stands for 0."""
+        return self._directional_derivative(self._direction(z))
+
+    def hessian_product(self, z: ScoresLike) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0."""
+        emissions, transitions, start, end = self._hessian_product(self._direction(z))
+        return emissions, transitions if self._by_step else transitions.squeeze(-3), start, end
+
+    def best_path(self) -> Tensor:
+        """The highest-scoring path under θ as a 0/1 tensor (..., T, S, S); zeros where no path exists."""
+        return self.sequence_to_path(self.best_sequence())
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
+        return self.best_path() if type(self.omega) is Negentropy else self._dense().mode
+
+    def entropy(self) -> Tensor:
+        """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""
+        if type(self.omega) is not Negentropy:
+            return self._dense().entropy()
+        # v − ⟨E, θ⟩, a small difference of large numbers.
+        precise = self._with([score.double() for score in self._scores], self.omega)
+        theta, value, tape = precise._forward()
+        slopes = autograd.directional_derivative(precise._program, theta, tape, theta, precise._index)
+        nowhere = value == -math.inf
+        entropy = (value.masked_fill(nowhere, 0) - slopes).reshape(self.batch_shape)
+        return entropy.to(torch.promote_types(self.dtype, torch.float32))
+
+    def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
+        """As for every distribution over paths: see :meth:`PathDistribution.support_paths`."""
+        return self._dense().support_paths(max_paths)
+
+    # --- what the base asks for
+
+    def _finite_scores(self) -> tuple[Tensor, ...]:
+        if not isinstance(self.omega.gamma, Tensor):
+            return self._scores
+        kept = self._kept
+        emissions, transitions, start, end = self._scores
+        emissions = emissions.masked_fill(~kept.unsqueeze(-1), 0)
+        if self._by_step:
+            transitions = transitions.masked_fill(~(kept & ~first_step(kept))[..., 1:, None, None], 0)
+        return emissions, transitions, start, end
+
+    def _direction(self, z: ScoresLike) -> list[Tensor]:
+        if len(z) != 4:
+            raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
+        direction = []
+        for name, given, score in zip(("emissions", "transitions", "start", "end"), z, self._scores, strict=True):
+            if given is None:
+                direction.append(torch.zeros_like(score))
+                continue
+            if name == "transitions" and not self._by_step:
+                given = given.unsqueeze(-3)
+            direction.append(self._like(f"{name} of z", given, score))
+        return direction
+
+    def _dense(self) -> Chain:
+        return self._on_same_steps(Chain(self.potentials, omega=self.omega))
+
+    def _path(self) -> Tensor:
+        return self._dense()._path()
+
+    def _log_transitions(self) -> Tensor:
+        return self._dense()._log_transitions()
+
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> ScoredChain:
+        emissions, transitions, start, end = scores
+        transitions = transitions if self._by_step else transitions.squeeze(-3)
+        return self._on_same_steps(ScoredChain(emissions, transitions, start=start, end=end, omega=omega))
+
+
+def viterbi(
+    potentials: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    omega: str | Regularizer = "negentropy",
+) -> Tensor:
     """Vit_Ω: the smoothed best score of a sequence of states, of the batch shape. See :class:`Chain`.
 
     >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # eight sequences of score 0
@@ -162,4 +417,4 @@ def viterbi(potentials: Tensor, *, lengths: Tensor | None = None, omega: str | R
     >>> viterbi(torch.zeros(3, 2, 2)).exp()  # their number
     tensor(8.)
     """
-    return Chain(potentials, lengths=lengths, omega=omega).value
+    return Chain(potentials, lengths=lengths, mask=mask, omega=omega).value

@@ -146,7 +146,7 @@ class DAGPaths(PathDistribution):
             raise ValueError(f"weights must have shape (..., {dag.num_edges}), got {tuple(weights.shape)}")
         if weights.device != dag.device:
             raise ValueError(f"weights must be on the graph's device {dag.device}, got {weights.device}")
-        super().__init__("weights", weights, 1, omega)
+        super().__init__({"weights": (weights, 1)}, weights.shape[:-1], weights.shape[-1:], omega)
         self.dag = dag
 
     @property
@@ -157,8 +157,8 @@ class DAGPaths(PathDistribution):
     def _num_choices(self) -> int:
         return self.dag.num_nodes
 
-    def _with(self, potentials: Tensor, omega: Regularizer) -> DAGPaths:
-        other = DAGPaths(self.dag, potentials, omega=omega)
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> DAGPaths:
+        other = DAGPaths(self.dag, *scores, omega=omega)
         other.backend = self.backend
         return other
 

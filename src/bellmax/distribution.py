@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -35,27 +36,39 @@ class PathDistribution(Distribution):
     ``event_shape`` is the shape of one path, an indicator over the potentials; the other dimensions are the batch.
 
     Args:
-        name: what the structure calls its potentials, for error messages.
-        potentials: (..., *event), floating point; −∞ where there is no edge.
-        event_dims: number of dimensions of an event.
+        scores: what the program is scored with, by the name that error messages use: tensors (..., *own), floating
+            point, −∞ where there is no edge, each with the number of dimensions of its own. One that has no further
+            dimensions is shared by the batch.
+        batch_shape: of the distribution.
+        event_shape: the shape of a path.
         omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
 
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
     structure: str
-    potentials: Tensor
     omega: Regularizer
     backend: str
 
-    def __init__(self, name: str, potentials: Tensor, event_dims: int, omega: str | Regularizer) -> None:
-        if not potentials.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got dtype {potentials.dtype}")
-        self.potentials = potentials
+    def __init__(
+        self,
+        scores: Mapping[str, tuple[Tensor, int]],
+        batch_shape: torch.Size,
+        event_shape: torch.Size,
+        omega: str | Regularizer,
+    ) -> None:
+        tensors = [tensor for tensor, _ in scores.values()]
+        self.device = tensors[0].device
+        for name, (tensor, _) in scores.items():
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} must be floating point, got dtype {tensor.dtype}")
+            self._check_device(name, tensor)
+        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        self._scores = tuple(tensor.to(self.dtype) for tensor in tensors)
+        self._own_dims = tuple(dims for _, dims in scores.values())
         self.omega = resolve(omega)
-        self.backend = backend_for(potentials.device)
-        split = potentials.ndim - event_dims
-        super().__init__(potentials.shape[:split], potentials.shape[split:], validate_args=False)
+        self.backend = backend_for(self.device)
+        super().__init__(batch_shape, event_shape, validate_args=False)
         gamma = self.omega.gamma
         if isinstance(gamma, Tensor):
             try:
@@ -66,9 +79,14 @@ class PathDistribution(Distribution):
                 raise ValueError(
                     f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
                 )
-        self._cache: dict[tuple[bool, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._cache: dict[tuple[bool, tuple[int, ...]], tuple[tuple[Tensor, ...], Tensor, Tensor]] = {}
 
     # --- what a structure supplies
+
+    @property
+    def potentials(self) -> Tensor:
+        """θ, (..., *event)."""
+        return self._scores[0]
 
     @property
     @abstractmethod
@@ -80,17 +98,17 @@ class PathDistribution(Distribution):
     def _num_choices(self) -> int:
         """How many uniforms a sampled path consumes."""
 
-    def _edges(self) -> Tensor:
-        """The potentials, fit for arithmetic: finite or −∞ throughout."""
-        return self.potentials
+    def _finite_scores(self) -> tuple[Tensor, ...]:
+        """The scores, fit for arithmetic: finite or −∞ throughout."""
+        return self._scores
 
     def _to_paths(self, found: Tensor) -> Tensor:
         """What the sweeps ``sample`` and ``topk`` found, (B, K, …), as paths (B, K, *event)."""
         return found
 
     @abstractmethod
-    def _with(self, potentials: Tensor, omega: Regularizer) -> PathDistribution:
-        """The same graph, with other potentials and Ω."""
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> PathDistribution:
+        """The same graph, with other scores and Ω."""
 
     @abstractmethod
     def _is_path(self, value: Tensor) -> Tensor:
@@ -102,10 +120,9 @@ class PathDistribution(Distribution):
 
     # --- the flat batch at γ = 1 that the sweeps see
 
-    @property
-    def _gamma_over_event(self) -> float | Tensor:
+    def _gamma_over(self, dims: int) -> float | Tensor:
         gamma = self.omega.gamma
-        return gamma.reshape(gamma.shape + (1,) * len(self.event_shape)) if isinstance(gamma, Tensor) else gamma
+        return gamma.reshape(gamma.shape + (1,) * dims) if isinstance(gamma, Tensor) else gamma
 
     @property
     def _program(self) -> autograd.Program:
@@ -113,20 +130,41 @@ class PathDistribution(Distribution):
             return self.structure, self.omega.at_unit_gamma()
         return self.structure, self.backend, *self.omega.kernel
 
-    def _flatten(self, event: Tensor) -> Tensor:
-        dims = len(self.batch_shape)
-        return event.flatten(0, dims - 1) if dims else event.unsqueeze(0)
+    def _flatten(self, tensor: Tensor, own_dims: int) -> Tensor:
+        """(..., *own) as (B, *own), or (1, *own) for what the batch shares."""
+        batch_dims = len(self.batch_shape)
+        if tensor.ndim == own_dims:
+            return tensor.unsqueeze(0)
+        own = tensor.shape[tensor.ndim - own_dims :]
+        if tensor.shape != self.batch_shape + own:
+            tensor = tensor.expand(self.batch_shape + own)
+        return tensor.flatten(0, batch_dims - 1) if batch_dims != 1 else tensor
 
-    def _version(self) -> int:
-        """How often the potentials were changed in place, where torch counts it."""
-        return 0 if torch.compiler.is_compiling() or self.potentials.is_inference() else self.potentials._version
+    def _unflatten(self, flat: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Of the scores' own shapes, from the shapes that the sweeps see."""
+        return tuple(
+            f.squeeze(0).reshape(s.shape) if f.numel() == s.numel() else self._sum_onto(f, s)
+            for f, s in zip(flat, self._scores, strict=True)
+        )
 
-    def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _sum_onto(self, flat: Tensor, score: Tensor) -> Tensor:
+        return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
+
+    def _version(self) -> tuple[int, ...]:
+        """How often the scores were changed in place, where torch counts it."""
+        if torch.compiler.is_compiling():
+            return ()
+        return tuple(0 if score.is_inference() else score._version for score in self._scores)
+
+    def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
         mode = torch.is_grad_enabled(), self._version()
         if mode not in self._cache:
-            theta = self._flatten(divide_by_gamma(promote_half(self._edges()), self._gamma_over_event))
-            self._cache[mode] = theta, *autograd.value(self._program, theta, *self._index)
+            theta = tuple(
+                self._flatten(divide_by_gamma(promote_half(score), self._gamma_over(dims)), dims)
+                for score, dims in zip(self._finite_scores(), self._own_dims, strict=True)
+            )
+            self._cache[mode] = theta, *autograd.value(self._program, theta, self._index)
         return self._cache[mode]
 
     # --- the layers
@@ -140,32 +178,28 @@ class PathDistribution(Distribution):
     @property
     def expected_path(self) -> Tensor:
         """∇DP_Ω(θ), of the potentials' shape: the mean of the distribution, differentiable."""
-        return self._path().to(self.potentials.dtype)
+        return self._path().to(self.dtype)
 
     def directional_derivative(self, z: Tensor) -> Tensor:
         """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the potentials' shape."""
-        return inner(self._path(), self._like_potentials("z", z), len(self.event_shape))
+        return self._directional_derivative((self._like("z", z, self._scores[0]),))
 
     def hessian_product(self, z: Tensor) -> Tensor:
         """∇²DP_Ω(θ) z, of the potentials' shape. z broadcasts to it."""
-        theta, _, tape = self._forward()
-        flat_z = self._flatten(self._like_potentials("z", z)).to(theta.dtype)
-        product = autograd.hessian_product(self._program, theta, tape, flat_z, *self._index)
-        product = divide_by_gamma(product.reshape(self.potentials.shape), self._gamma_over_event)
-        return product.to(self.potentials.dtype)
+        return self._hessian_product((self._like("z", z, self._scores[0]),))[0]
 
     # --- single paths
 
     def best_path(self) -> Tensor:
         """The highest-scoring path under θ as a 0/1 tensor of the potentials' shape; zeros where no path exists."""
-        return self._with(self.potentials.detach(), Hard()).expected_path
+        return self._with(self._detached(), Hard()).expected_path
 
     @property
     def mode(self) -> Tensor:
         """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
         if type(self.omega) is Negentropy:
             return self.best_path()
-        return self._with(self._log_transitions().detach(), Hard()).expected_path.to(self.potentials.dtype)
+        return self._with((self._log_transitions().detach(),), Hard()).expected_path.to(self.dtype)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
@@ -177,7 +211,7 @@ class PathDistribution(Distribution):
         # The sweep has the scores in better precision than a sum along the path, which has the gradient.
         over_k = promote_half(self.potentials).unsqueeze(len(self.batch_shape))
         along = inner(paths, over_k, len(self.event_shape))
-        return scores.reshape((*self.batch_shape, k)) + (along - along.detach()), paths.to(self.potentials.dtype)
+        return scores.reshape((*self.batch_shape, k)) + (along - along.detach()), paths.to(self.dtype)
 
     # --- the distribution
 
@@ -196,7 +230,7 @@ class PathDistribution(Distribution):
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
         shape = torch.Size(sample_shape)
         paths = self._sample(shape.numel())
-        return self._to_paths(paths).movedim(1, 0).reshape(shape + self.potentials.shape).to(self.potentials.dtype)
+        return self._to_paths(paths).movedim(1, 0).reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
 
     def log_prob(self, path: Tensor) -> Tensor:
         """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
@@ -209,10 +243,9 @@ class PathDistribution(Distribution):
     @property
     def log_num_paths(self) -> Tensor:
         """Logarithm of the number of paths of finite score, of the batch shape, float64."""
-        exists = self.potentials.detach() > -math.inf
-        return self._with(
-            torch.zeros_like(exists, dtype=torch.float64).masked_fill(~exists, -math.inf), Negentropy()
-        ).value
+        exists = [score > -math.inf for score in self._detached()]
+        zeros = [torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, -math.inf) for e in exists]
+        return self._with(zeros, Negentropy()).value
 
     @property
     def num_paths(self) -> Tensor:
@@ -225,7 +258,7 @@ class PathDistribution(Distribution):
         K is the largest count in the batch; the others are padded with 0. More than ``max_paths`` is an error.
         """
         log_q = self._log_transitions().detach()
-        surviving = self._with(log_q, Hard())
+        surviving = self._with((log_q,), Hard())
         counts = surviving.num_paths
         most = float(counts.max()) if counts.numel() else 0.0
         if most > max_paths:
@@ -233,7 +266,7 @@ class PathDistribution(Distribution):
         k = int(most)
         scores, paths = surviving.topk(max(k, 1))
         batch_dims = len(self.batch_shape)
-        return paths.movedim(batch_dims, 0)[:k].to(self.potentials.dtype), scores.exp().movedim(-1, 0)[:k]
+        return paths.movedim(batch_dims, 0)[:k].to(self.dtype), scores.exp().movedim(-1, 0)[:k]
 
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
@@ -241,43 +274,71 @@ class PathDistribution(Distribution):
 
     # --- helpers
 
+    def _detached(self) -> tuple[Tensor, ...]:
+        return tuple(score.detach() for score in self._scores)
+
+    def _gradient(self) -> tuple[Tensor, ...]:
+        """∇DP_Ω(θ), of the scores' shapes, in the computing dtype."""
+        theta, _, tape = self._forward()
+        return self._unflatten(autograd.expected_path(self._program, theta, tape, self._index))
+
     def _path(self) -> Tensor:
         """The expected path, in the computing dtype."""
+        return self._gradient()[0]
+
+    def _flat_direction(self, z: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
+        flat = (self._flatten(d.to(t.dtype), dims) for d, t, dims in zip(z, theta, self._own_dims, strict=True))
+        return [f.expand(t.shape) for f, t in zip(flat, theta, strict=True)]
+
+    def _directional_derivative(self, z: Sequence[Tensor]) -> Tensor:
         theta, _, tape = self._forward()
-        path = autograd.expected_path(self._program, theta, tape, *self._index)
-        return path.reshape(self.potentials.shape)
+        flat = self._flat_direction(z, theta)
+        slopes = autograd.directional_derivative(self._program, theta, tape, flat, self._index)
+        return slopes.reshape(self.batch_shape)
+
+    def _hessian_product(self, z: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        theta, _, tape = self._forward()
+        flat = self._flat_direction(z, theta)
+        products = autograd.hessian_product(self._program, theta, tape, flat, self._index)
+        gamma = self.omega.gamma
+        if isinstance(gamma, Tensor):
+            gamma = gamma.reshape(()) if gamma.numel() == 1 else gamma.expand(self.batch_shape).reshape(-1)
+        over = [
+            gamma.reshape(-1, *[1] * dims) if isinstance(gamma, Tensor) and gamma.ndim else gamma
+            for dims in self._own_dims
+        ]
+        products = tuple(divide_by_gamma(p, g) for p, g in zip(products, over, strict=True))
+        return tuple(p.to(self.dtype) for p in self._unflatten(products))
 
     def _topk(self, k: int) -> tuple[Tensor, Tensor]:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        theta = self._flatten(promote_half(self.potentials))
-        return autograd.topk((self.structure, self.backend, math.inf, 0.0), theta, k, *self._index)
+        theta = [self._flatten(promote_half(s), dims) for s, dims in zip(self._scores, self._own_dims, strict=True)]
+        return autograd.topk((self.structure, self.backend, math.inf, 0.0), theta, k, self._index)
 
     def _sample(self, draws: int) -> Tensor:
         with torch.no_grad():
             theta, _, tape = self._forward()
-            shape = theta.shape[0], draws, self._num_choices
-            uniforms = torch.rand(shape, dtype=torch.float64, device=theta.device)
-            return autograd.sample(self._program, theta, tape, uniforms, *self._index)
+            shape = theta[0].shape[0], draws, self._num_choices
+            uniforms = torch.rand(shape, dtype=torch.float64, device=self.device)
+            return autograd.sample(self._program, theta, tape, uniforms, self._index)
 
     def _log_transitions(self) -> Tensor:
         """log q of every edge, in the computing dtype."""
         theta, _, tape = self._forward()
-        log_q = autograd.log_transitions(self._program, theta, tape, *self._index)
-        return log_q.reshape(self.potentials.shape)
+        return self._unflatten(autograd.log_transitions(self._program, theta, tape, self._index))[0]
 
     def _check_device(self, name: str, tensor: Tensor) -> None:
-        if tensor.device != self.potentials.device:
-            raise ValueError(f"{name} must be on the potentials' device {self.potentials.device}, got {tensor.device}")
+        if tensor.device != self.device:
+            raise ValueError(f"{name} must be on the potentials' device {self.device}, got {tensor.device}")
 
-    def _like_potentials(self, name: str, tensor: Tensor) -> Tensor:
+    def _like(self, name: str, tensor: Tensor, score: Tensor) -> Tensor:
         self._check_device(name, tensor)
         try:
-            return tensor.expand(self.potentials.shape)
+            return tensor.expand(score.shape)
         except RuntimeError:
             raise ValueError(
-                f"{name} must broadcast to the potentials' shape {tuple(self.potentials.shape)}, "
-                f"got {tuple(tensor.shape)}"
+                f"{name} must broadcast to the potentials' shape {tuple(score.shape)}, got {tuple(tensor.shape)}"
             ) from None
 
     def _check_path(self, path: Tensor) -> Tensor:
@@ -285,7 +346,7 @@ class PathDistribution(Distribution):
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
             raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
-        path = path.to(promote_half(self.potentials).dtype)
+        path = path.to(torch.promote_types(self.dtype, torch.float32))
         if is_readable(path):
             valid = self._is_path(path)
             if not bool(valid.all()):

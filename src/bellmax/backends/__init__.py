@@ -9,7 +9,7 @@ import importlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Protocol, cast
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bellmax.backends import native
+from bellmax.backends.potentials import Tensors
 from bellmax.regularizers import Regularizer
 
 NAMES = ("reference", "native")
@@ -26,57 +27,61 @@ NAMES = ("reference", "native")
 class Sweeps(Protocol):
     """What a backend does for a structure, on a flat batch and at γ = 1.
 
-    ``theta`` is (B, *event); ``index`` the structure's integer tensors, batch first where ``index_is_batched``;
-    ``tape`` what ``forward`` keeps for the rest: float64, batch first, and otherwise the backend's own business.
+    ``theta`` is one or more tensors, batch first; the size of the batch is the first one's, and another may have a
+    batch of one, which all members share. ``index`` are the structure's integer tensors, batch first where
+    ``index_is_batched``; ``tape`` is what ``forward`` keeps for the rest: batch first, and otherwise the backend's own
+    business. What is of θ's shapes is summed over the batch where that shares a tensor.
     """
 
     index_is_batched: bool
 
-    def tape_shape(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]: ...
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        """Room for the tape."""
+        ...
 
-    def empty_paths(self, theta: Tensor, count: int) -> Tensor:
+    def empty_paths(self, theta: Tensors, count: int) -> Tensor:
         """Room for (B, count) paths in the form that ``sample`` and ``topk`` give them."""
         ...
 
-    def check(self, theta: Tensor, index: Sequence[Tensor]) -> None:
+    def check(self, theta: Tensors, index: Tensors) -> None:
         """Raise a ValueError for values that no sweep can take."""
         ...
 
-    def forward(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+    def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         """Value (B,) and tape."""
         ...
 
-    def backward(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        """Expected path (B, *event)."""
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        """The expected path times ``seed`` (B,), of θ's shapes."""
         ...
 
-    def hessian(self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        """Hessian product ∇²DP_Ω(θ) z, (B, *event): the tangent sweeps, forward then backward."""
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        """Hessian product ∇²DP_Ω(θ) z times ``seed``, of θ's shapes: the tangent sweeps, forward then backward."""
         ...
 
-    def log_transitions(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        """log q of every edge, (B, *event)."""
+    def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        """log q of every edge, of θ's shapes."""
         ...
 
     def log_transitions_jvp(
-        self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
-        """The derivative of ``log_transitions`` applied to z, (B, *event)."""
+        self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        """The derivative of ``log_transitions`` applied to z, of θ's shapes."""
         ...
 
     def log_transitions_vjp(
-        self, theta: Tensor, tape: Tensor, cotangent: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
-        """The transposed derivative of ``log_transitions`` applied to ``cotangent``, (B, *event)."""
+        self, theta: Tensors, tape: Tensor, cotangent: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        """The transposed derivative of ``log_transitions`` applied to ``cotangent``, of θ's shapes."""
         ...
 
-    def sample(
-        self, theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         """K paths, as in ``empty_paths``, drawn with ``uniforms`` (B, K, choices)."""
         ...
 
-    def topk(self, theta: Tensor, k: int, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+    def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         """Scores (B, k) of the best paths, descending, and the paths as in ``empty_paths``."""
         ...
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch  # the kernels share the OpenMP runtime that torch loads: torch must come first
 from torch import Tensor
 
+from bellmax.backends.potentials import Tensors
 from bellmax.regularizers import Regularizer
 
 kernels: ModuleType | None = None
@@ -41,59 +41,61 @@ class NativeSweeps:
         self.index_is_batched = reference.index_is_batched
         self.empty_paths = reference.empty_paths
 
-    def _call(self, name: str, tensors: Sequence[Tensor], index: Sequence[Tensor], omega: Regularizer) -> Any:
+    def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
         assert omega.kernel is not None
         # As numpy arrays, which reach C++ in a tenth of the time that torch's own exchange takes.
         arrays = [tensor.detach().contiguous().numpy() for tensor in (*tensors, *index)]
         return getattr(kernels, f"{self.structure}_{name}")(*arrays, *omega.kernel, torch.get_num_threads())
 
-    def tape_shape(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]:
-        batch, *nodes = self.reference.tape_shape(theta, index, omega)
-        return batch, 2, *nodes  # values and thresholds
+    def _like_theta(self, name: str, theta: Tensors, more: Tensors, index: Tensors, omega: Regularizer) -> Tensors:
+        results = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in theta]
+        self._call(name, (*theta, *more, *results), index, omega)
+        return results
 
-    def check(self, theta: Tensor, index: Sequence[Tensor]) -> None:
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        batch, *nodes = self.reference.empty_tape(theta, index).shape
+        # Values and thresholds. A chain's are relative to the greatest of their step.
+        dtype = torch.float64 if self.structure == "dag" else theta[0].dtype
+        return theta[0].new_empty((batch, 2, *nodes), dtype=dtype)
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
         self.reference.check_index(theta, index)
 
-    def forward(self, theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
-        value = theta.new_empty(theta.shape[0])
-        tape = theta.new_empty(self.tape_shape(theta, index, omega), dtype=torch.float64)
-        if not self._call("forward", (theta, value, tape), index, omega):
+    def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        value = theta[0].new_empty(theta[0].shape[0])
+        tape = self.empty_tape(theta, index)
+        if not self._call("forward", (*theta, value, tape), index, omega):
             self.reference.check(theta, index)
         return value, tape
 
-    def backward(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        return self._like_theta("backward", (theta, tape), index, omega)
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        return self._like_theta("backward", theta, (tape, seed), index, omega)
 
-    def hessian(self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        return self._like_theta("hessian", (theta, tape, z), index, omega)
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("hessian", theta, (tape, seed, *z), index, omega)
 
-    def log_transitions(self, theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        return self._like_theta("log_transitions", (theta, tape), index, omega)
+    def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        return self._like_theta("log_transitions", theta, (tape,), index, omega)
 
     def log_transitions_jvp(
-        self, theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
-        return self._like_theta("log_transitions_jvp", (theta, tape, z), index, omega)
+        self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("log_transitions_jvp", theta, (tape, *z), index, omega)
 
     def log_transitions_vjp(
-        self, theta: Tensor, tape: Tensor, cotangent: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
-        return self._like_theta("log_transitions_vjp", (theta, tape, cotangent), index, omega)
+        self, theta: Tensors, tape: Tensor, cotangent: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("log_transitions_vjp", theta, (tape, *cotangent), index, omega)
 
-    def sample(
-        self, theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer
-    ) -> Tensor:
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         paths: Tensor = self.empty_paths(theta, uniforms.shape[1])
-        self._call("sample", (theta, tape, uniforms, paths), index, omega)
+        self._call("sample", (*theta, tape, uniforms, paths), index, omega)
         return paths
 
-    def topk(self, theta: Tensor, k: int, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+    def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         self.reference.check(theta, index)
-        scores, paths = theta.new_empty(theta.shape[0], k), self.empty_paths(theta, k)
-        self._call("topk", (theta, scores, paths), index, omega)
+        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.empty_paths(theta, k)
+        self._call("topk", (*theta, scores, paths), index, omega)
         return scores, paths
-
-    def _like_theta(self, name: str, inputs: Sequence[Tensor], index: Sequence[Tensor], omega: Regularizer) -> Tensor:
-        result = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
-        self._call(name, (*inputs, result), index, omega)
-        return result

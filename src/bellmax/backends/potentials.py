@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 from torch import Tensor
+
+Tensors: TypeAlias = Sequence[Tensor]
 
 
 def reject(name: str, theta: Tensor, bad: Tensor) -> None:

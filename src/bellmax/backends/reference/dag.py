@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.backends.potentials import reject
+from bellmax.backends.potentials import Tensors, reject
 from bellmax.regularizers import Regularizer
 
 Group = tuple[slice, slice, int]
@@ -20,23 +20,25 @@ Group = tuple[slice, slice, int]
 index_is_batched = False
 
 
-def tape_shape(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[int, ...]:
-    return theta.shape[0], index[0].shape[0] - 1
+def empty_tape(inputs: Tensors, index: Tensors) -> Tensor:
+    return inputs[0].new_empty((inputs[0].shape[0], index[0].shape[0] - 1), dtype=torch.float64)
 
 
-def empty_paths(theta: Tensor, count: int) -> Tensor:
+def empty_paths(inputs: Tensors, count: int) -> Tensor:
+    (theta,) = inputs
     return theta.new_empty(theta.shape[0], count, theta.shape[1])
 
 
-def check_index(theta: Tensor, index: Sequence[Tensor]) -> None:
+def check_index(inputs: Tensors, index: Tensors) -> None:
     """A graph is checked when it is made."""
 
 
-def check(theta: Tensor, index: Sequence[Tensor]) -> None:
+def check(inputs: Tensors, index: Tensors) -> None:
+    (theta,) = inputs
     reject("weights", theta, ~(theta < math.inf))
 
 
-def _groups(index: Sequence[Tensor]) -> list[Group]:
+def _groups(index: Tensors) -> list[Group]:
     """Nodes, edges and number of parents of each group after the source's, in topological order."""
     nodes = index[3].tolist()
     edges = index[0][index[3]].tolist()
@@ -54,16 +56,16 @@ def _zeros(shape: Sequence[int], *like: Tensor) -> Tensor:
     return total
 
 
-def _sort_edges(values: Tensor, index: Sequence[Tensor]) -> Tensor:
+def _sort_edges(values: Tensor, index: Tensors) -> Tensor:
     return values.index_select(1, index[2]).double()
 
 
-def _unsort_edges(parts: list[Tensor], index: Sequence[Tensor], like: Tensor) -> Tensor:
+def _unsort_edges(parts: list[Tensor], index: Tensors, like: Tensor) -> Tensor:
     values = torch.cat(parts, -1).to(like.dtype)
     return values.index_select(-1, index[2].argsort())
 
 
-def _local_scores(theta: Tensor, v: Tensor, index: Sequence[Tensor], group: Group) -> Tensor:
+def _local_scores(theta: Tensor, v: Tensor, index: Tensors, group: Group) -> Tensor:
     """θ_ij + v_j of a group's nodes: (B, nodes, parents)."""
     _, edges, parents = group
     x = theta[:, edges] + v.index_select(1, index[1][edges])
@@ -71,19 +73,17 @@ def _local_scores(theta: Tensor, v: Tensor, index: Sequence[Tensor], group: Grou
     return scores
 
 
-def forward(theta: Tensor, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+    (theta,) = inputs
     sorted_theta = _sort_edges(theta, index)
-    v = _zeros(tape_shape(theta, index, omega), theta)
+    v = _zeros((theta.shape[0], index[0].shape[0] - 1), theta)
     for group in _groups(index):
         v[:, group[0]] = omega.max(_local_scores(sorted_theta, v, index, group))
     return v[:, -1].to(theta.dtype, copy=True), v
 
 
-def _walk_back(
-    seed: Tensor, index: Sequence[Tensor], theta: Tensor, edge_mass: Callable[[Group, Tensor], Tensor]
-) -> Tensor:
+def _walk_back(mass: Tensor, index: Tensors, theta: Tensor, edge_mass: Callable[[Group, Tensor], Tensor]) -> Tensor:
     """Run mass from the end node to the start. ``edge_mass`` spreads what a group's nodes hold over their edges."""
-    mass = seed
     parts = []
     for group in reversed(_groups(index)):
         nodes, edges, _ = group
@@ -99,16 +99,20 @@ def _at_end(shape: Sequence[int], *like: Tensor) -> Tensor:
     return mass
 
 
-def backward(theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+def backward(inputs: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+    (theta,) = inputs
     sorted_theta = _sort_edges(theta, index)
 
     def spread(group: Group, mass: Tensor) -> Tensor:
         return omega.argmax(_local_scores(sorted_theta, tape, index, group)) * mass.unsqueeze(-1)
 
-    return _walk_back(_at_end(tape.shape, theta, tape), index, theta, spread)
+    return [_walk_back(_at_end(tape.shape, theta, tape), index, theta, spread) * seed.unsqueeze(-1)]
 
 
-def hessian(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+def hessian(
+    inputs: Tensors, tape: Tensor, seed: Tensor, direction: Tensors, index: Tensors, omega: Regularizer
+) -> Tensors:
+    (theta,), (z,) = inputs, direction
     sorted_theta, sorted_z = _sort_edges(theta, index), _sort_edges(z, index)
     groups = _groups(index)
     v_dot = _zeros(tape.shape, theta, tape, z)
@@ -127,17 +131,21 @@ def hessian(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], ome
         source = q_dot[start].masked_fill(e == 0, 0) * e
         return torch.stack((q[start] * e, source + q[start] * e_dot))
 
-    seed = torch.stack((_at_end(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
-    return _walk_back(seed, index, theta, spread)[1].clone()
+    masses = torch.stack((_at_end(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
+    return [_walk_back(masses, index, theta, spread)[1] * seed.unsqueeze(-1)]
 
 
-def log_transitions(theta: Tensor, tape: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+def log_transitions(inputs: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+    (theta,) = inputs
     sorted_theta = _sort_edges(theta, index)
     parts = [omega.log_argmax(_local_scores(sorted_theta, tape, index, group)).flatten(1) for group in _groups(index)]
-    return _unsort_edges(parts, index, theta)
+    return [_unsort_edges(parts, index, theta)]
 
 
-def log_transitions_jvp(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+def log_transitions_jvp(
+    inputs: Tensors, tape: Tensor, direction: Tensors, index: Tensors, omega: Regularizer
+) -> Tensors:
+    (theta,), (z,) = inputs, direction
     sorted_theta, sorted_z = _sort_edges(theta, index), _sort_edges(z, index)
     v_dot = _zeros(tape.shape, theta, tape, z)
     parts = []
@@ -147,12 +155,13 @@ def log_transitions_jvp(theta: Tensor, tape: Tensor, z: Tensor, index: Sequence[
         y = _local_scores(sorted_z, v_dot, index, group).masked_fill(x == -math.inf, 0)
         v_dot[:, group[0]] = (q * y).sum(-1)
         parts.append(omega.log_argmax_jvp(q, y).masked_fill(x == -math.inf, 0).flatten(1))
-    return _unsort_edges(parts, index, theta)
+    return [_unsort_edges(parts, index, theta)]
 
 
 def log_transitions_vjp(
-    theta: Tensor, tape: Tensor, cotangent: Tensor, index: Sequence[Tensor], omega: Regularizer
-) -> Tensor:
+    inputs: Tensors, tape: Tensor, cotangents: Tensors, index: Tensors, omega: Regularizer
+) -> Tensors:
+    (theta,), (cotangent,) = inputs, cotangents
     sorted_theta, sorted_cotangent = _sort_edges(theta, index), _sort_edges(cotangent, index)
 
     def spread(group: Group, mass: Tensor) -> Tensor:
@@ -161,10 +170,11 @@ def log_transitions_vjp(
         q = omega.argmax(x)
         return omega.log_argmax_vjp(q, local) + q * mass.unsqueeze(-1)
 
-    return _walk_back(_zeros(tape.shape, theta, tape, cotangent), index, theta, spread)
+    return [_walk_back(_zeros(tape.shape, theta, tape, cotangent), index, theta, spread)]
 
 
-def sample(theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor], omega: Regularizer) -> Tensor:
+def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+    (theta,) = inputs
     sorted_theta = _sort_edges(theta, index)
 
     def spread(group: Group, visits: Tensor) -> Tensor:
@@ -176,7 +186,8 @@ def sample(theta: Tensor, tape: Tensor, uniforms: Tensor, index: Sequence[Tensor
     return _walk_back(_at_end(uniforms.shape, tape), index, theta, spread)
 
 
-def topk(theta: Tensor, k: int, index: Sequence[Tensor], omega: Regularizer) -> tuple[Tensor, Tensor]:
+def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+    (theta,) = inputs
     batch, num_nodes = theta.shape[0], index[0].shape[0] - 1
     sorted_theta = _sort_edges(theta, index)
     scores = sorted_theta.new_full((batch, num_nodes, k), -math.inf)

@@ -1,0 +1,314 @@
+"""Chains against plain torch and against peers: time, growth with the shape, memory.
+
+Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs. Peers that are
+not installed (`pip install bellmax[bench]`) are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from measuring import (
+    Run,
+    cell,
+    command_line,
+    forget_peak,
+    heading,
+    in_own_process,
+    machine,
+    measure,
+    peak,
+    ratio,
+    report,
+    table,
+)
+from rivals import NEGENTROPY, TASKS, Rival, Shape, dense, our_scores, ours, random_potentials, scored, sparse, versions
+
+import bellmax as bx
+
+SHAPES = ((32, 50, 17), (64, 128, 32), (16, 512, 64), (8, 64, 256), (1, 4096, 32), (3200, 50, 2))
+SLOW = {  # torch.compile takes a minute at T = 50, and torch-struct time and memory of O(TS³)
+    (32, 50, 17): ("torch.compile", "torch-struct"),
+    (64, 128, 32): ("torch-struct",),
+    (3200, 50, 2): ("torch-struct",),
+}
+SPARSE = (SHAPES[0], SHAPES[1], SHAPES[3])
+SPREAD = 25.0
+SPREAD_SHAPES = SHAPES[:2]
+ATTENTION = (3200, 50, 2)
+GROWTH = (8, 128, 32)
+MEMORY = (("dense", 16, 512, 64), ("scores", 64, 512, 64), ("scores", 1, 1_000_000, 8), ("dense", 1, 1_000_000, 8))
+QUICK_SHAPES = ((32, 50, 17), (8, 20, 5))
+SECONDS = 1.0  # for the repeats of each run
+
+Row = dict[str, Any]
+
+
+def compare(
+    make: Callable[[Shape], dict[str, Rival]], shapes: Sequence[Shape], repeats: int, tasks: Sequence[str] = TASKS
+) -> list[Row]:
+    rows: list[Row] = []
+    for shape in shapes:
+        runs = {name: rival.runs() for name, rival in make(shape).items()}
+        check(runs)
+        for task in tasks:
+            now = {name: run[task] for name, run in runs.items() if task in run}
+            rows.append({"shape": shape, "task": task, **measure(now, repeats, SECONDS)})
+    return rows
+
+
+def check(runs: dict[str, dict[str, Run]]) -> None:
+    """That all agree on the value, and that our gradient is finite."""
+    value = runs["bellmax"]["value"]()
+    for name, run in runs.items():
+        if name != NEGENTROPY:
+            torch.testing.assert_close(run["value"](), value, rtol=1e-4, atol=1e-3, msg=f"{name} has another value")
+    if not all(gradient.isfinite().all() for gradient in runs["bellmax"]["value and gradient"]()):
+        raise ArithmeticError("the gradient is not finite")
+
+
+def attention(shape: Shape, repeats: int) -> list[Row]:
+    batch, steps, states = shape
+    theta, x = random_potentials(shape), torch.randn(batch, steps * states**2, requires_grad=True)
+    emissions, transitions = torch.randn(shape, requires_grad=True), torch.randn(states, states, requires_grad=True)
+    layers = {
+        "softmax": ([x], lambda: x.softmax(-1)),
+        "dense": ([theta], lambda: bx.Chain(theta).marginals),
+        "scores": ([emissions, transitions], lambda: bx.Chain.from_scores(emissions, transitions).marginals),
+    }
+    runs = {}
+    for name, (inputs, layer) in layers.items():
+        runs[name] = torch.no_grad()(layer)
+        runs[f"{name} with backward"] = with_backward(inputs, layer)
+    times = measure(runs, repeats, SECONDS)
+    return [{"layer": name, "forward": times[name], "both": times[f"{name} with backward"]} for name in layers]
+
+
+def with_backward(inputs: Sequence[torch.Tensor], layer: Callable[[], torch.Tensor]) -> Run:
+    z = torch.randn_like(layer())
+    return lambda: torch.autograd.grad(layer(), inputs, grad_outputs=z)
+
+
+def growth(doublings: int, repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for axis, name in ((1, "T"), (2, "S"), (0, "B")):
+        for power in range(doublings + 1):
+            shape = tuple(size * (2**power if i == axis else 1) for i, size in enumerate(GROWTH))
+            runs = {form: make_ours(form, shape).gradient for form in ("dense", "scores")}
+            edges = shape[0] * shape[1] * shape[2] ** 2
+            rows.append({"axis": name, "shape": shape, "edges": edges, **measure(runs, repeats, SECONDS)})
+    return rows
+
+
+def make_ours(form: str, shape: Sequence[int]) -> Rival:
+    batch, steps, states = shape
+    if form == "dense":
+        return ours(random_potentials((batch, steps, states)), "negentropy")
+    scores = (torch.randn(*size, requires_grad=True) for size in (shape, (states, states), (states,), (states,)))
+    return our_scores(*scores)
+
+
+def memory(form: str, *shape: int) -> Row:
+    """In a process of its own."""
+    return json.loads(in_own_process(__file__, "--memory", json.dumps((form, *shape))))
+
+
+def print_memory(form: str, *shape: int) -> None:
+    """MB of inputs, outputs, a float per node, and at the peak: beyond inputs and outputs, and the whole process."""
+    rival = make_ours(form, shape)
+    make_ours(form, (2, 3, 4)).gradient()
+    before = forget_peak() / 1024
+    gradients = rival.gradient()
+    whole = peak() / 1024
+    inputs, outputs = (sum(x.nbytes for x in tensors) / 2**20 for tensors in (rival.inputs, gradients))
+    sizes = {"inputs": inputs, "outputs": outputs, "nodes": 4 * math.prod(shape) / 2**20}
+    print(json.dumps({"form": form, "shape": shape, **sizes, "beyond": whole - before - outputs, "whole": whole}))
+
+
+def torch_operators(repeats: int) -> list[Row]:
+    """To be called before the first call of a kernel of ours."""
+    square, wide = torch.randn(512, 512), torch.randn(3200, 200)
+    operators = {"matmul": lambda: square @ square, "softmax": lambda: wide.softmax(-1)}
+    alone = measure(operators, 5 * repeats, SECONDS)
+    mixed = {}
+    for name, run in operators.items():
+        mixed[name] = run
+        mixed[f"{name}, bellmax"] = make_ours("dense", SHAPES[0]).gradient
+    among = measure(mixed, 5 * repeats, SECONDS)
+    return [{"operator": name, "alone": alone[name], "among": among[name]} for name in operators]
+
+
+# --- the page
+
+
+def markdown(results: dict) -> list[str]:
+    peers = results["peers"]
+    installed = ", ".join(f"{name} {version or 'not installed'}" for name, version in peers.items())
+    return [
+        *heading("Chains", results["machine"]),
+        f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
+        "",
+        "Whole Python calls with fresh outputs. The Hessian product includes the gradient: bellmax differentiates its",
+        "expected path, the others the gradient of the value. A dash: it takes too long, too much memory, or cannot.",
+        "",
+        "## Dense potentials, negentropy",
+        "",
+        "The good loop goes over `theta.unbind(1)`, the plain one over `theta[:, t]`; compilation is not counted.",
+        "torch-struct decodes to an indicator of the path, the others to states.",
+        *against(results["dense"], ("good loop", "plain loop", "torch.compile", "torch-struct"), peers),
+        "",
+        "## Dense potentials, l2",
+        "",
+        "entmax: the good loop with its `sparsemax`.",
+        *l2_table(results["l2"], peers),
+        "",
+        "## From scores, negentropy",
+        "",
+        "Gradients with respect to emissions, transitions, start and end.",
+        *against(results["scores"], ("pytorch-crf", "TorchCRF"), peers),
+        "",
+        f"Transitions of standard deviation {SPREAD:.0f}, which spread over more than 100:",
+        *against(results["spread"], ("pytorch-crf", "TorchCRF"), peers),
+        "",
+        "## Structured attention",
+        "",
+        "Marginals; the softmax is of as many numbers as the dense potentials have.",
+        *attention_table(results["attention"]),
+        "",
+        "## Growth",
+        "",
+        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/edge is of the median.",
+        *growth_table(results["growth"]),
+        "",
+        "## Memory",
+        "",
+        'Value and gradient in a process of its own; MB. "Beyond" is the peak less inputs and outputs.',
+        *memory_table(results["memory"]),
+        "",
+        "## torch in the same process",
+        "",
+        "torch's operators before the first call of bellmax, and interleaved with its calls.",
+        *operators_table(results["torch_operators"]),
+    ]
+
+
+def against(rows: list[Row], columns: Sequence[str], peers: dict[str, str | None]) -> list[str]:
+    header = " | ".join(("(B,T,S)", "task", "bellmax:", *(f"{name}:" for name in columns)))
+    lines = [
+        [shown(r["shape"]), r["task"], cell(r["bellmax"]), *(slower(r, name, peers) for name in columns)] for r in rows
+    ]
+    return table(header, lines)
+
+
+def slower(row: Row, name: str, peers: dict[str, str | None]) -> str:
+    if name in row:
+        return f"{cell(row[name])} ({factor(ratio(row[name], row['bellmax']))})"
+    return "not installed" if name in peers and peers[name] is None else "–"
+
+
+def l2_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
+    lines = [
+        [
+            shown(r["shape"]),
+            r["task"],
+            cell(r["bellmax"]),
+            cell(r[NEGENTROPY]),
+            factor(ratio(r["bellmax"], r[NEGENTROPY])),
+            slower(r, "entmax", peers),
+        ]
+        for r in rows
+    ]
+    return table("(B,T,S) | task | bellmax, l2: | bellmax, negentropy: | l2 to negentropy: | entmax:", lines)
+
+
+def attention_table(rows: list[Row]) -> list[str]:
+    plain = rows[0]
+    lines = [
+        [
+            r["layer"],
+            *(entry for work in ("forward", "both") for entry in (cell(r[work]), factor(ratio(r[work], plain[work])))),
+        ]
+        for r in rows
+    ]
+    return table("layer | forward: | to softmax: | with backward: | to softmax:", lines)
+
+
+def growth_table(rows: list[Row]) -> list[str]:
+    lines = [
+        [
+            r["axis"],
+            shown(r["shape"]),
+            *(entry for form in ("dense", "scores") for entry in (cell(r[form]), nanoseconds(r, form))),
+        ]
+        for r in rows
+    ]
+    return table("doubled | (B,T,S) | dense: | ns/edge: | from scores: | ns/edge:", lines)
+
+
+def memory_table(rows: list[Row]) -> list[str]:
+    lines = [
+        [
+            r["form"],
+            shown(r["shape"]),
+            *(f"{r[what]:.0f}" for what in ("inputs", "outputs", "nodes", "beyond", "whole")),
+        ]
+        for r in rows
+    ]
+    return table("form | (B,T,S) | inputs: | outputs: | a float per node: | beyond: | whole process:", lines)
+
+
+def operators_table(rows: list[Row]) -> list[str]:
+    lines = [[r["operator"], cell(r["alone"]), cell(r["among"]), factor(ratio(r["among"], r["alone"]))] for r in rows]
+    return table("operator | before: | interleaved: | ratio:", lines)
+
+
+def shown(shape: Sequence[int]) -> str:
+    return "(" + ",".join(map(str, shape)) + ")"
+
+
+def factor(number: float) -> str:
+    return f"{number:.0f}×" if number >= 10 else f"{number:.1f}×"
+
+
+def nanoseconds(row: Row, form: str) -> str:
+    """An edge."""
+    return f"{row[form]['median'] * 1e6 / row['edges']:.2f}"
+
+
+def main() -> None:
+    parser = command_line(__doc__, "chain", repeats=20)
+    parser.add_argument("--quick", action="store_true", help="two shapes and few repeats, to see that it works")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    if args.memory:
+        print_memory(*json.loads(args.memory))
+        return
+    quick, repeats = args.quick, 2 if args.quick else args.repeats
+    shapes = QUICK_SHAPES if quick else SHAPES
+    slow = {QUICK_SHAPES[0]: ("torch-struct",)} if quick else SLOW
+    tables = {
+        "torch_operators": lambda: torch_operators(repeats),  # before any call of ours
+        "dense": lambda: compare(lambda shape: dense(shape, slow=slow.get(shape, ())), shapes, repeats),
+        "l2": lambda: compare(sparse, SPARSE[:1] if quick else SPARSE, repeats, TASKS[:3]),
+        "scores": lambda: compare(scored, shapes, repeats),
+        "spread": lambda: compare(
+            lambda shape: scored(shape, spread=SPREAD), SPREAD_SHAPES[:1] if quick else SPREAD_SHAPES, repeats
+        ),
+        "attention": lambda: attention(ATTENTION, repeats),
+        "growth": lambda: growth(1 if quick else 4, repeats),
+        "memory": lambda: [memory(*case) for case in (MEMORY[:1] if quick else MEMORY)],
+    }
+    results = {"machine": machine(), "peers": versions()}
+    for name, make in tables.items():
+        print(f"{name} …", file=sys.stderr)
+        results[name] = make()
+    report(args.output, "chain", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()

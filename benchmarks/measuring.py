@@ -1,0 +1,112 @@
+"""What the benchmarks share: interleaved timing, peak memory, the machine, the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import bellmax as bx
+
+Run = Callable[[], object]
+Times = dict[str, float]
+
+
+def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> dict[str, Times]:
+    """Milliseconds of each run: minimum and median over interleaved repeats, after one that warms up.
+
+    A run whose repeats have taken ``seconds`` is left alone after that, but has at least two.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            if len(times[name]) > 2 and sum(times[name][1:]) > 1e3 * seconds:
+                continue
+            start = time.perf_counter()
+            run()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: {"min": min(t[1:]), "median": statistics.median(t[1:])} for name, t in times.items()}
+
+
+def ratio(slow: Times, fast: Times) -> float:
+    """Of medians."""
+    return slow["median"] / fast["median"]
+
+
+def forget_peak() -> int:
+    """Resident memory now, in KB; :func:`peak` counts from here on. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+def peak() -> int:
+    """Greatest resident memory since the peak was last forgotten, in KB. Linux only."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in status if line.startswith("VmHWM")))
+
+
+def in_own_process(script: str, *arguments: str) -> str:
+    """What ``script`` prints when it is run with these arguments."""
+    done = subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def machine() -> dict[str, object]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+    return {"processor": model, "python": platform.python_version(), "torch": torch.__version__, **bx.backend_info()}
+
+
+def heading(title: str, m: dict[str, object]) -> list[str]:
+    """The first lines of a page of results."""
+    return [
+        f"# {title}",
+        "",
+        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}.",
+        "float32; milliseconds, minimum / median. Made by `make bench`.",
+    ]
+
+
+def cell(times: Times) -> str:
+    return f"{times['min']:.2f} / {times['median']:.2f}"
+
+
+def table(columns: str, rows: list[list[str]]) -> list[str]:
+    """A Markdown table; ``columns`` are separated by "|", and those that end in ":" are aligned to the right."""
+    names = [name.strip() for name in columns.split("|")]
+    rule = ["---:" if name.endswith(":") else "---" for name in names]
+    cells = [[name.removesuffix(":") for name in names], *rows]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return ["", lines[0], "|" + "|".join(rule) + "|", *lines[1:]]
+
+
+def command_line(description: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
+    """The options of every benchmark."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--output", type=Path, default=Path("benchmarks/results"), help=f"folder for {name}.json and {name}.md"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help=f"runs of each task after the first (default: {repeats})"
+    )
+    parser.add_argument("--memory", help=argparse.SUPPRESS)  # what in_own_process is to measure
+    return parser
+
+
+def report(output: Path, name: str, results: dict[str, object], page: list[str]) -> None:
+    """Write the results as JSON and as a page, and print the page."""
+    text = "\n".join(page) + "\n"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
+    (output / f"{name}.md").write_text(text)
+    print(text)

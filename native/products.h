@@ -1,0 +1,31 @@
+// Chains given by scores, under the negentropy and with the same transitions at every step, in scaled exp space.
+#pragma once
+
+#include <cstdint>
+
+#include "scores.h"
+
+namespace bellmax {
+
+// Only for transition_step = 0. The tape of a sequence in exp space holds a 1 at state 0 of row 0 of its second plane;
+// backward and hessian leave the others alone.
+template <class S>
+struct ProductKernels {
+    // Whether every score that counts was below +∞ and not NaN. Where underflowed[b] is set, value and tape of
+    // sequence b mean nothing.
+    bool (*forward)(const ScoresProblem<S>&, S* value, S* tape, std::uint8_t* underflowed);
+    // Emission rows of a sequence are overwritten, with zeros at steps that are not kept; the rest is added to.
+    void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);
+    void (*hessian)(const ScoresProblem<S>&, const Scores<const S>& z, const Scores<S>& product);
+};
+
+namespace baseline {
+template <class S>
+ProductKernels<S> product_kernels();
+}
+namespace avx2 {
+template <class S>
+ProductKernels<S> product_kernels();
+}
+
+}  // namespace bellmax

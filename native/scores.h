@@ -1,0 +1,32 @@
+// Chains given by scores of states and of transitions.
+#pragma once
+
+#include <cstdint>
+
+#include "regularizers.h"
+
+namespace bellmax {
+
+// What a chain is scored with, or a gradient, or a direction, of that shape. An array that serves the whole batch has
+// no stride along it; transitions that serve every step have none along the steps.
+template <class S>
+struct Scores {
+    S* emissions;         // (batch, steps, states)
+    S* transitions;       // (1 or batch, 1 or steps − 1, states, states) [current, previous]; place t − 1 leads into step t
+    S *start, *end;       // (1 or batch, states)
+};
+
+// Sequence b goes through the steps kept[b * steps + n], n < lengths[b], in order; without `kept`, through n itself.
+// A tape is (batch, 2, steps + 1, states).
+template <class S>
+struct ScoresProblem {
+    std::int64_t batch, steps, states;
+    const std::int64_t *lengths, *kept;
+    std::int64_t transition_batch, transition_step, start_batch, end_batch;  // strides, in numbers; 0: shared
+    OmegaParameters omega;
+    int threads;
+    Scores<const S> scores;
+    const S* tape;
+};
+
+}  // namespace bellmax

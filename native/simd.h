@@ -1,0 +1,214 @@
+// Vectors of 32 bytes: 8 floats or 4 doubles, in the compiler's own vector type, which every instruction set can run.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "scalar_math.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+
+template <class R>
+struct VectorOf {
+    static constexpr int lanes = 32 / sizeof(R);
+    typedef R type __attribute__((vector_size(32)));
+};
+template <class R>
+using Vec = typename VectorOf<R>::type;
+template <class R>
+constexpr int lanes_of = VectorOf<R>::lanes;
+
+template <>
+struct Shape<Vec<float>> {
+    using Real = float;
+    typedef std::int32_t Int __attribute__((vector_size(32)));
+    typedef std::uint32_t Bits __attribute__((vector_size(32)));
+};
+
+template <>
+struct Shape<Vec<double>> {
+    using Real = double;
+    typedef std::int64_t Int __attribute__((vector_size(32)));
+    typedef std::uint64_t Bits __attribute__((vector_size(32)));
+};
+
+template <class R>
+inline Vec<R> broadcast(R x) {
+    return Vec<R>{} + x;
+}
+
+template <class R>
+inline Vec<R> load(const R* from) {
+    Vec<R> v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+// From another precision.
+template <class R, class S>
+inline Vec<R> load_as(const S* from) {
+    if constexpr (sizeof(R) == sizeof(S)) {
+        return load<R>(from);
+    } else {
+        Vec<R> v;
+        for (int l = 0; l < lanes_of<R>; ++l) v[l] = R(from[l]);
+        return v;
+    }
+}
+
+template <class R>
+inline void store(R* to, Vec<R> v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+template <class S, class R>
+inline void store_as(S* to, Vec<R> v) {
+    if constexpr (sizeof(R) == sizeof(S)) {
+        store<R>(to, v);
+    } else {
+        for (int l = 0; l < lanes_of<R>; ++l) to[l] = S(v[l]);
+    }
+}
+
+// The first `count` < lanes entries; 0 in the other lanes, whose memory is not touched.
+template <class R, class S>
+inline Vec<R> load_some(const S* from, std::int64_t count) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == 4 && sizeof(S) == 4) {
+        const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        return (Vec<R>)_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), lane));
+    } else if constexpr (sizeof(R) == 8 && sizeof(S) == 8) {
+        const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
+        return (Vec<R>)_mm256_maskload_pd(from, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lane));
+    }
+#endif
+    Vec<R> v{};
+    for (int l = 0; l < count; ++l) v[l] = R(from[l]);
+    return v;
+}
+
+template <class S, class R>
+inline void store_some(S* to, Vec<R> v, std::int64_t count) {
+    for (int l = 0; l < count; ++l) to[l] = S(v[l]);
+}
+
+// A vector, or a single number, as it lies in memory.
+template <class V, class R>
+inline V load_vector(const R* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+// The same lanes in double.
+template <class V>
+struct Widened {
+    using type = double;
+};
+template <>
+struct Widened<Vec<float>> {
+    typedef double type __attribute__((vector_size(64)));
+};
+template <>
+struct Widened<Vec<double>> {
+    using type = Vec<double>;
+};
+template <class V>
+using Wide = typename Widened<V>::type;
+
+inline double widen(double x) { return x; }
+inline Wide<Vec<float>> widen(Vec<float> v) { return __builtin_convertvector(v, Wide<Vec<float>>); }
+inline Vec<double> widen(Vec<double> v) { return v; }
+
+template <class V>
+inline V narrow(Wide<V> v) {
+    if constexpr (std::is_arithmetic_v<V>) {
+        return V(v);
+    } else {
+        return __builtin_convertvector(v, V);
+    }
+}
+
+inline float square_root(float x) { return std::sqrt(x); }
+inline double square_root(double x) { return std::sqrt(x); }
+template <class V>
+inline V square_root(V x) {
+    for (unsigned l = 0; l < sizeof(V) / sizeof(x[0]); ++l) x[l] = std::sqrt(x[l]);
+    return x;
+}
+
+template <class R>
+inline Vec<R> greater(Vec<R> a, Vec<R> b) {
+    return a > b ? a : b;
+}
+
+template <class R>
+inline R sum(Vec<R> v) {
+    R total = v[0];
+    for (int l = 1; l < lanes_of<R>; ++l) total += v[l];
+    return total;
+}
+
+template <class R>
+inline R greatest(Vec<R> v) {
+    R top = v[0];
+    for (int l = 1; l < lanes_of<R>; ++l) top = v[l] > top ? v[l] : top;
+    return top;
+}
+
+inline bool any(bool mask) { return mask; }
+
+// Whether the mask of a lane is set.
+template <class Mask>
+inline bool any(Mask mask) {
+#if defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    std::int64_t words[4], all = 0;
+    std::memcpy(words, &mask, sizeof words);
+    for (std::int64_t word : words) all |= word;
+    return all != 0;
+#endif
+}
+
+// lane l of v[k] and lane k of v[l] change places.
+inline void transpose(Vec<float>* v) {
+    typedef std::int32_t Pick __attribute__((vector_size(32)));
+    Vec<float> a[8], b[8];
+    for (int k = 0; k < 8; k += 2) {
+        a[k] = __builtin_shuffle(v[k], v[k + 1], Pick{0, 8, 1, 9, 4, 12, 5, 13});
+        a[k + 1] = __builtin_shuffle(v[k], v[k + 1], Pick{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    for (int k = 0; k < 8; k += 4) {
+        for (int n = 0; n < 2; ++n) {
+            b[k + 2 * n] = __builtin_shuffle(a[k + n], a[k + n + 2], Pick{0, 1, 8, 9, 4, 5, 12, 13});
+            b[k + 2 * n + 1] = __builtin_shuffle(a[k + n], a[k + n + 2], Pick{2, 3, 10, 11, 6, 7, 14, 15});
+        }
+    }
+    for (int k = 0; k < 4; ++k) {
+        v[k] = __builtin_shuffle(b[k], b[k + 4], Pick{0, 1, 2, 3, 8, 9, 10, 11});
+        v[k + 4] = __builtin_shuffle(b[k], b[k + 4], Pick{4, 5, 6, 7, 12, 13, 14, 15});
+    }
+}
+
+inline void transpose(Vec<double>* v) {
+    typedef std::int64_t Pick __attribute__((vector_size(32)));
+    Vec<double> a[4];
+    for (int k = 0; k < 4; k += 2) {
+        a[k] = __builtin_shuffle(v[k], v[k + 1], Pick{0, 4, 2, 6});
+        a[k + 1] = __builtin_shuffle(v[k], v[k + 1], Pick{1, 5, 3, 7});
+    }
+    for (int k = 0; k < 2; ++k) {
+        v[k] = __builtin_shuffle(a[k], a[k + 2], Pick{0, 1, 4, 5});
+        v[k + 2] = __builtin_shuffle(a[k], a[k + 2], Pick{2, 3, 6, 7});
+    }
+}
+
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax
