@@ -92,6 +92,8 @@ class Edges {
     std::optional<Stream<T, Real>> stream;
     std::unique_ptr<Real[]> tiles;  // of one group, or of all if they serve every step
     bool filled = false;
+    int64_t last = -1;  // the step before this one
+    bool past_caches;
 
     // Row by row; past the last state the last row is repeated.
     void rows(int64_t n, int64_t g, T** lane) const {
@@ -100,11 +102,12 @@ class Edges {
     }
 
 public:
-    Edges(const Lanes<W>& of, T* data, const Records& layout, int64_t size)
+    Edges(const Lanes<W>& of, T* data, const Records& layout, int64_t size, bool large = false)
         : lanes(of),
           records(layout),
           states(size),
-          base(data + of.sequence[0] * layout.batch) {
+          base(data + of.sequence[0] * layout.batch),
+          past_caches(large && states % W == 0 && reinterpret_cast<std::uintptr_t>(data) % sizeof(Vec<Real>) == 0) {
         if (across) {
             stream.emplace(of, data, layout);
         } else {
@@ -114,6 +117,33 @@ public:
 
     int64_t groups() const { return (states + W - 1) / W; }
 
+    // Calls take(previous state, vector) for the edges into group g.
+    template <class Take>
+    void visit(int64_t n, int64_t g, Take take) {
+        if (across || !records.stride) {
+            const Real* tile = read(n, g);
+            for (int64_t p = 0; p < states; ++p) take(p, load<Real>(tile + p * W));
+        } else {
+            T* lane[W];
+            rows(n, g, lane);
+            prefetch(n, g);
+            fetch_each<Real>(lane, states, take);
+        }
+    }
+
+    // What is read some groups later, here or at the next step, whether that lies before or behind.
+    void prefetch(int64_t n, int64_t g) {
+        const int64_t distance = std::max<int64_t>(1, 256 / states), ahead = g + distance, next = n + (n < last ? -1 : 1);
+        if (ahead >= groups()) {
+            if (g + 1 == groups()) last = n;
+            if (next < 0 || next >= lanes.longest) return;
+        }
+        const T* from = base + (lanes.step(0, ahead < groups() ? n : next) - records.shift) * records.stride +
+                        ahead % groups() * W * states;
+        const int64_t numbers = std::min<int64_t>(W, states - ahead % groups() * W) * states;
+        for (int64_t k = 0; k < numbers; k += int64_t(64 / sizeof(T))) __builtin_prefetch(from + k);
+    }
+
     const Real* read(int64_t n, int64_t g) {
         if constexpr (across) {
             return stream->read(records.stride ? n : records.shift) + g * states * W;
@@ -121,6 +151,7 @@ public:
             T* lane[W];
             if (records.stride) {
                 rows(n, g, lane);
+                prefetch(n, g);
                 fetch<Real>(const_cast<const T**>(lane), states, tiles.get());
                 return tiles.get();
             }
@@ -145,7 +176,7 @@ public:
         if constexpr (!across) {
             T* lane[W];
             rows(n, g, lane);
-            flush<Real>(lane, int(std::min<int64_t>(W, states - g * W)), states, tiles.get());
+            flush<Real>(lane, int(std::min<int64_t>(W, states - g * W)), states, tiles.get(), past_caches);
         }
     }
 
@@ -190,7 +221,7 @@ struct Unit {
     Nodes<const S, Real, across> emissions, values, thresholds;
     V length;
     std::unique_ptr<Real[]> start, end;  // scores of the first and the last states, by cell
-    std::unique_ptr<Real[]> x, q, s;     // of the edges into the group that was loaded last
+    std::unique_ptr<Real[]> x;           // scores of the edges into the group that was loaded last
     V top;
 
     Unit(const ScoresProblem<S>& of, const int64_t* sequences, int64_t count, const S* tape)
@@ -206,9 +237,7 @@ struct Unit {
           thresholds(lanes, tape + (of.steps + 1) * states, tape_records(of)),
           start(ends(of.scores.start, of.start_batch)),
           end(ends(of.scores.end, of.end_batch)),
-          x(scratch<Real>((states + 1) * W)),
-          q(scratch<Real>((states + 1) * W)),
-          s(scratch<Real>((states + 1) * W)) {
+          x(scratch<Real>((states + 1) * W)) {
         for (int l = 0; l < W; ++l) length[l] = Real(across ? lanes.length[l] : lanes.length[0]);
     }
 
@@ -259,15 +288,14 @@ struct Unit {
             slot = best > V{} - infinity<Real> ? V{} : slot;
             store(&x[0], best);
         } else {
-            const Real* weights = edges.read(n, g);
             Real* to = x.get();
-            for (int64_t p = 0; p < states; ++p) {
-                const V weight = load<Real>(weights + p * W), score = weight + at(before, p);
+            edges.visit(n, g, [&](int64_t p, V weight) {
+                const V score = weight + at(before, p);
                 if (sound) unsound |= !(weight < V{} + infinity<Real>);
                 if constexpr (Omega::by_slot) slot = score > best ? V{} + Real(p) : slot;
                 best = greater<Real>(score, best);
                 store(to + p * W, score);
-            }
+            });
         }
         if (sound && any(unsound & active(n))) *sound = false;
         top = best;
@@ -276,25 +304,10 @@ struct Unit {
 
     V shift() const { return top == V{} - infinity<Real> ? V{} : top; }
 
-    // q and s of the group that was loaded; what makes q sum to 1.
-    V weigh_group(int64_t n, V tau) {
-        const Omega local = omega;
-        const V from = shift();
-        const Real* scores = x.get();
-        Real *to_q = q.get(), *to_s = s.get();
-        V sum{};
-        for (int64_t p = 0; p < width(n); ++p) {
-            V edge_q, edge_s;
-            local.weigh(relative(load<Real>(scores + p * W) - from, p, tau), tau, edge_q, edge_s);
-            sum += edge_q;
-            store(to_q + p * W, edge_q);
-            if constexpr (!std::is_same_v<Omega, Negentropy<S>>) store(to_s + p * W, edge_s);
-        }
-        return sum > V{} ? 1 / sum : V{};
+    // q and s of an edge into the group that was loaded, where `from` is its shift().
+    void weigh(int64_t p, V from, V tau, V& q, V& s) const {
+        omega.weigh(relative(load<Real>(&x[p * W]) - from, p, tau), tau, q, s);
     }
-
-    // For negentropy s is q.
-    const Real* slopes() const { return std::is_same_v<Omega, Negentropy<S>> ? q.get() : s.get(); }
 
     // What the functions of Ω expect for r.
     template <class U>
@@ -441,7 +454,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
     Nodes<S, Real, U::across> values(lanes, tape + states, tape_records(problem, 0));
     Nodes<S, Real, U::across> thresholds(lanes, tape + plane + states, tape_records(problem, 0));
     auto v = zeros<Real>(cells + W), next = zeros<Real>(cells + W);
-    Wide<Entry> offset{};
+    double offset[W] = {};
     bool sound = true;
     for (int64_t n = 0; n < lanes.longest; ++n) {
         const Real* bonus = unit.is_factored ? unit.emissions.read(n) : nullptr;
@@ -477,7 +490,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
             store(&v[g * W], after);
             store(to_value + g * W, after);
         }
-        offset += widen(base);
+        for (int l = 0; l < lanes.valid; ++l) offset[l] += double((V{} + base)[l]);
         values.finish(n, true);
         thresholds.finish(n, true);
     }
@@ -487,11 +500,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
         for (int64_t p = 0; p < states && lanes.length[l] > 0; ++p) {
             sound &= unit.end[U::across ? p * W + l : p] < infinity<Real>;
         }
-        if constexpr (U::across) {
-            value[lanes.sequence[l]] = lanes.length[l] ? S(offset[l] + double(node.value[l])) : S(0);
-        } else {
-            value[lanes.sequence[l]] = lanes.length[l] ? S(offset + double(node.value)) : S(0);
-        }
+        value[lanes.sequence[l]] = lanes.length[l] ? S(offset[l] + double((V{} + node.value)[l])) : S(0);
     }
     return sound;
 }
@@ -585,7 +594,10 @@ public:
         const auto& lanes = unit.lanes;
         for (int l = 0; l < W; ++l) seed[l] = seeds ? Real(seeds[lanes.sequence[U::across ? l : 0]]) : Real(1);
         if (by_step) {
-            edges.emplace(lanes, out.transitions, edge_records(unit.problem), unit.states);
+            const auto& p = unit.problem;
+            constexpr int64_t cache = 16 << 20;
+            const bool large = p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) > cache;
+            edges.emplace(lanes, out.transitions, edge_records(p), unit.states, large);
         } else {
             sums = zeros<Real>((unit.groups * unit.states + 1) * W);
         }
@@ -697,11 +709,12 @@ void backward_unit(U& unit, Sink<U, S>& sink) {
                 continue;
             }
             unit.load_group(n, g, before);
-            const V share = unit.weigh_group(n, load<Real>(tau + g * W)) * held;
-            const Real* q = unit.q.get();
+            const V threshold = load<Real>(tau + g * W), from = unit.shift();
             Real* to = spread.get();
             sink.put_edges(n, g, [&](int64_t p) {
-                V part = load<Real>(q + p * W) * share;
+                V q, s;
+                unit.weigh(p, from, threshold, q, s);
+                V part = q * held;
                 if constexpr (U::across) part = now ? part : V{};
                 store(to + p * W, load<Real>(to + p * W) + part);
                 return part;
@@ -775,16 +788,19 @@ struct Tangent {
             const auto now = unit.active(n);
             for (int64_t g = 0; g < unit.groups; ++g) {
                 unit.load_group(n, g, before);
-                const V scale = unit.weigh_group(n, load<Real>(tau + g * W));
-                const Real *q = unit.q.get(), *s = unit.slopes(), *z_tile = tile(n, g);
-                V sum_qy{}, sum_sy{}, sum_s{};
+                const V threshold = load<Real>(tau + g * W), from = unit.shift();
+                const Real* z_tile = tile(n, g);
+                V sum_qy{}, sum_q{}, sum_sy{}, sum_s{};
                 for (int64_t p = 0; p < unit.width(n); ++p) {
-                    const V y = along(n, z_tile, p), edge_q = load<Real>(q + p * W), edge_s = load<Real>(s + p * W);
-                    sum_qy += edge_q > V{} ? edge_q * y : V{};
-                    sum_sy += edge_s > V{} ? edge_s * y : V{};
-                    sum_s += edge_s;
+                    V q, s;
+                    unit.weigh(p, from, threshold, q, s);
+                    const V y = s > V{} ? along(n, z_tile, p) : V{};
+                    sum_q += q;
+                    sum_qy += q * y;
+                    sum_s += s;
+                    sum_sy += s * y;
                 }
-                V v_dot = sum_qy * scale;
+                V v_dot = sum_q > V{} ? sum_qy / sum_q : V{};
                 if (own) v_dot += load<Real>(own + g * W);
                 if constexpr (U::across) v_dot = now ? v_dot : load<Real>(old + g * W);
                 store(next + g * W, v_dot);
@@ -861,14 +877,15 @@ void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
                 continue;
             }
             unit.load_group(n, g, before);
-            const V share = unit.weigh_group(n, load<Real>(tau + g * W));
-            const V mean = load<Real>(&tangent.mean[n * cells + g * W]), whole = share * held, whole_dot = share * held_dot;
-            const Real *q = unit.q.get(), *s = unit.slopes(), *z_tile = tangent.tile(n, g);
+            const V threshold = load<Real>(tau + g * W), from = unit.shift();
+            const V mean = load<Real>(&tangent.mean[n * cells + g * W]);
+            const Real* z_tile = tangent.tile(n, g);
             Real *to = spread.get(), *to_dot = spread_dot.get();
             sink.put_edges(n, g, [&](int64_t p) {
-                const V edge_q = load<Real>(q + p * W), edge_s = load<Real>(s + p * W), y = tangent.along(n, z_tile, p);
-                V part = (edge_s > V{} ? edge_s * (y - mean) * held : V{}) + edge_q * whole_dot;
-                V visits = edge_q * whole;
+                V q, s;
+                unit.weigh(p, from, threshold, q, s);
+                const V y = s > V{} ? tangent.along(n, z_tile, p) - mean : V{};
+                V part = s * y * held + q * held_dot, visits = q * held;
                 if constexpr (U::across) part = now ? part : V{}, visits = now ? visits : V{};
                 store(to + p * W, load<Real>(to + p * W) + visits);
                 store(to_dot + p * W, load<Real>(to_dot + p * W) + part);
@@ -890,7 +907,7 @@ void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
 template <class S>
 void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
     zero_sums(problem, product);
-    if (in_exp_space(problem)) product_kernels<S>().hessian(problem, z, product);
+    if (in_exp_space(problem)) product_kernels<S>().hessian(problem, seed, z, product);
     for_gradients(problem, product, [&](auto& unit, Totals& totals) {
         Sink<std::decay_t<decltype(unit)>, S> sink(unit, seed, product, totals);
         hessian_unit(unit, z, sink);
@@ -1026,16 +1043,17 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
             std::fill(&spread[0], &spread[states * W], Real(0));
             for (int64_t g = 0; g < unit.groups; ++g) {
                 unit.load_group(n, g, before);
-                const V tau = load<Real>(taus + g * W), share = unit.weigh_group(n, tau) * load<Real>(&mass[g * W]);
-                const Real *c = given.read(n, g), *s = unit.slopes();
+                const V tau = load<Real>(taus + g * W), from = unit.shift(), held = load<Real>(&mass[g * W]);
+                const Real* c = given.read(n, g);
                 V total_c{}, total_s{};
                 for (int64_t p = 0; p < unit.width(n); ++p) {
-                    const V r = unit.relative(load<Real>(&unit.x[p * W]) - unit.shift(), p, tau);
-                    const V slope = unit.omega.log_slope(r, tau);
+                    V q, s;
+                    unit.weigh(p, from, tau, q, s);
+                    const V slope = unit.omega.log_slope(unit.relative(load<Real>(&unit.x[p * W]) - from, p, tau), tau);
                     const V pulled = slope > V{} ? slope * load<Real>(c + p * W) : V{};
                     store(&part[p * W], pulled);
                     total_c += pulled;
-                    total_s += load<Real>(s + p * W);
+                    total_s += s;
                 }
                 const V mean = total_s > V{} ? total_c / total_s : V{};
                 // Lanes past the last state repeat it and must not count.
@@ -1043,7 +1061,9 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
                 for (int l = 0; l < W; ++l) real[l] = g * W + l < states ? Real(1) : Real(0);
                 Real* to = out.room(n, g);
                 for (int64_t p = 0; p < unit.width(n); ++p) {
-                    const V e = (load<Real>(&part[p * W]) - load<Real>(s + p * W) * mean + load<Real>(&unit.q[p * W]) * share) * real;
+                    V q, s;
+                    unit.weigh(p, from, tau, q, s);
+                    const V e = (load<Real>(&part[p * W]) - s * mean + q * held) * real;
                     store(to + p * W, e);
                     store(&spread[p * W], load<Real>(&spread[p * W]) + e);
                 }

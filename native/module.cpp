@@ -10,6 +10,7 @@
 
 #include "chain.h"
 #include "dag.h"
+#include "parallel.h"
 
 namespace nb = nanobind;
 using namespace bellmax;
@@ -224,6 +225,7 @@ void need_like(const ScoresProblem<S>& p, const A& array) {
     need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.steps && int64_t(array.shape(2)) == p.states &&
              int64_t(array.shape(3)) == p.states,
          "an array is not like theta");
+    if constexpr (!std::is_const_v<typename A::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
 }
 
 template <class S>

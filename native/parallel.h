@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace bellmax {
 
@@ -16,6 +19,18 @@ std::unique_ptr<T[]> scratch(std::int64_t size) {
 template <class T>
 std::unique_ptr<T[]> zeros(std::int64_t size) {
     return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size)]());
+}
+
+// Asks for large pages before a large result is first touched: page by page, that costs more than the arithmetic.
+inline void prefer_large_pages(void* data, std::int64_t bytes) {
+#if defined(__linux__)
+    constexpr std::uintptr_t page = 2 << 20;
+    const std::uintptr_t first = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
+    const std::uintptr_t last = (reinterpret_cast<std::uintptr_t>(data) + std::uintptr_t(bytes)) / page * page;
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
 }
 
 // The only exception that kernels raise is want of memory; it must not cross the border of a parallel region.

@@ -281,7 +281,6 @@ void tilt(const Matrix<S>& weights, const S* z, Matrix<S>& tilted) {
     tilted.pack();
 }
 
-
 // The numbers of one sequence that lie side by side from here on.
 template <class T>
 struct Run {
@@ -807,8 +806,8 @@ struct Ends {
     }
 };
 
-// The backward sweep of a group, times the seeds. A sequence that has not begun has no mass. Where place k of a block of
-// s and u belongs to visit n, that of a and m belongs to visit n − 1.
+// The backward sweep of a group, times the seeds. A sequence that has not begun has no mass. Where place k of a block
+// of s and u belongs to visit n, that of a and m belongs to visit n − 1.
 template <class Layout, class S>
 void sweep_back(const Group<Layout, S>& group, const Weights<S>& weights, const S* seed, const Ends<S>& ends,
                 S* transitions, const Scores<S>& gradient) {
@@ -867,8 +866,8 @@ void sweep_back(const Group<Layout, S>& group, const Weights<S>& weights, const 
     }
 }
 
-// The tangent forward sweep: v̇_n and μ_n = (W (a ∘ v̇) + (W ∘ z) a)_{n−1} / s_n of every visit. v̇_n is relative to a base
-// of its own, for the sake of its digits, and μ_n to that of v̇_{n−1}.
+// The tangent forward sweep: v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative
+// to a base of its own, for the sake of its digits, and μ_n to that of v̇_{n−1}.
 template <class Layout, class S>
 void sweep_tangent(const Group<Layout, S>& group, const Weights<S>& weights, const Matrix<S>& tilted,
                    const Scores<const S>& z, S* tangents, S* means) {
@@ -927,11 +926,11 @@ struct Sums {
     }
 };
 
-// The tangent backward sweep, along z.
+// The tangent backward sweep, along z, times the seeds, which the masses carry.
 template <class Layout, class S>
 void sweep_tangent_back(const Group<Layout, S>& group, const Weights<S>& weights, const Matrix<S>& tilted,
-                        const Scores<const S>& z, const S* tangents, const S* means, const Ends<S>& ends, Sums<S>& sums,
-                        const Scores<S>& product) {
+                        const S* seed, const Scores<const S>& z, const S* tangents, const S* means, const Ends<S>& ends,
+                        Sums<S>& sums, const Scores<S>& product) {
     constexpr int lanes = lanes_of<S>;
     const ScoresProblem<S>& problem = group.problem;
     const Layout& layout = group.layout;
@@ -939,7 +938,9 @@ void sweep_tangent_back(const Group<Layout, S>& group, const Weights<S>& weights
     const int64_t stride = layout.stride;
     S *a = room.block(0), *s = room.block(1), *m = room.block(2), *m_dot = room.block(3);
     S *u = room.block(4), *w = room.block(5), *a_dot = room.block(6), *pull = room.block(7);  // w = u̇ − u ∘ μ, Wᵀu
-    S *states = room.row(0), *states_dot = room.row(1);
+    S *states = room.row(0), *states_dot = room.row(1), each_seed[Layout::sequences] = {};
+    for (int l = 0; l < group.members; ++l) each_seed[l] = seed[group.b[l]];
+    const Vec<S> seeds = layout.by_sequence(each_seed);
     int begun = 0;
     std::fill_n(m, stride, S(0));
     std::fill_n(m_dot, stride, S(0));
@@ -965,7 +966,10 @@ void sweep_tangent_back(const Group<Layout, S>& group, const Weights<S>& weights
                     states[i] = states[i] > 0 ? states[i] / total : S(0);
                     centre += states[i] * states_dot[i];
                 }
-                for (int64_t i = 0; i < problem.states; ++i) states_dot[i] = states[i] * (states_dot[i] - centre);
+                for (int64_t i = 0; i < problem.states; ++i) {
+                    states[i] *= seed[b];
+                    states_dot[i] = states[i] * (states_dot[i] - centre);
+                }
                 layout.set_states(mass, begun, states);
                 layout.set_states(mass_dot, begun, states_dot);
                 ends.add_end(problem, b, states_dot, product);
@@ -982,9 +986,10 @@ void sweep_tangent_back(const Group<Layout, S>& group, const Weights<S>& weights
                 store<S>(w + at, (x_dot - x * load<S>(mean + v * lanes)) * inverse);
                 store<S>(a_dot + at, load<S>(a + at) * load<S>(tangents + (n + k - 1) * stride + v * lanes));
             }
-            // The sums of m_n and ṁ_n, which but for rounding are 1 and 0, are set right in m_{n−1} and ṁ_{n−1}.
+            // The sums of m_n and ṁ_n, which but for rounding are the seed and 0, are set right in m_{n−1} and ṁ_{n−1}.
             total = layout.sum(total);
-            const Vec<S> correction = total > S(0) ? S(1) / total : Vec<S>{}, excess = layout.sum(total_dot);
+            const Vec<S> correction = total != S(0) ? seeds / total : Vec<S>{};
+            const Vec<S> excess = total != S(0) ? layout.sum(total_dot) / total : Vec<S>{};
             const S *ratios = u + k * stride, *ratios_dot = w + k * stride;
             layout.multiply({{weights.out_of, ratios}}, [&](int64_t v, Vec<S> sum) __attribute__((always_inline)) {
                 store<S>(pull + v * lanes, sum);
@@ -1015,18 +1020,22 @@ void sweep_tangent_back(const Group<Layout, S>& group, const Weights<S>& weights
 template <class S>
 struct Plan {
     Line<S> line;
-    std::vector<int64_t> order;
+    std::unique_ptr<int64_t[]> order;
+    int64_t count = 0;
     bool bundled = false;
     int workers = 1;
 
-    Plan(const ScoresProblem<S>& problem, const S* tape) : line(problem.states) {
+    Plan(const ScoresProblem<S>& problem, const S* tape)
+        : line(problem.states), order(scratch<int64_t>(problem.batch)) {
         const int64_t plane = (problem.steps + 1) * problem.states, threads = std::max(problem.threads, 1);
         for (int64_t b = 0; b < problem.batch; ++b) {
-            if (!tape || tape[(2 * b + 1) * plane] == 1) order.push_back(b);
+            if (!tape || tape[(2 * b + 1) * plane] == 1) order[count++] = b;
         }
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
-        const int64_t count = int64_t(order.size()), lanes = lanes_of<S>;
+        std::sort(order.get(), order.get() + count, [&](int64_t a, int64_t b) {
+            const int64_t more = problem.lengths[a] - problem.lengths[b];
+            return more > 0 || (more == 0 && a < b);
+        });
+        const int64_t lanes = lanes_of<S>;
         bundled = problem.transition_batch == 0 && count >= lanes * (problem.states > 2 * lanes ? threads : 1);
         workers = int(std::max<int64_t>(1, std::min(threads, (count + size() - 1) / size())));
     }
@@ -1042,7 +1051,6 @@ struct Plan {
 
     template <class Body>
     void run(Body body) const {
-        const int64_t count = int64_t(order.size());
         const Single<S> single(line);
         const Bundle<S> bundle(line);
 #pragma omp parallel for schedule(static, 1) num_threads(workers) if (workers > 1)
@@ -1062,7 +1070,7 @@ struct Plan {
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
     const Plan<S> plan(problem, nullptr);
-    if (plan.order.empty()) return true;
+    if (plan.count == 0) return true;
     const bool shared = problem.transition_batch == 0;
     std::vector<Weights<S>> weights;
     for (int k = 0; k < (shared ? 1 : plan.workers); ++k) weights.emplace_back(plan.line, true, false);
@@ -1103,7 +1111,7 @@ void deliver(const Weights<S>& weights, const S* z, const Sums<S>& sums, S* tran
 template <class S>
 void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
     const Plan<S> plan(problem, problem.tape);
-    if (plan.order.empty()) return;
+    if (plan.count == 0) return;
     const bool shared = problem.transition_batch == 0;
     std::vector<Weights<S>> weights;
     std::vector<Sums<S>> sums;
@@ -1134,9 +1142,9 @@ void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& g
 }
 
 template <class S>
-void hessian(const ScoresProblem<S>& problem, const Scores<const S>& z, const Scores<S>& product) {
+void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
     const Plan<S> plan(problem, problem.tape);
-    if (plan.order.empty()) return;
+    if (plan.count == 0) return;
     const bool shared = problem.transition_batch == 0;
     const int64_t history = problem.lengths[plan.order[0]] * plan.stride();
     std::vector<Weights<S>> weights;
@@ -1167,7 +1175,8 @@ void hessian(const ScoresProblem<S>& problem, const Scores<const S>& z, const Sc
         S *tangents = histories[worker].get(), *means = tangents + history;
         const Group<Layout, S> group(problem, layout, rooms[worker], order, count);
         sweep_tangent(group, weights[k], tilts[k], z, tangents, means);
-        sweep_tangent_back(group, weights[k], tilts[k], z, tangents, means, ends[worker], sums[worker], product);
+        sweep_tangent_back(group, weights[k], tilts[k], seed, z, tangents, means, ends[worker], sums[worker],
+                           product);
         if (!shared) {
             deliver<S>(weights[k], z.transitions + matrix, sums[worker], product.transitions + matrix);
             sums[worker].clear();

@@ -16,7 +16,7 @@ struct ProductKernels {
     bool (*forward)(const ScoresProblem<S>&, S* value, S* tape, std::uint8_t* underflowed);
     // Emission rows of a sequence are overwritten, with zeros at steps that are not kept; the rest is added to.
     void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);
-    void (*hessian)(const ScoresProblem<S>&, const Scores<const S>& z, const Scores<S>& product);
+    void (*hessian)(const ScoresProblem<S>&, const S* seed, const Scores<const S>& z, const Scores<S>& product);
 };
 
 namespace baseline {

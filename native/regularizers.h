@@ -23,18 +23,32 @@ struct OmegaParameters {
 
 inline namespace BELLMAX_ARCH {
 
-// Σ over k of the pair that term(r) gives, in double: what is summed in V is carried over in time.
+// A sum that keeps what rounding takes from it.
+template <class V>
+struct Sum {
+    V total{}, lost{};
+
+    void add(V term) {
+        const V mended = term - lost, sum = total + mended;
+        lost = (sum - total) - mended;
+        total = sum;
+    }
+};
+
+// Σ over k of the pair that term(r) gives: plain over a run, with care over the runs.
 template <class V, class R, class Term>
-inline void sum_terms(const R* x, std::int64_t stride, std::int64_t d, V top, Wide<V>& first, Wide<V>& second, Term term) {
+inline void sum_terms(const R* x, std::int64_t stride, std::int64_t d, V top, V& first, V& second, Term term) {
     constexpr std::int64_t run = 64;
-    first = second = Wide<V>{};
+    Sum<V> firsts, seconds;
     for (std::int64_t begin = 0; begin < d; begin += run) {
         V a{}, b{};
         const std::int64_t end = d - begin < run ? d : begin + run;
         for (std::int64_t k = begin; k < end; ++k) term(load_vector<V>(x + k * stride) - top, a, b);
-        first += widen(a);
-        second += widen(b);
+        firsts.add(a);
+        seconds.add(b);
     }
+    first = firsts.total;
+    second = seconds.total;
 }
 
 template <class S>
@@ -46,9 +60,9 @@ struct Negentropy {
 
     template <class V>
     void solve(const S* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
-        Wide<V> sum, unused;
+        V sum, unused;
         sum_terms<V>(x, stride, d, top, sum, unused, [](V r, V& total, V&) { total += exp_nonpositive(r); });
-        tau = value = log_positive(narrow<V>(sum));
+        tau = value = log_positive(sum);
     }
 
     template <class V>
@@ -134,16 +148,15 @@ struct Tsallis {
     template <class V>
     void solve(const Real* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
-        V at = V{} - Real(1), climb;
-        Wide<V> sum_q, sum_s;
+        V at = V{} - Real(1), climb, sum_q, sum_s;
         do {
             sum_terms<V>(x, stride, d, top, sum_q, sum_s, [&](V r, V& total_q, V& total_s) {
                 const V t = omega.above(r, at), s = omega.power.less_one(t);
                 total_q += s * t;
                 total_s += s;
             });
-            const V q = narrow<V>(sum_q), norm = power.root(q), steepness = norm * narrow<V>(sum_s);
-            climb = (norm - 1) * q / (steepness > V{} ? steepness : V{} + Real(1));
+            const V norm = power.root(sum_q), steepness = norm * sum_s;
+            climb = (norm - 1) * sum_q / (steepness > V{} ? steepness : V{} + Real(1));
             climb = climb > V{} ? climb : V{};
             at += climb;
         } while (any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()));
@@ -157,7 +170,7 @@ struct Tsallis {
             total += q * (raised - t * scale);
         });
         tau = at;
-        value = narrow<V>(sum_s / (sum_q > Wide<V>{} ? sum_q : Wide<V>{} + 1.0)) + (scale - vertex);
+        value = sum_s / (sum_q > V{} ? sum_q : V{} + Real(1)) + (scale - vertex);
     }
 
     template <class V>

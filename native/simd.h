@@ -76,6 +76,18 @@ inline void store_as(S* to, Vec<R> v) {
     }
 }
 
+// To an aligned place, without reading it first.
+template <class S, class R>
+inline void store_past_caches(S* to, Vec<R> v) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == sizeof(S)) {
+        _mm256_stream_si256((__m256i*)to, (__m256i)v);
+        return;
+    }
+#endif
+    store_as<S, R>(to, v);
+}
+
 // The first `count` < lanes entries; 0 in the other lanes, whose memory is not touched.
 template <class R, class S>
 inline Vec<R> load_some(const S* from, std::int64_t count) {
@@ -106,35 +118,6 @@ inline V load_vector(const R* from) {
     return v;
 }
 
-// The same lanes in double.
-template <class V>
-struct Widened {
-    using type = double;
-};
-template <>
-struct Widened<Vec<float>> {
-    typedef double type __attribute__((vector_size(64)));
-};
-template <>
-struct Widened<Vec<double>> {
-    using type = Vec<double>;
-};
-template <class V>
-using Wide = typename Widened<V>::type;
-
-inline double widen(double x) { return x; }
-inline Wide<Vec<float>> widen(Vec<float> v) { return __builtin_convertvector(v, Wide<Vec<float>>); }
-inline Vec<double> widen(Vec<double> v) { return v; }
-
-template <class V>
-inline V narrow(Wide<V> v) {
-    if constexpr (std::is_arithmetic_v<V>) {
-        return V(v);
-    } else {
-        return __builtin_convertvector(v, V);
-    }
-}
-
 inline float square_root(float x) { return std::sqrt(x); }
 inline double square_root(double x) { return std::sqrt(x); }
 template <class V>
@@ -143,9 +126,18 @@ inline V square_root(V x) {
     return x;
 }
 
+// a > b ? a : b, which the processor has as one instruction and the compiler does not see.
 template <class R>
 inline Vec<R> greater(Vec<R> a, Vec<R> b) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == 4) {
+        return (Vec<R>)_mm256_max_ps((__m256)a, (__m256)b);
+    } else {
+        return (Vec<R>)_mm256_max_pd((__m256d)a, (__m256d)b);
+    }
+#else
     return a > b ? a : b;
+#endif
 }
 
 template <class R>
@@ -178,7 +170,7 @@ inline bool any(Mask mask) {
 }
 
 // lane l of v[k] and lane k of v[l] change places.
-inline void transpose(Vec<float>* v) {
+__attribute__((always_inline)) inline void transpose(Vec<float>* v) {
     typedef std::int32_t Pick __attribute__((vector_size(32)));
     Vec<float> a[8], b[8];
     for (int k = 0; k < 8; k += 2) {
@@ -197,7 +189,7 @@ inline void transpose(Vec<float>* v) {
     }
 }
 
-inline void transpose(Vec<double>* v) {
+__attribute__((always_inline)) inline void transpose(Vec<double>* v) {
     typedef std::int64_t Pick __attribute__((vector_size(32)));
     Vec<double> a[4];
     for (int k = 0; k < 4; k += 2) {
