@@ -1,8 +1,8 @@
 // The sweeps of a chain (Algorithms 3 and 4 of the paper, mended), in log space and for every Ω.
 //
-// The smoothed maxima of W states are solved side by side: of W neighbouring states of a sequence ("along"), or of the
-// same state of W sequences ("across"), whichever keeps lanes and threads busier. The scores into them are transposed as
-// they are read, so that whatever runs over previous states runs over vectors.
+// The smoothed maxima of a group of W states are solved together: of W neighbouring states of one sequence, whose rows of
+// scores are read vector by vector, or of the same state of W sequences ("across"), whose scores are transposed as they
+// are read; whichever keeps lanes and threads busier.
 #include "chain.h"
 
 #include <cstddef>
@@ -17,17 +17,12 @@
 namespace bellmax::BELLMAX_ARCH {
 namespace {
 
-template <class T>
-struct Kind {
-    using type = T;
-};
-
 template <class S>
 bool is_dense(const ScoresProblem<S>& problem) {
     return problem.scores.emissions == nullptr;
 }
 
-// Numbers of the states, step by step: a vector for each group of W, padded with `filler`.
+// Numbers of the states, step by step: a vector for each group.
 template <class T, class Real, bool across>
 class Nodes {
     static constexpr int W = lanes_of<Real>;
@@ -81,24 +76,42 @@ public:
     }
 };
 
-// Numbers of the edges, step by step: for each group of W states a tile with a vector for each previous state.
+// A vector of edges into a group: where it lies in a tile, which previous states it comes from, and, where the group is of
+// neighbouring states, into which of them it leads.
+struct Edge {
+    int64_t at, previous;
+    int row;
+};
+
+// Numbers of the edges, step by step and group by group.
 template <class T, class Real, bool across>
 class Edges {
     static constexpr int W = lanes_of<Real>;
+    using V = Vec<Real>;
     const Lanes<W>& lanes;
     Records records;
     int64_t states;
     T* base;
     std::optional<Stream<T, Real>> stream;
-    std::unique_ptr<Real[]> tiles;  // of one group, or of all if they serve every step
-    bool filled = false;
     int64_t last = -1;  // the step before this one
     bool past_caches;
+    T* rows = nullptr;  // of the group that was entered
+    const Real* tile = nullptr;
+    Real* room = nullptr;
 
-    // Row by row; past the last state the last row is repeated.
-    void rows(int64_t n, int64_t g, T** lane) const {
-        T* matrix = base + (records.stride ? (lanes.step(0, n) - records.shift) * records.stride : 0);
-        for (int l = 0; l < W; ++l) lane[l] = matrix + std::min(g * W + l, states - 1) * states;
+    T* place(int64_t n, int64_t g) const {
+        return base + (records.stride ? (lanes.step(0, n) - records.shift) * records.stride : 0) + g * W * states;
+    }
+
+    // What is read some rows later, here or at the next step, whether that lies before or behind.
+    void prefetch(int64_t n, int64_t g) {
+        const int64_t groups = (states + W - 1) / W, ahead = g + std::max<int64_t>(1, 256 / states);
+        const int64_t next = n + (n < last ? -1 : 1);
+        if (g + 1 == groups) last = n;
+        if (ahead >= groups && (next < records.shift || next >= lanes.longest)) return;
+        const T* from = place(ahead < groups ? n : next, ahead % groups);
+        const int64_t numbers = std::min<int64_t>(W, states - ahead % groups * W) * states;
+        for (int64_t k = 0; k < numbers; k += int64_t(64 / sizeof(T))) __builtin_prefetch(from + k);
     }
 
 public:
@@ -107,76 +120,48 @@ public:
           records(layout),
           states(size),
           base(data + of.sequence[0] * layout.batch),
-          past_caches(large && states % W == 0 && reinterpret_cast<std::uintptr_t>(data) % sizeof(Vec<Real>) == 0) {
-        if (across) {
-            stream.emplace(of, data, layout);
-        } else {
-            tiles = zeros<Real>(((records.stride ? 1 : groups()) * states + W) * W);
-        }
+          past_caches(large && states % W == 0 && reinterpret_cast<std::uintptr_t>(data) % sizeof(V) == 0) {
+        if (across) stream.emplace(of, data, layout);
     }
 
-    int64_t groups() const { return (states + W - 1) / W; }
-
-    // Calls take(previous state, vector) for the edges into group g.
-    template <class Take>
-    void visit(int64_t n, int64_t g, Take take) {
-        if (across || !records.stride) {
-            const Real* tile = read(n, g);
-            for (int64_t p = 0; p < states; ++p) take(p, load<Real>(tile + p * W));
-        } else {
-            T* lane[W];
-            rows(n, g, lane);
-            prefetch(n, g);
-            fetch_each<Real>(lane, states, take);
-        }
-    }
-
-    // What is read some groups later, here or at the next step, whether that lies before or behind.
-    void prefetch(int64_t n, int64_t g) {
-        const int64_t distance = std::max<int64_t>(1, 256 / states), ahead = g + distance, next = n + (n < last ? -1 : 1);
-        if (ahead >= groups()) {
-            if (g + 1 == groups()) last = n;
-            if (next < 0 || next >= lanes.longest) return;
-        }
-        const T* from = base + (lanes.step(0, ahead < groups() ? n : next) - records.shift) * records.stride +
-                        ahead % groups() * W * states;
-        const int64_t numbers = std::min<int64_t>(W, states - ahead % groups() * W) * states;
-        for (int64_t k = 0; k < numbers; k += int64_t(64 / sizeof(T))) __builtin_prefetch(from + k);
-    }
-
-    const Real* read(int64_t n, int64_t g) {
+    void enter(int64_t n, int64_t g) {
         if constexpr (across) {
-            return stream->read(records.stride ? n : records.shift) + g * states * W;
+            tile = stream->read(records.stride ? n : records.shift) + g * states * W;
         } else {
-            T* lane[W];
-            if (records.stride) {
-                rows(n, g, lane);
-                prefetch(n, g);
-                fetch<Real>(const_cast<const T**>(lane), states, tiles.get());
-                return tiles.get();
-            }
-            for (int64_t h = 0; !filled && h < groups(); ++h) {
-                rows(n, h, lane);
-                fetch<Real>(const_cast<const T**>(lane), states, &tiles[h * states * W]);
-            }
-            filled = true;
-            return &tiles[g * states * W];
+            rows = place(n, g);
+            if (records.stride) prefetch(n, g);
         }
     }
 
-    Real* room(int64_t n, int64_t g) {
+    V get(Edge e) const {
         if constexpr (across) {
-            return stream->room(n) + g * states * W;
+            return load<Real>(tile + e.at);
         } else {
-            return tiles.get();
+            const T* from = rows + e.row * states + e.previous;
+            return e.previous + W <= states ? load_as<Real>(from) : load_some<Real>(from, states - e.previous);
         }
     }
 
-    void finish_group(int64_t n, int64_t g) {
-        if constexpr (!across) {
-            T* lane[W];
-            rows(n, g, lane);
-            flush<Real>(lane, int(std::min<int64_t>(W, states - g * W)), states, tiles.get(), past_caches);
+    void enter_to_write(int64_t n, int64_t g) {
+        if constexpr (across) {
+            room = stream->room(n) + g * states * W;
+        } else {
+            rows = place(n, g);
+        }
+    }
+
+    void put(Edge e, V v) {
+        if constexpr (across) {
+            store(room + e.at, v);
+        } else {
+            T* to = rows + e.row * states + e.previous;
+            if (past_caches) {
+                store_past_caches<T, Real>(to, v);
+            } else if (e.previous + W <= states) {
+                store_as<T, Real>(to, v);
+            } else {
+                store_some<T, Real>(to, v, states - e.previous);
+            }
         }
     }
 
@@ -219,9 +204,10 @@ struct Unit {
     int64_t states, groups, cells;
     Edges<const S, Real, across> edges;
     Nodes<const S, Real, across> emissions, values, thresholds;
-    V length;
+    V length, iota;  // iota: 0, 1, 2, …
     std::unique_ptr<Real[]> start, end;  // scores of the first and the last states, by cell
-    std::unique_ptr<Real[]> x;           // scores of the edges into the group that was loaded last
+    int64_t padded;
+    std::unique_ptr<Real[]> x;  // scores of the edges into the group that was loaded last
     V top;
 
     Unit(const ScoresProblem<S>& of, const int64_t* sequences, int64_t count, const S* tape)
@@ -237,9 +223,47 @@ struct Unit {
           thresholds(lanes, tape + (of.steps + 1) * states, tape_records(of)),
           start(ends(of.scores.start, of.start_batch)),
           end(ends(of.scores.end, of.end_batch)),
-          x(scratch<Real>((states + 1) * W)) {
-        for (int l = 0; l < W; ++l) length[l] = Real(across ? lanes.length[l] : lanes.length[0]);
+          padded((states + W - 1) / W * W),
+          x(scratch<Real>(tile())) {
+        for (int l = 0; l < W; ++l) {
+            length[l] = Real(across ? lanes.length[l] : lanes.length[0]);
+            iota[l] = Real(l);
+        }
     }
+
+    // Numbers of edges into a group, filled up to whole vectors.
+    int64_t tile() const { return across ? states * W : W * padded; }
+
+    // States of a group.
+    int rows(int64_t g) const { return across ? W : int(std::min<int64_t>(W, states - g * W)); }
+
+    // Vectors of edges into a state, of which the first step has one.
+    int64_t vectors(int64_t n) const { return n == 0 ? 1 : across ? states : padded / W; }
+    Edge edge(int row, int64_t k) const { return {(across ? 0 : row * padded) + k * W, k * W, row}; }
+
+    // For each row of group g, or once for what lies across, calls enter(row), and what that returns for every edge at
+    // step n; with `rest`, for the edges that the first step has not.
+    template <class Enter>
+    void for_edges(int64_t n, int64_t g, Enter enter, bool rest = false) const {
+        const int64_t first = rest ? 1 : 0, end = vectors(rest ? 1 : n);
+        const int count = across ? 1 : rows(g);
+        for (int row = 0; row < count; ++row) {
+            auto body = enter(row);
+            for (int64_t k = first; k < end; ++k) body(edge(row, k));
+        }
+    }
+
+    // What belongs to the states of a group, as the edges of a row see it.
+    static V of_node(V group, int row) {
+        if constexpr (across) {
+            return group;
+        } else {
+            return broadcast<Real>(group[row]);
+        }
+    }
+
+    // The previous states, by number.
+    V numbers(Edge e) const { return across ? V{} + Real(e.previous / W) : iota + Real(e.previous); }
 
     // One number a state of every lane's sequence, from its own place.
     void gather(const S* const* lane, Real* to) const {
@@ -260,62 +284,141 @@ struct Unit {
         return all;
     }
 
+    // Values that stand for no state are −∞.
+    void pad(Real* v) const {
+        if (!across) std::fill(v + states, v + padded, -infinity<Real>);
+    }
+
     // Lanes whose sequence has a step n.
     auto active(int64_t n) const { return length > V{} + Real(n); }
 
-    static V at(const Real* vector, int64_t p) {
-        if constexpr (across) {
-            return load<Real>(vector + p * W);
-        } else {
-            return broadcast(vector[p]);
-        }
-    }
     static Entry entry(const Real* vector, int64_t p) { return load_vector<Entry>(vector + p * (across ? W : 1)); }
     static void set_entry(Real* vector, int64_t p, Entry value) {
         std::memcpy(vector + p * (across ? W : 1), &value, sizeof value);
     }
 
-    int64_t width(int64_t n) const { return n == 0 ? 1 : states; }
+    // Values before step n, from the tape.
+    const Real* values_before(int64_t n) {
+        if (n == 0) return nullptr;
+        const Real* v = values.read(n);
+        if constexpr (!across) pad(values.room(n));
+        return v;
+    }
 
-    // Scores into group g at step n, where `before` are the values it starts from; their maximum, 0 where that is −∞.
-    // Returns the first best previous state for the hard max.
+    // Scores into group g at step n, where `before` are the values it starts from, and their maximum. Returns the first
+    // best previous state for the hard max.
     V load_group(int64_t n, int64_t g, const Real* before, bool* sound = nullptr) {
-        V best = V{} - infinity<Real>, slot = V{} - Real(1);
-        auto unsound = best > best;
+        const V never = V{} - infinity<Real>;
+        auto unsound = never > never;
+        V slot = V{} - Real(1);
         if (n == 0) {
-            best = factored ? load<Real>(&start[g * W]) : load<Real>(edges.read(0, g));
-            unsound = !(best < V{} + infinity<Real>);
-            slot = best > V{} - infinity<Real> ? V{} : slot;
-            store(&x[0], best);
-        } else {
-            Real* to = x.get();
-            edges.visit(n, g, [&](int64_t p, V weight) {
-                const V score = weight + at(before, p);
-                if (sound) unsound |= !(weight < V{} + infinity<Real>);
-                if constexpr (Omega::by_slot) slot = score > best ? V{} + Real(p) : slot;
-                best = greater<Real>(score, best);
-                store(to + p * W, score);
+            if constexpr (factored) {
+                top = load<Real>(&start[g * W]);
+            } else if constexpr (across) {
+                edges.enter(0, g);
+                top = edges.get(Edge{0, 0, 0});
+            } else {
+                edges.enter(0, g);
+                top = never;
+                for (int l = 0; l < rows(g); ++l) top[l] = edges.get(Edge{0, 0, l})[0];
+            }
+            unsound = !(top < V{} + infinity<Real>);
+            slot = top > never ? V{} : slot;
+            // Where a vector is of several previous states, there is an edge from the first of them alone.
+            for_edges(0, g, [&](int row) {
+                return [&, row](Edge e) { store(&x[e.at], across ? top : iota == V{} ? of_node(top, row) : never); };
             });
+        } else {
+            edges.enter(n, g);
+            const int64_t end = vectors(n);
+            const auto scan = [&](int row, V& best_slot) {
+                V best = never, found = slot;
+                auto bad = never > never;
+                for (int64_t k = 0; k < end; ++k) {
+                    const Edge e = edge(row, k);
+                    const V weight = edges.get(e), score = weight + load<Real>(before + e.previous);
+                    if (sound) bad |= !(weight < V{} + infinity<Real>);
+                    if constexpr (Omega::by_slot) found = score > best ? numbers(e) : found;
+                    best = greater<Real>(score, best);
+                    store(&x[e.at], score);
+                }
+                unsound |= bad;
+                best_slot = found;
+                return best;
+            };
+            if constexpr (across) {
+                top = scan(0, slot);
+            } else {
+                V best[W], slots;
+                for (int l = 0; l < W; ++l) best[l] = never;
+                V chosen = slot;
+                for (int l = 0; l < rows(g); ++l) {
+                    best[l] = scan(l, slots);
+                    if constexpr (Omega::by_slot) chosen[l] = first_best(best[l], slots);
+                }
+                slot = chosen;
+                transpose(best);
+                top = best[0];
+                for (int k = 1; k < W; ++k) top = greater<Real>(best[k], top);
+            }
         }
         if (sound && any(unsound & active(n))) *sound = false;
-        top = best;
         return slot;
+    }
+
+    // The least of the places where the lanes have their greatest entry; −1 if all are −∞.
+    static Real first_best(V best, V places) {
+        const Real most = greatest<Real>(best);
+        Real place = -1;
+        for (int k = 0; k < W && most > -infinity<Real>; ++k) {
+            if (best[k] == most && (place < 0 || places[k] < place)) place = places[k];
+        }
+        return place;
     }
 
     V shift() const { return top == V{} - infinity<Real> ? V{} : top; }
 
-    // q and s of an edge into the group that was loaded, where `from` is its shift().
-    void weigh(int64_t p, V from, V tau, V& q, V& s) const {
-        omega.weigh(relative(load<Real>(&x[p * W]) - from, p, tau), tau, q, s);
+    // The smoothed maximum of the group that was loaded, and its threshold.
+    V solve(int64_t n, int64_t g, V& tau) const {
+        V above;
+        if constexpr (across) {
+            omega.solve(Columns<V, Real>{x.get(), W, n == 0 ? 1 : states}, shift(), tau, above);
+        } else {
+            omega.solve(Rows<Real>{x.get(), padded, n == 0 ? W : padded, rows(g)}, shift(), tau, above);
+        }
+        tau = top > V{} - infinity<Real> ? tau : V{};
+        return top + above;
     }
 
-    // What the functions of Ω expect for r.
-    template <class U>
-    static U relative(U r, int64_t p, U tau) {
+    // Sums over the edges into group g, by state: what enter(row) returns adds to each of K.
+    template <int K, class Enter>
+    void sum_edges(int64_t n, int64_t g, V* totals, Enter enter) const {
+        const int count = across ? 1 : rows(g);
+        V sums[K][across ? 1 : W] = {};
+        for (int row = 0; row < count; ++row) {
+            auto term = enter(row);
+            V own[K] = {};
+            for (int64_t k = 0; k < vectors(n); ++k) term(edge(row, k), own);
+            for (int k = 0; k < K; ++k) sums[k][row] = own[k];
+        }
+        for (int k = 0; k < K; ++k) {
+            if constexpr (across) {
+                totals[k] = sums[k][0];
+            } else {
+                totals[k] = Rows<Real>::sum_each(sums[k]);
+            }
+        }
+    }
+
+    // q and s of an edge into the group that was loaded; `from` is the shift() and τ the threshold of its row.
+    void weigh(Edge e, V from, V tau, V& q, V& s) const { omega.weigh(relative(e, from, tau), tau, q, s); }
+
+    // r of an edge into the group that was loaded, as the functions of Ω expect it.
+    V relative(Edge e, V from, V tau) const {
         if constexpr (Omega::by_slot) {
-            return tau == U{} + Real(p) ? U{} : U{} - infinity<Real>;
+            return tau == numbers(e) ? V{} : V{} - infinity<Real>;
         } else {
-            return r;
+            return load<Real>(&x[e.at]) - from;
         }
     }
 
@@ -324,6 +427,15 @@ struct Unit {
         std::unique_ptr<Real[]> scores, q, s;
         Entry top, tau, value;
     };
+    // r of an edge into it, as the functions of Ω expect it.
+    static Entry into_end(const End& node, int64_t p) {
+        if constexpr (Omega::by_slot) {
+            return node.tau == Entry{} + Real(p) ? Entry{} : Entry{} - infinity<Real>;
+        } else {
+            return entry(node.scores.get(), p) - node.top;
+        }
+    }
+
     End solve_end(const Real* v) const {
         const int64_t entries = cells + W;
         End node{scratch<Real>(entries), zeros<Real>(entries), zeros<Real>(entries), {}, {}, {}};
@@ -339,15 +451,14 @@ struct Unit {
             node.tau = slot;
             node.value = best;
         } else {
-            omega.solve(node.scores.get(), across ? W : 1, states, node.top, node.tau, node.value);
+            omega.solve(Columns<Entry, Real>{node.scores.get(), across ? W : 1, states}, node.top, node.tau, node.value);
             node.tau = best > Entry{} - infinity<Real> ? node.tau : Entry{};
             node.value += best;
         }
         Entry sum{};
         for (int64_t p = 0; p < states; ++p) {
             Entry edge_q, edge_s;
-            const Entry r = relative(entry(node.scores.get(), p) - node.top, p, node.tau);
-            omega.weigh(r, node.tau, edge_q, edge_s);
+            omega.weigh(into_end(node, p), node.tau, edge_q, edge_s);
             sum += edge_q;
             set_entry(node.q.get(), p, edge_q);
             set_entry(node.s.get(), p, edge_s);
@@ -365,22 +476,6 @@ struct Unit {
         for (int l = 0; l < W; ++l) lane[l] = problem.tape + lanes.sequence[l] * batch + lanes.length[l] * row;
         gather(lane, v.get());
         return v;
-    }
-
-    // Sums over the lanes what runs along states, so that a vector for each state becomes a number.
-    void collapse(const Real* spread, Real* to) const {
-        if constexpr (across) {
-            std::copy(spread, spread + cells, to);
-        } else {
-            for (int64_t p = 0; p < states; p += W) {
-                V v[W];
-                for (int k = 0; k < W; ++k) v[k] = load<Real>(spread + (p + k) * W);
-                transpose(v);
-                V sum = v[0];
-                for (int k = 1; k < W; ++k) sum += v[k];
-                store(to + p, sum);
-            }
-        }
     }
 
     // 1/Σ mass, or 0: the total is 1 but for rounding.
@@ -416,7 +511,8 @@ struct Plan {
         const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
         const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
         const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
-        across = across_cost < along_cost;
+        // At equal cost short rows are better transposed; long ones need not be.
+        across = across_cost < along_cost || (across_cost == along_cost && problem.states <= 64);
         size = across ? width : 1;
         units = share(count, size);
     }
@@ -454,6 +550,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
     Nodes<S, Real, U::across> values(lanes, tape + states, tape_records(problem, 0));
     Nodes<S, Real, U::across> thresholds(lanes, tape + plane + states, tape_records(problem, 0));
     auto v = zeros<Real>(cells + W), next = zeros<Real>(cells + W);
+    unit.pad(v.get());
     double offset[W] = {};
     bool sound = true;
     for (int64_t n = 0; n < lanes.longest; ++n) {
@@ -462,12 +559,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
         const auto now = unit.active(n);
         for (int64_t g = 0; g < unit.groups; ++g) {
             V tau = unit.load_group(n, g, v.get(), &sound), best = unit.top;
-            if constexpr (!U::Omega::by_slot) {
-                V above;
-                unit.omega.solve(unit.x.get(), W, unit.width(n), unit.shift(), tau, above);
-                tau = best > V{} - infinity<Real> ? tau : V{};
-                best += above;
-            }
+            if constexpr (!U::Omega::by_slot) best = unit.solve(n, g, tau);
             if (bonus) {
                 const V own = load<Real>(bonus + g * W);
                 sound &= !any((!(own < V{} + infinity<Real>)) & now);
@@ -490,6 +582,7 @@ bool forward_unit(U& unit, S* value, S* tape) {
             store(&v[g * W], after);
             store(to_value + g * W, after);
         }
+        unit.pad(v.get());
         for (int l = 0; l < lanes.valid; ++l) offset[l] += double((V{} + base)[l]);
         values.finish(n, true);
         thresholds.finish(n, true);
@@ -599,34 +692,39 @@ public:
             const bool large = p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) > cache;
             edges.emplace(lanes, out.transitions, edge_records(p), unit.states, large);
         } else {
-            sums = zeros<Real>((unit.groups * unit.states + 1) * W);
+            sums = zeros<Real>(unit.groups * unit.tile());
         }
         if (U::is_factored) nodes.emplace(lanes, out.emissions, node_records(unit.problem));
         U::is_factored ? clear_skipped(lanes, out.emissions, unit.states)
                        : clear_skipped(lanes, out.transitions, unit.states * unit.states);
     }
 
-    // Calls each(previous state, where to add or write) for the edges into a group; step 0 of scores has none.
-    template <class Each>
-    void put_edges(int64_t n, int64_t g, Each each) {
-        const int64_t width = unit.width(n), states = unit.states;
-        if (!by_step) {
-            Real* to = &sums[g * states * W];
-            for (int64_t p = 0; p < width; ++p) {
-                const V part = each(p) * seed;
-                if (n > 0) store(to + p * W, load<Real>(to + p * W) + part);
-            }
-            return;
+    // Takes what enter(row) returns for the edges into a group; the first step of scores has none of its own.
+    template <class Enter>
+    void put_edges(int64_t n, int64_t g, Enter enter) {
+        if (U::is_factored && n == 0) {
+            unit.for_edges(n, g, enter);
+        } else if (!by_step) {
+            Real* to = &sums[g * unit.tile()];
+            unit.for_edges(n, g, [&](int row) {
+                return [this, to, each = enter(row)](Edge e) {
+                    store(to + e.at, load<Real>(to + e.at) + each(e) * seed);
+                };
+            });
+        } else {
+            edges->enter_to_write(n, g);
+            unit.for_edges(n, g, [&](int row) {
+                return [this, each = enter(row)](Edge e) { edges->put(e, each(e) * seed); };
+            });
+            if (n == 0) put_zeros(n, g, true);
         }
-        const bool missing = U::is_factored && n == 0;
-        Real* to = missing ? nullptr : edges->room(n, g);
-        for (int64_t p = 0; p < width; ++p) {
-            const V part = each(p) * seed;
-            if (!missing) store(to + p * W, part);
-        }
-        if (missing) return;
-        for (int64_t p = width; p < states; ++p) store(to + p * W, V{});
-        edges->finish_group(n, g);
+    }
+
+    void put_zeros(int64_t n, int64_t g, bool rest = false) {
+        if (!by_step || (U::is_factored && n == 0)) return;
+        edges->enter_to_write(n, g);
+        unit.for_edges(n, g, [&](int) { return [this](Edge e) { edges->put(e, V{}); }; }, rest);
+        if (n == 0 && !rest) put_zeros(n, g, true);
     }
 
     void put_node(int64_t n, int64_t g, V mass) {
@@ -648,19 +746,25 @@ public:
     void finish() {
         if (by_step) return;
         const int64_t states = unit.states, batch = unit.problem.transition_batch;
-        for (int64_t g = 0; g < unit.groups; ++g) {
-            for (int64_t p = 0; p < states; ++p) {
-                for (int l = 0; l < W; ++l) {
-                    const Real part = sums[(g * states + p) * W + l];
-                    const int64_t i = U::across ? g : g * W + l;
-                    if (U::across ? l >= unit.lanes.valid : i >= states) continue;
-                    if (batch) {
-                        out.transitions[unit.lanes.sequence[U::across ? l : 0] * batch + i * states + p] += S(part);
-                    } else {
-                        totals.transitions[i * states + p] += double(part);
-                    }
-                }
+        const auto add = [&](int64_t b, int64_t i, int64_t p, Real part) {
+            if (batch) {
+                out.transitions[b * batch + i * states + p] += S(part);
+            } else {
+                totals.transitions[i * states + p] += double(part);
             }
+        };
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            unit.for_edges(1, g, [&](int row) {
+                return [&, row](Edge e) {
+                    const Real* part = &sums[g * unit.tile() + e.at];
+                    for (int l = 0; l < W; ++l) {
+                        if (U::across && l < unit.lanes.valid) add(unit.lanes.sequence[l], g, e.previous / W, part[l]);
+                        if (!U::across && e.previous + l < states) {
+                            add(unit.lanes.sequence[0], g * W + row, e.previous + l, part[l]);
+                        }
+                    }
+                };
+            });
         }
     }
 };
@@ -687,7 +791,7 @@ void backward_unit(U& unit, Sink<U, S>& sink) {
     using Real = typename U::Real;
     using V = typename U::V;
     constexpr int W = U::W;
-    const int64_t states = unit.states, cells = unit.cells;
+    const int64_t cells = unit.cells;
     const auto last = unit.last_values();
     auto node = unit.solve_end(last.get());
     auto mass = std::move(node.q);
@@ -695,36 +799,41 @@ void backward_unit(U& unit, Sink<U, S>& sink) {
         store(&mass[g * W], unit.active(0) ? load<Real>(&mass[g * W]) : V{});
     }
     sink.put_end(mass.get());
-    auto spread = zeros<Real>((states + W) * W), next = zeros<Real>(cells + W);
+    auto spread = scratch<Real>(cells);
     for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
-        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        const Real *before = unit.values_before(n), *tau = unit.thresholds.read(n + 1);
         const V scale = unit.normaliser(mass.get());
         const auto now = unit.active(n);
-        std::fill(&spread[0], &spread[states * W], Real(0));
+        std::fill(&spread[0], &spread[cells], Real(0));
         for (int64_t g = 0; g < unit.groups; ++g) {
             const V held = now ? load<Real>(&mass[g * W]) * scale : V{};
             sink.put_node(n, g, held);
             if (!any(held != V{})) {
-                sink.put_edges(n, g, [](int64_t) { return V{}; });
+                sink.put_zeros(n, g);
                 continue;
             }
             unit.load_group(n, g, before);
             const V threshold = load<Real>(tau + g * W), from = unit.shift();
-            Real* to = spread.get();
-            sink.put_edges(n, g, [&](int64_t p) {
-                V q, s;
-                unit.weigh(p, from, threshold, q, s);
-                V part = q * held;
-                if constexpr (U::across) part = now ? part : V{};
-                store(to + p * W, load<Real>(to + p * W) + part);
-                return part;
+            sink.put_edges(n, g, [&, to = spread.get()](int row) {
+                return [&unit, to, now, at = unit.of_node(held, row), top = unit.of_node(from, row),
+                        tau = unit.of_node(threshold, row)](Edge e) {
+                    V q, s;
+                    unit.weigh(e, top, tau, q, s);
+                    V part = q * at;
+                    if constexpr (U::across) part = now ? part : V{};
+                    store(to + e.previous, load<Real>(to + e.previous) + part);
+                    return part;
+                };
             });
         }
         if (n == 0) sink.put_start(mass.get());
         sink.finish_step(n);
-        unit.collapse(spread.get(), next.get());
-        for (int64_t g = 0; g < unit.groups; ++g) {
-            store(&mass[g * W], now ? load<Real>(&next[g * W]) : load<Real>(&mass[g * W]));
+        if constexpr (U::across) {
+            for (int64_t g = 0; g < unit.groups; ++g) {
+                store(&mass[g * W], now ? load<Real>(&spread[g * W]) : load<Real>(&mass[g * W]));
+            }
+        } else {
+            std::swap(mass, spread);
         }
     }
     sink.finish();
@@ -782,42 +891,45 @@ struct Tangent {
           end_y(zeros<Real>(of.cells + W)) {
         const int64_t cells = unit.cells, states = unit.states;
         for (int64_t n = 0; n < unit.lanes.longest; ++n) {
-            const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+            const Real *before = unit.values_before(n), *tau = unit.thresholds.read(n + 1);
             const Real *own = U::is_factored ? emissions.read(n) : nullptr, *old = &value[n * cells];
             Real* next = &value[(n + 1) * cells];
             const auto now = unit.active(n);
             for (int64_t g = 0; g < unit.groups; ++g) {
                 unit.load_group(n, g, before);
                 const V threshold = load<Real>(tau + g * W), from = unit.shift();
-                const Real* z_tile = tile(n, g);
-                V sum_qy{}, sum_q{}, sum_sy{}, sum_s{};
-                for (int64_t p = 0; p < unit.width(n); ++p) {
-                    V q, s;
-                    unit.weigh(p, from, threshold, q, s);
-                    const V y = s > V{} ? along(n, z_tile, p) : V{};
-                    sum_q += q;
-                    sum_qy += q * y;
-                    sum_s += s;
-                    sum_sy += s * y;
-                }
-                V v_dot = sum_q > V{} ? sum_qy / sum_q : V{};
+                enter(n, g);
+                V sums[4] = {};
+                unit.template sum_edges<4>(n, g, sums, [&](int row) {
+                    return [&, top = unit.of_node(from, row), own_tau = unit.of_node(threshold, row)](Edge e, V* of) {
+                        V q, s;
+                        unit.weigh(e, top, own_tau, q, s);
+                        const V y = s > V{} ? along(n, g, e) : V{};
+                        of[0] += q;
+                        of[1] += q * y;
+                        of[2] += s;
+                        of[3] += s * y;
+                    };
+                });
+                V v_dot = sums[0] > V{} ? sums[1] / sums[0] : V{};
                 if (own) v_dot += load<Real>(own + g * W);
                 if constexpr (U::across) v_dot = now ? v_dot : load<Real>(old + g * W);
                 store(next + g * W, v_dot);
-                store(&mean[n * cells + g * W], sum_s > V{} ? sum_sy / sum_s : V{});
+                store(&mean[n * cells + g * W], sums[2] > V{} ? sums[3] / sums[2] : V{});
             }
             rebase(n, next, now);
         }
         finish(&value[unit.lanes.longest * cells], states);
     }
 
-    // z of the edges into group g, previous state by previous state.
-    const Real* tile(int64_t n, int64_t g) { return U::is_factored && n == 0 ? &start[g * W] : edges.read(n, g); }
+    void enter(int64_t n, int64_t g) {
+        if (!U::is_factored || n > 0) edges.enter(n, g);
+    }
 
-    // y = z + v̇ along an edge.
-    V along(int64_t n, const Real* z_tile, int64_t p) const {
-        const V z = load<Real>(z_tile + p * W);
-        return n == 0 ? z : z + unit.at(&value[n * unit.cells], p);
+    // y = z + v̇ along an edge into the group that was entered.
+    V along(int64_t n, int64_t g, Edge e) const {
+        if (n > 0) return edges.get(e) + load<Real>(&value[n * unit.cells + e.previous]);
+        return U::is_factored ? unit.of_node(load<Real>(&start[g * W]), e.row) : edges.get(e);
     }
 
     template <class Mask>
@@ -852,7 +964,7 @@ void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
     using Real = typename U::Real;
     using V = typename U::V;
     constexpr int W = U::W;
-    const int64_t states = unit.states, cells = unit.cells;
+    const int64_t cells = unit.cells;
     Tangent<U, S> tangent(unit, z);
     auto &mass = tangent.node.q, &mass_dot = tangent.mass_dot;
     for (int64_t g = 0; g < unit.groups; ++g) {
@@ -860,45 +972,45 @@ void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
         store(&mass_dot[g * W], unit.active(0) ? load<Real>(&mass_dot[g * W]) : V{});
     }
     sink.put_end(mass_dot.get());
-    auto spread = zeros<Real>((states + W) * W), spread_dot = zeros<Real>((states + W) * W);
-    auto next = zeros<Real>(cells + W), next_dot = zeros<Real>(cells + W);
+    auto spread = scratch<Real>(cells), spread_dot = scratch<Real>(cells);
     for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
-        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        const Real *before = unit.values_before(n), *tau = unit.thresholds.read(n + 1);
         const V scale = unit.normaliser(mass.get());
         const auto now = unit.active(n);
-        std::fill(&spread[0], &spread[states * W], Real(0));
-        std::fill(&spread_dot[0], &spread_dot[states * W], Real(0));
+        std::fill(&spread[0], &spread[cells], Real(0));
+        std::fill(&spread_dot[0], &spread_dot[cells], Real(0));
         for (int64_t g = 0; g < unit.groups; ++g) {
             const V held = now ? load<Real>(&mass[g * W]) * scale : V{};
             const V held_dot = now ? load<Real>(&mass_dot[g * W]) : V{};
             sink.put_node(n, g, held_dot);
             if (!any((held != V{}) | (held_dot != V{}))) {
-                sink.put_edges(n, g, [](int64_t) { return V{}; });
+                sink.put_zeros(n, g);
                 continue;
             }
             unit.load_group(n, g, before);
+            tangent.enter(n, g);
             const V threshold = load<Real>(tau + g * W), from = unit.shift();
             const V mean = load<Real>(&tangent.mean[n * cells + g * W]);
-            const Real* z_tile = tangent.tile(n, g);
-            Real *to = spread.get(), *to_dot = spread_dot.get();
-            sink.put_edges(n, g, [&](int64_t p) {
-                V q, s;
-                unit.weigh(p, from, threshold, q, s);
-                const V y = s > V{} ? tangent.along(n, z_tile, p) - mean : V{};
-                V part = s * y * held + q * held_dot, visits = q * held;
-                if constexpr (U::across) part = now ? part : V{}, visits = now ? visits : V{};
-                store(to + p * W, load<Real>(to + p * W) + visits);
-                store(to_dot + p * W, load<Real>(to_dot + p * W) + part);
-                return part;
+            sink.put_edges(n, g, [&, to = spread.get(), to_dot = spread_dot.get()](int row) {
+                return [&unit, &tangent, n, g, to, to_dot, now, at = unit.of_node(held, row),
+                        at_dot = unit.of_node(held_dot, row), top = unit.of_node(from, row),
+                        tau = unit.of_node(threshold, row), centre = unit.of_node(mean, row)](Edge e) {
+                    V q, s;
+                    unit.weigh(e, top, tau, q, s);
+                    const V y = s > V{} ? tangent.along(n, g, e) - centre : V{};
+                    V visits = q * at, part = s * y * at + q * at_dot;
+                    if constexpr (U::across) part = now ? part : V{}, visits = now ? visits : V{};
+                    store(to + e.previous, load<Real>(to + e.previous) + visits);
+                    store(to_dot + e.previous, load<Real>(to_dot + e.previous) + part);
+                    return part;
+                };
             });
         }
         if (n == 0) sink.put_start(mass_dot.get());
         sink.finish_step(n);
-        unit.collapse(spread.get(), next.get());
-        unit.collapse(spread_dot.get(), next_dot.get());
         for (int64_t g = 0; g < unit.groups; ++g) {
-            store(&mass[g * W], now ? load<Real>(&next[g * W]) : load<Real>(&mass[g * W]));
-            store(&mass_dot[g * W], now ? load<Real>(&next_dot[g * W]) : load<Real>(&mass_dot[g * W]));
+            store(&mass[g * W], now ? load<Real>(&spread[g * W]) : load<Real>(&mass[g * W]));
+            store(&mass_dot[g * W], now ? load<Real>(&spread_dot[g * W]) : load<Real>(&mass_dot[g * W]));
         }
     }
     sink.finish();
@@ -925,23 +1037,30 @@ void for_sequences(const ScoresProblem<S>& problem, Body body) {
     });
 }
 
-// Writes value(n, g, previous state) for every edge, and beyond(n, g) where the first step has none. What belongs to the
-// edge from a state to the end is in both counted with the edges into that state at the last step.
+// Writes value(n, g, edge, r, τ) for every edge, and beyond(n, g, edge) where the first step has none. What belongs to the
+// edge from a state to the end is counted in both with the edges into that state at the last step.
 template <class U, class S, class Enter, class Value, class Beyond>
 void write_edges(U& unit, S* out, Enter enter, Value value, Beyond beyond) {
     using Real = typename U::Real;
-    constexpr int W = U::W;
+    using V = typename U::V;
     Edges<S, Real, false> edges(unit.lanes, out, edge_records(unit.problem), unit.states);
     clear_skipped(unit.lanes, out, unit.states * unit.states);
     for (int64_t n = 0; n < unit.lanes.longest; ++n) {
-        const Real *before = n > 0 ? unit.values.read(n) : nullptr, *tau = unit.thresholds.read(n + 1);
+        const Real *before = unit.values_before(n), *taus = unit.thresholds.read(n + 1);
         for (int64_t g = 0; g < unit.groups; ++g) {
             unit.load_group(n, g, before);
-            enter(n, g, load<Real>(tau + g * W));
-            Real* to = edges.room(n, g);
-            for (int64_t p = 0; p < unit.width(n); ++p) store(to + p * W, value(n, g, p));
-            for (int64_t p = unit.width(n); p < unit.states; ++p) store(to + p * W, beyond(n, g));
-            edges.finish_group(n, g);
+            const V tau = load<Real>(taus + g * U::W), from = unit.shift();
+            enter(n, g);
+            edges.enter_to_write(n, g);
+            const auto none = [&](int) { return [&](Edge e) { edges.put(e, beyond(n, g, e)); }; };
+            if (n == 0) unit.for_edges(n, g, none, true);
+            unit.for_edges(n, g, [&](int row) {
+                return [&, top = unit.of_node(from, row), own = unit.of_node(tau, row)](Edge e) {
+                    V result = value(n, g, e, unit.relative(e, top, own), own);
+                    if (n == 0) result = unit.numbers(e) == V{} ? result : beyond(n, g, e);
+                    edges.put(e, result);
+                };
+            });
         }
     }
 }
@@ -954,20 +1073,14 @@ void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
         using V = typename U::V;
         const auto node = unit.solve_end(unit.last_values().get());
         const auto into_end = zeros<Real>(unit.cells);
-        for (int64_t p = 0; p < unit.states; ++p) {
-            into_end[p] = unit.omega.log_q(unit.relative(node.scores[p] - node.top, p, node.tau), node.tau);
-        }
-        V tau;
-        const auto last = [&](int64_t n, int64_t g) {
-            return n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{};
-        };
+        for (int64_t p = 0; p < unit.states; ++p) into_end[p] = unit.omega.log_q(unit.into_end(node, p), node.tau);
         write_edges(
-            unit, log_q, [&](int64_t, int64_t, V at) { tau = at; },
-            [&](int64_t n, int64_t g, int64_t p) {
-                const V r = unit.relative(load<Real>(&unit.x[p * U::W]) - unit.shift(), p, tau);
-                return unit.omega.log_q(r, tau) + last(n, g);
+            unit, log_q, [](int64_t, int64_t) {},
+            [&](int64_t n, int64_t g, Edge e, V r, V tau) {
+                const V last = n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{};
+                return unit.omega.log_q(r, tau) + unit.of_node(last, e.row);
             },
-            [&](int64_t, int64_t) { return V{} - infinity<Real>; });
+            [](int64_t, int64_t, Edge) { return V{} - infinity<Real>; });
     });
 }
 
@@ -981,26 +1094,18 @@ void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product
         const auto& node = tangent.node;
         const auto into_end = zeros<Real>(unit.cells);
         for (int64_t p = 0; p < unit.states; ++p) {
-            const Real r = unit.relative(node.scores[p] - node.top, p, node.tau);
-            const Real slope = unit.omega.log_slope(r, node.tau);
+            const Real slope = unit.omega.log_slope(unit.into_end(node, p), node.tau);
             into_end[p] = slope > 0 ? slope * (tangent.end_y[p] - tangent.end_mean) : Real(0);
         }
-        V tau, mean;
-        const Real* z_tile = nullptr;
-        const auto last = [&](int64_t n, int64_t g) {
-            return n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{};
+        const auto last = [&](int64_t n, int64_t g, Edge e) {
+            return unit.of_node(n + 1 == unit.lanes.longest ? load<Real>(&into_end[g * U::W]) : V{}, e.row);
         };
         write_edges(
-            unit, product,
-            [&](int64_t n, int64_t g, V at) {
-                tau = at;
-                mean = load<Real>(&tangent.mean[n * unit.cells + g * U::W]);
-                z_tile = tangent.tile(n, g);
-            },
-            [&](int64_t n, int64_t g, int64_t p) {
-                const V r = unit.relative(load<Real>(&unit.x[p * U::W]) - unit.shift(), p, tau);
+            unit, product, [&](int64_t n, int64_t g) { tangent.enter(n, g); },
+            [&](int64_t n, int64_t g, Edge e, V r, V tau) {
                 const V slope = unit.omega.log_slope(r, tau);
-                return (slope > V{} ? slope * (tangent.along(n, z_tile, p) - mean) : V{}) + last(n, g);
+                const V mean = unit.of_node(load<Real>(&tangent.mean[n * unit.cells + g * U::W]), e.row);
+                return (slope > V{} ? slope * (tangent.along(n, g, e) - mean) : V{}) + last(n, g, e);
             },
             last);
     });
@@ -1013,65 +1118,69 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
         using Real = typename U::Real;
         using V = typename U::V;
         constexpr int W = U::W;
-        const int64_t states = unit.states, length = unit.lanes.longest;
+        const int64_t states = unit.states, length = unit.lanes.longest, cells = unit.cells;
         clear_skipped(unit.lanes, product, states * states);
         if (length == 0) return;
         Edges<const S, Real, false> given(unit.lanes, cotangent, edge_records(problem), states);
         Edges<S, Real, false> out(unit.lanes, product, edge_records(problem), states);
+        const auto c = [&](int64_t n, Edge e) {
+            const V all = given.get(e);
+            return n > 0 ? all : unit.numbers(e) == V{} ? all : V{};
+        };
         // a = c/q^(α−1) − s Σ(c/q^(α−1))/Σs along the support: the transposed derivative of log q.
         const auto node = unit.solve_end(unit.last_values().get());
-        const auto mass = zeros<Real>(unit.cells + W), next = zeros<Real>(unit.cells + W);
+        auto mass = zeros<Real>(cells), spread = zeros<Real>(cells);
         for (int64_t g = 0; g < unit.groups; ++g) {
-            const Real* c = given.read(length - 1, g);
-            V sum{};
-            for (int64_t p = 0; p < unit.width(length - 1); ++p) sum += load<Real>(c + p * W);
-            store(&mass[g * W], sum);
+            given.enter(length - 1, g);
+            V total{};
+            unit.template sum_edges<1>(length - 1, g, &total, [&](int) {
+                return [&](Edge e, V* of) { of[0] += c(length - 1, e); };
+            });
+            store(&mass[g * W], total);
         }
         Real sum_c = 0, sum_s = 0;
         for (int64_t p = 0; p < states; ++p) {
-            const Real r = unit.relative(node.scores[p] - node.top, p, node.tau);
-            const Real slope = unit.omega.log_slope(r, node.tau);
+            const Real slope = unit.omega.log_slope(unit.into_end(node, p), node.tau);
             mass[p] = slope > 0 ? slope * mass[p] : Real(0);
             sum_c += mass[p];
             sum_s += node.s[p];
         }
         for (int64_t p = 0; p < states; ++p) mass[p] -= sum_s > 0 ? node.s[p] * sum_c / sum_s : Real(0);
-        std::fill(&mass[states], &mass[unit.cells], Real(0));
-        const auto spread = zeros<Real>((states + W) * W), part = zeros<Real>((states + W) * W);
         for (int64_t n = length - 1; n >= 0; --n) {
-            const Real *before = n > 0 ? unit.values.read(n) : nullptr, *taus = unit.thresholds.read(n + 1);
-            std::fill(&spread[0], &spread[states * W], Real(0));
+            const Real *before = unit.values_before(n), *taus = unit.thresholds.read(n + 1);
+            std::fill(&spread[0], &spread[cells], Real(0));
             for (int64_t g = 0; g < unit.groups; ++g) {
                 unit.load_group(n, g, before);
+                given.enter(n, g);
                 const V tau = load<Real>(taus + g * W), from = unit.shift(), held = load<Real>(&mass[g * W]);
-                const Real* c = given.read(n, g);
-                V total_c{}, total_s{};
-                for (int64_t p = 0; p < unit.width(n); ++p) {
-                    V q, s;
-                    unit.weigh(p, from, tau, q, s);
-                    const V slope = unit.omega.log_slope(unit.relative(load<Real>(&unit.x[p * W]) - from, p, tau), tau);
-                    const V pulled = slope > V{} ? slope * load<Real>(c + p * W) : V{};
-                    store(&part[p * W], pulled);
-                    total_c += pulled;
-                    total_s += s;
-                }
-                const V mean = total_s > V{} ? total_c / total_s : V{};
-                // Lanes past the last state repeat it and must not count.
-                V real = V{};
-                for (int l = 0; l < W; ++l) real[l] = g * W + l < states ? Real(1) : Real(0);
-                Real* to = out.room(n, g);
-                for (int64_t p = 0; p < unit.width(n); ++p) {
-                    V q, s;
-                    unit.weigh(p, from, tau, q, s);
-                    const V e = (load<Real>(&part[p * W]) - s * mean + q * held) * real;
-                    store(to + p * W, e);
-                    store(&spread[p * W], load<Real>(&spread[p * W]) + e);
-                }
-                for (int64_t p = unit.width(n); p < states; ++p) store(to + p * W, V{});
-                out.finish_group(n, g);
+                // c/q^(α−1), q and s of an edge.
+                const auto weigh = [&](Edge e, V& q, V& s) {
+                    const V top = unit.of_node(from, e.row), own = unit.of_node(tau, e.row);
+                    unit.weigh(e, top, own, q, s);
+                    const V slope = unit.omega.log_slope(unit.relative(e, top, own), own);
+                    return slope > V{} ? slope * c(n, e) : V{};
+                };
+                V totals[2] = {};
+                unit.template sum_edges<2>(n, g, totals, [&](int) {
+                    return [&](Edge e, V* of) {
+                        V q, s;
+                        of[0] += weigh(e, q, s);
+                        of[1] += s;
+                    };
+                });
+                const V mean = totals[1] > V{} ? totals[0] / totals[1] : V{};
+                out.enter_to_write(n, g);
+                if (n == 0) unit.for_edges(n, g, [&](int) { return [&](Edge e) { out.put(e, V{}); }; }, true);
+                unit.for_edges(n, g, [&](int row) {
+                    return [&, centre = unit.of_node(mean, row), at = unit.of_node(held, row)](Edge e) {
+                        V q, s;
+                        const V pulled = weigh(e, q, s), part = pulled - s * centre + q * at;
+                        out.put(e, part);
+                        store(&spread[e.previous], load<Real>(&spread[e.previous]) + part);
+                    };
+                });
             }
-            unit.collapse(spread.get(), next.get());
-            std::copy(&next[0], &next[unit.cells], &mass[0]);
+            std::swap(mass, spread);
         }
     });
 }
@@ -1138,7 +1247,7 @@ void sample(const ScoresProblem<S>& problem, int64_t draws, const double* unifor
                     if (solve) tau = slot;
                 } else {
                     Real unused;
-                    if (solve) omega.solve(q.get(), 1, states, top, tau, unused);
+                    if (solve) omega.solve(Columns<Real, Real>{q.get(), 1, states}, top, tau, unused);
                 }
                 for (int64_t p = 0; p < states; ++p) {
                     Real r = q[p] - top, s;

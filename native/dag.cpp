@@ -180,7 +180,7 @@ bool forward_block(const Problem<S>& problem, int64_t first, S* value, double* t
             using V = std::conditional_t<W == 1, Real, Vec<Real>>;
             for (int l = 0; l < W; l += sizeof(V) / sizeof(Real)) {
                 V lane_tau, lane_value;
-                block.omega.solve(&block.r[l], W, d, V{}, lane_tau, lane_value);
+                block.omega.solve(Columns<V, Real>{&block.r[l], W, d}, V{}, lane_tau, lane_value);
                 std::memcpy(&relative_tau[l], &lane_tau, sizeof(V));
                 std::memcpy(&relative_value[l], &lane_value, sizeof(V));
             }

@@ -1,7 +1,7 @@
 // The Ω at γ = 1. An Ω computes in its type Real, or in vectors V of it, on r = x − max(x).
 //
-// solve: the threshold τ and max_Ω, both relative to max(x) = top, of the d entries x, x + stride, … (of as many vectors
-// as V has lanes, side by side). Where top is −∞ it must be given as 0.
+// solve: the threshold τ and max_Ω, both relative to max(x) = top, of as many vectors as V has lanes. Where top is −∞ it
+// must be given as 0.
 // weigh: from r and τ an entry's probability q, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs.
 // log_q, log_slope: log q, and its derivative q^(1−α) = s/q along the support.
 #pragma once
@@ -35,21 +35,55 @@ struct Sum {
     }
 };
 
-// Σ over k of the pair that term(r) gives: plain over a run, with care over the runs.
-template <class V, class R, class Term>
-inline void sum_terms(const R* x, std::int64_t stride, std::int64_t d, V top, V& first, V& second, Term term) {
-    constexpr std::int64_t run = 64;
-    Sum<V> firsts, seconds;
-    for (std::int64_t begin = 0; begin < d; begin += run) {
-        V a{}, b{};
-        const std::int64_t end = d - begin < run ? d : begin + run;
-        for (std::int64_t k = begin; k < end; ++k) term(load_vector<V>(x + k * stride) - top, a, b);
-        firsts.add(a);
-        seconds.add(b);
+// As many vectors of scores x as V has lanes, side by side: entry k of all of them at x + k * stride.
+template <class V, class R>
+struct Columns {
+    const R* x;
+    std::int64_t stride, count;
+
+    // Σ over k of the pair that term(x − top, at) gives: plain over a run, with care over the runs.
+    template <class Term>
+    void sum(V top, V at, V& first, V& second, Term term) const {
+        constexpr std::int64_t run = 64;
+        Sum<V> firsts, seconds;
+        for (std::int64_t begin = 0; begin < count; begin += run) {
+            V a{}, b{};
+            const std::int64_t end = count - begin < run ? count : begin + run;
+            for (std::int64_t k = begin; k < end; ++k) term(load_vector<V>(x + k * stride) - top, at, a, b);
+            firsts.add(a);
+            seconds.add(b);
+        }
+        first = firsts.total;
+        second = seconds.total;
     }
-    first = firsts.total;
-    second = seconds.total;
-}
+};
+
+// The same, one after the other: `rows` of them, each with `count` entries, a whole number of vectors.
+template <class R>
+struct Rows {
+    const R* x;
+    std::int64_t stride, count;
+    int rows;
+
+    template <class Term>
+    void sum(Vec<R> top, Vec<R> at, Vec<R>& first, Vec<R>& second, Term term) const {
+        constexpr int W = lanes_of<R>;
+        Vec<R> a[W] = {}, b[W] = {};
+        for (int l = 0; l < rows; ++l) {
+            const Vec<R> own_top = broadcast<R>(top[l]), own = broadcast<R>(at[l]);
+            for (std::int64_t k = 0; k < count; k += W) term(load<R>(x + l * stride + k) - own_top, own, a[l], b[l]);
+        }
+        first = sum_each(a);
+        second = sum_each(b);
+    }
+
+    static Vec<R> sum_each(Vec<R>* v) {
+        transpose(v);
+        Vec<R> total = v[0];
+        for (int k = 1; k < lanes_of<R>; ++k) total += v[k];
+        return total;
+    }
+};
 
 template <class S>
 struct Negentropy {
@@ -58,10 +92,10 @@ struct Negentropy {
 
     explicit Negentropy(OmegaParameters) {}
 
-    template <class V>
-    void solve(const S* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
+    template <class Scores, class V>
+    void solve(const Scores& scores, V top, V& tau, V& value) const {
         V sum, unused;
-        sum_terms<V>(x, stride, d, top, sum, unused, [](V r, V& total, V&) { total += exp_nonpositive(r); });
+        scores.sum(top, V{}, sum, unused, [](V r, V, V& total, V&) { total += exp_nonpositive(r); });
         tau = value = log_positive(sum);
     }
 
@@ -145,13 +179,13 @@ struct Tsallis {
     }
 
     // Newton's method on the p-norm of ((α−1) r − τ)₊, convex in τ and nearly linear: it climbs from τ = −1 to the root.
-    template <class V>
-    void solve(const Real* x, std::int64_t stride, std::int64_t d, V top, V& tau, V& value) const {
+    template <class Scores, class V>
+    void solve(const Scores& scores, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
         V at = V{} - Real(1), climb, sum_q, sum_s;
         do {
-            sum_terms<V>(x, stride, d, top, sum_q, sum_s, [&](V r, V& total_q, V& total_s) {
-                const V t = omega.above(r, at), s = omega.power.less_one(t);
+            scores.sum(top, at, sum_q, sum_s, [&](V r, V own, V& total_q, V& total_s) {
+                const V t = omega.above(r, own), s = omega.power.less_one(t);
                 total_q += s * t;
                 total_s += s;
             });
@@ -163,9 +197,9 @@ struct Tsallis {
         // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support, so −∞ may rise.
         const Real scale = 1 / (alpha * slope);
         const V floor = V{} - 2 / slope;
-        sum_terms<V>(x, stride, d, top, sum_q, sum_s, [&](V r, V& total_q, V& total) {
+        scores.sum(top, at, sum_q, sum_s, [&](V r, V own, V& total_q, V& total) {
             const V raised = r > floor ? r : floor;
-            const V t = omega.above(raised, at), q = omega.power.less_one(t) * t;
+            const V t = omega.above(raised, own), q = omega.power.less_one(t) * t;
             total_q += q;
             total += q * (raised - t * scale);
         });

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,9 +154,12 @@ class _Sweep(Function):
 
     generate_vmap_rule = True
 
-    def __init_subclass__(cls) -> None:
-        # torch asks for the signature of forward at every call; to find it anew costs more than a small sweep.
-        cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        # Function.apply looks for default arguments by the signature of forward, which costs more than a small sweep.
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(Function, cls).apply(*args)
 
 
 def _split(run: _Runner, tensors: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:

@@ -45,7 +45,11 @@ class NativeSweeps:
         assert omega.kernel is not None
         # As numpy arrays, which reach C++ in a tenth of the time that torch's own exchange takes.
         arrays = [tensor.detach().contiguous().numpy() for tensor in (*tensors, *index)]
-        return getattr(kernels, f"{self.structure}_{name}")(*arrays, *omega.kernel, torch.get_num_threads())
+        try:
+            return getattr(kernels, f"{self.structure}_{name}")(*arrays, *omega.kernel, torch.get_num_threads())
+        except ValueError:
+            self.reference.check_index(tensors, index)  # says it better
+            raise
 
     def _like_theta(self, name: str, theta: Tensors, more: Tensors, index: Tensors, omega: Regularizer) -> Tensors:
         results = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in theta]
@@ -59,7 +63,7 @@ class NativeSweeps:
         return theta[0].new_empty((batch, 2, *nodes), dtype=dtype)
 
     def check(self, theta: Tensors, index: Tensors) -> None:
-        self.reference.check_index(theta, index)
+        """The kernels look at the values as they read them."""
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         value = theta[0].new_empty(theta[0].shape[0])
