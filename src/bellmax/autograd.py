@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from bellmax.backends import sweeps
 from bellmax.regularizers import Regularizer, from_kernel, inner, is_readable
@@ -204,8 +204,12 @@ class _Value(_Sweep):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        theta, tape, index = _split(ctx.run, ctx.saved_tensors)
-        return None, *_Gradient.apply(ctx.run, *theta, *tape, grad, *index), *[None] * len(index)
+        theta, (tape,), index = _split(ctx.run, ctx.saved_tensors)
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            gradient = _Gradient.apply(ctx.run, *theta, tape, grad, *index)
+        else:
+            gradient = ctx.run("backward", theta, tape, grad, index)
+        return None, *gradient, *[None] * len(index)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:

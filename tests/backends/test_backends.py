@@ -30,7 +30,7 @@ def test_use_backend_nests_and_is_fixed_at_construction() -> None:
         assert bx.backend_info()["cpu"] == "reference"
     assert p.backend == "reference"
     assert p.value == pytest.approx(torch.tensor(2.0).log())
-    assert p._with(theta, p.omega).backend == "reference"
+    assert p._with((theta,), p.omega).backend == "reference"
 
 
 def test_use_backend_is_undone_by_an_exception() -> None:

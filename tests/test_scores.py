@@ -1,0 +1,412 @@
+"""Chains from scores against dense chains whose potentials are added up here, step by step."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from problems import potentials
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.distributions import kl_divergence
+
+import bellmax as bx
+
+STEPS, STATES = 5, 3
+MASKS = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
+KINDS = {"shared": (STATES, STATES), "sequence": (5, STATES, STATES), "step": (5, STEPS - 1, STATES, STATES)}
+
+
+def scores(kind: str, missing: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Emissions, transitions, start and end for a batch of five; NaN where a mask skips a step."""
+    drawn = [
+        potentials(5, STEPS, STATES, seed=1),
+        potentials(*KINDS[kind], seed=2),
+        potentials(STATES, seed=3),
+        potentials(5, STATES, seed=4),
+    ]
+    for n, tensor in enumerate(drawn):
+        tensor[potentials(*tensor.shape, seed=10 + n).sigmoid() < missing] = -math.inf
+    drawn[0][~MASKS] = math.nan
+    return tuple(drawn)  # type: ignore[return-value]
+
+
+def added_up(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor, mask: Tensor) -> Tensor:
+    """The potentials (K, S, S) of one sequence without its skipped steps."""
+    steps = mask.nonzero().flatten().tolist()
+    rows = []
+    for n, t in enumerate(steps):
+        into = transitions if transitions.ndim == 2 else transitions[t - 1]
+        row = into + emissions[t].unsqueeze(-1) if n else (start + emissions[t]).unsqueeze(-1).expand(STATES, STATES)
+        rows.append(row + end.unsqueeze(-1) if n == len(steps) - 1 else row)
+    return torch.stack(rows) if rows else emissions.new_zeros(0, STATES, STATES)
+
+
+def of_sequence(given: tuple[Tensor, ...], b: int) -> tuple[Tensor, ...]:
+    emissions, transitions, start, end = given
+    return emissions[b], transitions if transitions.ndim == 2 else transitions[b], start, end[b]
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.35])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer, backend: str) -> None:
+    given = scores(kind, missing)
+    emissions, transitions, start, end = given
+    p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=MASKS, omega=omega)
+    assert p.backend == backend
+    assert p.event_shape == (STEPS, STATES, STATES)
+    best_scores, best = p.topk_sequences(4)
+    topk_scores, topk_paths = p.topk(4)
+    entropy, count, mode = p.entropy(), p.num_paths, p.mode
+    marginals, path, pairs = p.marginals, p.expected_path, p.pairwise_marginals
+    log_prob = p.log_prob(p.sequence_to_path(best[:, 0])) if missing == 0 else None
+    assert not marginals[~MASKS].any()
+    for b in range(5):
+        kept = MASKS[b]
+        dense = bx.Chain(added_up(*of_sequence(given, b), kept), omega=omega)
+
+        def close(got: Tensor, wanted: Tensor) -> None:
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+        close(p.value[b], dense.value)
+        close(marginals[b][kept], dense.marginals)
+        close(path[b][kept], dense.expected_path)
+        assert not path[b][~kept].any()
+        close(entropy[b], dense.entropy())
+        close(count[b], dense.num_paths)
+        close(mode[b][kept], dense.mode)
+        wanted_scores, wanted = dense.topk_sequences(4)
+        close(best_scores[b], wanted_scores)
+        close(topk_scores[b], wanted_scores)
+        assert torch.equal(best[b][:, kept], wanted)
+        assert (best[b][:, ~kept] == -1).all()
+        close(topk_paths[b][:, kept], dense.sequence_to_path(wanted))
+        later = kept.clone()
+        later[kept.nonzero()[:1]] = False
+        close(pairs[b][later[1:]], dense.expected_path[1:])
+        assert not pairs[b][~later[1:]].any()
+        if log_prob is not None:
+            close(log_prob[b], dense.log_prob(dense.best_path()))
+    listed, probabilities = p.support_paths()
+    torch.testing.assert_close(probabilities.sum(0), (p.value > -math.inf).double())
+    torch.testing.assert_close((listed * probabilities[..., None, None, None]).sum(0), path)
+    allowed = potentials(5, STEPS, STATES, seed=8) > -1
+    bound, dense_bound = p.constrain(allowed), bx.Chain(p.potentials, mask=MASKS, omega=omega).constrain(allowed)
+    torch.testing.assert_close(bound.value, dense_bound.value)
+    assert isinstance(bound, type(p))
+    assert kl_divergence(p, p).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
+    generator = potentials(200, seed=5)
+    sizes = {"shared": (2, 2), "sequence": (3, 2, 2), "step": (3, 2, 2, 2)}[kind]
+    given = tuple(
+        generator[n * 30 : n * 30 + math.prod(shape)].reshape(shape).clone().requires_grad_()
+        for n, shape in enumerate([(3, 3, 2), sizes, (2,), (3, 2)])
+    )
+    mask = torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 1]]).bool()
+
+    def run(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, ...]:
+        p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=mask, omega=omega)
+        return p.value, p.marginals
+
+    assert gradcheck(run, given, check_forward_ad=True)
+    assert gradgradcheck(run, given, fast_mode=True)
+    if kind == "shared" and isinstance(omega, bx.Negentropy):
+        assert gradcheck(
+            lambda *s: bx.Chain.from_scores(s[0], s[1], start=s[2], end=s[3], mask=mask, omega=omega).entropy(), given
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tangents_take_and_return_scores(kind: str, omega: bx.Regularizer, backend: str) -> None:
+    given = tuple(t.nan_to_num(0).requires_grad_() for t in scores(kind))
+    z = tuple(potentials(*t.shape, seed=20 + n) for n, t in enumerate(given))
+    p = bx.Chain.from_scores(given[0], given[1], start=given[2], end=given[3], mask=MASKS, omega=omega)
+    gradient = torch.autograd.grad(p.value.sum(), given, create_graph=True)
+    slope = sum((g * d).sum() for g, d in zip(gradient, z, strict=True))
+    torch.testing.assert_close(p.directional_derivative(z).sum(), slope)
+    wanted = torch.autograd.grad(slope, given)
+    for product, tensor in zip(p.hessian_product(z), wanted, strict=True):
+        torch.testing.assert_close(product, tensor)
+    alone = p.hessian_product((z[0], None, None, None))
+    torch.testing.assert_close(
+        alone[0],
+        torch.func.jvp(
+            lambda e: (
+                bx.Chain.from_scores(e, given[1], start=given[2], end=given[3], mask=MASKS, omega=omega).marginals
+            ),
+            (given[0].detach(),),
+            (z[0],),
+        )[1].detach(),
+    )
+
+
+def large(batch: int, steps: int, states: int, spread: float = 1.0) -> tuple[Tensor, ...]:
+    emissions = potentials(batch, steps, states)
+    emissions[potentials(*emissions.shape, seed=1) > 1.8] = -math.inf
+    transitions = potentials(states, states, seed=2) * spread
+    transitions[potentials(states, states, seed=3) > 1.5] = -math.inf
+    start, end = potentials(states, seed=4), potentials(states, seed=5)
+    start[0] = -math.inf
+    return emissions, transitions, start, end
+
+
+# Sequences in the lanes and states in the lanes; in exp space and, where transitions spread widely, out of it.
+@pytest.mark.parametrize("spread", [1.0, 400.0])
+@pytest.mark.parametrize("shape", [(21, 9, 11), (2, 9, 19), (1, 40, 9), (9, 6, 2)])
+def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float, omega: bx.Regularizer) -> None:
+    if bx.backend_info()["native"] != "available":
+        pytest.skip("the native kernels are not compiled")
+    given = large(*shape, spread)
+    mask = potentials(*shape[:2], seed=7) > -1
+    z = tuple(potentials(*t.shape, seed=30 + n) for n, t in enumerate(given))
+    seed = potentials(shape[0], seed=40)
+    results = []
+    for backend in ("reference", "native"):
+        with bx.use_backend(backend):
+            leaves = tuple(t.clone().requires_grad_() for t in given)
+            p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=mask, omega=omega)
+            value = p.value.masked_fill(p.value == -math.inf, 0)
+            gradient = torch.autograd.grad((value * seed).sum(), leaves, retain_graph=True)
+            torch.manual_seed(0)
+            found = (*p.topk_sequences(1), *p.topk_sequences(3), p.sample_sequences((10,)))
+            results.append(
+                (p.value, *gradient, *p.hessian_product(z), p.directional_derivative(z), p.marginals, *found)
+            )
+    for reference, native in zip(*results, strict=True):
+        torch.testing.assert_close(native, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_sampling_frequencies(omega: bx.Regularizer, backend: str) -> None:
+    mask = torch.tensor([[True, True, True], [True, False, True]])
+    p = bx.Chain.from_scores(potentials(2, 3, 2), potentials(2, 2, seed=1), mask=mask, omega=omega)
+    drawn = p.sample_sequences((20_000,))
+    assert torch.equal(drawn >= 0, mask.expand_as(drawn))
+    frequency = torch.nn.functional.one_hot(drawn.clamp(min=0), 2).double().mean(0) * mask.unsqueeze(-1)
+    assert (frequency - p.marginals).abs().max() < 0.02
+
+
+def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
+    emissions, transitions, start, end = (t.requires_grad_() for t in scores("step"))
+    with torch.no_grad():
+        transitions[0, 3] = transitions[3] = math.nan  # of a step past the end, and of one that is the only one
+    mask = MASKS.clone()
+    mask[0, 4] = False
+    p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=mask, omega=omega)
+    loss = p.value.sum() + p.marginals.square().sum()
+    gradient = torch.autograd.grad(loss, (emissions, transitions, start, end))
+    assert all(g.isfinite().all() for g in gradient)
+    assert not gradient[0][~mask].any()
+    assert not gradient[1][3].any()
+    assert not gradient[1][0, 3].any()
+
+
+def test_lengths_are_masks(backend: str) -> None:
+    emissions, transitions, lengths = potentials(4, 6, 3), potentials(3, 3, seed=1), torch.tensor([6, 0, 3, 1])
+    by_length = bx.Chain.from_scores(emissions, transitions, lengths=lengths)
+    by_mask = bx.Chain.from_scores(emissions, transitions, mask=torch.arange(6) < lengths.unsqueeze(-1))
+    assert torch.equal(by_length.value, by_mask.value)
+    assert torch.equal(by_length.marginals, by_mask.marginals)
+    assert torch.equal(by_length.best_sequence(), by_mask.best_sequence())
+    assert torch.equal(by_mask.lengths, lengths)
+
+
+def test_one_path_alone(omega: bx.Regularizer, backend: str) -> None:
+    cycle = torch.full((4, 4), -math.inf).masked_fill(torch.eye(4).roll(1, 0).bool(), -300.0).requires_grad_()
+    start = torch.tensor([0.0, -math.inf, -math.inf, -math.inf])
+    emissions = (potentials(2, 30, 4).float() * 100).requires_grad_()
+    p = bx.Chain.from_scores(emissions, cycle, start=start, omega=omega)
+    path = torch.arange(30) % 4
+    assert torch.equal(p.best_sequence(), path.expand(2, 30))
+    gradient = torch.autograd.grad(p.value.sum(), (emissions, cycle))
+    assert torch.equal(gradient[0], torch.nn.functional.one_hot(path, 4).float().expand(2, 30, 4))
+    assert gradient[1].sum() == 2 * 29
+    assert not any(h.any() for h in p.hessian_product((emissions, cycle.detach().exp(), None, None)))
+
+
+@pytest.mark.parametrize("states", [3, 17])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_transitions_that_spread_over_a_hundred(batch: int, states: int) -> None:
+    single = [t.float() for t in large(batch, 40, states, spread=40.0)]
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [t.to(dtype).requires_grad_() for t in single]
+        p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3])
+        gradient = torch.autograd.grad(p.value.sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(gradient[0].square().sum(), leaves)
+        results.append([t.double() for t in (p.value, *gradient, *second)])
+    for got, wanted in zip(*results, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1e-3])
+def test_huge_scales_in_float32(gamma: float, omega: bx.Regularizer, backend: str) -> None:
+    scaled: bx.Regularizer = bx.Hard()
+    if isinstance(omega, bx.Negentropy):
+        scaled = bx.Negentropy(gamma)
+    elif isinstance(omega, bx.Tsallis):
+        scaled = bx.Tsallis(omega.alpha, gamma)
+    emissions = (potentials(3, 20, 5) * 1e4 * gamma).float().requires_grad_()
+    p = bx.Chain.from_scores(emissions, (potentials(5, 5, seed=1) * 1e4 * gamma).float(), omega=scaled)
+    (gradient,) = torch.autograd.grad(p.value.sum(), emissions)
+    best = torch.nn.functional.one_hot(p.best_sequence(), 5).float()
+    torch.testing.assert_close(gradient, best, rtol=0, atol=1e-3)
+    assert all(h.isfinite().all() for h in p.hessian_product((torch.ones_like(emissions), None, None, None)))
+
+
+def test_float32_over_4096_steps(backend: str) -> None:
+    steps = 4096 if backend == "native" else 256
+    emissions, transitions = potentials(steps, 8).float(), potentials(8, 8, seed=1).float()
+    single = bx.Chain.from_scores(emissions, transitions).marginals
+    double = bx.Chain.from_scores(emissions.double(), transitions.double()).marginals
+    assert (single.double() - double).abs().max() < 1e-6
+    assert (single.double().sum(-1) - 1).abs().max() < 2e-6
+
+
+def test_corners(omega: bx.Regularizer, backend: str) -> None:
+    def chain(*shape: int) -> bx.Chain:
+        return bx.Chain.from_scores(torch.zeros(*shape), torch.zeros(shape[-1], shape[-1]), omega=omega)
+
+    assert chain(1, 1).marginals.tolist() == [[1.0]]
+    assert chain(2, 1, 3).best_sequence().tolist() == [[0], [0]]
+    empty = chain(0, 3, 2)
+    assert empty.value.shape == (0,)
+    assert [tuple(t.shape) for t in empty.hessian_product((None,) * 4)] == [(0, 3, 2), (2, 2), (2,), (2,)]
+    assert empty.topk_sequences(2)[1].shape == (0, 2, 3)
+    assert chain(2, 0, 2).value.tolist() == [0, 0]
+    assert chain(2, 0, 2).marginals.shape == (2, 0, 2)
+    start = torch.full((2,), -math.inf, requires_grad=True)
+    nowhere = bx.Chain.from_scores(torch.zeros(2, 3, 2), torch.zeros(2, 2), start=start, omega=omega)
+    assert nowhere.value.tolist() == [-math.inf, -math.inf]
+    assert not nowhere.marginals.any()
+    assert not nowhere.entropy().any()
+    assert (nowhere.best_sequence() == -1).all()
+    assert (nowhere.sample_sequences() == -1).all()
+    assert not torch.autograd.grad(nowhere.value.sum(), start)[0].any()
+
+
+def test_strides_batches_and_dtypes(omega: bx.Regularizer, backend: str) -> None:
+    emissions, transitions = potentials(3, 4, 2, 5).permute(2, 0, 3, 1), potentials(4, 4, seed=1).T
+    p = bx.Chain.from_scores(emissions, transitions.float(), omega=omega)
+    assert p.batch_shape == (2, 3)
+    assert p.dtype == torch.float64
+    assert p.emissions is emissions
+    assert p.transitions.shape == (4, 4)
+    copy = bx.Chain.from_scores(emissions.contiguous(), transitions.float().double().contiguous(), omega=omega)
+    assert torch.equal(p.value, copy.value)
+    assert torch.equal(p.marginals, copy.marginals)
+    half = bx.Chain.from_scores(emissions.half(), transitions.half(), omega=omega)
+    assert half.value.dtype == torch.float32
+    assert half.marginals.dtype == torch.float16
+    expanded = bx.Chain.from_scores(potentials(4).expand(2, 5, 4), potentials(4).expand(2, 4, 4), omega=omega)
+    torch.testing.assert_close(expanded.marginals.sum(-1), torch.ones(2, 5, dtype=torch.float64))
+
+
+def test_gamma_of_a_batch(backend: str) -> None:
+    emissions, transitions, start, end = scores("shared")
+    gamma = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.3], dtype=torch.float64, requires_grad=True)
+
+    def run(g: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        p = bx.Chain.from_scores(emissions, t, start=start, end=end, mask=MASKS, omega=bx.Negentropy(g))
+        return p.value, p.marginals, p.entropy(), p.hessian_product((None, t, None, None))[1]
+
+    assert gradcheck(run, (gamma, transitions.requires_grad_()))
+
+
+def test_vmap_and_compile(backend: str) -> None:
+    emissions, transitions = potentials(6, 2, 4, 3), potentials(3, 3, seed=1)
+    p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+    mapped = torch.func.vmap(lambda e: bx.Chain.from_scores(e, transitions, omega="l2").value)(emissions)
+    torch.testing.assert_close(mapped, p.value)
+    each = torch.func.vmap(torch.func.grad(lambda t, e: bx.Chain.from_scores(e, t, omega="l2").value.sum()), (None, 0))
+    whole = torch.func.grad(lambda t: bx.Chain.from_scores(emissions, t, omega="l2").value.sum())
+    torch.testing.assert_close(each(transitions, emissions).sum(0), whole(transitions))
+    jacobian = torch.func.jacrev(lambda t: bx.Chain.from_scores(emissions[0], t).marginals)(transitions)
+    forward = torch.func.jacfwd(lambda t: bx.Chain.from_scores(emissions[0], t).marginals)(transitions)
+    torch.testing.assert_close(jacobian, forward)
+
+    def loss(e: Tensor, t: Tensor) -> Tensor:
+        return bx.Chain.from_scores(e, t, lengths=torch.tensor([4, 2]), omega="l2").marginals.square().sum()
+
+    leaves = emissions[0].clone().requires_grad_(), transitions.clone().requires_grad_()
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    for a, b in zip(got, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        torch.testing.assert_close(a, b)
+    torch._dynamo.reset()
+
+
+def test_results_do_not_depend_on_the_run() -> None:
+    emissions, transitions = potentials(50, 30, 9).float(), potentials(9, 9, seed=1).float().requires_grad_()
+    for omega in ("negentropy", "l2"):
+        runs = [
+            torch.autograd.grad(bx.Chain.from_scores(emissions, transitions, omega=omega).value.sum(), transitions)[0]
+            for _ in range(5)
+        ]
+        assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+def test_a_million_steps_train_under_a_gigabyte() -> None:
+    if bx.backend_info()["native"] != "available":
+        pytest.skip("the native kernels are not compiled")
+    if sys.platform != "linux":
+        pytest.skip("peak memory is read from Linux")
+    program = """
+import resource, torch, bellmax as bx
+emissions, transitions = torch.randn(1_000_000, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bx.Chain.from_scores(emissions, transitions).value.backward()
+bx.Chain.from_scores(emissions, transitions, omega="l2").value.backward()
+potentials = torch.randn(1_000_000, 8, 8, requires_grad=True)
+bx.Chain(potentials).value.backward()
+assert emissions.grad.isfinite().all() and potentials.grad.isfinite().all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1_000_000  # KB, with the dense potentials and their gradient, of 256 MB each
+
+
+def test_bad_input_is_named(backend: str) -> None:
+    emissions, transitions = torch.zeros(2, 5, 3), torch.zeros(3, 3)
+    bad = emissions.clone()
+    bad[1, 2, 0] = math.nan
+    make = bx.Chain.from_scores
+    for wrong, message in [
+        (lambda: make(torch.zeros(3), transitions), r"emissions must have shape \(\.\.\., T, S\).* got \(3,\)"),
+        (lambda: make(emissions, torch.zeros(4, 4)), r"transitions must have shape \(3, 3\), .*, got \(4, 4\)"),
+        (lambda: make(emissions, transitions, start=torch.zeros(4)), r"start must have shape \(3,\) or \(2, 3\), got"),
+        (lambda: make(emissions, transitions, end=torch.zeros(1, 3)), r"end must have shape .*, got \(1, 3\)"),
+        (lambda: make(emissions.long(), transitions), "emissions must be floating point, got dtype torch.int64"),
+        (
+            lambda: make(emissions, transitions, mask=torch.ones(2, 5)),
+            "mask must be bool, True where a step counts, got dtype torch.float32",
+        ),
+        (
+            lambda: make(emissions, transitions, mask=torch.ones(5) > 0),
+            r"mask must have shape \(2, 5\), got \(5,\)",
+        ),
+        (
+            lambda: make(emissions, transitions, mask=torch.ones(2, 5) > 0, lengths=torch.tensor([1, 2])),
+            "lengths and mask say the same",
+        ),
+        (
+            lambda: make(emissions, transitions, lengths=torch.tensor([1, 6])).value,
+            "lengths must be from 0 to 5, got 6 for batch element 1",
+        ),
+        (lambda: make(bad, transitions).value, r"emissions .*got nan at event index \(2, 0\) of batch element 1"),
+        (lambda: make(bad, transitions).best_sequence(), r"emissions .*got nan at event index \(2, 0\)"),
+        (lambda: make(emissions, transitions + math.inf).value, "transitions must be finite or -inf, got inf"),
+        (lambda: make(emissions, transitions, end=torch.full((3,), math.nan)).value, "end must be finite or -inf"),
+        (lambda: make(emissions, transitions).hessian_product((emissions,)), "z must hold emissions, transitions"),
+        (
+            lambda: make(emissions, transitions).hessian_product((torch.zeros(7), None, None, None)),
+            r"emissions of z must broadcast to .*\(2, 5, 3\), got \(7,\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            wrong()
