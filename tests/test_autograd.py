@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -160,6 +161,23 @@ def test_third_derivatives_through_torch_func(backend: str) -> None:
     torch.testing.assert_close(third, torch.func.jacrev(torch.func.hessian(one))(theta))
 
 
+def test_forward_mode_nests(backend: str) -> None:
+    theta, z = potentials(10), potentials(10, seed=1)
+
+    def one(t: Tensor) -> Tensor:
+        return value(t, bx.Negentropy(0.7))
+
+    def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda t: torch.func.jvp(function, (t,), (z,))[1]
+
+    torch.testing.assert_close(along(along(one))(theta), z @ torch.func.hessian(one)(theta) @ z)
+    step = 1e-4
+    ahead, behind = along(along(one))(theta + step * z), along(along(one))(theta - step * z)
+    torch.testing.assert_close(along(along(along(one)))(theta), (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(one))(theta), torch.func.hessian(one)(theta))
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(one))(theta), torch.func.hessian(one)(theta))
+
+
 # --- torch.compile and torch.export
 
 
@@ -265,17 +283,18 @@ def test_operators_pass_opcheck(backend: str) -> None:
     for alpha, vertex in ((1.0, 0.0), (2.0, 0.5), (float("inf"), 0.0)):
         program = ("dag", backend, alpha, vertex)
         ops = torch.ops.bellmax
-        _, tape = ops.forward(*program, theta, index)
+        _, tape = ops.forward(*program, [theta], index)
+        seed = torch.ones(3, dtype=torch.float64)
         uniforms = torch.rand(3, 4, 6, dtype=torch.float64)
         for op, args in (
-            (ops.forward, (theta, index)),
-            (ops.backward, (theta, tape, index)),
-            (ops.hessian, (theta, tape, z, index)),
-            (ops.log_transitions, (theta, tape, index)),
-            (ops.log_transitions_jvp, (theta, tape, z, index)),
-            (ops.log_transitions_vjp, (theta, tape, z, index)),
-            (ops.sample, (theta, tape, uniforms, index)),
-            (ops.topk, (theta, 3, index)),
+            (ops.forward, ([theta], index)),
+            (ops.backward, ([theta], tape, seed, index)),
+            (ops.hessian, ([theta], tape, seed, [z], index)),
+            (ops.log_transitions, ([theta], tape, index)),
+            (ops.log_transitions_jvp, ([theta], tape, [z], index)),
+            (ops.log_transitions_vjp, ([theta], tape, [z], index)),
+            (ops.sample, ([theta], tape, uniforms, index)),
+            (ops.topk, ([theta], 3, index)),
         ):
             torch.library.opcheck(op.default, (*program, *args), test_utils=("test_schema", "test_faketensor"))
 

@@ -135,14 +135,18 @@ class _Runner:
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             theta, more = tensors[: self.parts], tensors[self.parts :]
-            _, tape = reference.forward(theta, index, omega)
+            value, tape = reference.forward(theta, index, omega)
+            if name == "forward":
+                return (value,)
             return tuple(getattr(reference, name)(theta, tape, *_grouped(name, more), index, omega))
 
         return run
 
 
 def _grouped(sweep: str, more: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The arguments of a sweep after the tape: a seed for the Hessian product, then what it is applied to."""
+    """The arguments of a sweep after the tape: a seed, or what it is applied to, or both."""
+    if sweep == "backward":
+        return (more[0],)
     return (more[0], more[1:]) if sweep == "hessian" else (more,)
 
 
@@ -159,7 +163,7 @@ class _Sweep(Function):
         # Function.apply looks for default arguments by the signature of forward, which costs more than a small sweep.
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        return super(Function, cls).apply(*args)
+        return super(Function, cls).apply(*args)  # type: ignore[misc]
 
 
 def _split(run: _Runner, tensors: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
@@ -215,7 +219,7 @@ class _Value(_Sweep):
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
         theta, (tape,), index = _split(ctx.run, ctx.saved_tensors)
         z = _zeros_for_none(tangents[: ctx.run.parts], theta)
-        return _slopes(ctx.run, theta, tape, z, index), None
+        return _Pushed.apply(_Plain(ctx.run, "forward"), tape, *theta, *z, *index)[0], None
 
 
 class _Gradient(_Sweep):
@@ -245,14 +249,13 @@ class _Gradient(_Sweep):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        theta, (tape,), (seed,), index = _split(ctx.run, ctx.saved_tensors, 1)
-        theta_dot, _tape_dot, (seed_dot,), _index_dot = _split(ctx.run, tangents, 1)
-        z = _zeros_for_none(theta_dot, theta)
-        products: tuple[Tensor, ...] = _Last.apply("hessian", ctx.run, *theta, tape, seed, *z, *index)
-        if seed_dot is None:
-            return products
-        more = _Gradient.apply(ctx.run, *theta, tape, seed_dot, *index)
-        return tuple(a + b for a, b in zip(products, more, strict=True))
+        theta, (tape,), seed, index = _split(ctx.run, ctx.saved_tensors, 1)
+        theta_dot, _tape_dot, seed_dot, _index_dot = _split(ctx.run, tangents, 1)
+        directions = _zeros_for_none((*theta_dot, *seed_dot), (*theta, *seed))
+        products: tuple[Tensor, ...] = _Pushed.apply(
+            _Plain(ctx.run, "backward"), tape, *theta, *seed, *directions, *index
+        )
+        return products
 
 
 class _LogTransitions(_Sweep):
@@ -323,14 +326,97 @@ class _Last(_Sweep):
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        theta, _tape, more, index = _Last._split(ctx.sweep, ctx.run, ctx.saved_tensors)
+        theta, (tape,), more, index = _Last._split(ctx.sweep, ctx.run, ctx.saved_tensors)
         theta_dot, _tape_dot, more_dot, _index_dot = _Last._split(ctx.sweep, ctx.run, tangents)
         directions = _zeros_for_none((*theta_dot, *more_dot), (*theta, *more))
-        # Forward mode does not nest; the transpose of the transpose is the derivative, too.
-        plain = ctx.run.in_plain_torch(ctx.sweep, index)
-        pull_back = torch.func.vjp(plain, *theta, *more)[1]
-        zeros = tuple(torch.zeros_like(t) for t in theta)
-        product: tuple[Tensor, ...] = torch.func.vjp(pull_back, zeros)[1](tuple(directions))[0]
+        product: tuple[Tensor, ...] = _Pushed.apply(
+            _Plain(ctx.run, ctx.sweep), tape, *theta, *more, *directions, *index
+        )
+        return product
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A sweep in plain torch as a function of (*θ, …), or its directional derivative as one of that and a direction,
+    and so on ``depth`` times."""
+
+    run: _Runner
+    sweep: str
+    depth: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many tensors it is a function of."""
+        more = {"forward": 0, "backward": 1, "hessian": 1 + self.run.parts}.get(self.sweep, self.run.parts)
+        return (self.run.parts + more) << self.depth
+
+    def __call__(self, index: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        function = self.run.in_plain_torch(self.sweep, index)
+        for _ in range(self.depth):
+            function = _pushed(function)
+        return function
+
+    @property
+    def derivative(self) -> _Plain:
+        return _Plain(self.run, self.sweep, self.depth + 1)
+
+
+def _pushed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """The directional derivative of a function. Forward mode does not nest; transposing twice does."""
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        primals, tangents = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        results, pull_back = torch.func.vjp(function, *primals)[:2]
+        zeros = tuple(torch.zeros_like(result) for result in results)
+        product: tuple[Tensor, ...] = torch.func.vjp(pull_back, zeros)[1](tangents)[0]
+        return product
+
+    return run
+
+
+class _Pushed(_Sweep):
+    """(plain, tape, *primals, *tangents, *index) → the directional derivative of a sweep.
+
+    It is a Function because torch silently drops what arithmetic in a jvp would add to an outer forward mode.
+    """
+
+    @staticmethod
+    def forward(plain: _Plain, tape: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        size, run = plain.size, plain.run
+        primals, tangents, index = tensors[:size], tensors[size : 2 * size], tensors[2 * size :]
+        if plain.depth == 0 and plain.sweep == "forward":
+            return (_slopes(run, primals, tape, tangents, index),)
+        if plain.depth == 0 and plain.sweep == "backward":
+            (*theta, seed), (*z, seed_dot) = primals, tangents
+            products = run("hessian", theta, tape, seed, z, index)
+            if is_readable(seed_dot) and not bool(seed_dot.any()):
+                return tuple(products)
+            more = run("backward", theta, tape, seed_dot, index)
+            return tuple(a + b for a, b in zip(products, more, strict=True))
+        return tuple(plain.derivative(index)(*primals, *tangents))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.plain, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        _tape, *tensors = ctx.saved_tensors
+        size = 2 * ctx.plain.size
+        of_tensors = ctx.plain.derivative(tensors[size:])
+        bars = torch.func.vjp(of_tensors, *tensors[:size])[1](grads)
+        return None, None, *bars, *[None] * (len(tensors) - size)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        tape, *tensors = ctx.saved_tensors
+        size = 2 * ctx.plain.size
+        directions = _zeros_for_none(tangents[:size], tensors[:size])
+        product: tuple[Tensor, ...] = _Pushed.apply(
+            ctx.plain.derivative, tape, *tensors[:size], *directions, *tensors[size:]
+        )
         return product
 
 

@@ -89,15 +89,15 @@ class Chain(PathDistribution):
             omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
 
         >>> import bellmax as bx
-        >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+        >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
         >>> transitions = torch.tensor([[0.0, -1.0], [-1.0, 0.0]])  # to change costs 1
         >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
         >>> p.best_sequence()
         tensor([0, 0, 0])
         >>> p.marginals
         tensor([[1.0000, 0.0000],
-                [0.7500, 0.2500],
-                [0.5000, 0.5000]])
+                [0.8125, 0.1875],
+                [0.6250, 0.3750]])
         """
         return ScoredChain(emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=omega)
 
@@ -151,7 +151,7 @@ class Chain(PathDistribution):
         Past the number of paths, scores are −∞ and states −1. Scores have no gradient; those of :meth:`topk` do.
         """
         scores, sequences = self._topk(k)
-        return scores.reshape(*self.batch_shape, k), sequences.reshape(*self.batch_shape, k, -1)
+        return scores.reshape(*self.batch_shape, k), sequences.reshape(*self.batch_shape, k, self.event_shape[0])
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """States drawn from the distribution, (*sample_shape, ..., T) int64; −1 past the end."""

@@ -1,8 +1,8 @@
 """The sweeps of a chain in plain torch, state values in float64 (Algorithms 3 and 4 of the paper, mended).
 
 θ is one tensor (B, T, S, S) ``[t, current, previous]``, and ``index`` is (lengths, mask): the steps that count are
-those where the mask (B, T) is True or, where it is empty, (B, 0), the first ones. Before the first of them every path is
-in state 0: v_0 = (0, −∞, …, −∞). A step that does not count passes everything on unchanged.
+those where the mask (B, T) is True or, where it is empty, (B, 0), the first ones. Before the first of them every path
+is in state 0: v_0 = (0, −∞, …, −∞). A step that does not count passes everything on unchanged.
 
 The edges into the end node have no potential of their own. Whatever belongs to them is counted with the last step.
 """

@@ -43,7 +43,7 @@ def _onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
     start = edges.masked_fill(~first, 0).sum((1, 3))
     end = emissions.masked_fill(~last, 0).sum(1)
     parts = zip((emissions, transitions, start, end), theta, strict=True)
-    return [part.sum_to_size(t.shape) if part.numel() else torch.zeros_like(t) for part, t in parts]
+    return [part.sum_to_size(t.shape).contiguous() if part.numel() else torch.zeros_like(t) for part, t in parts]
 
 
 def check(theta: Tensors, index: Tensors) -> None:
