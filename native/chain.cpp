@@ -635,13 +635,10 @@ template <class S, int W>
 void clear_skipped(const Lanes<W>& lanes, S* data, int64_t size) {
     for (int l = 0; l < lanes.valid; ++l) {
         S* sequence = data + lanes.sequence[l] * lanes.steps * size;
-        int64_t n = 0;
-        for (int64_t t = 0; t < lanes.steps; ++t) {
-            if (n < lanes.length[l] && lanes.step(l, n) == t) {
-                ++n;
-            } else {
-                std::fill(sequence + t * size, sequence + (t + 1) * size, S(0));
-            }
+        for (int64_t n = 0, t = 0; n <= lanes.length[l]; ++n) {
+            const int64_t end = n < lanes.length[l] ? lanes.step(l, n) : lanes.steps;
+            std::fill(sequence + t * size, sequence + end * size, S(0));
+            t = end + 1;
         }
     }
 }

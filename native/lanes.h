@@ -98,7 +98,7 @@ class Stream {
     Lanes<W> lanes;
     Records records;
     T* base[W];
-    int64_t chunk, first = -1, total;
+    int64_t chunk, first = -1, total;  // chunk: steps at a time, a power of two
     std::unique_ptr<Real[]> tile;
 
     void places(int64_t n, T** lane) const {
@@ -108,13 +108,13 @@ class Stream {
         }
     }
 
-    int64_t chunk_of(int64_t n) const { return n / chunk * chunk; }
+    int64_t chunk_of(int64_t n) const { return n & -chunk; }
 
 public:
     Stream(const Lanes<W>& of, T* data, const Records& layout) : lanes(of), records(layout), total(of.longest - layout.shift + layout.more) {
         for (int l = 0; l < W; ++l) base[l] = data + lanes.sequence[l] * records.batch;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
-        chunk = contiguous ? std::max<int64_t>(1, 64 / records.size) : 1;
+        for (chunk = 1; contiguous && 2 * chunk * records.size <= 64;) chunk *= 2;
         tile = scratch<Real>((chunk * records.size + W) * W);
     }
 
