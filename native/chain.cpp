@@ -5,8 +5,8 @@
 // are read; whichever keeps lanes and threads busier.
 #include "chain.h"
 
+#include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -37,8 +37,7 @@ class Nodes {
     }
 
 public:
-    Nodes(const Lanes<W>& of, T* data, const Records& layout)
-        : lanes(of), records(layout), base(data) {
+    Nodes(const Lanes<W>& of, T* data, const Records& layout) : lanes(of), records(layout), base(data) {
         if (!data) return;
         if (across) {
             stream.emplace(of, data, layout);
@@ -204,8 +203,8 @@ struct Unit {
     int64_t states, groups, cells;
     Edges<const S, Real, across> edges;
     Nodes<const S, Real, across> emissions, values, thresholds;
-    V length, iota;  // iota: 0, 1, 2, …
-    std::unique_ptr<Real[]> start, end;  // scores of the first and the last states, by cell
+    V length, iota;                      // iota: 0, 1, 2, …
+    std::unique_ptr<Real[]> start, end;  // scores of the first and the last states
     int64_t padded;
     std::unique_ptr<Real[]> x;  // scores of the edges into the group that was loaded last
     V top;
@@ -290,7 +289,7 @@ struct Unit {
     }
 
     // Lanes whose sequence has a step n.
-    auto active(int64_t n) const { return length > V{} + Real(n); }
+    auto active(int64_t n) const { return across ? length > V{} + Real(n) : iota == iota; }
 
     static Entry entry(const Real* vector, int64_t p) { return load_vector<Entry>(vector + p * (across ? W : 1)); }
     static void set_entry(Real* vector, int64_t p, Entry value) {
@@ -422,11 +421,12 @@ struct Unit {
         }
     }
 
-    // The end node: q and s of the edges into it from values v at the last step, by entry; its value relative to them.
+    // The end node: scores, q and s of the edges into it, by entry, and its value relative to those before.
     struct End {
         std::unique_ptr<Real[]> scores, q, s;
         Entry top, tau, value;
     };
+
     // r of an edge into it, as the functions of Ω expect it.
     static Entry into_end(const End& node, int64_t p) {
         if constexpr (Omega::by_slot) {
@@ -436,6 +436,7 @@ struct Unit {
         }
     }
 
+    // From the values v at the last step.
     End solve_end(const Real* v) const {
         const int64_t entries = cells + W;
         End node{scratch<Real>(entries), zeros<Real>(entries), zeros<Real>(entries), {}, {}, {}};
@@ -513,6 +514,7 @@ struct Plan {
         const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
         // At equal cost short rows are better transposed; long ones need not be.
         across = across_cost < along_cost || (across_cost == along_cost && problem.states <= 64);
+        across &= problem.steps < 1 << 24;  // lengths must be exact in single precision
         size = across ? width : 1;
         units = share(count, size);
     }
@@ -741,6 +743,7 @@ public:
     }
 
     void finish() {
+        finish_writes();
         if (by_step) return;
         const int64_t states = unit.states, batch = unit.problem.transition_batch;
         const auto add = [&](int64_t b, int64_t i, int64_t p, Real part) {
@@ -772,14 +775,18 @@ void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body b
     const int64_t states = problem.states;
     std::vector<Totals> totals(problem.threads);
     if (!is_dense(problem)) {
-        for (Totals& own : totals) own = {std::vector<double>(states * states), std::vector<double>(states), std::vector<double>(states)};
+        const std::vector<double> none(states);
+        for (Totals& own : totals) own = {std::vector<double>(states * states), none, none};
     }
     for_units(problem, problem.tape, [&](int64_t b) { return in_log_space(problem, b); },
               [&](auto& unit, int thread) { body(unit, totals[thread]); });
+    const auto deliver = [](const std::vector<double>& from, int64_t batch, S* to) {
+        for (std::size_t k = 0; k < from.size() && batch == 0; ++k) to[k] += S(from[k]);
+    };
     for (const Totals& own : totals) {
-        for (std::size_t k = 0; k < own.transitions.size() && problem.transition_batch == 0; ++k) out.transitions[k] += S(own.transitions[k]);
-        for (std::size_t k = 0; k < own.start.size() && problem.start_batch == 0; ++k) out.start[k] += S(own.start[k]);
-        for (std::size_t k = 0; k < own.end.size() && problem.end_batch == 0; ++k) out.end[k] += S(own.end[k]);
+        deliver(own.transitions, problem.transition_batch, out.transitions);
+        deliver(own.start, problem.start_batch, out.start);
+        deliver(own.end, problem.end_batch, out.end);
     }
 }
 
@@ -1316,7 +1323,8 @@ void topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequen
     parallel_for(problem.batch, problem.threads, [&](int64_t b) {
         const Walk<S> walk(problem, b);
         const int64_t length = walk.length;
-        // The k best ways into each state: scores of this step and the one before, and where each came from, state · k + rank.
+        // The k best ways into each state: scores of this step and the one before, and where each came from, as
+        // state · k + rank.
         const auto now = scratch<double>(row), before = scratch<double>(row), end = scratch<double>(k);
         const auto origin = zeros<int64_t>((length + 1) * row), end_origin = zeros<int64_t>(k);
         for (int64_t n = 0; n < row; ++n) now[n] = n == 0 ? 0 : -infinity<double>;

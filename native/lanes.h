@@ -1,4 +1,4 @@
-// Sequences of steps, seen W numbers at a time: W rows of one sequence side by side ("along"), or W sequences ("across").
+// W sequences side by side, one in each lane: which they are, and their numbers step by step.
 #pragma once
 
 #include <algorithm>
@@ -111,7 +111,8 @@ class Stream {
     int64_t chunk_of(int64_t n) const { return n & -chunk; }
 
 public:
-    Stream(const Lanes<W>& of, T* data, const Records& layout) : lanes(of), records(layout), total(of.longest - layout.shift + layout.more) {
+    Stream(const Lanes<W>& of, T* data, const Records& layout)
+        : lanes(of), records(layout), total(of.longest - layout.shift + layout.more) {
         for (int l = 0; l < W; ++l) base[l] = data + lanes.sequence[l] * records.batch;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
         for (chunk = 1; contiguous && 2 * chunk * records.size <= 64;) chunk *= 2;

@@ -34,7 +34,8 @@ struct Format<float> {
     static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     // The best polynomial for exp on [−ln 2/2, ln 2/2]: 2e-9.
     static constexpr float exp_series(int k) {
-        constexpr float series[] = {1.0f, 1.0f, 0.499999921f, 0.166664202f, 0.0416682256f, 0.00837481591f, 0.0013836846f};
+        constexpr float series[] = {1,          1,           0.499999921f, 0.166664202f,
+                                    0.0416682256f, 0.00837481591f, 0.0013836846f};
         return series[k];
     }
 };

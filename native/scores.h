@@ -11,9 +11,9 @@ namespace bellmax {
 // no stride along it; transitions that serve every step have none along the steps.
 template <class S>
 struct Scores {
-    S* emissions;         // (batch, steps, states)
-    S* transitions;       // (1 or batch, 1 or steps − 1, states, states) [current, previous]; place t − 1 leads into step t
-    S *start, *end;       // (1 or batch, states)
+    S* emissions;    // (batch, steps, states)
+    S* transitions;  // (1 or batch, 1 or steps − 1, states, states) [current, previous]; place t − 1 leads to step t
+    S *start, *end;  // (1 or batch, states)
 };
 
 // Sequence b goes through the steps kept[b * steps + n], n < lengths[b], in order; without `kept`, through n itself.

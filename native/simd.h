@@ -88,6 +88,13 @@ inline void store_past_caches(S* to, Vec<R> v) {
     store_as<S, R>(to, v);
 }
 
+// What went past the caches is seen by other threads from here on.
+inline void finish_writes() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 // The first `count` < lanes entries; 0 in the other lanes, whose memory is not touched.
 template <class R, class S>
 inline Vec<R> load_some(const S* from, std::int64_t count) {
