@@ -208,6 +208,13 @@ struct Unit {
     int64_t padded;
     std::unique_ptr<Real[]> x;  // scores of the edges into the group that was loaded last
     V top;
+    // Under negentropy most sums of exponentials need no maximum taken off: values are at most 0, and 0 among them. Then
+    // thresholds count from 0, and scores are added up as they are used. Where that fails the threshold kept is NaN.
+    static constexpr bool may_be_direct = std::is_same_v<Omega, Negentropy<S>>;
+    bool direct = false;
+    const Real* from_values = nullptr;
+    // Sums up to here, and down to its inverse, have thresholds that keep their digits; exp(too_much) is beyond.
+    static constexpr Real enough = sizeof(Real) == 4 ? Real(1e6) : Real(1e100), too_much = sizeof(Real) == 4 ? 80 : 600;
 
     Unit(const ScoresProblem<S>& of, const int64_t* sequences, int64_t count, const S* tape)
         : problem(of),
@@ -309,6 +316,7 @@ struct Unit {
     V load_group(int64_t n, int64_t g, const Real* before, bool* sound = nullptr) {
         const V never = V{} - infinity<Real>;
         auto unsound = never > never;
+        direct = false;
         V slot = V{} - Real(1);
         if (n == 0) {
             if constexpr (factored) {
@@ -348,31 +356,59 @@ struct Unit {
             if constexpr (across) {
                 top = scan(0, slot);
             } else {
-                V best[W], slots;
-                for (int l = 0; l < W; ++l) best[l] = never;
-                V chosen = slot;
-                for (int l = 0; l < rows(g); ++l) {
-                    best[l] = scan(l, slots);
-                    if constexpr (Omega::by_slot) chosen[l] = first_best(best[l], slots);
-                }
-                slot = chosen;
+                V best[W], slots[W];
+                for (int l = 0; l < W; ++l) best[l] = never, slots[l] = slot;
+                for (int l = 0; l < rows(g); ++l) best[l] = scan(l, slots[l]);
                 transpose(best);
                 top = best[0];
                 for (int k = 1; k < W; ++k) top = greater<Real>(best[k], top);
+                if constexpr (Omega::by_slot) {
+                    // Of the places where the lanes have the greatest score, the first.
+                    transpose(slots);
+                    V place = V{} + infinity<Real>;
+                    for (int k = 0; k < W; ++k) place = lesser<Real>(best[k] == top ? slots[k] : place, place);
+                    slot = top > never ? place : slot;
+                }
             }
         }
         if (sound && any(unsound & active(n))) *sound = false;
         return slot;
     }
 
-    // The least of the places where the lanes have their greatest entry; −1 if all are −∞.
-    static Real first_best(V best, V places) {
-        const Real most = greatest<Real>(best);
-        Real place = -1;
-        for (int k = 0; k < W && most > -infinity<Real>; ++k) {
-            if (best[k] == most && (place < 0 || places[k] < place)) place = places[k];
+    // log Σ exp of the scores into group g, which is value and threshold, if that can be had directly.
+    template <class Mask>
+    bool solve_directly(int64_t n, int64_t g, const Real* before, Mask now, V& result) {
+        if (!may_be_direct || n == 0) return false;
+        enter_directly(n, g, before);
+        V sum{};
+        sum_edges<1>(n, g, &sum, [&](int) {
+            return [&](Edge e, V* of) {
+                const V score = edges.get(e) + load<Real>(before + e.previous);
+                of[0] += exp_nonpositive(lesser<Real>(score, V{} + too_much));
+            };
+        });
+        if (any((!((sum > V{} + 1 / enough) & (sum < V{} + enough))) & now)) return false;
+        result = log_positive(sum);
+        return true;
+    }
+
+    void enter_directly(int64_t n, int64_t g, const Real* before) {
+        edges.enter(n, g);
+        direct = true;
+        from_values = before;
+        top = V{};
+    }
+
+    // Makes ready to weigh the edges into group g, whose threshold on the tape is τ; the threshold to weigh with.
+    template <class Mask>
+    V prepare(int64_t n, int64_t g, const Real* before, V tau, Mask now) {
+        if (may_be_direct && n > 0 && !any((tau != tau) & now)) {
+            enter_directly(n, g, before);
+            return tau;
         }
-        return place;
+        load_group(n, g, before);
+        if constexpr (may_be_direct) solve(n, g, tau);
+        return tau;
     }
 
     V shift() const { return top == V{} - infinity<Real> ? V{} : top; }
@@ -416,6 +452,8 @@ struct Unit {
     V relative(Edge e, V from, V tau) const {
         if constexpr (Omega::by_slot) {
             return tau == numbers(e) ? V{} : V{} - infinity<Real>;
+        } else if (may_be_direct && direct) {
+            return edges.get(e) + load<Real>(from_values + e.previous);
         } else {
             return load<Real>(&x[e.at]) - from;
         }
@@ -560,8 +598,15 @@ bool forward_unit(U& unit, S* value, S* tape) {
         Real* to_tau = thresholds.room(n);
         const auto now = unit.active(n);
         for (int64_t g = 0; g < unit.groups; ++g) {
-            V tau = unit.load_group(n, g, v.get(), &sound), best = unit.top;
-            if constexpr (!U::Omega::by_slot) best = unit.solve(n, g, tau);
+            V tau, best;
+            if (unit.solve_directly(n, g, v.get(), now, best)) {
+                tau = best;
+            } else {
+                tau = unit.load_group(n, g, v.get(), &sound);
+                best = unit.top;
+                if constexpr (!U::Omega::by_slot) best = unit.solve(n, g, tau);
+                if (U::may_be_direct && n > 0) tau = V{} + std::numeric_limits<Real>::quiet_NaN();
+            }
             if (bonus) {
                 const V own = load<Real>(bonus + g * W);
                 sound &= !any((!(own < V{} + infinity<Real>)) & now);
@@ -816,8 +861,7 @@ void backward_unit(U& unit, Sink<U, S>& sink) {
                 sink.put_zeros(n, g);
                 continue;
             }
-            unit.load_group(n, g, before);
-            const V threshold = load<Real>(tau + g * W), from = unit.shift();
+            const V threshold = unit.prepare(n, g, before, load<Real>(tau + g * W), now), from = unit.shift();
             sink.put_edges(n, g, [&, to = spread.get()](int row) {
                 return [&unit, to, now, at = unit.of_node(held, row), top = unit.of_node(from, row),
                         tau = unit.of_node(threshold, row)](Edge e) {
@@ -900,8 +944,7 @@ struct Tangent {
             Real* next = &value[(n + 1) * cells];
             const auto now = unit.active(n);
             for (int64_t g = 0; g < unit.groups; ++g) {
-                unit.load_group(n, g, before);
-                const V threshold = load<Real>(tau + g * W), from = unit.shift();
+                const V threshold = unit.prepare(n, g, before, load<Real>(tau + g * W), now), from = unit.shift();
                 enter(n, g);
                 V sums[4] = {};
                 unit.template sum_edges<4>(n, g, sums, [&](int row) {
@@ -991,9 +1034,8 @@ void hessian_unit(U& unit, const Scores<const S>& z, Sink<U, S>& sink) {
                 sink.put_zeros(n, g);
                 continue;
             }
-            unit.load_group(n, g, before);
+            const V threshold = unit.prepare(n, g, before, load<Real>(tau + g * W), now), from = unit.shift();
             tangent.enter(n, g);
-            const V threshold = load<Real>(tau + g * W), from = unit.shift();
             const V mean = load<Real>(&tangent.mean[n * cells + g * W]);
             sink.put_edges(n, g, [&, to = spread.get(), to_dot = spread_dot.get()](int row) {
                 return [&unit, &tangent, n, g, to, to_dot, now, at = unit.of_node(held, row),
@@ -1052,8 +1094,7 @@ void write_edges(U& unit, S* out, Enter enter, Value value, Beyond beyond) {
     for (int64_t n = 0; n < unit.lanes.longest; ++n) {
         const Real *before = unit.values_before(n), *taus = unit.thresholds.read(n + 1);
         for (int64_t g = 0; g < unit.groups; ++g) {
-            unit.load_group(n, g, before);
-            const V tau = load<Real>(taus + g * U::W), from = unit.shift();
+            const V tau = unit.prepare(n, g, before, load<Real>(taus + g * U::W), unit.active(n)), from = unit.shift();
             enter(n, g);
             edges.enter_to_write(n, g);
             const auto none = [&](int) { return [&](Edge e) { edges.put(e, beyond(n, g, e)); }; };
@@ -1154,9 +1195,9 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
             const Real *before = unit.values_before(n), *taus = unit.thresholds.read(n + 1);
             std::fill(&spread[0], &spread[cells], Real(0));
             for (int64_t g = 0; g < unit.groups; ++g) {
-                unit.load_group(n, g, before);
+                const V tau = unit.prepare(n, g, before, load<Real>(taus + g * W), unit.active(n));
                 given.enter(n, g);
-                const V tau = load<Real>(taus + g * W), from = unit.shift(), held = load<Real>(&mass[g * W]);
+                const V from = unit.shift(), held = load<Real>(&mass[g * W]);
                 // c/q^(α−1), q and s of an edge.
                 const auto weigh = [&](Edge e, V& q, V& s) {
                     const V top = unit.of_node(from, e.row), own = unit.of_node(tau, e.row);
@@ -1237,6 +1278,8 @@ void sample(const ScoresProblem<S>& problem, int64_t draws, const double* unifor
             const int64_t states = problem.states, plane = (problem.steps + 1) * states;
             const S* tape = problem.tape + 2 * b * plane;
             const bool log_space = in_log_space(problem, b);
+            // Under negentropy thresholds are not of one kind, and q is made to sum to 1 as it is drawn from.
+            const bool anew = std::is_same_v<Omega, Negentropy<S>>;
             const auto q = scratch<Real>(states);
             // q of the edges from the states after n steps, which have `weight`, into a node with threshold τ.
             const auto weigh = [&](int64_t n, auto weight, Real tau, bool solve) {
@@ -1271,7 +1314,7 @@ void sample(const ScoresProblem<S>& problem, int64_t draws, const double* unifor
                     if (k == 0) break;
                     const S* scores = walk.into(k, state);
                     const Real tau = Real(tape[plane + (k + 1) * states + state]);
-                    weigh(k, [&](int64_t p) { return Real(scores[p]); }, tau, !log_space);
+                    weigh(k, [&](int64_t p) { return Real(scores[p]); }, tau, anew);
                     state = draw(q.get(), states, uniform[walk.step(k - 1)]);
                 }
             }
@@ -1292,12 +1335,12 @@ void insert(double score, int64_t origin, double* best, int64_t* origins, int64_
 
 // The best sequence alone, by the hard max.
 template <class S>
-void best_sequence(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
+bool best_sequence(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
     problem.omega = {infinity<double>, 0};
     const int64_t states = problem.states, plane = (problem.steps + 1) * states;
     const auto tape = scratch<S>(problem.batch * 2 * plane);
-    forward_where(problem, scores, tape.get(), [](int64_t) { return true; });
-    for (int64_t b = 0; b < problem.batch; ++b) {
+    const bool sound = forward_where(problem, scores, tape.get(), [](int64_t) { return true; });
+    for (int64_t b = 0; b < problem.batch && sound; ++b) {
         const Walk<S> walk(problem, b);
         const S* own = &tape[2 * b * plane];
         int64_t* y = sequences + b * problem.steps;
@@ -1314,12 +1357,14 @@ void best_sequence(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
             state = int64_t(own[plane + (n + 1) * states + state]);
         }
     }
+    return sound;
 }
 
 template <class S>
-void topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
+bool topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
     if (k == 1) return best_sequence(problem, scores, sequences);
     const int64_t states = problem.states, row = states * k;
+    bool good = true;
     parallel_for(problem.batch, problem.threads, [&](int64_t b) {
         const Walk<S> walk(problem, b);
         const int64_t length = walk.length;
@@ -1333,13 +1378,19 @@ void topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequen
             for (int64_t i = 0; i < states; ++i) {
                 const S* weights = walk.into(t, i);
                 const double own = walk.of_state(t, i);
+                bool sound = own < infinity<double> && walk.of_end(i) < infinity<double>;
                 double* best = &now[i * k];
                 for (int64_t p = 0; p < (t == 0 ? 1 : states); ++p) {
+                    sound &= weights[p] < infinity<S>;
                     for (int64_t rank = 0; rank < k; ++rank) {
                         const double score = double(weights[p]) + before[p * k + rank] + own;
                         if (!(score > best[k - 1])) break;
                         insert(score, p * k + rank, best, &origin[t * row + i * k], k);
                     }
+                }
+                if (!sound) {
+#pragma omp atomic write
+                    good = false;
                 }
             }
         }
@@ -1360,6 +1411,7 @@ void topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequen
             }
         }
     });
+    return good;
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ struct ChainKernels {
     void (*log_transitions_vjp)(const ScoresProblem<S>&, const S* cotangent, S* product);
     // Sequences (batch, draws, steps), −1 where a step is skipped.
     void (*sample)(const ScoresProblem<S>&, std::int64_t draws, const double* uniforms, std::int64_t* sequences);
-    void (*topk)(const ScoresProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
+    // As for forward, whether every score was sound; else there is no result.
+    bool (*topk)(const ScoresProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
 };
 
 namespace baseline {

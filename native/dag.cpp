@@ -454,9 +454,12 @@ void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S*
 }
 
 template <class S>
-void topk(const Problem<S>& problem, int64_t k, S* scores, S* paths) {
+bool topk(const Problem<S>& problem, int64_t k, S* scores, S* paths) {
     const Graph& graph = problem.graph;
     const int64_t nodes = graph.num_nodes;
+    for (int64_t e = 0; e < problem.batch * graph.num_edges; ++e) {
+        if (!(problem.theta[e] < infinity<S>)) return false;
+    }
     parallel_for(problem.batch, problem.threads, [&](int64_t b) {
         const S* theta = problem.theta + b * graph.num_edges;
         // The k best ways into each node: score, slot of the last edge, rank of the rest at the parent.
@@ -497,6 +500,7 @@ void topk(const Problem<S>& problem, int64_t k, S* scores, S* paths) {
             }
         }
     });
+    return true;
 }
 
 }  // namespace

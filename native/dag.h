@@ -37,7 +37,8 @@ struct DagKernels {
     void (*log_transitions_jvp)(const Problem<S>&, const S* z, S* product);
     void (*log_transitions_vjp)(const Problem<S>&, const S* cotangent, S* product);
     void (*sample)(const Problem<S>&, std::int64_t draws, const double* uniforms, S* paths);
-    void (*topk)(const Problem<S>&, std::int64_t k, S* scores, S* paths);
+    // As for forward; where it is false there is no result.
+    bool (*topk)(const Problem<S>&, std::int64_t k, S* scores, S* paths);
 };
 
 namespace baseline {

@@ -159,7 +159,7 @@ void bind(nb::module_& m) {
                  paths.shape(1) == scores.shape(1) && int64_t(paths.shape(2)) == p.graph.num_edges,
              "scores and paths do not fit theta");
         nb::gil_scoped_release release;
-        dag<S>().topk(p, int64_t(scores.shape(1)), scores.data(), paths.data());
+        return dag<S>().topk(p, int64_t(scores.shape(1)), scores.data(), paths.data());
     });
     m.def("exp", [](const In<S, 1>& x, const Out<S, 1>& y) {
         need(x.shape(0) == y.shape(0), "lengths differ");
@@ -313,7 +313,7 @@ void bind_chain(nb::module_& m) {
         CHAIN_PROBLEM;
         need_best(p, scores, sequences);
         nb::gil_scoped_release release;
-        chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+        return chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
     });
 }
 
@@ -406,7 +406,7 @@ void bind_scores(nb::module_& m) {
         SCORES_PROBLEM;
         need_best(p, scores, sequences);
         nb::gil_scoped_release release;
-        chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+        return chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
     });
 }
 

@@ -61,7 +61,7 @@ struct Shape {
     using Bits = std::make_unsigned_t<Int>;
 };
 
-// exp(x) for x <= 1; exactly 0 below the smallest normal number.
+// exp(x) for x of magnitude below −F::smallest; exactly 0 below that. NaN may become 0.
 template <class V>
 inline V exp_nonpositive(V x) {
     using F = Format<typename Shape<V>::Real>;

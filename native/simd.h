@@ -147,6 +147,20 @@ inline Vec<R> greater(Vec<R> a, Vec<R> b) {
 #endif
 }
 
+// a < b ? a : b, so b for a NaN.
+template <class R>
+inline Vec<R> lesser(Vec<R> a, Vec<R> b) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == 4) {
+        return (Vec<R>)_mm256_min_ps((__m256)a, (__m256)b);
+    } else {
+        return (Vec<R>)_mm256_min_pd((__m256d)a, (__m256d)b);
+    }
+#else
+    return a < b ? a : b;
+#endif
+}
+
 template <class R>
 inline R sum(Vec<R> v) {
     R total = v[0];

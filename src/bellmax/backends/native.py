@@ -99,7 +99,7 @@ class NativeSweeps:
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        self.reference.check(theta, index)
         scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.empty_paths(theta, k)
-        self._call("topk", (*theta, scores, paths), index, omega)
+        if not self._call("topk", (*theta, scores, paths), index, omega):
+            self.reference.check(theta, index)
         return scores, paths
