@@ -296,7 +296,9 @@ struct Unit {
     }
 
     // Lanes whose sequence has a step n.
-    auto active(int64_t n) const { return across ? length > V{} + Real(n) : iota == iota; }
+    auto active(int64_t n) const {
+        return across ? length > V{} + Real(n) : V{} + Real(n < lanes.longest ? 1 : 0) > V{};
+    }
 
     static Entry entry(const Real* vector, int64_t p) { return load_vector<Entry>(vector + p * (across ? W : 1)); }
     static void set_entry(Real* vector, int64_t p, Entry value) {
@@ -568,7 +570,7 @@ void for_units(const ScoresProblem<S>& problem, const S* tape, Chosen chosen, Bo
             parallel_for(plan.units, problem.threads, [&](int64_t n) {
                 const int64_t first = n * plan.size, count = std::min<int64_t>(plan.size, plan.sequences.size() - first);
                 Unit<S, Omega, factored(), across()> unit(problem, &plan.sequences[first], count, tape);
-                body(unit, int(n % problem.threads));
+                body(unit, this_thread());
             });
         };
         const auto either = [&](auto factored) {

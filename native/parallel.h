@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -30,6 +33,15 @@ inline void prefer_large_pages(void* data, std::int64_t bytes) {
     if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
     (void)data, (void)bytes;
+#endif
+}
+
+// The number of this thread in a parallel loop.
+inline int this_thread() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
 #endif
 }
 

@@ -291,6 +291,49 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
     assert not torch.autograd.grad(nowhere.value.sum(), start)[0].any()
 
 
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_empty_sequences_give_no_gradient(batch: int, omega: bx.Regularizer, backend: str) -> None:
+    lengths = torch.arange(batch) % 3
+    end = potentials(batch, 3, seed=2).requires_grad_()
+    p = bx.Chain.from_scores(potentials(batch, 4, 3), potentials(3, 3, seed=1), end=end, lengths=lengths, omega=omega)
+    (gradient,) = torch.autograd.grad(p.value.sum(), end)
+    torch.testing.assert_close(gradient.sum(-1), (lengths > 0).double())
+    assert not p.hessian_product((None, None, None, end.detach()))[3][lengths == 0].any()
+    assert bx.Chain.from_scores(torch.zeros(2, 0, 3), torch.zeros(3, 3)).sample_sequences((4,)).shape == (4, 2, 0)
+
+
+def test_what_changes_in_place_is_seen_or_does_not_matter(backend: str) -> None:
+    emissions, transitions, lengths = potentials(2, 5, 3), potentials(3, 3, seed=1), torch.tensor([2, 5])
+    gamma = torch.tensor(1.0, dtype=torch.float64)
+    p = bx.Chain.from_scores(emissions, transitions, lengths=lengths, omega=bx.Negentropy(gamma))
+    before = p.value
+    lengths[0] = 5
+    assert torch.equal(p.value, before)
+    gamma += 1
+    transitions += 1
+    fresh = bx.Chain.from_scores(
+        emissions, transitions, lengths=torch.tensor([2, 5]), omega=bx.Negentropy(gamma.clone())
+    )
+    torch.testing.assert_close(p.value, fresh.value)
+    torch.testing.assert_close(p.marginals, fresh.marginals)
+
+
+def test_entropy_beside_huge_scores(backend: str) -> None:
+    emissions = torch.zeros(1, 4, 3)
+    emissions[0, 2] = -1e30
+    p = bx.Chain.from_scores(emissions, torch.full((3, 3), 1e20), start=torch.full((3,), 1e25))
+    torch.testing.assert_close(p.entropy(), torch.tensor([4 * math.log(3)]))
+
+
+def test_scores_that_are_not_used_may_be_nan(backend: str) -> None:
+    transitions = potentials(2, 1, 3, 3)
+    transitions[0] = math.nan
+    p = bx.Chain.from_scores(potentials(2, 2, 3), transitions, lengths=torch.tensor([1, 2]))
+    assert p.value.isfinite().all()
+    alone = bx.Chain.from_scores(potentials(2, 1, 3), torch.full((3, 3), math.nan, dtype=torch.float64))
+    assert alone.value.isfinite().all()
+
+
 def test_strides_batches_and_dtypes(omega: bx.Regularizer, backend: str) -> None:
     emissions, transitions = potentials(3, 4, 2, 5).permute(2, 0, 3, 1), potentials(4, 4, seed=1).T
     p = bx.Chain.from_scores(emissions, transitions.float(), omega=omega)
@@ -402,6 +445,14 @@ def test_bad_input_is_named(backend: str) -> None:
         (lambda: make(bad, transitions).best_sequence(), r"emissions .*got nan at event index \(2, 0\)"),
         (lambda: make(emissions, transitions + math.inf).value, "transitions must be finite or -inf, got inf"),
         (lambda: make(emissions, transitions, end=torch.full((3,), math.nan)).value, "end must be finite or -inf"),
+        (
+            lambda: make(emissions, transitions).hessian_product((None, torch.zeros(2, 3, 3), None, None)),
+            r"transitions of z must broadcast to .*\(3, 3\), got \(2, 3, 3\)",
+        ),
+        (
+            lambda: make(emissions, transitions).sequence_to_path(torch.full((5,), 7)),
+            "sequence must hold states from 0 to 2, or -1, got 7",
+        ),
         (lambda: make(emissions, transitions).hessian_product((emissions,)), "z must hold emissions, transitions"),
         (
             lambda: make(emissions, transitions).hessian_product((torch.zeros(7), None, None, None)),

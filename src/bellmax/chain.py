@@ -13,7 +13,7 @@ import bellmax.autograd as autograd
 from bellmax.backends.reference.chain import first_step, kept_steps
 from bellmax.backends.reference.scores import dense
 from bellmax.distribution import PathDistribution
-from bellmax.regularizers import Negentropy, Regularizer
+from bellmax.regularizers import Negentropy, Regularizer, is_readable
 
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
@@ -122,8 +122,8 @@ class Chain(PathDistribution):
         if lengths.shape != self.batch_shape:
             raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(lengths.shape)}")
         self._check_device("lengths" if mask.shape[-1] == 0 else "mask", lengths)
-        self.lengths = lengths
-        self._mask = mask
+        self.lengths = lengths.clone()  # the tape is made for these steps, whatever becomes of the caller's tensor
+        self._mask = mask.clone()
 
     # --- states
 
@@ -165,6 +165,9 @@ class Chain(PathDistribution):
         if sequence.shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
             raise ValueError(f"sequence must be integer of shape (..., {steps}), got {got}")
+        if is_readable(sequence) and sequence.numel() and not -1 <= int(sequence.min()) <= int(sequence.max()) < states:
+            worst = sequence.max() if int(sequence.max()) >= states else sequence.min()
+            raise ValueError(f"sequence must hold states from 0 to {states - 1}, or -1, got {int(worst)}")
         # The step before each one that has a state, −1 for the first.
         step = torch.arange(steps, device=sequence.device).expand(sequence.shape)
         seen = torch.where(sequence >= 0, step, -1).cummax(-1).values if steps else step
@@ -273,9 +276,10 @@ class ScoredChain(Chain):
             raise ValueError(f"emissions must have shape (..., T, S) with S >= 1, got {tuple(shape)}")
         batch, steps, states = shape[:-2], shape[-2], shape[-1]
         one_for_all = transitions.shape == (states, states)
-        by_step = transitions.shape == (*batch, steps - 1, states, states)
+        places = max(steps - 1, 0)
+        by_step = transitions.shape == (*batch, places, states, states)
         if not (one_for_all or by_step or transitions.shape == (*batch, states, states)):
-            each = f"{(*batch, states, states)} or {(*batch, steps - 1, states, states)}"
+            each = f"{(*batch, states, states)} or {(*batch, places, states, states)}"
             raise ValueError(
                 f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
                 f"got {tuple(transitions.shape)}"
@@ -351,8 +355,10 @@ class ScoredChain(Chain):
         """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""
         if type(self.omega) is not Negentropy:
             return self._dense().entropy()
-        # v − ⟨E, θ⟩, a small difference of large numbers.
-        precise = self._with([score.double() for score in self._scores], self.omega)
+        # v − ⟨E, θ⟩, a small difference of large numbers: what is common to all paths is taken off first.
+        dims = ((-1,), (-2, -1), (-1,), (-1,))
+        scores = [_centred(score.double(), d) for score, d in zip(self._scores, dims, strict=True)]
+        precise = self._with(scores, self.omega)
         theta, value, tape = precise._forward()
         slopes = autograd.directional_derivative(precise._program, theta, tape, theta, precise._index)
         nowhere = value == -math.inf
@@ -379,13 +385,10 @@ class ScoredChain(Chain):
         if len(z) != 4:
             raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
         direction = []
-        for name, given, score in zip(("emissions", "transitions", "start", "end"), z, self._scores, strict=True):
-            if given is None:
-                direction.append(torch.zeros_like(score))
-                continue
-            if name == "transitions" and not self._by_step:
-                given = given.unsqueeze(-3)
-            direction.append(self._like(f"{name} of z", given, score))
+        for name, given in zip(("emissions", "transitions", "start", "end"), z, strict=True):
+            score: Tensor = getattr(self, name)
+            like = torch.zeros_like(score) if given is None else self._like(f"{name} of z", given, score)
+            direction.append(like.unsqueeze(-3) if name == "transitions" and not self._by_step else like)
         return direction
 
     def _dense(self) -> Chain:
@@ -401,6 +404,12 @@ class ScoredChain(Chain):
         emissions, transitions, start, end = scores
         transitions = transitions if self._by_step else transitions.squeeze(-3)
         return self._on_same_steps(ScoredChain(emissions, transitions, start=start, end=end, omega=omega))
+
+
+def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A score less the greatest along ``dims``, where that is finite."""
+    top = score.detach().amax(dims, keepdim=True)
+    return score - top.masked_fill(~top.isfinite(), 0)
 
 
 def viterbi(

@@ -151,10 +151,11 @@ class PathDistribution(Distribution):
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def _version(self) -> tuple[int, ...]:
-        """How often the scores were changed in place, where torch counts it."""
+        """How often the scores and γ were changed in place, where torch counts it."""
         if torch.compiler.is_compiling():
             return ()
-        return tuple(0 if score.is_inference() else score._version for score in self._scores)
+        tensors = self._scores if not isinstance(self.omega.gamma, Tensor) else (*self._scores, self.omega.gamma)
+        return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
     def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""

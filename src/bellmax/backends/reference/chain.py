@@ -224,7 +224,7 @@ def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omeg
     last = last_step(kept)
     end = _end(tape, index, omega)
     exists = end.any(-1, keepdim=True)
-    state = torch.zeros_like(uniforms[..., 0], dtype=torch.int64)
+    state = torch.zeros_like(uniforms[..., :1], dtype=torch.int64).sum(-1)
     later = torch.zeros_like(tape[:, :1]).expand(-1, theta.shape[2], -1)  # q of the step after t
     states = []
     for t, x in reversed(list(_steps(theta, tape, index, omega))):

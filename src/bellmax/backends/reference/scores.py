@@ -51,12 +51,15 @@ def check(theta: Tensors, index: Tensors) -> None:
     emissions, transitions, start, end = theta
     kept = kept_steps(index, emissions.shape[1])
     reject("emissions", emissions, ~(emissions < math.inf) & kept.unsqueeze(-1))
-    bad = ~(transitions < math.inf)
-    if transitions.shape[1] > 1:
-        bad = bad & (kept & ~first_step(kept))[:, 1:, None, None]
-    reject("transitions", transitions.expand(bad.shape), bad)
-    reject("start", start, ~(start < math.inf))
-    reject("end", end, ~(end < math.inf))
+    linked = (kept & ~first_step(kept))[:, 1:]  # (B, T−1): whether a transition is used
+    for dim in (0, 1):
+        if transitions.shape[dim] == 1:
+            linked = linked.any(dim, keepdim=True)
+    reject("transitions", transitions, ~(transitions < math.inf) & linked[..., None, None])
+    visited = kept.any(1, keepdim=True)
+    for name, score in (("start", start), ("end", end)):
+        used = visited.any(0, keepdim=True) if score.shape[0] == 1 else visited
+        reject(name, score, ~(score < math.inf) & used)
 
 
 def forward(theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
