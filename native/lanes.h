@@ -12,41 +12,33 @@ inline namespace BELLMAX_ARCH {
 
 using std::int64_t;
 
-// `count` numbers from each of W places become count vectors: take(k, vector).
-template <class Real, class S, class Take>
-inline void fetch_each(const S* const* lane, int64_t count, Take take) {
+// `count` numbers from each of W places become count vectors.
+template <class Real, class S>
+inline void fetch(const S* const* lane, int64_t count, Real* tile) {
     constexpr int W = lanes_of<Real>;
     int64_t k = 0;
     for (; k + W <= count; k += W) {
         Vec<Real> v[W];
         for (int l = 0; l < W; ++l) v[l] = load_as<Real>(lane[l] + k);
         transpose(v);
-        for (int j = 0; j < W; ++j) take(k + j, v[j]);
+        for (int j = 0; j < W; ++j) store(tile + (k + j) * W, v[j]);
     }
     if (k == count) return;
     Vec<Real> v[W];
     for (int l = 0; l < W; ++l) v[l] = load_some<Real>(lane[l] + k, count - k);
     transpose(v);
-    for (int j = 0; k + j < count; ++j) take(k + j, v[j]);
+    for (int j = 0; k + j < count; ++j) store(tile + (k + j) * W, v[j]);
 }
 
+// And back, to the first `valid` places. The tile is readable up to a whole number of vectors.
 template <class Real, class S>
-inline void fetch(const S* const* lane, int64_t count, Real* tile) {
-    fetch_each<Real>(lane, count, [&](int64_t k, Vec<Real> v) { store(tile + k * lanes_of<Real>, v); });
-}
-
-// And back, to the first `valid` places. The tile is readable up to a whole number of vectors. If `past_caches`, the
-// places are aligned and what is written is not wanted soon.
-template <class Real, class S>
-inline void flush(S* const* lane, int valid, int64_t count, const Real* tile, bool past_caches = false) {
+inline void flush(S* const* lane, int valid, int64_t count, const Real* tile) {
     constexpr int W = lanes_of<Real>;
     for (int64_t k = 0; k < count; k += W) {
         Vec<Real> v[W];
         for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * W);
         transpose(v);
-        if (past_caches) {
-            for (int l = 0; l < valid; ++l) store_past_caches<S, Real>(lane[l] + k, v[l]);
-        } else if (k + W > count) {
+        if (k + W > count) {
             for (int l = 0; l < valid; ++l) store_some<S, Real>(lane[l] + k, v[l], count - k);
         } else if (valid == W) {
             for (int l = 0; l < W; ++l) store_as<S, Real>(lane[l] + k, v[l]);

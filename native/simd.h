@@ -161,20 +161,6 @@ inline Vec<R> lesser(Vec<R> a, Vec<R> b) {
 #endif
 }
 
-template <class R>
-inline R sum(Vec<R> v) {
-    R total = v[0];
-    for (int l = 1; l < lanes_of<R>; ++l) total += v[l];
-    return total;
-}
-
-template <class R>
-inline R greatest(Vec<R> v) {
-    R top = v[0];
-    for (int l = 1; l < lanes_of<R>; ++l) top = v[l] > top ? v[l] : top;
-    return top;
-}
-
 inline bool any(bool mask) { return mask; }
 
 // Whether the mask of a lane is set.
