@@ -29,10 +29,17 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 demo: $(INSTALLED)  ## a small graph under three regularizers, as a table and a picture
 	$(BIN)/python examples/demo.py
 
-bench: $(INSTALLED)  ## measure, chains against their peers; writes benchmarks/results
+# aeon wants an older numba and numpy than the other peers.
+build/peers/installed:
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon
+	touch $@
+
+bench: $(INSTALLED) build/peers/installed  ## measure, chains and DTW against their peers; writes benchmarks/results
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[bench]'
 	$(BIN)/python benchmarks/dag.py
 	$(BIN)/python benchmarks/chain.py
+	$(BIN)/python benchmarks/dtw.py
 
 # A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer

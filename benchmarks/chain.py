@@ -8,29 +8,50 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from measuring import (
+    SECONDS,
+    Row,
     Run,
+    against,
     cell,
+    collect,
     command_line,
+    factor,
     forget_peak,
     heading,
     in_own_process,
     machine,
     measure,
+    nanoseconds,
     peak,
     ratio,
     report,
+    shown,
+    slower,
     table,
 )
-from rivals import NEGENTROPY, TASKS, Rival, Shape, dense, our_scores, ours, random_potentials, scored, sparse, versions
+from rivals import (
+    CHAIN_PEERS,
+    NEGENTROPY,
+    TASKS,
+    Rival,
+    Shape,
+    compare,
+    dense,
+    our_scores,
+    ours,
+    random_potentials,
+    scored,
+    sparse,
+    versions,
+)
 
 import bellmax as bx
 
+SIZES = "(B,T,S)"
 SHAPES = ((32, 50, 17), (64, 128, 32), (16, 512, 64), (8, 64, 256), (1, 4096, 32), (3200, 50, 2))
 SLOW = {  # torch.compile takes a minute at T = 50, and torch-struct time and memory of O(TS³)
     (32, 50, 17): ("torch.compile", "torch-struct"),
@@ -44,32 +65,6 @@ ATTENTION = (3200, 50, 2)
 GROWTH = (8, 128, 32)
 MEMORY = (("dense", 16, 512, 64), ("scores", 64, 512, 64), ("scores", 1, 1_000_000, 8), ("dense", 1, 1_000_000, 8))
 QUICK_SHAPES = ((32, 50, 17), (8, 20, 5))
-SECONDS = 1.0  # for the repeats of each run
-
-Row = dict[str, Any]
-
-
-def compare(
-    make: Callable[[Shape], dict[str, Rival]], shapes: Sequence[Shape], repeats: int, tasks: Sequence[str] = TASKS
-) -> list[Row]:
-    rows: list[Row] = []
-    for shape in shapes:
-        runs = {name: rival.runs() for name, rival in make(shape).items()}
-        check(runs)
-        for task in tasks:
-            now = {name: run[task] for name, run in runs.items() if task in run}
-            rows.append({"shape": shape, "task": task, **measure(now, repeats, SECONDS)})
-    return rows
-
-
-def check(runs: dict[str, dict[str, Run]]) -> None:
-    """That all agree on the value, and that our gradient is finite."""
-    value = runs["bellmax"]["value"]()
-    for name, run in runs.items():
-        if name != NEGENTROPY:
-            torch.testing.assert_close(run["value"](), value, rtol=1e-4, atol=1e-3, msg=f"{name} has another value")
-    if not all(gradient.isfinite().all() for gradient in runs["bellmax"]["value and gradient"]()):
-        raise ArithmeticError("the gradient is not finite")
 
 
 def attention(shape: Shape, repeats: int) -> list[Row]:
@@ -160,7 +155,7 @@ def markdown(results: dict) -> list[str]:
         "",
         "The good loop goes over `theta.unbind(1)`, the plain one over `theta[:, t]`; compilation is not counted.",
         "torch-struct decodes to an indicator of the path, the others to states.",
-        *against(results["dense"], ("good loop", "plain loop", "torch.compile", "torch-struct"), peers),
+        *against(results["dense"], SIZES, ("good loop", "plain loop", "torch.compile", "torch-struct"), peers),
         "",
         "## Dense potentials, l2",
         "",
@@ -170,10 +165,10 @@ def markdown(results: dict) -> list[str]:
         "## From scores, negentropy",
         "",
         "Gradients with respect to emissions, transitions, start and end.",
-        *against(results["scores"], ("pytorch-crf", "TorchCRF"), peers),
+        *against(results["scores"], SIZES, ("pytorch-crf", "TorchCRF"), peers),
         "",
         f"Transitions of standard deviation {SPREAD:.0f}, which spread over more than 100:",
-        *against(results["spread"], ("pytorch-crf", "TorchCRF"), peers),
+        *against(results["spread"], SIZES, ("pytorch-crf", "TorchCRF"), peers),
         "",
         "## Structured attention",
         "",
@@ -197,20 +192,6 @@ def markdown(results: dict) -> list[str]:
     ]
 
 
-def against(rows: list[Row], columns: Sequence[str], peers: dict[str, str | None]) -> list[str]:
-    header = " | ".join(("(B,T,S)", "task", "bellmax:", *(f"{name}:" for name in columns)))
-    lines = [
-        [shown(r["shape"]), r["task"], cell(r["bellmax"]), *(slower(r, name, peers) for name in columns)] for r in rows
-    ]
-    return table(header, lines)
-
-
-def slower(row: Row, name: str, peers: dict[str, str | None]) -> str:
-    if name in row:
-        return f"{cell(row[name])} ({factor(ratio(row[name], row['bellmax']))})"
-    return "not installed" if name in peers and peers[name] is None else "–"
-
-
 def l2_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
     lines = [
         [
@@ -223,7 +204,7 @@ def l2_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
         ]
         for r in rows
     ]
-    return table("(B,T,S) | task | bellmax, l2: | bellmax, negentropy: | l2 to negentropy: | entmax:", lines)
+    return table(f"{SIZES} | task | bellmax, l2: | bellmax, negentropy: | l2 to negentropy: | entmax:", lines)
 
 
 def attention_table(rows: list[Row]) -> list[str]:
@@ -243,11 +224,11 @@ def growth_table(rows: list[Row]) -> list[str]:
         [
             r["axis"],
             shown(r["shape"]),
-            *(entry for form in ("dense", "scores") for entry in (cell(r[form]), nanoseconds(r, form))),
+            *(entry for form in ("dense", "scores") for entry in (cell(r[form]), nanoseconds(r[form], r["edges"]))),
         ]
         for r in rows
     ]
-    return table("doubled | (B,T,S) | dense: | ns/edge: | from scores: | ns/edge:", lines)
+    return table(f"doubled | {SIZES} | dense: | ns/edge: | from scores: | ns/edge:", lines)
 
 
 def memory_table(rows: list[Row]) -> list[str]:
@@ -259,25 +240,12 @@ def memory_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table("form | (B,T,S) | inputs: | outputs: | a float per node: | beyond: | whole process:", lines)
+    return table(f"form | {SIZES} | inputs: | outputs: | a float per node: | beyond: | whole process:", lines)
 
 
 def operators_table(rows: list[Row]) -> list[str]:
     lines = [[r["operator"], cell(r["alone"]), cell(r["among"]), factor(ratio(r["among"], r["alone"]))] for r in rows]
     return table("operator | before: | interleaved: | ratio:", lines)
-
-
-def shown(shape: Sequence[int]) -> str:
-    return "(" + ",".join(map(str, shape)) + ")"
-
-
-def factor(number: float) -> str:
-    return f"{number:.0f}×" if number >= 10 else f"{number:.1f}×"
-
-
-def nanoseconds(row: Row, form: str) -> str:
-    """An edge."""
-    return f"{row[form]['median'] * 1e6 / row['edges']:.2f}"
 
 
 def main() -> None:
@@ -303,10 +271,7 @@ def main() -> None:
         "growth": lambda: growth(1 if quick else 4, repeats),
         "memory": lambda: [memory(*case) for case in (MEMORY[:1] if quick else MEMORY)],
     }
-    results = {"machine": machine(), "peers": versions()}
-    for name, make in tables.items():
-        print(f"{name} …", file=sys.stderr)
-        results[name] = make()
+    results = {"machine": machine(), "peers": versions(CHAIN_PEERS), **collect(tables)}
     report(args.output, "chain", results, markdown(results))
 
 

@@ -1,4 +1,7 @@
-"""What the benchmarks share: interleaved timing, peak memory, the machine, the command line."""
+"""What the benchmarks share: interleaved timing, peak memory, the machine, tables, the command line.
+
+Importable without torch, for peers in an environment of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
-
-import bellmax as bx
+import numpy as np
 
 Run = Callable[[], object]
 Times = dict[str, float]
+Row = dict[str, Any]
+SECONDS = 1.0  # for the repeats of each run
 
 
 def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> dict[str, Times]:
@@ -54,13 +58,35 @@ def peak() -> int:
     return int(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 
 
-def in_own_process(script: str, *arguments: str) -> str:
+def in_own_process(script: str | Path, *arguments: str, python: str | Path = sys.executable) -> str:
     """What ``script`` prints when it is run with these arguments."""
-    done = subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([python, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
+def collect(tables: dict[str, Callable[[], object]]) -> dict[str, object]:
+    """Make the tables one after the other, and say which."""
+    results = {}
+    for name, make in tables.items():
+        print(f"{name} …", file=sys.stderr)
+        results[name] = make()
+    return results
+
+
+def random_series(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Two families of series, (R, N) and (C, M) with R · C = B, the same in every process."""
+    batch, *lengths = shape
+    rows = next(rows for rows in range(math.isqrt(batch), 0, -1) if batch % rows == 0)
+    random = np.random.default_rng(0)
+    x, y = (random.standard_normal(size) for size in zip((rows, batch // rows), lengths, strict=True))
+    return x, y
+
+
 def machine() -> dict[str, object]:
+    import torch
+
+    import bellmax as bx
+
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
@@ -79,6 +105,35 @@ def heading(title: str, m: dict[str, object]) -> list[str]:
 
 def cell(times: Times) -> str:
     return f"{times['min']:.2f} / {times['median']:.2f}"
+
+
+def shown(shape: Sequence[int]) -> str:
+    return "(" + ",".join(map(str, shape)) + ")"
+
+
+def factor(number: float) -> str:
+    return f"{number:.0f}×" if number >= 10 else f"{number:.1f}×"
+
+
+def nanoseconds(times: Times, count: int) -> str:
+    """The median, for one of ``count``."""
+    return f"{times['median'] * 1e6 / count:.2f}"
+
+
+def slower(row: Row, name: str, peers: dict[str, str | None], than: str = "bellmax") -> str:
+    """The times of a peer, and how many times slower it is."""
+    if name in row:
+        return f"{cell(row[name])} ({factor(ratio(row[name], row[than]))})"
+    return "not installed" if name in peers and peers[name] is None else "–"
+
+
+def against(rows: list[Row], sizes: str, columns: Sequence[str], peers: dict[str, str | None]) -> list[str]:
+    """A table of bellmax and its rivals; ``sizes`` says what a shape is made of."""
+    header = " | ".join((sizes, "task", "bellmax:", *(f"{name}:" for name in columns)))
+    lines = [
+        [shown(r["shape"]), r["task"], cell(r["bellmax"]), *(slower(r, name, peers) for name in columns)] for r in rows
+    ]
+    return table(header, lines)
 
 
 def table(columns: str, rows: list[list[str]]) -> list[str]:

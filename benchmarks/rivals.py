@@ -1,31 +1,36 @@
-"""Chains by bellmax and by other means: plain torch, and peers from PyPI where they are installed."""
+"""Chains and DTW by bellmax and by other means: plain torch, and peers from PyPI where they are installed."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from measuring import Run
+from measuring import SECONDS, Row, Run, measure, random_series
 from torch import Tensor
 
 import bellmax as bx
 
 TASKS = ("value", "value and gradient", "Hessian product", "decoding")
 NEGENTROPY = "bellmax, negentropy"
-PEERS = ("torch-struct", "pytorch-crf", "TorchCRF", "entmax")
-Shape = tuple[int, int, int]  # batch, steps, states
+CHAIN_PEERS = ("torch-struct", "pytorch-crf", "TorchCRF", "entmax")
+DTW_PEERS = ("tslearn", "pysdtw", "dtaidistance", "librosa")
+Shape = tuple[int, int, int]  # batch, and: steps, states of chains; lengths of both series of DTW
 
+os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # its OpenMP is a second one, and slows torch's operators
 warnings.filterwarnings("ignore", ".*arg_constraints", UserWarning)  # torch-struct
 
 
 @dataclass
 class Rival:
-    """A way to compute the value of a batch of chains from ``inputs``, which require gradients."""
+    """A way to compute the values of a batch from ``inputs``, which require gradients."""
 
     inputs: Sequence[Tensor]
     value: Callable[[], Tensor]
@@ -55,10 +60,39 @@ class Rival:
         return {task: run for task, run in runs.items() if run is not None and task not in self.skips}
 
 
-def versions() -> dict[str, str | None]:
-    """Of the peers; None where one is not installed."""
+def compare(
+    make: Callable[[Shape], dict[str, Rival]], shapes: Sequence[Shape], repeats: int, tasks: Sequence[str] = TASKS
+) -> list[Row]:
+    rows: list[Row] = []
+    for shape in shapes:
+        runs = {name: rival.runs() for name, rival in make(shape).items()}
+        check(runs)
+        for task in tasks:
+            now = {name: run[task] for name, run in runs.items() if task in run}
+            rows.append({"shape": shape, "task": task, **measure(now, repeats, SECONDS)})
+    return rows
+
+
+def check(runs: dict[str, dict[str, Run]]) -> None:
+    """That all agree on the value, and that our gradient is finite."""
+    value = runs["bellmax"]["value"]()
+    for name, run in runs.items():
+        if name != NEGENTROPY:
+            check_value(name, run["value"](), value)
+    if not all(gradient.isfinite().all() for gradient in runs["bellmax"]["value and gradient"]()):
+        raise ArithmeticError("the gradient is not finite")
+
+
+def check_value(name: str, value: Any, expected: Any) -> None:
+    torch.testing.assert_close(
+        value, expected, rtol=1e-4, atol=1e-3, check_dtype=False, msg=f"{name} has another value"
+    )
+
+
+def versions(peers: Sequence[str]) -> dict[str, str | None]:
+    """None where one is not installed."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    return {name: installed.get(name) for name in PEERS}
+    return {name: installed.get(name) for name in peers}
 
 
 def peer(module: str, name: str, method: str = "__call__") -> Any:
@@ -213,3 +247,96 @@ def other_torch_crf(crf: Any, emissions: Tensor, transitions: Tensor, start: Ten
         lambda: crf._compute_denominator_log_likelihood(emissions, mask),
         decode=torch.no_grad()(lambda: crf.viterbi_decode(emissions, mask)),
     )
+
+
+# --- DTW from costs (B, N, M)
+
+
+def soft_dtws() -> dict[str, Callable[[Tensor], Tensor]]:
+    """By name: from costs to values (B), with γ = 1."""
+    rivals = {"bellmax": lambda cost: bx.DTW(cost).value, "anti-diagonals": soft_dtw}
+    if loss := peer("tslearn.metrics", "SoftDTWLossPyTorch"):
+        of_costs = loss(dist_func=lambda cost, _: cost)
+        rivals["tslearn"] = lambda cost: of_costs(cost, cost)
+    if function := peer("pysdtw", "SoftDTWcpu", "apply"):
+        rivals["pysdtw"] = lambda cost: function.apply(cost, torch.tensor(cost.shape[1:]).expand(len(cost), 2), 1.0, 0)
+    return rivals
+
+
+def soft_aligned(shape: Shape) -> dict[str, Rival]:
+    cost = random_cost(shape)
+    rivals = {name: Rival([cost], functools.partial(value, cost)) for name, value in soft_dtws().items()}
+    for name in {"tslearn", "pysdtw"} & rivals.keys():
+        rivals[name].skips = ("Hessian product",)  # wrong
+    return {**rivals, "bellmax": our_dtw(cost, "negentropy")}
+
+
+def sparse_aligned(shape: Shape) -> dict[str, Rival]:
+    """bellmax under the squared l2 norm, and under negentropy beside it."""
+    cost = random_cost(shape)
+    return {"bellmax": our_dtw(cost, "l2"), NEGENTROPY: our_dtw(cost, "negentropy")}
+
+
+def random_cost(shape: Shape) -> Tensor:
+    return torch.randn(shape).square_().requires_grad_()
+
+
+def our_dtw(cost: Tensor, omega: str) -> Rival:
+    def dtw() -> bx.DTW:
+        return bx.DTW(cost, omega=omega)
+
+    return Rival([cost], lambda: dtw().value, path=lambda: [dtw().expected_path])
+
+
+def soft_dtw(cost: Tensor) -> Tensor:
+    """A whole anti-diagonal of the whole batch at a time.
+
+    ``last`` and ``before`` are the two previous ones, (rows, B), with a row that no path reaches at either end.
+    """
+    batch, rows, columns = cost.shape
+    cells, sizes = anti_diagonals(rows, columns)
+    edge = cost.new_full((1, batch), -torch.inf)
+    last, before = torch.cat((edge, edge)), torch.cat((torch.zeros_like(edge), edge))
+    for k, diagonal in enumerate(cost.flatten(1).T.index_select(0, cells).split(sizes)):
+        size = len(diagonal)
+        # Once the first row is past, a diagonal starts a row below the one before it.
+        a, b = int(k >= columns), int(k >= columns) + int(k > columns)
+        parents = torch.stack((before[b : b + size], last[a : a + size], last[a + 1 : a + 1 + size]))
+        before, last = last, torch.cat((edge, parents.logsumexp(0) - diagonal, edge))
+    return -last[1]
+
+
+@functools.cache
+def anti_diagonals(rows: int, columns: int) -> tuple[Tensor, list[int]]:
+    """The cells of a flattened matrix, by anti-diagonals, and the size of each of these."""
+    diagonal = (torch.arange(rows).unsqueeze(-1) + torch.arange(columns)).flatten()
+    return diagonal.argsort(stable=True), diagonal.bincount().tolist()
+
+
+# --- DTW from series of numbers to values: of all pairs, since dtaidistance has threads for that only
+
+
+def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
+    """Where not ``parallel``, also those that take one pair after the other."""
+    x, y = random_series(shape)
+    ours = all_pairs(shape)
+    soft: dict[str, Run] = {"bellmax, soft": lambda: bx.dtw(*ours)}
+    hard: dict[str, Run] = {"bellmax, hard": lambda: bx.dtw(*ours, omega="hard")}
+    if matrix := peer("dtaidistance.dtw", "distance_matrix_fast"):
+        block = (0, len(x)), (len(x), len(x) + len(y))
+        hard["dtaidistance"] = lambda: np.square(matrix([*x, *y], block=block, compact=True, parallel=parallel))
+    if not parallel and (librosa := peer("librosa.sequence", "dtw")):
+        hard["librosa"] = lambda: [librosa(a, b, metric="sqeuclidean", backtrack=False)[-1, -1] for a in x for b in y]
+    if not parallel and (tslearn := peer("tslearn.metrics", "soft_dtw")):
+        soft["tslearn"] = lambda: [tslearn(a, b) for a in x for b in y]
+    for runs in (soft, hard):
+        first, *others = (torch.as_tensor(np.array(run())) for run in runs.values())
+        for name, value in zip(list(runs)[1:], others, strict=True):
+            check_value(name, value, first)
+    return soft | hard
+
+
+def all_pairs(shape: Shape) -> tuple[Tensor, Tensor]:
+    """(B, N, 1) and (B, M, 1) in float32."""
+    x, y = (torch.tensor(series, dtype=torch.float32).unsqueeze(-1) for series in random_series(shape))
+    return x.repeat_interleave(len(y), 0), y.repeat(len(x), 1, 1)

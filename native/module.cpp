@@ -10,6 +10,7 @@
 
 #include "chain.h"
 #include "dag.h"
+#include "dtw.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -43,6 +44,16 @@ const ChainKernels<S>& chain() {
     static const ChainKernels<S> kernels = has_avx2() ? avx2::chain_kernels<S>() : baseline::chain_kernels<S>();
 #else
     static const ChainKernels<S> kernels = baseline::chain_kernels<S>();
+#endif
+    return kernels;
+}
+
+template <class S>
+const DtwKernels<S>& dtw() {
+#ifdef BELLMAX_HAS_AVX2
+    static const DtwKernels<S> kernels = has_avx2() ? avx2::dtw_kernels<S>() : baseline::dtw_kernels<S>();
+#else
+    static const DtwKernels<S> kernels = baseline::dtw_kernels<S>();
 #endif
     return kernels;
 }
@@ -410,6 +421,82 @@ void bind_scores(nb::module_& m) {
     });
 }
 
+template <class S>
+using Costs = In<S, 3>;
+
+#define PAIRS const In<int64_t, 2>&lengths, const In<double, 1>&band, const In<bool, 2>&, double alpha, double vertex, int threads
+#define DTW_PROBLEM(tape) dtw_problem<S>(cost, lengths, band, tape, alpha, vertex, threads)
+
+template <class S, class Tape>
+DtwProblem<S> dtw_problem(const Costs<S>& cost, const In<int64_t, 2>& lengths, const In<double, 1>& band, const Tape& tape,
+                          double alpha, double vertex, int threads) {
+    const int64_t batch = int64_t(cost.shape(0)), rows = int64_t(cost.shape(1)), columns = int64_t(cost.shape(2));
+    need(rows > 0 && columns > 0, "the cost is empty");
+    need(int64_t(lengths.shape(0)) == batch && lengths.shape(1) == 2 && int64_t(band.shape(0)) == batch,
+         "the index does not fit the cost");
+    for (int64_t b = 0; b < batch; ++b) {
+        need(lengths.data()[2 * b] >= 1 && lengths.data()[2 * b] <= rows && lengths.data()[2 * b + 1] >= 1 &&
+                 lengths.data()[2 * b + 1] <= columns,
+             "a length is out of range");
+        need(band.data()[b] >= 0, "a band is negative");
+    }
+    const int64_t size = int64_t(tape.shape(1));
+    need(int64_t(tape.shape(0)) == batch && (size == 0 || size == dtw_tape_size(rows, columns)), "the tape does not fit");
+    return {batch, rows, columns, lengths.data(), band.data(), {alpha, vertex}, threads, cost.data(),
+            size ? const_cast<double*>(tape.data()) : nullptr};
+}
+
+template <class S, class A>
+void need_like(const DtwProblem<S>& p, const A& array) {
+    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.rows && int64_t(array.shape(2)) == p.columns,
+         "an array is not like the cost");
+    if constexpr (!std::is_const_v<typename A::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
+}
+
+template <class S>
+void need_seed(const DtwProblem<S>& p, const In<S, 1>& seed) {
+    need(int64_t(seed.shape(0)) == p.batch, "a number for each pair is needed");
+    need(p.tape != nullptr, "the tape was not kept");
+}
+
+template <class S>
+void bind_dtw(nb::module_& m) {
+    m.def("dtw_forward", [](const Costs<S>& cost, const Out<S, 1>& value, const Out<double, 2>& tape, PAIRS) {
+        const auto p = DTW_PROBLEM(tape);
+        need(int64_t(value.shape(0)) == p.batch, "a number for each pair is needed");
+        nb::gil_scoped_release release;
+        return dtw<S>().forward(p, value.data());
+    });
+    m.def("dtw_backward",
+          [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Out<S, 3>& out, PAIRS) {
+              const auto p = DTW_PROBLEM(tape);
+              need_seed(p, seed);
+              need_like(p, out);
+              nb::gil_scoped_release release;
+              dtw<S>().backward(p, seed.data(), out.data());
+          });
+    m.def("dtw_hessian", [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Costs<S>& z,
+                            const Out<S, 3>& out, PAIRS) {
+        const auto p = DTW_PROBLEM(tape);
+        need_seed(p, seed);
+        need_like(p, z);
+        need_like(p, out);
+        nb::gil_scoped_release release;
+        dtw<S>().hessian(p, seed.data(), z.data(), out.data());
+    });
+    m.def("dtw_sample", [](const Costs<S>& cost, const In<double, 2>& tape, const In<double, 3>& uniforms,
+                           const Out<int64_t, 3>& paths, PAIRS) {
+        const auto p = DTW_PROBLEM(tape);
+        need(p.tape != nullptr, "the tape was not kept");
+        need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.rows + p.columns - 2 &&
+                 int64_t(paths.shape(0)) == p.batch && paths.shape(1) == uniforms.shape(1) &&
+                 int64_t(paths.shape(2)) == p.rows + p.columns - 1,
+             "the paths do not fit the uniforms");
+        nb::gil_scoped_release release;
+        dtw<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), paths.data());
+    });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -425,4 +512,7 @@ NB_MODULE(_native, m) {
     bind_chain<double>(m);
     bind_scores<float>(m);
     bind_scores<double>(m);
+    bind_dtw<float>(m);
+    bind_dtw<double>(m);
+    m.def("dtw_tape_size", &dtw_tape_size);
 }

@@ -50,15 +50,29 @@ inline Vec<R> load(const R* from) {
     return v;
 }
 
+// A vector, or a single number, as it lies in memory.
+template <class V, class R>
+inline V load_vector(const R* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+// As many numbers of another precision as a vector has lanes.
+template <class S, int N>
+struct PartOf {
+    typedef S type __attribute__((vector_size(N * sizeof(S))));
+};
+template <class S, int N>
+using Part = typename PartOf<S, N>::type;
+
 // From another precision.
 template <class R, class S>
 inline Vec<R> load_as(const S* from) {
     if constexpr (sizeof(R) == sizeof(S)) {
         return load<R>(from);
     } else {
-        Vec<R> v;
-        for (int l = 0; l < lanes_of<R>; ++l) v[l] = R(from[l]);
-        return v;
+        return __builtin_convertvector(load_vector<Part<S, lanes_of<R>>>(from), Vec<R>);
     }
 }
 
@@ -72,7 +86,8 @@ inline void store_as(S* to, Vec<R> v) {
     if constexpr (sizeof(R) == sizeof(S)) {
         store<R>(to, v);
     } else {
-        for (int l = 0; l < lanes_of<R>; ++l) to[l] = S(v[l]);
+        const auto other = __builtin_convertvector(v, Part<S, lanes_of<R>>);
+        std::memcpy(to, &other, sizeof other);
     }
 }
 
@@ -117,12 +132,58 @@ inline void store_some(S* to, Vec<R> v, std::int64_t count) {
     for (int l = 0; l < count; ++l) to[l] = S(v[l]);
 }
 
-// A vector, or a single number, as it lies in memory.
-template <class V, class R>
-inline V load_vector(const R* from) {
-    V v;
-    std::memcpy(&v, from, sizeof v);
+#if defined(__AVX2__)
+// A mask of the lanes from `first` to `last`.
+template <class R>
+inline __m256i between(std::int64_t first, std::int64_t last) {
+    constexpr std::int64_t lanes = lanes_of<R>;
+    first = first < 0 ? 0 : first > lanes ? lanes : first;
+    last = last < -1 ? -1 : last >= lanes ? lanes - 1 : last;
+    if constexpr (sizeof(R) == 4) {
+        const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm256_andnot_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(int(last))),
+                                   _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(int(first) - 1)));
+    } else {
+        const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
+        return _mm256_andnot_si256(_mm256_cmpgt_epi64(lane, _mm256_set1_epi64x(last)),
+                                   _mm256_cmpgt_epi64(lane, _mm256_set1_epi64x(first - 1)));
+    }
+}
+#endif
+
+// The entries from `first` to `last`, counted from 0; elsewhere `outside`, and the memory there is not touched.
+template <class R>
+inline Vec<R> load_between(const R* from, std::int64_t first, std::int64_t last, R outside) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == 4) {
+        const __m256i mask = between<R>(first, last);
+        return (Vec<R>)_mm256_blendv_ps(_mm256_set1_ps(outside), _mm256_maskload_ps(from, mask), (__m256)mask);
+    } else {
+        const __m256i mask = between<R>(first, last);
+        return (Vec<R>)_mm256_blendv_pd(_mm256_set1_pd(outside), _mm256_maskload_pd(from, mask), (__m256d)mask);
+    }
+#else
+    Vec<R> v = broadcast<R>(outside);
+    for (int l = 0; l < lanes_of<R>; ++l) {
+        if (first <= l && l <= last) v[l] = from[l];
+    }
     return v;
+#endif
+}
+
+template <class R>
+inline void store_between(R* to, Vec<R> v, std::int64_t first, std::int64_t last) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) == 4) {
+        _mm256_maskstore_ps(to, between<R>(first, last), (__m256)v);
+    } else {
+        _mm256_maskstore_pd(to, between<R>(first, last), (__m256d)v);
+    }
+#else
+    for (int l = 0; l < lanes_of<R>; ++l) {
+        if (first <= l && l <= last) to[l] = v[l];
+    }
+#endif
 }
 
 inline float square_root(float x) { return std::sqrt(x); }
@@ -160,6 +221,27 @@ inline Vec<R> lesser(Vec<R> a, Vec<R> b) {
     return a < b ? a : b;
 #endif
 }
+
+// The same of integers of 32 bits.
+inline Shape<Vec<float>>::Int greater_int(Shape<Vec<float>>::Int a, Shape<Vec<float>>::Int b) {
+#if defined(__AVX2__)
+    return (Shape<Vec<float>>::Int)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// The nearest whole number, for magnitudes below 2^24.
+inline Vec<float> rounded(Vec<float> x) {
+#if defined(__AVX2__)
+    return (Vec<float>)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    for (int l = 0; l < lanes_of<float>; ++l) x[l] = std::nearbyint(x[l]);
+    return x;
+#endif
+}
+
+inline Shape<Vec<float>>::Int to_int(Vec<float> x) { return __builtin_convertvector(x, Shape<Vec<float>>::Int); }
 
 inline bool any(bool mask) { return mask; }
 

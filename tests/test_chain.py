@@ -6,13 +6,17 @@ import math
 
 import pytest
 import torch
-from problems import potentials
+from problems import Enumerated, potentials
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
 
 import bellmax as bx
 
 STEPS, STATES = 4, 3
+KEPT = {
+    "lengths": torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]).bool(),
+    "mask": torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]).bool(),
+}
 
 
 def trellis(steps: int, states: int) -> tuple[bx.DAG, torch.Tensor]:
@@ -41,6 +45,49 @@ def to_chain(values: torch.Tensor, place: torch.Tensor, shape: torch.Size) -> to
     flat = values.new_zeros((*values.shape[:-1], shape.numel()))
     flat[..., place] = values[..., : len(place)]
     return flat.reshape(*values.shape[:-1], *shape)
+
+
+def steps_of(kept_by: str) -> dict[str, torch.Tensor]:
+    return {"mask": KEPT["mask"]} if kept_by == "mask" else {"lengths": KEPT["lengths"].sum(-1)}
+
+
+def assert_enumerated(p: bx.Chain, thetas: list[torch.Tensor], kept: torch.Tensor) -> None:
+    """p against the list of all sequences of states; ``thetas`` are the potentials (K, S, S) of the steps kept."""
+    steps, states = p.event_shape[:2]
+    all_states = torch.cartesian_prod(*[torch.arange(states)] * steps)
+    log_prob = p.log_prob(p.sequence_to_path(torch.where(kept, all_states.unsqueeze(1), -1)))
+    best_scores, best = p.topk_sequences(1)
+
+    def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+    for b, theta in enumerate(thetas):
+        distinct = (all_states[:, ~kept[b]] == 0).all(-1)
+        now = all_states[distinct][:, kept[b]]
+        before = torch.cat((torch.zeros_like(now[:, :1]), now[:, :-1]), 1)
+        step = torch.arange(len(theta))
+        paths = theta.new_zeros(len(now), *theta.shape)
+        paths[torch.arange(len(now)).unsqueeze(-1), step, now, before] = 1
+        scores = theta[step, now, before].sum(-1)
+        dag, place = trellis(len(theta), states)
+        weights = torch.cat((theta.flatten()[place], theta.new_zeros(states))).tolist()
+        value, q = Enumerated(dag.edges.tolist(), dag.num_nodes, weights, p.omega).nodes
+        edges, ends = torch.tensor(q, dtype=theta.dtype).split((len(place), states))
+        probabilities = to_chain(edges, place, theta.shape)[step, now, before].prod(-1) * ends[now[:, -1]]
+        expected = (probabilities[:, None, None, None] * paths).sum(0)
+        close(probabilities.sum(), theta.new_ones(()))
+        close(log_prob[distinct, b].exp(), probabilities)
+        close(p.value[b], theta.new_tensor(value[-1]))
+        close(p.expected_path[b][kept[b]], expected)
+        close(p.marginals[b][kept[b]], expected.sum(-1))
+        assert not p.expected_path[b][~kept[b]].any()
+        close(best_scores[b, 0], scores.max())
+        assert torch.equal(best[b, 0][kept[b]], now[scores.argmax()])
+        if isinstance(p.omega, bx.Negentropy):
+            close(p.value[b], p.omega.gamma * (scores / p.omega.gamma).logsumexp(0))
+            close(probabilities, (scores / p.omega.gamma).softmax(0))
+        if isinstance(p.omega, bx.Hard):
+            close(p.value[b], scores.max())
 
 
 def problem(missing: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,6 +144,17 @@ def test_equals_the_trellis(omega: bx.Regularizer, backend: str) -> None:
         assert got_listed.shape == (len(probabilities), *event)
 
 
+@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("kept_by", KEPT)
+def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, backend: str) -> None:
+    kept = KEPT[kept_by]
+    theta = potentials(3, 3, states, states, seed=5)
+    theta[:, 1:, 0, 1] = -math.inf
+    theta[~kept] = math.nan
+    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
+    assert_enumerated(p, [theta[b, kept[b]] for b in range(3)], kept)
+
+
 @pytest.mark.parametrize("lengths", [None, torch.tensor([3, 0, 2])])
 def test_derivatives(lengths: torch.Tensor | None, omega: bx.Regularizer, backend: str) -> None:
     theta = potentials(3, 3, 2, 2, requires_grad=True)
@@ -109,6 +167,18 @@ def test_derivatives(lengths: torch.Tensor | None, omega: bx.Regularizer, backen
     assert gradgradcheck(run, theta, fast_mode=True)
     reference = bx.Chain(potentials(3, 3, 2, 2, seed=9), lengths=lengths, omega=bx.Negentropy())
     assert gradcheck(lambda t: kl_divergence(bx.Chain(t, lengths=lengths, omega=omega), reference), theta)
+
+
+def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None:
+    along = potentials(3, 2, 2, seed=1)
+
+    def run(t: torch.Tensor) -> torch.Tensor:
+        p = bx.Chain(t, lengths=torch.tensor([3, 2]), omega=omega)
+        if backend == "reference":  # it serves the third order to both
+            return p.value
+        return p.value + (p.expected_path * along).sum((1, 2, 3))
+
+    assert gradgradcheck(run, potentials(2, 3, 2, 2, requires_grad=True))
 
 
 def test_backends_agree_on_everything(omega: bx.Regularizer) -> None:
@@ -195,6 +265,28 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
     assert not nowhere.expected_path[1].any()
     assert nowhere.best_sequence()[1].tolist() == [-1, -1, -1]
     assert not torch.autograd.grad(nowhere.value[1] + nowhere.entropy()[1], lost)[0].any()
+
+
+@pytest.mark.parametrize("batch", [2, 9])
+def test_no_path_beside_others(batch: int, omega: bx.Regularizer, backend: str) -> None:
+    theta, z = potentials(batch, STEPS, STATES, STATES), potentials(batch, STEPS, STATES, STATES, seed=1)
+    theta[1] = -math.inf
+    others = torch.arange(batch) != 1
+
+    def run(theta: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = bx.Chain(theta.requires_grad_(), omega=omega)
+        (gradient,) = torch.autograd.grad(p.value.sum(), theta, create_graph=True)
+        (second,) = torch.autograd.grad((gradient * z).sum(), theta, retain_graph=True)
+        (of_entropy,) = torch.autograd.grad(p.entropy().sum(), theta, retain_graph=True)
+        layers = p.expected_path, p.marginals, p.directional_derivative(z), p.hessian_product(z), p.entropy()
+        return p.value, p.best_sequence(), *layers, gradient, second, of_entropy
+
+    value, best, *rest = run(theta, z)
+    assert value[1] == -math.inf
+    assert (best[1] == -1).all()
+    assert not any(result[1].any() for result in rest)
+    for got, wanted in zip((value, best, *rest), run(theta[others].detach(), z[others]), strict=True):
+        torch.testing.assert_close(got[others], wanted)
 
 
 def test_strided_inputs(omega: bx.Regularizer, backend: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from problems import potentials
+from test_chain import KEPT, assert_enumerated, steps_of
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -36,13 +37,13 @@ def scores(kind: str, missing: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Ten
 
 def added_up(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor, mask: Tensor) -> Tensor:
     """The potentials (K, S, S) of one sequence without its skipped steps."""
-    steps = mask.nonzero().flatten().tolist()
+    steps, states = mask.nonzero().flatten().tolist(), len(start)
     rows = []
     for n, t in enumerate(steps):
         into = transitions if transitions.ndim == 2 else transitions[t - 1]
-        row = into + emissions[t].unsqueeze(-1) if n else (start + emissions[t]).unsqueeze(-1).expand(STATES, STATES)
+        row = into + emissions[t].unsqueeze(-1) if n else (start + emissions[t]).unsqueeze(-1).expand(states, states)
         rows.append(row + end.unsqueeze(-1) if n == len(steps) - 1 else row)
-    return torch.stack(rows) if rows else emissions.new_zeros(0, STATES, STATES)
+    return torch.stack(rows) if rows else emissions.new_zeros(0, states, states)
 
 
 def of_sequence(given: tuple[Tensor, ...], b: int) -> tuple[Tensor, ...]:
@@ -100,6 +101,18 @@ def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer
     assert kl_divergence(p, p).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("kept_by", KEPT)
+def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, backend: str) -> None:
+    kept = KEPT[kept_by]
+    emissions, transitions = potentials(3, 3, states, seed=1), potentials(states, states, seed=2)
+    start, end = potentials(states, seed=3), potentials(states, seed=4)
+    transitions[0, 1] = -math.inf
+    emissions[~kept] = math.nan
+    p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=omega, **steps_of(kept_by))
+    assert_enumerated(p, [added_up(emissions[b], transitions, start, end, kept[b]) for b in range(3)], kept)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
     generator = potentials(200, seed=5)
@@ -120,6 +133,21 @@ def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
         assert gradcheck(
             lambda *s: bx.Chain.from_scores(s[0], s[1], start=s[2], end=s[3], mask=mask, omega=omega).entropy(), given
         )
+
+
+def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None:
+    shapes = (2, 3, 2), (2, 2), (2,), (2, 2)
+    given = tuple(potentials(*shape, seed=n, requires_grad=True) for n, shape in enumerate(shapes))
+    along = potentials(3, 2, seed=9)
+
+    def run(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        lengths = torch.tensor([3, 2])
+        p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, lengths=lengths, omega=omega)
+        if backend == "reference":  # it serves the third order to both
+            return p.value
+        return p.value + (p.marginals * along).sum((1, 2))
+
+    assert gradgradcheck(run, given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -289,6 +317,38 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
     assert (nowhere.best_sequence() == -1).all()
     assert (nowhere.sample_sequences() == -1).all()
     assert not torch.autograd.grad(nowhere.value.sum(), start)[0].any()
+
+
+@pytest.mark.parametrize("batch", [2, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_path_beside_others(kind: str, batch: int, omega: bx.Regularizer, backend: str) -> None:
+    given = scores(kind)
+    shared = [len(t) != 5 for t in given]
+    for tensor, for_all in zip(given, shared, strict=True):
+        if not for_all:
+            tensor[1] = -math.inf
+
+    def run(rows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """What each sequence has of its own, and what it shares."""
+        leaves = [(t if s else t[rows]).clone().requires_grad_() for t, s in zip(given, shared, strict=True)]
+        z = [t.detach().nan_to_num(1.0, neginf=2.0) for t in leaves]
+        p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=MASKS[rows], omega=omega)
+        gradient = torch.autograd.grad(p.value.sum(), leaves, create_graph=True)
+        slope = sum((g * d).sum() for g, d in zip(gradient, z, strict=True))
+        second = torch.autograd.grad(slope, leaves, retain_graph=True)
+        derivatives = list(zip((*gradient, *second, *p.hessian_product(z)), shared * 3, strict=True))
+        layers = [p.value, p.best_sequence(), p.marginals, p.expected_path, p.directional_derivative(z), p.entropy()]
+        return layers + [t for t, s in derivatives if not s], [t for t, s in derivatives if s]
+
+    rows = torch.arange(batch) % 5
+    others = rows != 1
+    (own, common), (own_wanted, common_wanted) = run(rows), run(rows[others])
+    value, best, *rest = (result[~others] for result in own)
+    assert (value == -math.inf).all()
+    assert (best == -1).all()
+    assert not any(result.any() for result in rest)
+    torch.testing.assert_close([result[others] for result in own], own_wanted)
+    torch.testing.assert_close(common, common_wanted)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 9])

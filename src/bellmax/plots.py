@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bellmax.dag import DAGPaths
+from bellmax.dtw import DTW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,3 +82,88 @@ def _draw_edge(
     x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # nearer to the parent: crossing edges keep their labels apart
     ax.text(x, y, "0" if dead else f"{probability:.2f}", color="0.5" if dead else "black", fontsize=8, ha="center",
             va="center", bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
+
+
+def alignment(
+    dtw: DTW,
+    x: Tensor | NDArray[np.floating] | None = None,
+    y: Tensor | NDArray[np.floating] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the soft alignment of two series, with the alignment of least cost on top (figure 1 of the paper).
+
+    Darker is likelier. Cells of positive probability have a border, the others are white.
+
+    Args:
+        dtw: a distribution with an empty batch shape.
+        x: the first series, (N,) or (N, D), drawn on the left from top to bottom.
+        y: the second series, (M,) or (M, D), drawn above.
+        ax: where to draw; a new figure by default.
+
+    >>> import bellmax as bx
+    >>> x, y = torch.tensor([0.0, 2.0, 5.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])
+    >>> p = bx.DTW((x[:, None] - y).square(), omega="l2")
+    >>> len(alignment(p, x, y).child_axes)  # a margin for each series
+    2
+
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
+
+    if len(dtw.batch_shape):
+        raise ValueError(f"dtw must have an empty batch shape, got {tuple(dtw.batch_shape)}")
+    ax = ax or Figure(layout="constrained").subplots()
+    rows, columns = dtw.lengths.tolist()
+    path = dtw.expected_path.detach().cpu().double().numpy()[:rows, :columns]
+    ax.imshow(np.ma.masked_equal(path, 0), cmap="Blues", vmin=0, vmax=1)
+    ax.set_aspect("equal" if max(path.shape) < 4 * min(path.shape) else "auto")
+    fine = min(1.0, 40 / max(path.shape))  # lines are thinner where cells are smaller
+    ax.add_collection(LineCollection(_borders(path > 0), colors="0.8", linewidths=0.7 * fine, capstyle="projecting"))
+    pairs = dtw.best_alignment().cpu().numpy()
+    pairs = pairs[pairs[:, 0] >= 0]
+    ax.plot(pairs[:, 1], pairs[:, 0], color="gold", lw=0.8 + fine, solid_joinstyle="round",
+            path_effects=[withStroke(linewidth=1.4 + 1.8 * fine, foreground="0.25")])  # fmt: skip
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(rows - 0.5, -0.5)
+    ax.spines[:].set(color="0.6", linewidth=0.7)
+    ax.locator_params(integer=True)
+    for side, (name, series) in enumerate((("x", x), ("y", y))):
+        if series is not None:
+            _draw_margin(ax, side, _series(name, series, dtw.event_shape[side])[: path.shape[side]])
+    return ax
+
+
+def _series(name: str, series: Tensor | NDArray[np.floating], length: int) -> NDArray[np.float64]:
+    """(length, D)."""
+    values = torch.as_tensor(series).detach().cpu().double().numpy()
+    if values.ndim not in (1, 2) or len(values) != length:
+        raise ValueError(f"{name} must have shape ({length},) or ({length}, D), got {values.shape}")
+    return values.reshape(length, -1)
+
+
+def _draw_margin(ax: Axes, side: int, values: NDArray[np.float64]) -> None:
+    """A series (length, D) to the left of ``ax`` (side 0), where it runs downwards, or above it (side 1)."""
+    place, marker = np.arange(len(values)), "o" if len(values) <= 50 else ""
+    if side == 0:
+        margin = ax.inset_axes((-0.22, 0, 0.2, 1), sharey=ax)
+        margin.plot(values, place, lw=1.2, marker=marker, ms=2.5)
+        margin.invert_xaxis()
+        ax.tick_params(left=False, labelleft=False)
+    else:
+        margin = ax.inset_axes((0, 1.02, 1, 0.2), sharex=ax)
+        margin.plot(place, values, lw=1.2, marker=marker, ms=2.5)
+        ax.tick_params(bottom=False, labelbottom=False)
+    margin.axis("off")
+
+
+def _borders(inside: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
+    """Lines around each cell that is ``inside``, (2, 2) each, where neighbours share theirs."""
+    lines = []
+    for turned, cells in ((False, inside), (True, inside.T)):
+        wall = np.pad(cells, ((1, 0), (1, 1))) | np.pad(cells, ((0, 1), (1, 1)))
+        change = np.diff(wall.astype(np.int8))
+        start, stop = np.argwhere(change == 1) - 0.5, np.argwhere(change == -1) - 0.5
+        ends = np.stack((start, stop), 1)  # (line, end, (down, right))
+        lines += list(ends if turned else ends[..., ::-1])
+    return lines

@@ -58,6 +58,10 @@ class NativeSweeps:
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         batch, *nodes = self.reference.empty_tape(theta, index).shape
+        if self.structure == "dtw":
+            assert kernels is not None
+            size = kernels.dtw_tape_size(*theta[0].shape[1:]) if nodes[0] else 0
+            return theta[0].new_empty((batch, size), dtype=torch.float64)
         # Values and thresholds. A chain's are relative to the greatest of their step.
         dtype = torch.float64 if self.structure == "dag" else theta[0].dtype
         return theta[0].new_empty((batch, 2, *nodes), dtype=dtype)

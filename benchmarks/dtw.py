@@ -1,0 +1,341 @@
+"""DTW against plain torch and against peers: time, accuracy, growth with the lengths, memory.
+
+Every comparison runs in one process, interleaved, but for aeon, which has an environment of its own; a row gives the
+minimum and the median of its runs. Peers that are not installed (`make bench` installs them) are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from measuring import (
+    SECONDS,
+    Row,
+    against,
+    cell,
+    collect,
+    command_line,
+    factor,
+    forget_peak,
+    heading,
+    in_own_process,
+    machine,
+    measure,
+    nanoseconds,
+    peak,
+    ratio,
+    report,
+    shown,
+    slower,
+    table,
+)
+from rivals import (
+    DTW_PEERS,
+    NEGENTROPY,
+    TASKS,
+    Rival,
+    Shape,
+    aligned_series,
+    all_pairs,
+    check_value,
+    compare,
+    our_dtw,
+    random_cost,
+    soft_aligned,
+    soft_dtws,
+    sparse_aligned,
+    versions,
+)
+from torch import Tensor
+
+import bellmax as bx
+
+HERE = Path(__file__).parent
+AEON = HERE.parent / "build/peers/bin/python"
+SIZES = "(B,N,M)"
+SHAPES = ((32, 64, 64), (32, 256, 256), (8, 1024, 1024), (1, 4096, 4096))
+QUICK_SHAPES = ((32, 64, 64), (8, 50, 40))
+ORDERS = TASKS[:3]  # all but decoding
+OMEGAS = ("bellmax", NEGENTROPY)  # the former is l2
+ACCURACY = (256, 512, 1024, 2048, 4096)
+PEERS_ACCURACY = 1024  # the longest for peers
+GROWTH = (128, 256, 512, 1024, 2048, 4096)
+GROWTH_BATCH = 4
+MEMORY = (  # form, length of both series, band, task
+    ("costs", 16384, None, "value and gradient"),
+    ("series", 16384, None, "value and gradient"),
+    ("series", 100_000, 500, "value"),
+)
+QUICK_MEMORY = (("costs", 1024, None, "value and gradient"), ("series", 4096, 50, "value"))
+
+
+def from_series(shapes: Sequence[Shape], repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for threads in sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        for shape in shapes:
+            runs = aligned_series(shape, parallel=threads > 1)
+            rows.append({"threads": threads, "shape": shape, **measure(runs, repeats, SECONDS)})
+    return rows
+
+
+def aeon(shapes: Sequence[Shape], repeats: int) -> Row:
+    """Its version and its times."""
+    if not AEON.exists():
+        return {"version": None, "rows": []}
+    found = json.loads(in_own_process(HERE / "aeon_alone.py", json.dumps((shapes, repeats, SECONDS)), python=AEON))
+    for row in found["rows"]:
+        check_value("aeon", torch.tensor(row.pop("values")), bx.dtw(*all_pairs(row["shape"])).abs())
+    return found
+
+
+def hessian_errors() -> dict[str, float]:
+    """How wrong Hessian products with respect to a series are: norm of the error over the norm."""
+    x, y = torch.randn(4, 12, 2, requires_grad=True), torch.randn(4, 10, 2)
+    z = torch.randn_like(x)
+
+    def product(soft_dtw: Callable[[Tensor], Tensor]) -> Tensor:
+        (gradient,) = torch.autograd.grad(soft_dtw(squared_distances(x, y)).sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient, x, grad_outputs=z)[0]
+
+    products = {name: product(soft_dtw) for name, soft_dtw in soft_dtws().items()}
+    exact = products["anti-diagonals"]
+    return {name: ((found - exact).norm() / exact.norm()).item() for name, found in products.items()}
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+
+def accuracy(sizes: Sequence[int]) -> list[Row]:
+    """Of float32 against our float64, itself against plain torch where peers take part."""
+    return [accuracy_at(n, soft_dtws() if n <= PEERS_ACCURACY else {"bellmax": soft_dtws()["bellmax"]}) for n in sizes]
+
+
+def accuracy_at(n: int, rivals: dict[str, Callable[[Tensor], Tensor]]) -> Row:
+    cost = squared_distances(*torch.randn(2, 1, n, 2)).requires_grad_()
+    exact = value_and_path(rivals["bellmax"], cost.double())
+    if "anti-diagonals" in rivals:
+        torch.testing.assert_close(exact, value_and_path(rivals["anti-diagonals"], cost.double()), rtol=1e-9, atol=1e-9)
+    row: Row = {"length": n}
+    for name, soft_dtw in rivals.items():
+        (value, path), (exact_value, exact_path) = value_and_path(soft_dtw, cost), exact
+        row[name] = {
+            "path": (path - exact_path).abs().max().item(),
+            "value": ((value - exact_value) / exact_value).abs().max().item(),
+        }
+    return row
+
+
+def value_and_path(soft_dtw: Callable[[Tensor], Tensor], cost: Tensor) -> tuple[Tensor, Tensor]:
+    value = soft_dtw(cost)
+    return value.detach(), torch.autograd.grad(value.sum(), cost)[0]
+
+
+def growth(sizes: Sequence[int], repeats: int) -> list[Row]:
+    rows = []
+    for n in sizes:
+        shape = (GROWTH_BATCH, n, n)
+        rows.append({"shape": shape, **measure(our_dtw(random_cost(shape), "negentropy").runs(), repeats, SECONDS)})
+    return rows
+
+
+def memory(*case: object) -> Row:
+    """In a process of its own."""
+    return json.loads(in_own_process(__file__, "--memory", json.dumps(case)))
+
+
+def print_memory(form: str, length: int, band: int | None, task: str) -> None:
+    """MB of costs, whether or not they are formed, of inputs, outputs and at the peak; and seconds."""
+    run = Rival.gradient if task == "value and gradient" else torch.no_grad()(lambda rival: [rival.value()])
+    rival = make_ours(form, length, band)
+    run(make_ours(form, 8, band))
+    before = forget_peak() / 1024
+    start = time.perf_counter()
+    found = run(rival)
+    seconds = time.perf_counter() - start
+    whole = peak() / 1024
+    inputs, outputs = (sum(x.nbytes for x in tensors) / 2**20 for tensors in (rival.inputs, found))
+    sizes = {"costs": 4 * length**2 / 2**20, "inputs": inputs, "outputs": outputs}
+    case = {"form": form, "length": length, "band": band, "task": task}
+    print(json.dumps({**case, **sizes, "beyond": whole - before - outputs, "whole": whole, "seconds": seconds}))
+
+
+def make_ours(form: str, length: int, band: int | None) -> Rival:
+    if form == "costs":
+        return our_dtw(random_cost((1, length, length)), "negentropy")
+    x, y = (torch.randn(1, length, 2, requires_grad=True) for _ in range(2))
+    return Rival([x, y], lambda: bx.dtw(x, y, band=band))
+
+
+# --- the page
+
+
+def markdown(results: dict) -> list[str]:
+    peers = {**results["peers"], "aeon": results["aeon"]["version"]}
+    installed = ", ".join(f"{name} {version or 'not installed'}" for name, version in peers.items())
+    return [
+        *heading("DTW", results["machine"]),
+        f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
+        "",
+        "Whole Python calls with fresh outputs, γ = 1. The Hessian product includes the gradient:",
+        "bellmax differentiates its expected path, plain torch the gradient of the value. A dash: it cannot.",
+        "",
+        "## From costs, negentropy",
+        "",
+        "anti-diagonals: plain torch, a whole one of the whole batch at a time. tslearn: its `SoftDTWLossPyTorch`.",
+        "Neither tslearn nor pysdtw has second derivatives: with respect to costs autograd refuses; with respect to",
+        f"series it does not, and the Hessian product is wrong ({errors(results['hessian_errors'])}).",
+        *against(results["costs"], SIZES, ("anti-diagonals", "tslearn", "pysdtw"), peers),
+        "",
+        "## From series of numbers to values",
+        "",
+        "All pairs of a few series, B pairs in all. The peers compute in float64. tslearn (`soft_dtw`), aeon and",
+        "librosa take one pair after the other; dtaidistance (in C) takes all, with threads over pairs. In brackets,",
+        "against bellmax of the same kind.",
+        *series_table(results["series"], results["aeon"]["rows"], peers),
+        "",
+        "## Sparse alignments: l2 against negentropy",
+        *omegas_table(results["omegas"]),
+        "",
+        "The Hessian product against value and gradient:",
+        *hessian_table(results["omegas"]),
+        "",
+        "## Accuracy of float32",
+        "",
+        "One pair of standard normal series of two dimensions: largest error of the expected path / relative error of",
+        "the value, against float64.",
+        *accuracy_table(results["accuracy"]),
+        "",
+        "## Growth",
+        "",
+        "ns/cell is of the median.",
+        *growth_table(results["growth"]),
+        "",
+        "## Memory",
+        "",
+        'One pair, in a process of its own; MB. "Beyond" is the peak less inputs and outputs, also as a multiple of a',
+        "matrix of costs. Series have two dimensions.",
+        *memory_table(results["memory"]),
+    ]
+
+
+def errors(relative: dict[str, float]) -> str:
+    return ", ".join(f"{name} by {error:.0%}" for name, error in relative.items() if error > 1e-3)
+
+
+def series_table(rows: list[Row], aeon_rows: list[Row], peers: dict[str, str | None]) -> list[str]:
+    of_aeon = {tuple(r["shape"]): {"aeon": r["aeon"]} for r in aeon_rows}
+    lines = []
+    for r in rows:
+        row = {**r, **(of_aeon.get(r["shape"], {}) if r["threads"] == 1 else {})}
+        lines.append(
+            [
+                str(r["threads"]),
+                shown(r["shape"]),
+                cell(r["bellmax, soft"]),
+                *(slower(row, name, peers, "bellmax, soft") for name in ("tslearn", "aeon")),
+                cell(r["bellmax, hard"]),
+                *(slower(row, name, peers, "bellmax, hard") for name in ("dtaidistance", "librosa")),
+                factor(ratio(r["dtaidistance"], r["bellmax, soft"])) if "dtaidistance" in r else "–",
+            ]
+        )
+    columns = "bellmax, soft: | tslearn, soft: | aeon, soft: | bellmax, hard: | dtaidistance, hard: | librosa, hard:"
+    return table(f"threads | {SIZES} | {columns} | dtaidistance to bellmax, soft:", lines)
+
+
+def omegas_table(rows: list[Row]) -> list[str]:
+    lines = [
+        [
+            shown(r["shape"]),
+            r["task"],
+            cell(r["bellmax"]),
+            cell(r[NEGENTROPY]),
+            factor(ratio(r["bellmax"], r[NEGENTROPY])),
+        ]
+        for r in rows
+    ]
+    return table(f"{SIZES} | task | l2: | negentropy: | l2 to negentropy:", lines)
+
+
+def hessian_table(rows: list[Row]) -> list[str]:
+    _, gradients, hessians = ([r for r in rows if r["task"] == task] for task in ORDERS)
+    lines = [
+        [shown(h["shape"]), *(factor(ratio(h[name], g[name])) for name in OMEGAS)]
+        for g, h in zip(gradients, hessians, strict=True)
+    ]
+    return table(f"{SIZES} | l2: | negentropy:", lines)
+
+
+def accuracy_table(rows: list[Row]) -> list[str]:
+    names = [name for name in rows[0] if name != "length"]
+    lines = [
+        [
+            f"{r['length']}",
+            *(f"{r[name]['path']:.0e} / {r[name]['value']:.0e}" if name in r else "–" for name in names),
+        ]
+        for r in rows
+    ]
+    return table(" | ".join(("N", *(f"{name}:" for name in names))), lines)
+
+
+def growth_table(rows: list[Row]) -> list[str]:
+    lines = [
+        [
+            shown(r["shape"]),
+            *(entry for task in ORDERS for entry in (cell(r[task]), nanoseconds(r[task], math.prod(r["shape"])))),
+        ]
+        for r in rows
+    ]
+    return table(" | ".join((SIZES, *(f"{task}: | ns/cell:" for task in ORDERS))), lines)
+
+
+def memory_table(rows: list[Row]) -> list[str]:
+    lines = [
+        [
+            r["form"],
+            str(r["length"]),
+            str(r["band"] or "–"),
+            r["task"],
+            *(f"{r[what]:.0f}" for what in ("costs", "inputs", "outputs", "beyond")),
+            f"{r['beyond'] / r['costs']:.3f}",
+            f"{r['whole']:.0f}",
+            f"{r['seconds']:.2f}",
+        ]
+        for r in rows
+    ]
+    sizes = "matrix of costs: | inputs: | outputs: | beyond: | in matrices: | whole process:"
+    return table(f"from | N = M: | band: | task | {sizes} | seconds:", lines)
+
+
+def main() -> None:
+    parser = command_line(__doc__, "dtw", repeats=20)
+    parser.add_argument("--quick", action="store_true", help="small shapes and few repeats, to see that it works")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    if args.memory:
+        print_memory(*json.loads(args.memory))
+        return
+    quick, repeats = args.quick, 2 if args.quick else args.repeats
+    shapes = QUICK_SHAPES if quick else SHAPES
+    tables = {
+        "memory": lambda: [memory(*case) for case in (QUICK_MEMORY if quick else MEMORY)],
+        "costs": lambda: compare(soft_aligned, shapes, repeats, ORDERS),
+        "hessian_errors": hessian_errors,
+        "series": lambda: from_series(shapes, repeats),
+        "aeon": lambda: aeon(shapes, repeats),
+        "omegas": lambda: compare(sparse_aligned, shapes, repeats, ORDERS),
+        "accuracy": lambda: accuracy(ACCURACY[:1] if quick else ACCURACY),
+        "growth": lambda: growth(GROWTH[:2] if quick else GROWTH, repeats),
+    }
+    results = {"machine": machine(), "peers": versions(DTW_PEERS), **collect(tables)}
+    report(args.output, "dtw", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()

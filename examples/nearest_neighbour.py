@@ -1,0 +1,123 @@
+"""Classify time series by their nearest neighbour, under the warped distances and divergences of bellmax.
+
+DATA is a folder of sets in the format of the UCR archive (https://www.cs.ucr.edu/~eamonn/time_series_data_2018), each in
+a folder of its own: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, a label and then the values in each row.
+Beside them DataSummary.csv holds the published errors, with which the column "hard" should agree to the last digit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import bellmax as bx
+
+PUBLISHED = "DTW (w=100)"
+
+
+class Measure(NamedTuple):
+    omega: Callable[[float], bx.Regularizer]
+    divergence: str | None
+    has_gamma: bool = True
+
+
+MEASURES = {
+    "hard": Measure(lambda _: bx.Hard(), None, has_gamma=False),
+    "soft": Measure(bx.Negentropy, None),
+    "debiased": Measure(bx.Negentropy, "debiased"),
+    "sharp": Measure(bx.Negentropy, "sharp"),
+    "l2": Measure(bx.SquaredL2, None),
+    "l2-debiased": Measure(bx.SquaredL2, "debiased"),
+    "l2-sharp": Measure(bx.SquaredL2, "sharp"),
+    "mean-cost": Measure(bx.Negentropy, "mean_cost", has_gamma=False),
+}
+
+
+class Split(NamedTuple):
+    labels: Tensor  # (K,)
+    series: Tensor  # (K, N)
+
+
+def read(folder: Path, part: str) -> Split:
+    """One half of a set; a series that is shorter than others ends in NaN."""
+    found = sorted(folder.glob(f"{folder.name}_{part}.tsv*"))
+    if not found:
+        raise SystemExit(f"no {folder.name}_{part}.tsv or .tsv.gz in {folder}")
+    table = torch.from_numpy(np.loadtxt(found[0], delimiter="\t", ndmin=2))
+    return Split(table[:, 0], table[:, 1:])
+
+
+def published(data: Path) -> dict[str, str]:
+    """The error of each set by the archive's own account."""
+    summary = data / "DataSummary.csv"
+    if not summary.exists():
+        return {}
+    with summary.open(encoding="utf-8-sig", newline="") as file:
+        rows = [{key.strip(): value.strip() for key, value in row.items()} for row in csv.DictReader(file)]
+    return {row["Name"]: row[PUBLISHED] for row in rows}
+
+
+def distances(xs: Tensor, ys: Tensor | None, measure: Measure, gamma: float, progress: bool) -> Tensor:
+    with torch.no_grad():
+        return bx.dtw_cdist(xs, ys, omega=measure.omega(gamma), divergence=measure.divergence, progress=progress)
+
+
+def error(train: Split, test: Split, measure: Measure, gamma: float = 1.0, progress: bool = False) -> float:
+    """Share of the test series whose nearest training series, the first of several, has another label."""
+    nearest = distances(test.series, train.series, measure, gamma, progress).argmin(1)
+    return float((train.labels[nearest] != test.labels).double().mean())
+
+
+def best_gamma(train: Split, measure: Measure, gammas: list[float], progress: bool) -> float:
+    """The γ of least error when each training series is classified by the others."""
+
+    def error_without_itself(gamma: float) -> float:
+        apart = distances(train.series, None, measure, gamma, progress).fill_diagonal_(torch.inf)
+        return float((train.labels[apart.argmin(1)] != train.labels).double().mean())
+
+    return min(gammas, key=error_without_itself) if len(gammas) > 1 else gammas[0]
+
+
+def results(train: Split, test: Split, names: list[str], gammas: list[float]) -> Iterator[str]:
+    for name in names:
+        measure = MEASURES[name]
+        gamma = best_gamma(train, measure, gammas, True) if measure.has_gamma else 1.0
+        got = f"{error(train, test, measure, gamma, True):.4f}"
+        yield f"{got} (γ={gamma:g})" if measure.has_gamma else got
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of the sets")
+    parser.add_argument("sets", nargs="*", help="names of sets (default: all)")
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=["hard"], help="default: hard")
+    parser.add_argument(
+        "--gammas", nargs="+", type=float, default=[0.01, 0.1, 1.0, 10.0],
+        help="smoothings to choose from, by leaving out each training series in turn",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    sets = arguments.sets or sorted(path.name for path in arguments.data.iterdir() if path.is_dir())
+    known = published(arguments.data)
+
+    table = Table("set", "train", "test", "length", f"published {PUBLISHED}", *arguments.measures, "seconds")
+    for name in sets:
+        train, test = read(arguments.data / name, "TRAIN"), read(arguments.data / name, "TEST")
+        start = perf_counter()
+        found = list(results(train, test, arguments.measures, arguments.gammas))
+        sizes = (len(train.labels), len(test.labels), train.series.shape[1])
+        table.add_row(name, *map(str, sizes), known.get(name, "–"), *found, f"{perf_counter() - start:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

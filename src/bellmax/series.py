@@ -1,0 +1,621 @@
+"""Time series: the warped distance of two, of all pairs of a collection, and the barycenter of a collection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median_low
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+from torch.nn.functional import interpolate
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from bellmax.dtw import DTW
+from bellmax.regularizers import Regularizer, inner, promote_half, resolve
+
+Cost: TypeAlias = "str | Callable[[Tensor, Tensor], Tensor]"
+Series: TypeAlias = "Tensor | NDArray[Any]"
+SeriesCollection: TypeAlias = "Series | Sequence[Series]"
+
+# --- what it costs to match two elements
+
+_FEW = 16  # features up to which a pass over the matrix for each of them is faster than torch.cdist
+_BLOCK = 2**17  # cells of a temporary that stays in the cache
+
+
+def _accumulate(x: Tensor, y: Tensor, power: int) -> Tensor:
+    """Σ_d |x_id − y_jd|^power for power 1 or 2, (..., N, M): differences, so that equal points are at exactly 0."""
+    if x.shape[-1] > _FEW:
+        distances = torch.cdist(x, y, float(power), compute_mode="donot_use_mm_for_euclid_dist")
+        return distances.square_() if power == 2 else distances
+    rows, columns = x.mT.contiguous().unsqueeze(-1).unbind(-3), y.mT.contiguous().unsqueeze(-2).unbind(-3)
+    total = rows[0] - columns[0]
+    total = total.square_() if power == 2 else total.abs_()
+    step = max(1, _BLOCK * x.shape[-2] // max(1, total.numel()))
+    for start in range(0, x.shape[-2] if len(rows) > 1 else 0, step):
+        block = total[..., start : start + step, :]
+        for row, column in zip(rows[1:], columns[1:], strict=True):
+            difference = row[..., start : start + step, :] - column
+            if power == 2:
+                block.addcmul_(difference, difference)
+            else:
+                block.add_(difference.abs_())
+    return total
+
+
+class _SquaredEuclidean(Function):
+    """‖x_i − y_j‖², which keeps the points alone for its gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return _accumulate(x, y, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        centre = x.detach().mean(-2, keepdim=True)  # an offset, which no distance sees, would cost digits here
+        a, b = x - centre, y - centre
+        of_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b)
+        of_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a)
+        return of_x.sum_to_size(x.shape), of_y.sum_to_size(y.shape)
+
+
+class _Cityblock(Function):
+    """‖x_i − y_j‖₁, which keeps the points alone for its gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return _accumulate(x, y, 1)
+
+    setup_context = staticmethod(_SquaredEuclidean.setup_context)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        of_x, of_y = [], []
+        for row, column in zip(x.unbind(-1), y.unbind(-1), strict=True):
+            signed = grad * (row.unsqueeze(-1) - column.unsqueeze(-2)).sign()
+            of_x.append(signed.sum(-1))
+            of_y.append(-signed.sum(-2))
+        return torch.stack(of_x, -1).sum_to_size(x.shape), torch.stack(of_y, -1).sum_to_size(y.shape)
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func, forward mode or torch.compile is at work, which see through plain operations alone."""
+    if torch.compiler.is_compiling():
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def _sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
+    if _is_transformed():
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+    squared: Tensor = _SquaredEuclidean.apply(x, y)
+    return squared
+
+
+def _cityblock(x: Tensor, y: Tensor) -> Tensor:
+    if _is_transformed():
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
+    distances: Tensor = _Cityblock.apply(x, y)
+    return distances
+
+
+def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape[-1] == 1:
+        return _cityblock(x, y)
+    squared = _sqeuclidean(x, y)
+    equal = squared == 0
+    return squared.masked_fill(equal, 1).sqrt().masked_fill(equal, 0)
+
+
+def _cosine(x: Tensor, y: Tensor) -> Tensor:
+    return _sqeuclidean(_normalised(x), _normalised(y)) / 2
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """x/‖x‖, and 0 for 0, along the last dimension."""
+    zero = (x == 0).all(-1, keepdim=True)
+    direction = x.masked_fill(zero, 1)
+    unit: Tensor = direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    return unit.masked_fill(zero, 0)
+
+
+def _log_sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
+    half = _sqeuclidean(x, y) / 2
+    return half + torch.log1p(-torch.expm1(-half))
+
+
+_COSTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sqeuclidean": _sqeuclidean,
+    "euclidean": _euclidean,
+    "cosine": _cosine,
+    "cityblock": _cityblock,
+    "log_sqeuclidean": _log_sqeuclidean,
+}
+
+
+def pairwise(x: Tensor, y: Tensor, cost: Cost) -> Tensor:
+    """The costs (..., N, M) of matching each row of x (..., N, D) with each row of y (..., M, D).
+
+    Rows do not know of each other: some rows of x and of y give a block of the matrix.
+    """
+    if not callable(cost):
+        return _COSTS[cost](x, y)
+    costs = cost(x, y)
+    needed = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
+    if not isinstance(costs, Tensor) or costs.shape != needed:
+        got = f"shape {tuple(costs.shape)}" if isinstance(costs, Tensor) else type(costs).__name__
+        raise ValueError(
+            f"cost must return a tensor of shape {needed} for x of shape {tuple(x.shape)} and y of shape "
+            f"{tuple(y.shape)}, got {got}"
+        )
+    return costs
+
+
+# --- two series
+
+_DIVERGENCES = ("debiased", "sharp", "mean_cost")
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": Tensor.mean, "sum": Tensor.sum}
+
+
+def dtw(
+    x: Tensor,
+    y: Tensor,
+    *,
+    cost: Cost = "sqeuclidean",
+    lengths: tuple[Tensor | int, Tensor | int] | None = None,
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    divergence: str | None = None,
+    reduction: str = "none",
+) -> Tensor:
+    """Smoothed dynamic time warping of series x and y, or a divergence made of it; twice differentiable in both.
+
+    The value DTW_Ω(x, y) is biased: it is not least at x = y, and may be negative. The divergences subtract the bias,
+    f(x, y) − f(x, x)/2 − f(y, y)/2, and are exactly 0 at x = y:
+
+    - "debiased": f is DTW_Ω, the value;
+    - "sharp": f is the cost ⟨E, C⟩ of the expected alignment E = ∇DTW_Ω(C), without what Ω adds;
+    - "mean_cost": f is the mean cost of all alignments, to which "sharp" tends under negentropy as γ → ∞.
+
+    "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band (Blondel, Mensch,
+    Vert, 2021): exp(−DTW_Ω) is then a positive definite kernel. For another γ, divide the series by √γ and multiply the
+    result by γ. There is no proof for other costs, and a sparse Ω does go below 0, as in the last example.
+
+    Args:
+        x: (..., N, D).
+        y: (..., M, D). Batch dimensions broadcast.
+        cost: what a match of two elements costs: "sqeuclidean" ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock" ‖x − y‖₁;
+            "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean" δ + log(2 − e^−δ)
+            with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that gives (..., N, M). Where a distance
+            has a kink, at equal points, its gradient is 0.
+        lengths: (lengths of x, lengths of y), each int64 that broadcasts with the batch, or a number, from 1 to N and
+            to M. What lies past the end may hold NaN, and gets no gradient.
+        band: as in :class:`DTW`, for every term of a divergence.
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard". A tensor γ broadcasts with the batch.
+        divergence: None for the value, "debiased", "sharp" or "mean_cost".
+        reduction: over the batch: "none", "mean" or "sum".
+
+    Returns:
+        Of the batch shape, or a number.
+
+    >>> import bellmax as bx
+    >>> x = torch.tensor([[1.495], [0.787], [0.23], [-0.123], [1.089]])
+    >>> y = torch.tensor([[1.513], [0.835], [0.246], [-0.106], [1.102]])
+    >>> bx.dtw(x, y), bx.dtw(x, x), bx.dtw(x, x, divergence="debiased")
+    (tensor(-3.7042), tensor(-3.7066), tensor(0.))
+    >>> bx.dtw(x, y, divergence="debiased", cost="log_sqeuclidean")
+    tensor(0.0021)
+    >>> bx.dtw(x, y, divergence="debiased", omega="l2")
+    tensor(-0.0004)
+    """
+    measure = _measure(cost, band, omega, divergence)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {_listed(_REDUCTIONS)}, got {reduction!r}")
+    x, y = _check_series("x", x), _check_series("y", y)
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(
+            f"x and y must have the same number of features, got {x.shape[-1]} in x of shape {tuple(x.shape)} and "
+            f"{y.shape[-1]} in y of shape {tuple(y.shape)}"
+        )
+    if x.device != y.device:
+        raise ValueError(f"y must be on the device of x, {x.device}, got {y.device}")
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y = x.to(dtype), y.to(dtype)
+    both = _check_lengths(lengths)
+    shapes = {"x": x.shape[:-2], "y": y.shape[:-2], "gamma": measure.gamma_shape}
+    shapes |= {f"lengths[{side}]": own.shape for side, own in enumerate(both) if isinstance(own, Tensor)}
+    try:
+        torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        each = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if shape)
+        raise ValueError(f"batch shapes must broadcast, got {each}") from None
+    x, of_x = _trim("lengths[0]", x, both[0])
+    y, of_y = _trim("lengths[1]", y, both[1])
+    value = measure(x, y, of_x, of_y)
+    if divergence is not None:
+        value = value - measure(x, x, of_x, of_x) / 2 - measure(y, y, of_y, of_y) / 2
+    return _REDUCTIONS[reduction](value)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """The f of a divergence, and the value where there is none."""
+
+    cost: Cost
+    band: float | None
+    omega: Regularizer
+    divergence: str | None
+
+    @property
+    def gamma_shape(self) -> torch.Size:
+        return self.omega.gamma.shape if isinstance(self.omega.gamma, Tensor) else torch.Size()
+
+    def __call__(
+        self, x: Tensor, y: Tensor, lengths_x: Tensor | None = None, lengths_y: Tensor | None = None
+    ) -> Tensor:
+        """f of each pair of series (..., N, D) and (..., M, D), for lengths None that are as long as they can be."""
+        cost = pairwise(x, y, self.cost)
+        given = [own for own in (lengths_x, lengths_y) if own is not None]
+        batch = torch.broadcast_shapes(cost.shape[:-2], self.gamma_shape, *(own.shape for own in given))
+        cost = cost.expand(*batch, *cost.shape[-2:])
+        lengths = None
+        if given:
+            own_x, own_y = (None if own is None else own.expand(batch) for own in (lengths_x, lengths_y))
+            lengths = (x.shape[-2] if own_x is None else own_x, y.shape[-2] if own_y is None else own_y)
+        if self.divergence == "mean_cost":
+            free = torch.zeros_like(cost).masked_fill(cost.detach() == math.inf, math.inf)
+            alignments = DTW(free, lengths=lengths, band=self.band)
+        else:
+            alignments = DTW(cost, lengths=lengths, band=self.band, omega=self.omega)
+        if self.divergence not in ("sharp", "mean_cost"):
+            return alignments.value
+        expected = inner(alignments.expected_path, cost, 2)
+        return expected.masked_fill(alignments.value == math.inf, math.inf)
+
+
+def _measure(cost: Cost, band: float | None, omega: str | Regularizer, divergence: str | None) -> _Measure:
+    if not callable(cost) and cost not in _COSTS:
+        raise ValueError(f"cost must be a function or one of {_listed(_COSTS)}, got {cost!r}")
+    if divergence is not None and divergence not in _DIVERGENCES:
+        raise ValueError(f"divergence must be None or one of {_listed(_DIVERGENCES)}, got {divergence!r}")
+    return _Measure(cost, band, resolve(omega), divergence)
+
+
+def _listed(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _check_series(name: str, series: Tensor) -> Tensor:
+    if not series.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got dtype {series.dtype}")
+    if series.ndim < 2 or 0 in series.shape[-2:]:
+        raise ValueError(f"{name} must have shape (..., length, features), both at least 1, got {tuple(series.shape)}")
+    return promote_half(series)
+
+
+def _check_lengths(
+    lengths: tuple[Tensor | int, Tensor | int] | None,
+) -> tuple[Tensor | int | None, Tensor | int | None]:
+    if lengths is None:
+        return None, None
+    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+        raise ValueError(f"lengths must be a pair (lengths of x, lengths of y), got {type(lengths).__name__}")
+    return lengths[0], lengths[1]
+
+
+def _trim(name: str, series: Tensor, length: Tensor | int | None) -> tuple[Tensor, Tensor | None]:
+    """The series up to a length that is the same for all, or with zeros past the end, and the lengths that remain."""
+    steps = series.shape[-2]
+    if length is None:
+        return series, None
+    if not isinstance(length, Tensor):
+        if not 1 <= length <= steps:
+            raise ValueError(f"{name} must be from 1 to {steps}, got {length}")
+        return series[..., :length, :], None
+    if length.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got dtype {length.dtype}")
+    if length.device != series.device:
+        raise ValueError(f"{name} must be on the device of the series, {series.device}, got {length.device}")
+    past = torch.arange(steps, device=series.device) >= length.unsqueeze(-1)
+    return series.masked_fill(past.unsqueeze(-1), 0), length
+
+
+# --- collections
+
+_ALIKE = 1.25  # how much longer than the shortest of its run a series may be
+
+
+class _Run(NamedTuple):
+    """Series of a collection that are about as long as each other."""
+
+    places: Tensor  # (K,), in the collection
+    series: Tensor  # (K, N, D), zeros past the end
+    lengths: Tensor  # (K,)
+
+
+def _runs(collection: Sequence[Tensor], max_cells: int) -> list[_Run]:
+    """The collection from short to long, in runs of which two have ``max_cells`` cells between them, if they can."""
+    runs: list[list[int]] = []
+    for k in sorted(range(len(collection)), key=lambda k: len(collection[k])):
+        length, features = collection[k].shape
+        if runs:
+            fits = (len(runs[-1]) + 1) * (length + features) <= math.isqrt(max_cells)
+            if fits and length <= _ALIKE * len(collection[runs[-1][0]]):
+                runs[-1].append(k)
+                continue
+        runs.append([k])
+    device = collection[0].device if collection else None
+    return [
+        _Run(
+            torch.tensor(run, device=device),
+            pad_sequence([collection[k] for k in run], batch_first=True),
+            torch.tensor([len(collection[k]) for k in run], device=device),
+        )
+        for run in runs
+    ]
+
+
+def _check_collections(*named: tuple[str, SeriesCollection]) -> list[list[Tensor]]:
+    """Each as a list of (N_k, D), all of one dtype, device and D."""
+    lists = [[_as_series(f"{name}[{k}]", given[k], given) for k in range(len(given))] for name, given in named]
+    labelled = [
+        (f"{name}[{k}]", s) for (name, _), series in zip(named, lists, strict=True) for k, s in enumerate(series)
+    ]
+    dtype = torch.float32
+    for name, series in labelled:
+        first_name, first = labelled[0]
+        if series.shape[1] != first.shape[1]:
+            raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
+        if series.device != first.device:
+            raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
+        dtype = torch.promote_types(dtype, series.dtype)
+    return [[series.to(dtype) for series in collection] for collection in lists]
+
+
+def _as_series(name: str, given: Series, collection: SeriesCollection) -> Tensor:
+    """(N, D), without the rows of NaN that end a series where it is stacked with longer ones."""
+    series = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    if series.ndim == 1:
+        series = series.unsqueeze(-1)
+    if series.ndim != 2:
+        raise ValueError(f"{name} must have shape (length,) or (length, features), got {tuple(series.shape)}")
+    if isinstance(collection, Tensor | np.ndarray):
+        filled = (~series.detach().isnan().all(-1)).nonzero()
+        series = series[: int(filled[-1]) + 1 if len(filled) else 0]
+    return _check_series(name, series)
+
+
+def _check_single_gamma(measure: _Measure) -> None:
+    if measure.gamma_shape.numel() != 1:
+        raise ValueError(f"gamma must be one number for all series, got shape {tuple(measure.gamma_shape)}")
+
+
+def dtw_cdist(
+    xs: SeriesCollection,
+    ys: SeriesCollection | None = None,
+    *,
+    cost: Cost = "sqeuclidean",
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    divergence: str | None = None,
+    max_cells: int = 2**22,
+    progress: bool = False,
+) -> Tensor:
+    """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
+
+    It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again.
+
+    Args:
+        xs: K series, each a tensor or array (N_k, D) or (N_k,); or one tensor or array (K, N, D) or (K, N), where rows
+            of NaN at the end of a series are padding.
+        ys: L series likewise. By default ``xs``, with each pair computed once: a cost that is a function must then be
+            symmetric.
+        cost: as in :func:`dtw`.
+        band: as in :class:`DTW`.
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard"; one γ for all pairs.
+        divergence: as in :func:`dtw`; the terms of one series are computed once.
+        max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
+        progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+
+    Returns:
+        (K, L).
+
+    >>> import bellmax as bx
+    >>> xs = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])]
+    >>> ys = [torch.tensor([3.0]), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, 3.0])]
+    >>> bx.dtw_cdist(xs, ys, omega="hard")
+    tensor([[14.,  1.,  2.],
+            [10.,  2.,  2.]])
+    """
+    measure = _measure(cost, band, omega, divergence)
+    _check_single_gamma(measure)
+    if max_cells < 1:
+        raise ValueError(f"max_cells must be at least 1, got {max_cells}")
+    if ys is None:
+        (left,) = _check_collections(("xs", xs))
+        rows = columns = _runs(left, max_cells)
+    else:
+        left, right = _check_collections(("xs", xs), ("ys", ys))
+        rows, columns = _runs(left, max_cells), _runs(right, max_cells)
+    values = _all_pairs(measure, rows, columns, progress)
+    if divergence is None or not values.numel():
+        return values
+    if rows is columns:
+        of_rows = of_columns = values.diagonal() / 2
+    else:
+        of_rows, of_columns = (_with_itself(measure, runs) / 2 for runs in (rows, columns))
+    return values - (of_rows.unsqueeze(-1) + of_columns)
+
+
+def _all_pairs(measure: _Measure, rows: list[_Run], columns: list[_Run], progress: bool) -> Tensor:
+    """f of all pairs, (K, L)."""
+    height, width = (sum(len(run.places) for run in runs) for runs in (rows, columns))
+    found = [run.series.new_zeros(0) for run in rows[:1]] or [torch.zeros(0)]
+    where = torch.zeros(height, width, dtype=torch.int64, device=found[0].device)  # of a pair in what is found
+    count = 0
+    # Hooks, by which the tape is made again, do not exist under torch.func.
+    keep = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    with _bar(progress, height * (height + 1) // 2 if rows is columns else height * width) as advance:
+        for row, column, i, j in _blocks(rows, columns):
+            block = partial(_block, measure, row, column, i, j)
+            found.append(block() if keep else checkpoint(block, use_reentrant=False, preserve_rng_state=False))
+            numbers = torch.arange(count, count + len(i), device=where.device)
+            where[row.places[i], column.places[j]] = numbers
+            if rows is columns:
+                where[column.places[j], row.places[i]] = numbers
+            count += len(i)
+            advance(len(i))
+    return torch.cat(found)[where]
+
+
+def _blocks(rows: list[_Run], columns: list[_Run]) -> Iterator[tuple[_Run, _Run, Tensor, Tensor]]:
+    """Two runs and the members of their pairs; if the rows are the columns, a pair and not its mirror image."""
+    for r, row in enumerate(rows):
+        for column in columns[r if rows is columns else 0 :]:
+            i, j = torch.ones(len(row.places), len(column.places), device=row.places.device).nonzero().unbind(-1)
+            once = i <= j if row is column else slice(None)
+            yield row, column, i[once], j[once]
+
+
+def _block(measure: _Measure, row: _Run, column: _Run, i: Tensor, j: Tensor) -> Tensor:
+    return measure(row.series[i], column.series[j], row.lengths[i], column.lengths[j])
+
+
+def _with_itself(measure: _Measure, runs: list[_Run]) -> Tensor:
+    """f of every series with itself, (K,)."""
+    found = [measure(run.series, run.series, run.lengths, run.lengths) for run in runs]
+    return torch.cat(found)[torch.cat([run.places for run in runs]).argsort()]
+
+
+@contextmanager
+def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
+    """What to tell how many more pairs are done."""
+    if not shown:
+        yield lambda done: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError as error:
+        raise ImportError("progress=True needs rich: pip install 'bellmax[progress]'") from error
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("pairs", total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def dtw_barycenter(
+    xs: SeriesCollection,
+    weights: Tensor | Sequence[float] | None = None,
+    *,
+    init: Tensor | None = None,
+    length: int | None = None,
+    cost: Cost = "sqeuclidean",
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    divergence: str | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+) -> Tensor:
+    """The series z that is least far from a collection: it minimises Σ_k w_k dtw(z, x_k) by L-BFGS.
+
+    The objective is not convex: what is found depends on where the search begins. With "hard" it has kinks too, where
+    the search may end early; a small γ does better.
+
+    Args:
+        xs: K series, as in :func:`dtw_cdist`.
+        weights: (K,), at least 0; all the same by default. Only their ratios count.
+        init: (L, D), where to begin; by default the weighted mean of the series, each stretched linearly to ``length``.
+        length: L; by default that of ``init``, or the median of the lengths.
+        cost: as in :func:`dtw`.
+        band: as in :class:`DTW`.
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        divergence: as in :func:`dtw`; with None the bias of a smooth Ω flattens z.
+        max_iter: how many iterations at most.
+        tol: largest entry of the gradient at which to stop.
+
+    Returns:
+        (L, D), without gradient.
+
+    >>> import bellmax as bx
+    >>> xs = [torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 3.0, 0.0, 0.0])]
+    >>> bx.dtw_barycenter(xs, omega=bx.Negentropy(0.1)).squeeze(-1).round().long()  # one bump, not two
+    tensor([0, 2, 0, 0])
+    """
+    measure = _measure(cost, band, omega, divergence)
+    _check_single_gamma(measure)
+    with torch.inference_mode(False), torch.no_grad():
+        (series,) = _check_collections(("xs", xs))
+        if not series:
+            raise ValueError("xs must hold at least one series, got none")
+        shares = _check_weights(weights, series[0].new_ones(len(series)))
+        start = _start(series, shares, init, length)
+        runs = _runs(series, 2**22)
+        z = start.clone().requires_grad_()
+        best, least = start, math.inf
+
+        def terms() -> Iterator[Tensor]:
+            for run in runs:
+                yield shares[run.places] @ measure(z, run.series, None, run.lengths)
+            if divergence is not None:
+                yield measure(z, z) / -2
+
+        def closure() -> float:
+            nonlocal best, least
+            z.grad = torch.zeros_like(z)
+            objective = 0.0
+            with torch.enable_grad():
+                for term in terms():
+                    z.grad += torch.autograd.grad(term, z)[0]
+                    objective += term.item()
+            if objective < least:
+                best, least = z.detach().clone(), objective
+            return objective
+
+        search = torch.optim.LBFGS(
+            [z], max_iter=max_iter, tolerance_grad=tol, tolerance_change=tol**2, line_search_fn="strong_wolfe"
+        )
+        search.step(closure)
+    return best
+
+
+def _check_weights(weights: Tensor | Sequence[float] | None, ones: Tensor) -> Tensor:
+    """(K,), of sum 1."""
+    if weights is None:
+        return ones / len(ones)
+    given = torch.as_tensor(weights, dtype=ones.dtype, device=ones.device).detach()
+    if given.shape != ones.shape:
+        raise ValueError(f"weights must hold one number for each of {len(ones)} series, got shape {tuple(given.shape)}")
+    if not bool((given >= 0).all()) or not 0 < float(given.sum()) < math.inf:
+        raise ValueError(f"weights must be at least 0 and not all 0, got {given.tolist()}")
+    return given / given.sum()
+
+
+def _start(series: list[Tensor], shares: Tensor, init: Tensor | None, length: int | None) -> Tensor:
+    """(L, D)."""
+    features = series[0].shape[1]
+    if init is not None:
+        if init.ndim != 2 or init.shape[1] != features or length not in (None, len(init)) or not len(init):
+            needed = f"({'length' if length is None else length}, {features})"
+            raise ValueError(f"init must have shape {needed}, got {tuple(init.shape)}")
+        return init.detach().to(series[0])
+    if length is None:
+        length = median_low(len(s) for s in series)
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    stretched = [interpolate(s.mT.unsqueeze(0), size=length, mode="linear", align_corners=True) for s in series]
+    return (torch.cat(stretched).mT * shares[:, None, None]).sum(0)

@@ -1,0 +1,52 @@
+"""Figures: what is drawn, not how it looks."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from problems import potentials
+
+import bellmax as bx
+from bellmax import plots
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2"])
+def test_alignment_shows_path_borders_and_series(omega: str, backend: str) -> None:
+    x, y = potentials(7, 2).cumsum(0), potentials(9, 2, seed=1).cumsum(0)
+    dtw = bx.DTW(torch.cdist(x, y).requires_grad_(), lengths=(6, 9), omega=omega)
+    figure = Figure()
+    ax = plots.alignment(dtw, x, y.numpy(), ax=figure.subplots())
+    figure.savefig(io.BytesIO())
+    path, pairs = dtw.expected_path.detach()[:6].numpy(), dtw.best_alignment()
+    (image,), (line,), (borders,) = ax.images, ax.lines, ax.collections
+    np.testing.assert_array_equal(image.get_array().filled(0), path)
+    np.testing.assert_array_equal(line.get_xydata(), pairs[pairs[:, 0] >= 0].flip(1))
+    left, above = ax.child_axes
+    np.testing.assert_array_equal([feature.get_xdata() for feature in left.lines], x[:6].T)
+    np.testing.assert_array_equal([feature.get_ydata() for feature in above.lines], y.T)
+    inside = np.pad(path > 0, 1)
+    walls = (inside[1:] | inside[:-1]).sum() + (inside[:, 1:] | inside[:, :-1]).sum()
+    assert sum(np.ptp(segment, axis=0).sum() for segment in borders.get_segments()) == walls
+
+
+def test_alignment_alone_or_without_a_path() -> None:
+    ax = plots.alignment(bx.DTW(torch.full((3, 40), torch.inf)))
+    assert not ax.child_axes
+    assert not len(ax.lines[0].get_xydata())
+    assert ax.get_aspect() == "auto"
+    ax.figure.savefig(io.BytesIO())
+
+
+def test_bad_input_is_named() -> None:
+    for wrong, message in [
+        (lambda: plots.alignment(bx.DTW(torch.zeros(2, 3, 4))), r"dtw must have an empty batch shape, got \(2,\)"),
+        (lambda: plots.alignment(bx.DTW(torch.zeros(3, 4)), y=torch.zeros(3)), r"y must have shape \(4,\) or \(4, D\)"),
+        (lambda: plots.alignment(bx.DTW(torch.zeros(3, 4)), torch.zeros(3, 1, 1)), r"x must have .* got \(3, 1, 1\)"),
+        (lambda: plots.dag(bx.DAG([(0, 1)]).paths(torch.zeros(5, 1))), r"p must have an empty batch shape, got \(5,\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            wrong()
