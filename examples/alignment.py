@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
     output: Path = parser.parse_args().output
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
     x, y = heartbeat(torch.linspace(0, 1, 36)), heartbeat(torch.linspace(0, 1, 48) ** 1.3)
     x, y = x + 0.05 * torch.randn(36), y + 0.05 * torch.randn(48)
 

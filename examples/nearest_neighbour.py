@@ -1,15 +1,15 @@
 """Classify time series by their nearest neighbour, under the warped distances and divergences of bellmax.
 
-DATA is a folder of sets in the format of the UCR archive (https://www.cs.ucr.edu/~eamonn/time_series_data_2018), each in
-a folder of its own: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, a label and then the values in each row.
-Beside them DataSummary.csv holds the published errors, with which the column "hard" should agree to the last digit.
+DATA is a folder of sets in the format of the UCR archive (www.cs.ucr.edu/~eamonn/time_series_data_2018), each in a
+folder of its own: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, in each row a label and then the values.
+Beside them DataSummary.csv holds the published errors, with which the column "hard" agrees to the last digit.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -88,34 +88,29 @@ def best_gamma(train: Split, measure: Measure, gammas: list[float], progress: bo
     return min(gammas, key=error_without_itself) if len(gammas) > 1 else gammas[0]
 
 
-def results(train: Split, test: Split, names: list[str], gammas: list[float]) -> Iterator[str]:
-    for name in names:
-        measure = MEASURES[name]
-        gamma = best_gamma(train, measure, gammas, True) if measure.has_gamma else 1.0
-        got = f"{error(train, test, measure, gamma, True):.4f}"
-        yield f"{got} (γ={gamma:g})" if measure.has_gamma else got
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of the sets")
     parser.add_argument("sets", nargs="*", help="names of sets (default: all)")
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=["hard"], help="default: hard")
-    parser.add_argument(
-        "--gammas", nargs="+", type=float, default=[0.01, 0.1, 1.0, 10.0],
-        help="smoothings to choose from, by leaving out each training series in turn",
-    )  # fmt: skip
+    chosen = "smoothings to choose from, by leaving out each training series in turn (default: 0.1 1 10)"
+    parser.add_argument("--gammas", nargs="+", type=float, default=[0.1, 1.0, 10.0], help=chosen)
     arguments = parser.parse_args()
     sets = arguments.sets or sorted(path.name for path in arguments.data.iterdir() if path.is_dir())
     known = published(arguments.data)
 
-    table = Table("set", "train", "test", "length", f"published {PUBLISHED}", *arguments.measures, "seconds")
+    columns = "set", "train", "test", "length", "measure", "γ", "error", "published", "seconds"
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))
     for name in sets:
         train, test = read(arguments.data / name, "TRAIN"), read(arguments.data / name, "TEST")
-        start = perf_counter()
-        found = list(results(train, test, arguments.measures, arguments.gammas))
         sizes = (len(train.labels), len(test.labels), train.series.shape[1])
-        table.add_row(name, *map(str, sizes), known.get(name, "–"), *found, f"{perf_counter() - start:.1f}")
+        for label in arguments.measures:
+            measure, start = MEASURES[label], perf_counter()
+            gamma = best_gamma(train, measure, arguments.gammas, progress=True) if measure.has_gamma else 1.0
+            wrong = error(train, test, measure, gamma, progress=True)
+            row = label, f"{gamma:g}" if measure.has_gamma else "", f"{wrong:.4f}"
+            beside = f"{float(known[name]):.4f}" if label == "hard" and name in known else ""
+            table.add_row(name, *map(str, sizes), *row, beside, f"{perf_counter() - start:.1f}")
     Console().print(table)
 
 

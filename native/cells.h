@@ -119,17 +119,19 @@ struct Products {
     }
 };
 
-// max_Ω of three numbers r ≤ 0, the greatest of them 0, and its gradient q.
+// −max_Ω of minus three numbers, relative to the least of them (0 where that is +∞), and its gradient q.
 template <class Omega>
 struct OfThree {
     Omega omega;
 
-    Vec<double> solve(const Vec<double>* r, Vec<double>* q) const {
+    template <bool Q>
+    Vec<double> solve(Vec<double> least, Vec<double> a, Vec<double> b, Vec<double> c, Vec<double>* q) const {
         using V = Vec<double>;
+        const V r[3] = {least - a, least - b, least - c};
         V tau, value, unused;
         omega.solve(Columns<V, double>{reinterpret_cast<const double*>(r), lanes_of<double>, 3}, V{}, tau, value);
-        for (int n = 0; n < 3; ++n) omega.weigh(r[n], tau, q[n], unused);
-        return value;
+        for (int n = 0; Q && n < 3; ++n) omega.weigh(r[n], tau, q[n], unused);
+        return -value;
     }
     // s of the Hessian.
     Vec<double> slope(Vec<double> q) const {
@@ -141,11 +143,16 @@ template <>
 struct OfThree<Negentropy<double>> {
     Negentropy<double> omega;
 
-    Vec<double> solve(const Vec<double>* r, Vec<double>* q) const {
-        for (int n = 0; n < 3; ++n) q[n] = exp_nonpositive(r[n]);
-        const Vec<double> sum = q[0] + q[1] + q[2], inverse = 1 / (sum > Vec<double>{} ? sum : Vec<double>{} + 1.0);
-        for (int n = 0; n < 3; ++n) q[n] *= inverse;
-        return log_positive(sum);
+    template <bool Q>
+    Vec<double> solve(Vec<double> least, Vec<double> a, Vec<double> b, Vec<double> c, Vec<double>* q) const {
+        using V = Vec<double>;
+        const V e[3] = {exp_nonpositive(least - a), exp_nonpositive(least - b), exp_nonpositive(least - c)};
+        const V sum = e[0] + e[1] + e[2];
+        if constexpr (Q) {
+            const V inverse = 1 / (sum > V{} ? sum : V{} + 1.0);
+            for (int n = 0; n < 3; ++n) q[n] = e[n] * inverse;
+        }
+        return -log_positive(sum);
     }
     Vec<double> slope(Vec<double> q) const { return q; }
 };
@@ -154,19 +161,24 @@ template <>
 struct OfThree<SquaredL2<double>> {
     SquaredL2<double> omega;
 
-    // Of the three candidates for τ, one for each size of the support, the greatest is right.
-    Vec<double> solve(const Vec<double>* r, Vec<double>* q) const {
+    // Of the three candidates for τ, one for each size of the support, the greatest is right. An entry r of the support,
+    // with q = r − τ, adds q r − q²/2 = (r² − τ²)/2 < 0 to max_Ω.
+    template <bool Q>
+    Vec<double> solve(Vec<double> least, Vec<double> a, Vec<double> b, Vec<double> c, Vec<double>* q) const {
         using V = Vec<double>;
-        const V floor = V{} - 2.0;
-        const V a = greater<double>(r[0], floor), b = greater<double>(r[1], floor), c = greater<double>(r[2], floor);
-        const V least = lesser<double>(lesser<double>(a, b), c);
-        const V middle = greater<double>(lesser<double>(a, b), lesser<double>(greater<double>(a, b), c));
-        const V two = middle * 0.5 - 0.5, three = (middle + least) * (1.0 / 3) - 1.0 / 3;
-        const V tau = greater<double>(greater<double>(two, three), V{} - 1.0);
-        q[0] = greater<double>(a - tau, V{});
-        q[1] = greater<double>(b - tau, V{});
-        q[2] = greater<double>(c - tau, V{});
-        return q[0] * (a - 0.5 * q[0]) + q[1] * (b - 0.5 * q[1]) + q[2] * (c - 0.5 * q[2]) + (0.5 - omega.vertex);
+        const V floor = V{} - 2.0;  // far out of the support, and finite
+        const V less = lesser<double>(a, b), more = greater<double>(a, b);
+        const V second = greater<double>(least - greater<double>(less, lesser<double>(more, c)), floor);
+        const V third = greater<double>(least - greater<double>(more, c), floor);
+        const V two = second * 0.5 - 0.5, three = (second + third) * (1.0 / 3) - 1.0 / 3;
+        const V tau = greater<double>(greater<double>(two, three), V{} - 1.0), square = tau * tau;
+        if constexpr (Q) {
+            q[0] = greater<double>(least - a - tau, V{});
+            q[1] = greater<double>(least - b - tau, V{});
+            q[2] = greater<double>(least - c - tau, V{});
+        }
+        const V others = lesser<double>(second * second - square, V{}) + lesser<double>(third * third - square, V{});
+        return 0.5 * (square - others) - (0.5 - omega.vertex);
     }
     Vec<double> slope(Vec<double> q) const { return q > Vec<double>{} ? Vec<double>{} + 1.0 : Vec<double>{}; }
 };
@@ -175,12 +187,15 @@ template <>
 struct OfThree<Hard<double>> {
     Hard<double> omega;
 
-    Vec<double> solve(const Vec<double>* r, Vec<double>* q) const {
+    template <bool Q>
+    Vec<double> solve(Vec<double> least, Vec<double> a, Vec<double> b, Vec<double>, Vec<double>* q) const {
         using V = Vec<double>;
-        const V one = V{} + 1.0;
-        q[0] = r[0] == V{} ? one : V{};
-        q[1] = r[1] == V{} ? one - q[0] : V{};
-        q[2] = one - q[0] - q[1];
+        if constexpr (Q) {
+            const V one = V{} + 1.0;
+            q[0] = a == least ? one : V{};
+            q[1] = b == least ? one - q[0] : V{};
+            q[2] = one - q[0] - q[1];
+        }
         return V{};
     }
     Vec<double> slope(Vec<double>) const { return Vec<double>{}; }
@@ -219,8 +234,7 @@ struct Values {
     Node combine(Node diagonal, Node up, Node left, V cost, V* q) const {
         const V least = lesser<double>(lesser<double>(diagonal, up), left);
         const V from = least < V{} + infinity<double> ? least : V{};
-        const V r[3] = {from - diagonal, from - up, from - left};
-        return least + cost - three.solve(r, q);
+        return least + cost + three.template solve<Q>(from, diagonal, up, left, q);
     }
 
     V tilt(const V* q, const V* y, V* q_dot) const {

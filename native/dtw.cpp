@@ -176,11 +176,11 @@ void drain(S* matrix, int64_t stride, const Strip& strip, int64_t c, const S* ti
 
 // Zero for what no chunk of the strip writes.
 template <class S>
-void clear_outside(S* matrix, int64_t columns, const Strip& strip) {
+void clear_outside(S* matrix, int64_t stride, int64_t first, int64_t end, const Strip& strip) {
     for (int64_t r = 0; r < strip.rows; ++r) {
-        S* line = matrix + (strip.row + r) * columns;
-        std::fill(line, line + strip.from[r], S(0));
-        std::fill(line + strip.to[r] + 1, line + columns, S(0));
+        S* line = matrix + (strip.row + r) * stride;
+        std::fill(line + first, line + strip.from[r], S(0));
+        std::fill(line + strip.to[r] + 1, line + end, S(0));
     }
 }
 
@@ -269,14 +269,27 @@ class Pair {
 
     const P& program;
     const Region region;
-    const int64_t columns, strips;
+    const DtwProblem<S>& problem;
+    const int64_t stride, columns;         // of the matrix; of a line of it, which begins at column 0 of the pair
+    const int64_t strips, begins, ends;    // of the pair; those in the matrix
     const S* cost;
     Slot* const rows;    // the last row of every strip
     Slot* const states;  // (strips, chunks_most, 2 R)
     const int64_t chunks_most;
     const int threads;
 
-    Slot* state(int64_t s, int64_t c) const { return states + (s * chunks_most + c) * 2 * R; }
+    Slot* state(int64_t s, int64_t c) const { return states + ((s - begins) * chunks_most + c) * 2 * R; }
+
+    // Cell (0, 0) of the pair, for a matrix that may begin elsewhere.
+    template <class T>
+    T* origin(T* matrix) const {
+        return matrix - (problem.row * stride + problem.column);
+    }
+
+    // The values of the row above strip s, by the tape.
+    const Slot* line_above(int64_t s) const {
+        return s > begins ? rows + (s - 1 - begins) * columns : reinterpret_cast<const Slot*>(problem.line_above);
+    }
 
     // The first column of the strip before s.
     int64_t first_before(int64_t s) const { return region.first((s - 1) * R); }
@@ -285,24 +298,24 @@ class Pair {
     int64_t last_after(int64_t s) const { return region.last(std::min((s + 2) * R, region.rows) - 1); }
 
     // The front before the first step of strip s.
-    void begin(Front<P>& front, const Strip& strip, int64_t s, const Slot* line_above) const {
+    void begin(Front<P>& front, const Strip& strip, int64_t s, const Slot* above) const {
         front.here.clear();
         front.above.clear();
         if (s == 0) {
             front.above.set(0, P::start());
         } else if (strip.first > first_before(s)) {
-            front.above.set(0, line_above[strip.first - 1]);
+            front.above.set(0, above[strip.first - 1]);
         }
     }
 
     // One chunk: `each(k)` after step k. Q is whether to keep probabilities.
     template <bool Q, class Each>
-    void advance(Front<P>& front, const Strip& strip, int64_t s, int64_t c, const Slot* line_above,
-                 Workspace<P, S>& own, Each each) const {
+    void advance(Front<P>& front, const Strip& strip, int64_t s, int64_t c, const Slot* above, Workspace<P, S>& own,
+                 Each each) const {
         const int64_t count = strip.steps_in(c);
         for (int64_t k = 0; k < count; ++k) {
             const int64_t column = strip.first + c * chunk_size + k;
-            front.here.set(-1, s > 0 && column <= strip.last ? line_above[column] : P::dead());
+            front.here.set(-1, s > 0 && column <= strip.last ? above[column] : P::dead());
             for (int64_t r = (strip.rows - 1) / W * W; r >= 0; r -= W) {
                 const auto left = front.here.load(r), up = front.here.load(r - 1), diagonal = front.above.load(r);
                 front.above.store(r, up);
@@ -320,12 +333,12 @@ class Pair {
     // The same, with tangents.
     template <bool Keep, class Each>
     void advance_tangents(Front<P>& front, Tangents<Real>& dots, const Strip& strip, int64_t s, int64_t c,
-                          const Slot* line_above, const Real* dots_above, Workspace<P, S>& own, Each each) const {
+                          const Slot* above, const Real* dots_above, Workspace<P, S>& own, Each each) const {
         const int64_t count = strip.steps_in(c);
         for (int64_t k = 0; k < count; ++k) {
             const int64_t column = strip.first + c * chunk_size + k;
             const bool below_another = s > 0 && column <= strip.last;
-            front.here.set(-1, below_another ? line_above[column] : P::dead());
+            front.here.set(-1, below_another ? above[column] : P::dead());
             dots.here[7] = below_another ? dots_above[column] : Real(0);
             for (int64_t r = (strip.rows - 1) / W * W; r >= 0; r -= W) {
                 const auto left = front.here.load(r), up = front.here.load(r - 1), diagonal = front.above.load(r);
@@ -387,91 +400,102 @@ public:
     Pair(const P& program, const DtwProblem<S>& problem, int64_t b, int threads, Slot* tape)
         : program(program),
           region(problem.lengths + 2 * b, problem.band[b]),
-          columns(problem.columns),
+          problem(problem),
+          stride(problem.columns),
+          columns(problem.column + problem.columns),
           strips(region.strips()),
-          cost(problem.cost + b * problem.rows * problem.columns),
+          begins(problem.row / R),
+          ends(std::min(strips, (problem.row + problem.rows + R - 1) / R)),
+          cost(origin(problem.cost + b * problem.rows * problem.columns)),
           rows(tape ? tape + 1 : nullptr),
           states(tape ? tape + 1 + (problem.rows + R - 1) / R * columns : nullptr),
           chunks_most((columns + R - 1 + chunk_size - 1) / chunk_size),
-          threads(int(std::min<int64_t>(threads, strips))) {}
+          threads(int(std::min<int64_t>(threads, ends - begins))) {}
 
-    // The value; what was seen of the costs.
+    // The value, if the last cell is here; what was seen of the costs.
     double forward(Seen<S>& seen) const {
-        Progress progress(strips);
-        const int64_t lines = rows ? strips : ring(threads);
+        const int64_t count = ends - begins, lines = rows ? count : ring(threads);
+        Progress progress(count);
         std::unique_ptr<Slot[]> own_rows;
         if (!rows) own_rows = scratch<Slot>(lines * columns);
         Slot* const line = rows ? rows : own_rows.get();
         double value = infinity<double>;
-        std::unique_ptr<Seen<S>[]> seen_by(new Seen<S>[std::size_t(strips)]);
-        take_turns(strips, threads, [] { return Workspace<P, S>(false); }, [&](int64_t s, Workspace<P, S>& own) {
+        std::unique_ptr<Seen<S>[]> seen_by(new Seen<S>[std::size_t(count)]);
+        take_turns(count, threads, [] { return Workspace<P, S>(false); }, [&](int64_t n, Workspace<P, S>& own) {
+            const int64_t s = begins + n;
             const Strip strip(region, s), before(region, std::max<int64_t>(s - 1, 0));
-            const Slot* const line_above = line + (s + lines - 1) % lines * columns;
-            Slot* const line_here = line + s % lines * columns;
-            if (s + 1 < strips) std::fill(line_here + strip.last + 1, line_here + last_after(s) + 1, P::dead());
+            const Slot* const above = n > 0 ? line + (n - 1) % lines * columns : line_above(s);
+            const bool is_last = s + 1 == ends && problem.line_below;
+            Slot* const here = is_last ? reinterpret_cast<Slot*>(problem.line_below) : line + n % lines * columns;
+            if (s + 1 < ends || is_last) {
+                std::fill(here + strip.last + 1, here + (s + 1 < strips ? last_after(s) : strip.last) + 1, P::dead());
+            }
             Front<P> front;
             Seen<S> found;
             for (int64_t c = 0; c < strip.chunks; ++c) {
-                if (s > 0) progress.wait(s - 1, chunks_before(before, strip, c));
-                if (c == 0) begin(front, strip, s, line_above);
+                if (n > 0) progress.wait(n - 1, chunks_before(before, strip, c));
+                if (c == 0) begin(front, strip, s, above);
                 if (states) front.save(state(s, c));
-                fill(cost, columns, strip, c, infinity<S>, own.cost.get(), [&](Vec<S> v) { found.look(v); });
+                fill(cost, stride, strip, c, infinity<S>, own.cost.get(), [&](Vec<S> v) { found.look(v); });
                 const int64_t behind = strip.first + c * chunk_size - (strip.rows - 1);
-                advance<false>(front, strip, s, c, line_above, own, [&](int64_t k) {
-                    if (behind + k >= strip.first) line_here[behind + k] = front.here.get(strip.rows - 1);
+                advance<false>(front, strip, s, c, above, own, [&](int64_t k) {
+                    if (behind + k >= strip.first) here[behind + k] = front.here.get(strip.rows - 1);
                 });
-                progress.report(s, c + 1);
+                progress.report(n, c + 1);
             }
-            seen_by[std::size_t(s)] = found;
+            seen_by[std::size_t(n)] = found;
             if (s == strips - 1) value = P::value(front.here.get(strip.rows - 1));
         });
-        for (int64_t s = 0; s < strips; ++s) {
-            seen.bad |= seen_by[std::size_t(s)].bad;
-            seen.greatest = greater<S>(seen_by[std::size_t(s)].greatest, seen.greatest);
+        for (int64_t n = 0; n < count; ++n) {
+            seen.bad |= seen_by[std::size_t(n)].bad;
+            seen.greatest = greater<S>(seen_by[std::size_t(n)].greatest, seen.greatest);
         }
         return value;
     }
 
     void backward(Real seed, S* gradient) const {
-        Progress progress(strips);
         const int64_t lines = ring(threads);
+        Progress progress(ends - begins);
         const auto line = scratch<Real>(lines * columns);
-        take_turns(strips, threads, [] { return Workspace<P, S>(false); }, [&](int64_t turn, Workspace<P, S>& own) {
-            const int64_t s = strips - 1 - turn;
+        S* const path = origin(gradient);
+        take_turns(ends - begins, threads, [] { return Workspace<P, S>(false); }, [&](int64_t n, Workspace<P, S>& own) {
+            const int64_t s = ends - 1 - n;
             const Strip strip(region, s), after(region, std::min(s + 1, strips - 1));
-            const Real* const mass_below = &line[(s + 1) % lines * columns];
-            Real* const mass_above = &line[s % lines * columns];
-            if (s > 0) std::fill(mass_above + first_before(s), mass_above + strip.first, Real(0));
+            const Real* const below =
+                n > 0 ? &line[(s + 1) % lines * columns] : reinterpret_cast<const Real*>(problem.mass_below);
+            Real* const above =
+                s > begins || s == 0 ? &line[s % lines * columns] : reinterpret_cast<Real*>(problem.mass_above);
+            if (s > 0) std::fill(above + first_before(s), above + strip.first, Real(0));
             Mass mass;
             Front<P> front;
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 front.restore(state(s, c));
-                fill(cost, columns, strip, c, infinity<S>, own.cost.get(), [](Vec<S>) {});
-                advance<true>(front, strip, s, c, rows + (s - 1) * columns, own, [](int64_t) {});
-                if (s + 1 < strips) {
-                    progress.wait(s + 1, chunks_after(after, strip, c));
-                } else if (c == strip.chunks - 1 && P::alive(front.here.get(strip.rows - 1))) {
+                fill(cost, stride, strip, c, infinity<S>, own.cost.get(), [](Vec<S>) {});
+                advance<true>(front, strip, s, c, line_above(s), own, [](int64_t) {});
+                if (n > 0) progress.wait(n - 1, chunks_after(after, strip, c));
+                if (s + 1 == strips && c == strip.chunks - 1 && P::alive(front.here.get(strip.rows - 1))) {
                     mass.left[strip.rows - 1] = seed;
                 }
                 for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
                     const int64_t column = strip.first + c * chunk_size + k, behind = column - (strip.rows - 1);
-                    mass.above[strip.rows] = s + 1 < strips && behind >= strip.first ? mass_below[behind] : Real(0);
+                    mass.above[strip.rows] = s + 1 < strips && behind >= strip.first ? below[behind] : Real(0);
                     for (int64_t r = 0; r < strip.rows; r += W) {
                         Vec<Real> q[3];
-                        for (int n = 0; n < 3; ++n) q[n] = load<Real>(&own.q[(3 * k + n) * R + r]);
+                        for (int m = 0; m < 3; ++m) q[m] = load<Real>(&own.q[(3 * k + m) * R + r]);
                         store_as<S, Real>(&own.path[k * R + r], spread(mass, r, q));
                     }
-                    if (s > 0 && column <= strip.last) mass_above[column] = mass.above[0];
+                    if (s > 0 && column <= strip.last) above[column] = mass.above[0];
                 }
-                drain(gradient, columns, strip, c, own.path.get());
-                if (c == 0 && s > 0 && strip.first > 0) mass_above[strip.first - 1] = mass.waiting[0];
-                progress.report(s, strip.chunks - c);
+                drain(path, stride, strip, c, own.path.get());
+                if (c == 0 && s > 0 && strip.first > 0) above[strip.first - 1] = mass.waiting[0];
+                progress.report(n, strip.chunks - c);
             }
-            clear_outside(gradient, columns, strip);
+            clear_outside(path, stride, problem.column, columns, strip);
         });
     }
 
     void hessian(Real seed, const S* z, S* product) const {
+        // Of a whole matrix.
         Progress ascending(strips), descending(strips);
         const auto dot_rows = scratch<Real>(strips * columns);
         const auto dot_states = scratch<Real>(strips * chunks_most * 2 * R);
@@ -483,7 +507,6 @@ public:
         };
         take_turns(strips, threads, make, [&](int64_t s, Workspace<P, S>& own) {
             const Strip strip(region, s), before(region, std::max<int64_t>(s - 1, 0));
-            const Slot* const line_above = rows + (s - 1) * columns;
             const Real* const dots_above = dot_rows.get() + (s - 1) * columns;
             Real* const dots_here = dot_rows.get() + s * columns;
             if (s + 1 < strips) std::fill(dots_here + strip.last + 1, dots_here + last_after(s) + 1, Real(0));
@@ -492,13 +515,13 @@ public:
             for (int64_t c = 0; c < strip.chunks; ++c) {
                 if (s > 0) ascending.wait(s - 1, chunks_before(before, strip, c));
                 if (c == 0) {
-                    begin(front, strip, s, line_above);
+                    begin(front, strip, s, line_above(s));
                     if (s > 0 && strip.first > before.first) dots.above[0] = dots_above[strip.first - 1];
                 }
                 dots.save(dot_state(s, c));
                 fetch(strip, c, own);
                 const int64_t behind = strip.first + c * chunk_size - (strip.rows - 1);
-                advance_tangents<false>(front, dots, strip, s, c, line_above, dots_above, own, [&](int64_t k) {
+                advance_tangents<false>(front, dots, strip, s, c, line_above(s), dots_above, own, [&](int64_t k) {
                     if (behind + k >= strip.first) dots_here[behind + k] = dots.here[8 + strip.rows - 1];
                 });
                 ascending.report(s, c + 1);
@@ -523,8 +546,7 @@ public:
                 front.restore(state(s, c));
                 dots.restore(dot_state(s, c));
                 fetch(strip, c, own);
-                advance_tangents<true>(front, dots, strip, s, c, rows + (s - 1) * columns,
-                                       dot_rows.get() + (s - 1) * columns, own, [](int64_t) {});
+                advance_tangents<true>(front, dots, strip, s, c, line_above(s), dot_rows.get() + (s - 1) * columns, own, [](int64_t) {});
                 if (s + 1 < strips) {
                     descending.wait(s + 1, chunks_after(after, strip, c));
                 } else if (c == strip.chunks - 1 && P::alive(front.here.get(strip.rows - 1))) {
@@ -558,7 +580,7 @@ public:
                 }
                 descending.report(s, strip.chunks - c);
             }
-            clear_outside(product, columns, strip);
+            clear_outside(product, stride, 0, columns, strip);
         });
     }
 
@@ -578,7 +600,7 @@ public:
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 front.restore(state(s, c));
                 fill(cost, columns, strip, c, infinity<S>, own.cost.get(), [](Vec<S>) {});
-                advance<true>(front, strip, s, c, rows + (s - 1) * columns, own, [](int64_t) {});
+                advance<true>(front, strip, s, c, line_above(s), own, [](int64_t) {});
                 if (s == strips - 1 && c == strip.chunks - 1 && !P::alive(front.here.get(strip.rows - 1))) return;
                 for (int64_t d = 0; d < draws; ++d) {
                     Walker& at = walkers[std::size_t(d)];
@@ -612,18 +634,22 @@ public:
     }
 };
 
+template <class S>
+double* tape_of(const DtwProblem<S>& p, int64_t b) {
+    return p.tape ? p.tape + b * dtw_tape_size(p.rows, p.column + p.columns) : nullptr;
+}
+
 // Calls action(program, tape) with the right engine for pair b: products of exponentials for negentropy in float, where
 // no number is too large for them, else values in double.
 template <class S, class Action>
 void with_values(const DtwProblem<S>& p, int64_t b, Action action) {
-    double* tape = p.tape ? p.tape + b * dtw_tape_size(p.rows, p.columns) : nullptr;
-    with_omega<double>(p.omega, [&](auto omega) { action(Values<decltype(omega)>(omega), tape); });
+    with_omega<double>(p.omega, [&](auto omega) { action(Values<decltype(omega)>(omega), tape_of(p, b)); });
 }
 
 template <class S, class Action>
 void with_engine(const DtwProblem<S>& p, int64_t b, Action action) {
     if constexpr (std::is_same_v<S, float>) {
-        double* tape = p.tape + b * dtw_tape_size(p.rows, p.columns);
+        double* tape = tape_of(p, b);
         if (tape[0] == 1) return action(Products(), reinterpret_cast<Products::Slot*>(tape));
     }
     with_values(p, b, action);
@@ -640,34 +666,56 @@ void for_pairs(const DtwProblem<S>& p, Body body) {
 }
 
 template <class S>
+S greatest_of(const Seen<S>& seen) {
+    S greatest = 0;
+    for (int l = 0; l < lanes_of<S>; ++l) greatest = std::max(greatest, seen.greatest[l]);
+    return greatest;
+}
+
+template <class S>
 bool forward(const DtwProblem<S>& p, S* value) {
     std::atomic<bool> sound{true};
     for_pairs(p, [&](int64_t b, int threads) {
         Seen<S> seen;
-        double* tape = p.tape ? p.tape + b * dtw_tape_size(p.rows, p.columns) : nullptr;
-        const auto run = [&](const auto& program, auto* slots) {
+        const auto run = [&](const auto& program, auto* tape) {
             using P = std::decay_t<decltype(program)>;
-            value[b] = S(Pair<P, S>(program, p, b, threads, slots).forward(seen));
+            value[b] = S(Pair<P, S>(program, p, b, threads, tape).forward(seen));
         };
         bool done = false;
         if constexpr (std::is_same_v<S, float>) {
             if (p.omega.alpha == 1) {
-                run(Products(), reinterpret_cast<Products::Slot*>(tape));
-                float greatest = 0;
-                for (int l = 0; l < lanes_of<S>; ++l) greatest = std::max(greatest, seen.greatest[l]);
-                done = Products::can_take(greatest, p.lengths[2 * b] + p.lengths[2 * b + 1]);
+                run(Products(), reinterpret_cast<Products::Slot*>(tape_of(p, b)));
+                done = Products::can_take(greatest_of(seen), p.lengths[2 * b] + p.lengths[2 * b + 1]);
             }
         }
-        if (tape) tape[0] = done;
         if (!done) with_values(p, b, run);
+        if (p.tape) *tape_of(p, b) = done;
         if (any(seen.bad)) sound = false;
     });
     return sound;
 }
 
 template <class S>
+bool forward_block(const DtwProblem<S>& p, S* value, S* greatest) {
+    Seen<S> seen;
+    const auto run = [&](const auto& program, auto* tape) {
+        using P = std::decay_t<decltype(program)>;
+        *value = S(Pair<P, S>(program, p, 0, p.threads, tape).forward(seen));
+    };
+    if (p.by_products) {
+        if constexpr (std::is_same_v<S, float>) run(Products(), reinterpret_cast<Products::Slot*>(tape_of(p, 0)));
+    } else {
+        with_values(p, 0, run);
+    }
+    if (p.tape) *p.tape = p.by_products;
+    *greatest = greatest_of(seen);
+    return !any(seen.bad);
+}
+
+template <class S>
 void clear_below(const DtwProblem<S>& p, int64_t b, S* matrix) {
-    std::fill(matrix + p.lengths[2 * b] * p.columns, matrix + p.rows * p.columns, S(0));
+    const int64_t rows = std::min(p.lengths[2 * b] - p.row, p.rows);
+    std::fill(matrix + rows * p.columns, matrix + p.rows * p.columns, S(0));
 }
 
 template <class S>
@@ -711,7 +759,7 @@ void sample(const DtwProblem<S>& p, int64_t draws, const double* uniforms, int64
 
 template <class S>
 DtwKernels<S> dtw_kernels() {
-    return {forward<S>, backward<S>, hessian<S>, sample<S>};
+    return {forward<S>, forward_block<S>, backward<S>, hessian<S>, sample<S>};
 }
 template DtwKernels<float> dtw_kernels<float>();
 template DtwKernels<double> dtw_kernels<double>();

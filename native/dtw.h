@@ -19,6 +19,14 @@ struct DtwProblem {
     int threads;
     const S* cost;  // (batch, rows, columns)
     double* tape;   // (batch, dtw_tape_size), or none if the value is all that is wanted
+
+    // Of a block of rows, whole strips, of the matrix of a single pair: its first row and column, whether the values are
+    // products, the values of the row above it and of its last row, and the mass that the blocks below and above exchange,
+    // going back. Each is as long as the whole row.
+    std::int64_t row = 0, column = 0;
+    bool by_products = false;
+    const double *line_above = nullptr, *mass_below = nullptr;
+    double *line_below = nullptr, *mass_above = nullptr;
 };
 
 // A tape holds which engine was right for a pair, the values of the last row of every strip, and what a strip's sweep
@@ -33,6 +41,8 @@ template <class S>
 struct DtwKernels {
     // Whether every cost that counts was above −∞ and not NaN.
     bool (*forward)(const DtwProblem<S>&, S* value);
+    // The same for a block: its value, if the last cell is in it, and the greatest finite magnitude of its costs.
+    bool (*forward_block)(const DtwProblem<S>&, S* value, S* greatest);
     void (*backward)(const DtwProblem<S>&, const S* seed, S* gradient);
     void (*hessian)(const DtwProblem<S>&, const S* seed, const S* z, S* product);
     // Paths (batch, draws, rows + columns − 1): the cells i·columns + j from the first to the last, then −1.

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cells.h"
 #include "chain.h"
 #include "dag.h"
 #include "dtw.h"
@@ -441,7 +442,8 @@ DtwProblem<S> dtw_problem(const Costs<S>& cost, const In<int64_t, 2>& lengths, c
         need(band.data()[b] >= 0, "a band is negative");
     }
     const int64_t size = int64_t(tape.shape(1));
-    need(int64_t(tape.shape(0)) == batch && (size == 0 || size == dtw_tape_size(rows, columns)), "the tape does not fit");
+    need(int64_t(tape.shape(0)) == batch && (size == 0 || size == dtw_tape_size(rows, columns)),
+         "the tape does not fit the cost");
     return {batch, rows, columns, lengths.data(), band.data(), {alpha, vertex}, threads, cost.data(),
             size ? const_cast<double*>(tape.data()) : nullptr};
 }
@@ -457,6 +459,68 @@ template <class S>
 void need_seed(const DtwProblem<S>& p, const In<S, 1>& seed) {
     need(int64_t(seed.shape(0)) == p.batch, "a number for each pair is needed");
     need(p.tape != nullptr, "the tape was not kept");
+}
+
+using Line = In<double, 1>;
+
+// A block of rows of one pair, and what it exchanges with its neighbours: lines as long as the pair's rows.
+template <class S>
+DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const Line& line_above, int64_t rows,
+                        int64_t columns, double band, int64_t row, int64_t column, double alpha, double vertex, int threads,
+                        int64_t* lengths, double* bands) {
+    lengths[0] = rows;
+    lengths[1] = columns;
+    bands[0] = band;
+    const int64_t height = int64_t(cost.shape(1)), width = int64_t(cost.shape(2)), size = int64_t(tape.shape(1));
+    need(cost.shape(0) == 1 && tape.shape(0) == 1 && row % dtw_strip == 0 && row + height <= rows && column >= 0 &&
+             (height % dtw_strip == 0 || row + height == rows) && column + width <= columns && height > 0 && width > 0,
+         "the block does not fit the pair");
+    need(size == 0 || size == dtw_tape_size(height, column + width), "the tape does not fit the block");
+    need(row == 0 || int64_t(line_above.shape(0)) == columns, "a line is not as long as the pair's rows");
+    DtwProblem<S> p{1, height, width, lengths, bands, {alpha, vertex}, threads, cost.data(),
+                    size ? const_cast<double*>(tape.data()) : nullptr};
+    p.row = row;
+    p.column = column;
+    p.line_above = row ? line_above.data() : nullptr;
+    return p;
+}
+
+#define BLOCK                                                                                                          \
+    int64_t rows, int64_t columns, double band, int64_t row, int64_t column, double alpha, double vertex, int threads
+#define DTW_BLOCK                                                                                                      \
+    int64_t lengths[2];                                                                                                \
+    double bands[1];                                                                                                   \
+    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, alpha, vertex, threads, \
+                       lengths, bands);                                                                                \
+    const bool is_last = row + p.rows == rows
+
+template <class S>
+void bind_blocks(nb::module_& m) {
+    m.def("dtw_forward_block", [](const Costs<S>& cost, const Out<S, 1>& value, const Out<S, 1>& greatest,
+                                  const Out<double, 2>& tape, const Line& line_above, const Out<double, 1>& line_below,
+                                  bool by_products, BLOCK) {
+        DTW_BLOCK;
+        need(value.shape(0) == 1 && greatest.shape(0) == 1, "a number for each pair is needed");
+        need(!by_products || (alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
+        need(is_last || int64_t(line_below.shape(0)) == columns, "a line is not as long as the pair's rows");
+        p.line_below = is_last ? nullptr : line_below.data();
+        p.by_products = by_products;
+        nb::gil_scoped_release release;
+        return dtw<S>().forward_block(p, value.data(), greatest.data());
+    });
+    m.def("dtw_backward_block", [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed,
+                                   const Out<S, 3>& out, const Line& line_above, const Line& mass_below,
+                                   const Out<double, 1>& mass_above, BLOCK) {
+        DTW_BLOCK;
+        need_seed(p, seed);
+        need_like(p, out);
+        need((is_last || int64_t(mass_below.shape(0)) == columns) && (row == 0 || int64_t(mass_above.shape(0)) == columns),
+             "a line is not as long as the pair's rows");
+        p.mass_below = mass_below.data();
+        p.mass_above = mass_above.data();
+        nb::gil_scoped_release release;
+        dtw<S>().backward(p, seed.data(), out.data());
+    });
 }
 
 template <class S>
@@ -514,5 +578,8 @@ NB_MODULE(_native, m) {
     bind_scores<double>(m);
     bind_dtw<float>(m);
     bind_dtw<double>(m);
+    bind_blocks<float>(m);
+    bind_blocks<double>(m);
     m.def("dtw_tape_size", &dtw_tape_size);
+    m.def("dtw_fits_products", &Products::can_take);
 }

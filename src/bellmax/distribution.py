@@ -157,14 +157,18 @@ class PathDistribution(Distribution):
         tensors = self._scores if not isinstance(self.omega.gamma, Tensor) else (*self._scores, self.omega.gamma)
         return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
+    def _flat_theta(self) -> tuple[Tensor, ...]:
+        """θ/γ as a flat batch."""
+        return tuple(
+            self._flatten(divide_by_gamma(promote_half(score), self._gamma_over(dims)), dims)
+            for score, dims in zip(self._finite_scores(), self._own_dims, strict=True)
+        )
+
     def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
         mode = torch.is_grad_enabled(), self._version()
         if mode not in self._cache:
-            theta = tuple(
-                self._flatten(divide_by_gamma(promote_half(score), self._gamma_over(dims)), dims)
-                for score, dims in zip(self._finite_scores(), self._own_dims, strict=True)
-            )
+            theta = self._flat_theta()
             self._cache[mode] = theta, *autograd.value(self._program, theta, self._index)
         return self._cache[mode]
 
@@ -173,8 +177,7 @@ class PathDistribution(Distribution):
     @property
     def value(self) -> Tensor:
         """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists."""
-        _, value, _ = self._forward()
-        return multiply_by_gamma(value.reshape(self.batch_shape).clone(), self.omega.gamma)
+        return self._value()
 
     @property
     def expected_path(self) -> Tensor:
@@ -282,6 +285,10 @@ class PathDistribution(Distribution):
         """∇DP_Ω(θ), of the scores' shapes, in the computing dtype."""
         theta, _, tape = self._forward()
         return self._unflatten(autograd.expected_path(self._program, theta, tape, self._index))
+
+    def _value(self) -> Tensor:
+        _, value, _ = self._forward()
+        return multiply_by_gamma(value.reshape(self.batch_shape).clone(), self.omega.gamma)
 
     def _path(self) -> Tensor:
         """The expected path, in the computing dtype."""

@@ -11,14 +11,14 @@ from torch.autograd import forward_ad
 from torch.distributions import kl_divergence, register_kl
 
 import bellmax.autograd as autograd
-from bellmax.backends.reference.dtw import band_of, grid, is_end
+from bellmax.backends.reference.dtw import band_of, check, grid, is_end
 from bellmax.dag import DAGPaths
 from bellmax.distribution import PathDistribution
 from bellmax.regularizers import (
     Hard,
     Negentropy,
     Regularizer,
-    divide_by_gamma,
+    is_readable,
     multiply_by_gamma,
     promote_half,
 )
@@ -29,14 +29,15 @@ StepWeights = Sequence[float] | Tensor
 class DTW(PathDistribution):
     """A distribution over the monotone alignments of two series of N and M elements, given what each match costs.
 
-    An alignment goes from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right, and pays for
-    every cell it visits. It is an indicator (N, M) over the cells. The program is a *min*: ``value`` is a smoothed least
-    cost, concave in ``cost``; among equal costs the diagonal comes first, then the move from above, then from the left.
+    An alignment goes from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right, and pays
+    for every cell it visits. It is an indicator (N, M) over the cells. The program is a *min*: ``value`` is a smoothed
+    least cost, concave in ``cost``; among equal costs the diagonal comes first, then the move from above, then from the
+    left.
 
     Args:
         cost: (..., N, M); +∞ forbids a cell.
         lengths: (lengths_a, lengths_b), each int64 of the batch shape or a number, from 1 to N and to M; a pair's last
-            cell is (length_a − 1, length_b − 1). What lies outside is not looked at, may hold NaN, and gets no gradient.
+            cell is (length_a − 1, length_b − 1). What lies outside is not looked at, may hold NaN and gets no gradient.
         band: half the width of a Sakoe-Chiba band around the slanted diagonal of each pair: with N and M the pair's own
             lengths, cell (i, j) is kept iff \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). For N = M that is
             \\|i − j\\| ≤ band; a path always remains.
@@ -44,8 +45,8 @@ class DTW(PathDistribution):
             and from the left (j grows): numbers, or a tensor (3,) or (..., 3), which may be learnt. (2, 1, 1) makes
             diagonals no shorter than two other moves. The first cell has factor 1.
         step_penalties: three terms that are added to the cost of each move, in the same order.
-        open_begin: whether an alignment may begin at any cell of the first row, so that the first series is matched with
-            a part of the second.
+        open_begin: whether an alignment may begin at any cell of the first row, so that the first series is matched
+            with a part of the second.
         open_end: whether it may end at any cell of the last row.
         omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
 
@@ -99,10 +100,11 @@ class DTW(PathDistribution):
             raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
         sides = []
         for side, length in enumerate(lengths):
-            if not isinstance(length, Tensor):
+            if isinstance(length, int):
                 length = torch.full(self.batch_shape, length, dtype=torch.int64, device=self.device)
-            if length.dtype != torch.int64:
-                raise ValueError(f"lengths[{side}] must be int64, got dtype {length.dtype}")
+            if not isinstance(length, Tensor) or length.dtype != torch.int64:
+                got = f"dtype {length.dtype}" if isinstance(length, Tensor) else repr(length)
+                raise ValueError(f"lengths[{side}] must be int64, got {got}")
             if length.shape != self.batch_shape:
                 needed = tuple(self.batch_shape)
                 raise ValueError(f"lengths[{side}] must have the batch shape {needed}, got {tuple(length.shape)}")
@@ -132,17 +134,7 @@ class DTW(PathDistribution):
     @property
     def value(self) -> Tensor:
         """DTW_Ω, of the batch shape: concave in the cost, differentiable to any order. +∞ where no path exists."""
-        if self._has_own_moves:
-            value = -self._edges().value
-            if self.open_end:
-                return value
-            vertex = self.omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
-            return value - multiply_by_gamma(vertex.expand(self.batch_shape), self.omega.gamma)
-        if self._cache or not self._is_value_enough():
-            return super().value
-        (theta,) = self._flat_theta()
-        value, _ = autograd.value(self._program, (theta,), self._index_with(keep=0))
-        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
+        return self._value()
 
     @property
     def expected_path(self) -> Tensor:
@@ -150,9 +142,7 @@ class DTW(PathDistribution):
 
         It is the gradient of ``value`` in the cost, but for ``step_weights``, where it is still the probability.
         """
-        if self._has_own_moves:
-            return self._cells_of(self._edges().expected_path).to(self.dtype)
-        return super().expected_path
+        return self._path().to(self.dtype)
 
     def directional_derivative(self, z: Tensor) -> Tensor:
         """The derivative of ``value`` along z, which broadcasts to the cost; of the batch shape."""
@@ -176,14 +166,15 @@ class DTW(PathDistribution):
         if self._has_own_moves:
             return self._pairs_of(self._to_cells(self.best_path()))
         hard = self._with(self._detached(), Hard())
-        return self._pairs_of(hard._sample(1).reshape(*self.batch_shape, -1))
+        return self._pairs_of(hard._sample(1).reshape(*self.batch_shape, self._num_choices + 1))
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Index pairs drawn from the distribution, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
         shape = torch.Size(sample_shape)
         if self._has_own_moves:
             return self._pairs_of(self._to_cells(self.sample(shape)))
-        return self._pairs_of(self._sample(shape.numel()).movedim(1, 0).reshape(*shape, *self.batch_shape, -1))
+        drawn = self._sample(shape.numel()).movedim(1, 0)
+        return self._pairs_of(drawn.reshape(*shape, *self.batch_shape, self._num_choices + 1))
 
     def alignment_to_path(self, alignment: Tensor) -> Tensor:
         """The path (..., N, M) of index pairs (..., L, 2), where −1 is padding."""
@@ -206,7 +197,7 @@ class DTW(PathDistribution):
     def best_path(self) -> Tensor:
         """The alignment of least cost as a 0/1 tensor of the cost's shape; zeros where none exists."""
         if self._has_own_moves:
-            return self._cells_of(self._edges(detached=True).best_path())
+            return self._cells_of(self._edges(detached=True).best_path()).to(self.dtype)
         return super().best_path()
 
     @property
@@ -214,7 +205,7 @@ class DTW(PathDistribution):
         """The most probable alignment as a 0/1 tensor. It is the best path for negentropy, not in general."""
         if type(self.omega) is Negentropy:
             return self.best_path()
-        return self._cells_of(self._edges(detached=True).mode)
+        return self._cells_of(self._edges(detached=True).mode).to(self.dtype)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k alignments of least cost: costs (..., k), ascending, and paths (..., k, N, M).
@@ -222,16 +213,16 @@ class DTW(PathDistribution):
         Past the number of alignments, costs are +∞ and paths 0. Costs are differentiable.
         """
         scores, paths = self._edges().topk(k)
-        return -scores, self._cells_of(paths)
+        return -scores, self._cells_of(paths).to(self.dtype)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Alignments drawn from the distribution: (*sample_shape, ..., N, M), 0/1; zeros where none exists."""
         if self._has_own_moves:
-            return self._cells_of(self._edges(detached=True).sample(sample_shape))
+            return self._cells_of(self._edges(detached=True).sample(sample_shape)).to(self.dtype)
         return super().sample(sample_shape)
 
     def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., N, M). Differentiable in the cost and γ."""
+        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., N, M). Differentiable in cost and γ."""
         return self._edges().log_prob(self._edges_of(self._check_path(path)))
 
     def entropy(self) -> Tensor:
@@ -243,6 +234,7 @@ class DTW(PathDistribution):
         """Logarithm of the number of alignments of finite cost, of the batch shape, float64."""
         if self._has_own_moves:
             return self._edges(detached=True).log_num_paths
+        self._check()
         counted = torch.zeros_like(self.cost, dtype=torch.float64).masked_fill(self.cost.detach() == math.inf, math.inf)
         return -self._with((counted,), Negentropy()).value
 
@@ -252,7 +244,7 @@ class DTW(PathDistribution):
         K is the largest count in the batch; the others are padded with 0. More than ``max_paths`` is an error.
         """
         paths, probabilities = self._edges(detached=True).support_paths(max_paths)
-        return self._cells_of(paths), probabilities
+        return self._cells_of(paths).to(self.dtype), probabilities
 
     # --- the graph with an edge for every move: what does not follow from the cells alone
 
@@ -263,6 +255,7 @@ class DTW(PathDistribution):
 
     def _edges(self, detached: bool = False) -> DAGPaths:
         """The distribution over the same alignments as paths of a graph, whose events (E,) are moves."""
+        self._check()
         cost = promote_half(self.cost.detach() if detached else self.cost)
         cost = cost.masked_fill(~self._inside, math.inf)
         moves = self._moves(cost, constant=True)
@@ -348,13 +341,31 @@ class DTW(PathDistribution):
     @property
     def _may_end(self) -> Tensor:
         end = is_end(self.lengths, *self.event_shape)
-        return end.any(-1, keepdim=True).expand(end.shape) & self._inside if self.open_end else end
+        within = torch.arange(self.event_shape[1], device=self.device) < self.lengths[..., 1, None, None]
+        return end.any(-1, keepdim=True) & within if self.open_end else end
 
-    def _flat_theta(self) -> tuple[Tensor]:
-        cost = promote_half(self.cost)
-        if isinstance(self.omega.gamma, Tensor):
-            cost = cost.masked_fill(~self._inside, 0)
-        return (self._flatten(divide_by_gamma(cost, self._gamma_over(2)), 2),)
+    def _check(self) -> None:
+        """What the sweeps over cells would say of the cost and the lengths."""
+        if is_readable(self.cost):
+            check((self._flatten(self.cost, 2),), self._index)
+
+    def _value(self) -> Tensor:
+        if self._has_own_moves:
+            value = -self._edges().value
+            if self.open_end:
+                return value
+            # The graph has one more node than the grid, the end, with a single parent.
+            vertex = self.omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
+            shift = multiply_by_gamma(vertex.expand(self.batch_shape), self.omega.gamma)
+            return torch.where(value.isinf(), value, value - shift)
+        if self._cache or not self._is_value_enough():
+            return super()._value()
+        theta = self._flat_theta()
+        value, _ = autograd.value(self._program, theta, self._index_with(keep=0))
+        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
+
+    def _path(self) -> Tensor:
+        return self._cells_of(self._edges()._path()) if self._has_own_moves else super()._path()
 
     def _finite_scores(self) -> tuple[Tensor, ...]:
         if not isinstance(self.omega.gamma, Tensor):
@@ -386,11 +397,11 @@ class DTW(PathDistribution):
         return other
 
     def _is_path(self, value: Tensor) -> Tensor:
-        edges = self._edges_of(value)
-        weights = self._edges(detached=True)
-        exists = (~self._may_end).flatten(-2)
-        taken = edges[..., -exists.shape[-1] :] > 0
-        return weights._is_path(edges) & (self._cells_of(edges) == value).flatten(-2).all(-1) & ~(exists & taken).any(-1)
+        moves = self._edges_of(value)
+        ends = moves[..., -self.event_shape.numel() :].unflatten(-1, self.event_shape)
+        ends_well: Tensor = ((ends == 0) | self._may_end).flatten(-2).all(-1)
+        whole: Tensor = (self._cells_of(moves) == value).flatten(-2).all(-1)
+        return whole & ends_well & self._edges(detached=True)._is_path(moves)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (

@@ -19,6 +19,7 @@ from torch.nn.functional import interpolate
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from bellmax import fused
 from bellmax.dtw import DTW
 from bellmax.regularizers import Regularizer, inner, promote_half, resolve
 
@@ -64,13 +65,16 @@ class _SquaredEuclidean(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y = ctx.saved_tensors
         centre = x.detach().mean(-2, keepdim=True)  # an offset, which no distance sees, would cost digits here
         a, b = x - centre, y - centre
-        of_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b)
-        of_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a)
-        return of_x.sum_to_size(x.shape), of_y.sum_to_size(y.shape)
+        of_x = of_y = None
+        if ctx.needs_input_grad[0]:
+            of_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b).sum_to_size(x.shape)
+        if ctx.needs_input_grad[1]:
+            of_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a).sum_to_size(y.shape)
+        return of_x, of_y
 
 
 class _Cityblock(Function):
@@ -265,18 +269,25 @@ class _Measure:
     def gamma_shape(self) -> torch.Size:
         return self.omega.gamma.shape if isinstance(self.omega.gamma, Tensor) else torch.Size()
 
+    @property
+    def may_require_grad(self) -> bool:
+        """Whether something other than the series may ask for a gradient: γ, or the parameters of a function."""
+        return callable(self.cost) or (isinstance(self.omega.gamma, Tensor) and self.omega.gamma.requires_grad)
+
     def __call__(
         self, x: Tensor, y: Tensor, lengths_x: Tensor | None = None, lengths_y: Tensor | None = None
     ) -> Tensor:
-        """f of each pair of series (..., N, D) and (..., M, D), for lengths None that are as long as they can be."""
+        """f of each pair of series (..., N, D) and (..., M, D), of the whole of them where no lengths are given."""
+        if self._is_by_blocks(x, y):
+            return self._by_blocks(x, y, lengths_x, lengths_y)
         cost = pairwise(x, y, self.cost)
-        given = [own for own in (lengths_x, lengths_y) if own is not None]
-        batch = torch.broadcast_shapes(cost.shape[:-2], self.gamma_shape, *(own.shape for own in given))
+        given = [own.shape for own in (lengths_x, lengths_y) if own is not None]
+        batch = torch.broadcast_shapes(cost.shape[:-2], self.gamma_shape, *given)
         cost = cost.expand(*batch, *cost.shape[-2:])
-        lengths = None
-        if given:
-            own_x, own_y = (None if own is None else own.expand(batch) for own in (lengths_x, lengths_y))
-            lengths = (x.shape[-2] if own_x is None else own_x, y.shape[-2] if own_y is None else own_y)
+        lengths = (
+            x.shape[-2] if lengths_x is None else lengths_x.expand(batch),
+            y.shape[-2] if lengths_y is None else lengths_y.expand(batch),
+        )
         if self.divergence == "mean_cost":
             free = torch.zeros_like(cost).masked_fill(cost.detach() == math.inf, math.inf)
             alignments = DTW(free, lengths=lengths, band=self.band)
@@ -287,6 +298,29 @@ class _Measure:
         expected = inner(alignments.expected_path, cost, 2)
         return expected.masked_fill(alignments.value == math.inf, math.inf)
 
+    def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
+        if self.divergence in ("sharp", "mean_cost") or _is_transformed():
+            return False
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]).numel()
+        return fused.is_worthwhile(batch, x.shape[-2], y.shape[-2], x.device, self.omega)
+
+    def _by_blocks(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
+        """The values of pairs that are so large that their cost matrices had better not exist."""
+        sides = ((x, lengths_x), (y, lengths_y))
+        shapes = [series.shape[:-2] for series, _ in sides]
+        batch = torch.broadcast_shapes(*shapes, *(own.shape for _, own in sides if own is not None))
+        flat = []
+        for series, own in sides:
+            every = series.expand(*batch, *series.shape[-2:]).reshape(-1, *series.shape[-2:]).unbind()
+            if own is None:
+                flat.append(every)
+                continue
+            _check_range(own, series.shape[-2])
+            flat.append(tuple(s[:n] for s, n in zip(every, own.expand(batch).reshape(-1).tolist(), strict=True)))
+        costs = partial(pairwise, cost=self.cost)
+        values = [fused.value_in_blocks(a, b, costs, self.band, self.omega) for a, b in zip(*flat, strict=True)]
+        return torch.stack(values).reshape(batch)
+
 
 def _measure(cost: Cost, band: float | None, omega: str | Regularizer, divergence: str | None) -> _Measure:
     if not callable(cost) and cost not in _COSTS:
@@ -294,6 +328,11 @@ def _measure(cost: Cost, band: float | None, omega: str | Regularizer, divergenc
     if divergence is not None and divergence not in _DIVERGENCES:
         raise ValueError(f"divergence must be None or one of {_listed(_DIVERGENCES)}, got {divergence!r}")
     return _Measure(cost, band, resolve(omega), divergence)
+
+
+def _check_range(lengths: Tensor, steps: int) -> None:
+    if lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= steps:
+        raise ValueError(f"lengths must be from 1 to {steps}, got {int(lengths.min())} to {int(lengths.max())}")
 
 
 def _listed(names: Sequence[str] | dict[str, Any]) -> str:
@@ -337,6 +376,7 @@ def _trim(name: str, series: Tensor, length: Tensor | int | None) -> tuple[Tenso
 
 # --- collections
 
+_CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
 _ALIKE = 1.25  # how much longer than the shortest of its run a series may be
 
 
@@ -413,7 +453,7 @@ def dtw_cdist(
     band: float | None = None,
     omega: str | Regularizer = "negentropy",
     divergence: str | None = None,
-    max_cells: int = 2**22,
+    max_cells: int = _CELLS,
     progress: bool = False,
 ) -> Tensor:
     """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
@@ -452,8 +492,10 @@ def dtw_cdist(
     else:
         left, right = _check_collections(("xs", xs), ("ys", ys))
         rows, columns = _runs(left, max_cells), _runs(right, max_cells)
+    if not rows or not columns:
+        return torch.zeros(len(xs), len(xs if ys is None else ys))
     values = _all_pairs(measure, rows, columns, progress)
-    if divergence is None or not values.numel():
+    if divergence is None:
         return values
     if rows is columns:
         of_rows = of_columns = values.diagonal() / 2
@@ -465,11 +507,12 @@ def dtw_cdist(
 def _all_pairs(measure: _Measure, rows: list[_Run], columns: list[_Run], progress: bool) -> Tensor:
     """f of all pairs, (K, L)."""
     height, width = (sum(len(run.places) for run in runs) for runs in (rows, columns))
-    found = [run.series.new_zeros(0) for run in rows[:1]] or [torch.zeros(0)]
-    where = torch.zeros(height, width, dtype=torch.int64, device=found[0].device)  # of a pair in what is found
+    where = torch.zeros(height, width, dtype=torch.int64, device=rows[0].places.device)  # a pair is in what is found
+    found: list[Tensor] = []
     count = 0
-    # Hooks, by which the tape is made again, do not exist under torch.func.
-    keep = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    # A checkpoint forgets a block until its gradient is asked for; under torch.func there are none.
+    wanted = measure.may_require_grad or any(run.series.requires_grad for run in (*rows, *columns))
+    keep = not (wanted and torch.is_grad_enabled()) or torch._C._are_functorch_transforms_active()
     with _bar(progress, height * (height + 1) // 2 if rows is columns else height * width) as advance:
         for row, column, i, j in _blocks(rows, columns):
             block = partial(_block, measure, row, column, i, j)
@@ -564,7 +607,7 @@ def dtw_barycenter(
             raise ValueError("xs must hold at least one series, got none")
         shares = _check_weights(weights, series[0].new_ones(len(series)))
         start = _start(series, shares, init, length)
-        runs = _runs(series, 2**22)
+        runs = _runs(series, _CELLS)
         z = start.clone().requires_grad_()
         best, least = start, math.inf
 

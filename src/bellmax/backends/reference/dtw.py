@@ -40,16 +40,21 @@ class Grid(NamedTuple):
 
 @lru_cache(maxsize=8)
 def grid(rows: int, columns: int, device: torch.device) -> Grid:
+    with torch._C._DisableFuncTorch():  # the graph is the same whatever transforms its caller is under
+        return _make_grid(rows, columns, device)
+
+
+def _make_grid(rows: int, columns: int, device: torch.device) -> Grid:
     from bellmax.dag import DAG
 
     cell = torch.arange(rows * columns).reshape(rows, columns)
     into = cell[:1], cell[1:, 1:], cell[1:], cell[:, 1:]
     out_of = torch.full((1, columns), -1), cell[:-1, :-1], cell[:-1], cell[:, :-1]
     child, parent = (torch.cat([cells.flatten() for cells in part]) for part in (into, out_of))
-    kinds = torch.tensor((DIAGONAL, DIAGONAL, UP, LEFT))
     end = torch.full((rows * columns,), rows * columns)
     edges = torch.stack((torch.cat((parent, cell.flatten())), torch.cat((child, end))), 1) + 1
-    kind = kinds.repeat_interleave(torch.tensor([cells.numel() for cells in into]))
+    kinds = (DIAGONAL, DIAGONAL, UP, LEFT)
+    kind = torch.cat([torch.full((cells.numel(),), k) for cells, k in zip(into, kinds, strict=True)])
     return Grid(DAG(edges).to(device), child.to(device), kind.to(device))
 
 

@@ -1,0 +1,124 @@
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+import bellmax as bx
+from bellmax import fused
+from bellmax.backends import native
+from bellmax.series import pairwise
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="blocks are swept by the native kernels")
+
+SQUARED = partial(pairwise, cost="sqeuclidean")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(fused, "_CELLS", 2**13)
+
+
+def series(rows, columns, dtype=torch.float64):
+    torch.manual_seed(rows + columns)
+    return [torch.randn(length, 2, dtype=dtype, requires_grad=True) for length in (rows, columns)]
+
+
+@pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2(0.5), bx.Tsallis(1.5), bx.Hard()], ids=repr)
+@pytest.mark.parametrize(
+    ("rows", "columns", "band"),
+    [(300, 200, None), (65, 130, None), (300, 260, 10), (130, 300, 3), (200, 1, None), (1, 200, 2), (513, 500, 0)],
+)
+def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
+    x, y = series(rows, columns)
+    value = fused.value_in_blocks(x, y, SQUARED, band, omega)
+    expected = bx.DTW(SQUARED(x, y), band=band, omega=omega).value
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-10)
+    of_value, of_expected = torch.autograd.grad(value, (x, y)), torch.autograd.grad(expected, (x, y))
+    torch.testing.assert_close(of_value, of_expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1e-8])  # by products, and by values that are too large for them
+def test_blocks_in_single_precision(small_blocks, gamma):
+    x, y = series(300, 200, torch.float32)
+    omega = bx.Negentropy(gamma)
+    value = fused.value_in_blocks(x, y, SQUARED, None, omega)
+    expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
+    of_value, of_expected = torch.autograd.grad(value, (x, y)), torch.autograd.grad(expected, (x, y))
+    torch.testing.assert_close(of_value, of_expected, rtol=1e-4, atol=1e-4)
+
+
+def test_second_derivative_of_blocks(small_blocks):
+    x, y = series(70, 66)
+    products = []
+    for value in (fused.value_in_blocks(x, y, SQUARED, None, bx.Negentropy()), bx.DTW(SQUARED(x, y)).value):
+        of_x, _ = torch.autograd.grad(value, (x, y), create_graph=True)
+        products.append(torch.autograd.grad(of_x.square().sum(), y)[0])
+    torch.testing.assert_close(*products)
+
+
+def test_a_constant_series_gets_no_gradient(small_blocks):
+    x, y = series(130, 140)
+    fused.value_in_blocks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()
+    assert x.grad is not None
+    assert y.grad is None
+
+
+def test_forbidden_and_bad_cells(small_blocks):
+    x, y = series(200, 150)
+
+    def costs(value, a, b):
+        cost = SQUARED(a, b)
+        return torch.where(a[:, :1] > x.detach()[:, 0].max() - 1e-12, value, cost)
+
+    nowhere = fused.value_in_blocks(x, y, partial(costs, torch.inf), None, bx.Negentropy())
+    assert nowhere == torch.inf
+    assert all((g == 0).all() for g in torch.autograd.grad(nowhere, (x, y)))
+    with pytest.raises(ValueError, match=r"cost must be finite or \+inf, got nan at cell \(\d+, 0\)"):
+        fused.value_in_blocks(x, y, partial(costs, torch.nan), None, bx.Negentropy())
+
+
+def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 150, 2, requires_grad=True), torch.randn(170, 2, requires_grad=True)
+    lengths = torch.tensor([150, 90]), 160
+    results = []
+    for large in (2**62, 1):
+        monkeypatch.setattr(fused, "_LARGE", (large, large))
+        value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
+        results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="lengths must be from 1 to 150, got 90 to 151"):
+        bx.dtw(x, y, lengths=(torch.tensor([151, 90]), 160))
+
+
+MEMORY = """
+import resource, torch, bellmax as bx
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+{warm_up}
+before = peak()
+{work}
+print(peak() - before)
+"""
+
+
+def peak_of(work, **sizes):
+    """Megabytes that the work needs at its peak, beyond what a small one of its kind does."""
+    small = {name: 1100 if name == "size" else value for name, value in sizes.items()}
+    code = MEMORY.format(warm_up=work.format(**small), work=work.format(**sizes))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(run.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
+def test_memory():
+    series = "x, y = (torch.randn({size}, 2, requires_grad=True) for _ in range(2))\n"
+    assert peak_of(series + "bx.dtw(x, y).backward()", size=8192) < 150
+    banded = "x, y = (torch.randn({size}, 1) for _ in range(2))\nbx.dtw(x, y, band={band})"
+    assert peak_of(banded, size=100_000, band=500) < 150
+    matrix = "c = torch.rand({size}, {size}, requires_grad=True)\nbx.DTW(c).value.backward()"
+    assert peak_of(matrix, size=4096) < 2.5 * 64 + 30
+    value = "c = torch.rand({size}, {size})\nbx.DTW(c).value"
+    assert peak_of(value, size=4096) < 64 + 30
