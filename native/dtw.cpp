@@ -77,6 +77,7 @@ struct Strip {
     int64_t row, rows, first, last, steps, chunks;  // row, rows: in the matrix; first, last: columns
     int64_t from[R], to[R];                         // the columns of each row
     int64_t enter[R / 4], leave[R / 4];             // of 4 rows: the anti-diagonals that are wholly inside
+    int64_t wakes[R / 8], sleeps[R / 8];            // of 8 rows: the first and the last step that matter
 
     Strip(const Region& region, int64_t s) {
         row = s * R;
@@ -97,7 +98,28 @@ struct Strip {
                 leave[g] = std::min(leave[g], to[r] + r);
             }
         }
+        // A row's first cell looks back to the step before, and what it sends back is gone after another one; the row below
+        // must see that nothing is behind its last cell.
+        for (int64_t g = 0; 8 * g < rows; ++g) {
+            wakes[g] = from[8 * g] + 8 * g - first - 2;
+            const int64_t r = std::min(8 * g + 7, rows - 1);
+            sleeps[g] = to[r] + r - first + 1;
+        }
     }
+
+    // The rows that matter at step t, whole groups of 8: r from low to below high.
+    struct Rows {
+        int64_t low = 0, high = 0;
+    };
+    Rows awake(int64_t t) const {
+        Rows awake;
+        while (sleeps[awake.low / 8] < t) awake.low += 8;
+        awake.high = awake.low + 8;
+        while (awake.high < rows && wakes[awake.high / 8] <= t) awake.high += 8;
+        return awake;
+    }
+    // Whether 8 rows from r matter at one of the 8 steps from t.
+    bool is_awake(int64_t r, int64_t t) const { return t + 7 >= wakes[r / 8] && t <= sleeps[r / 8]; }
 
     int64_t steps_in(int64_t c) const { return std::min(chunk_size, steps - c * chunk_size); }
 
@@ -130,12 +152,17 @@ void fill(const S* matrix, int64_t stride, const Strip& strip, int64_t c, S outs
     constexpr int V = lanes_of<S>;
     const int64_t count = strip.steps_in(c), begin = strip.first + c * chunk_size;
     const int64_t rows = (strip.rows + 7) / 8 * 8;
+    constexpr int64_t ahead = 128 / sizeof(S);  // of each row: too many for the processor to foresee
     for (int64_t k = 0; k < count; k += V) {
         for (int64_t r = 0; r < rows; r += V) {
+            if (!strip.is_awake(r, c * chunk_size + k)) continue;
             const S* corner = matrix + (strip.row + r) * stride + begin + k - r;
             Vec<S> v[V];
             if (strip.template covers<V>(r, begin + k)) {
-                for (int l = 0; l < V; ++l) v[l] = load<S>(corner + l * (stride - 1));
+                for (int l = 0; l < V; ++l) {
+                    v[l] = load<S>(corner + l * (stride - 1));
+                    __builtin_prefetch(corner + l * (stride - 1) + ahead);
+                }
             } else {
                 for (int l = 0; l < V; ++l) {
                     const int64_t column = begin + k - (r + l);
@@ -157,6 +184,7 @@ void drain(S* matrix, int64_t stride, const Strip& strip, int64_t c, const S* ti
     const int64_t count = strip.steps_in(c), begin = strip.first + c * chunk_size;
     for (int64_t k = 0; k < count; k += V) {
         for (int64_t r = 0; r < strip.rows; r += V) {
+            if (!strip.is_awake(r, c * chunk_size + k)) continue;
             S* corner = matrix + (strip.row + r) * stride + begin + k - r;
             Vec<S> v[V];
             for (int l = 0; l < V; ++l) v[l] = load<S>(tile + (k + l) * R + r);
@@ -316,7 +344,8 @@ class Pair {
         for (int64_t k = 0; k < count; ++k) {
             const int64_t column = strip.first + c * chunk_size + k;
             front.here.set(-1, s > 0 && column <= strip.last ? above[column] : P::dead());
-            for (int64_t r = (strip.rows - 1) / W * W; r >= 0; r -= W) {
+            const auto awake = strip.awake(c * chunk_size + k);
+            for (int64_t r = awake.high - W; r >= awake.low; r -= W) {
                 const auto left = front.here.load(r), up = front.here.load(r - 1), diagonal = front.above.load(r);
                 front.above.store(r, up);
                 Vec<Real> q[3];
@@ -340,7 +369,8 @@ class Pair {
             const bool below_another = s > 0 && column <= strip.last;
             front.here.set(-1, below_another ? above[column] : P::dead());
             dots.here[7] = below_another ? dots_above[column] : Real(0);
-            for (int64_t r = (strip.rows - 1) / W * W; r >= 0; r -= W) {
+            const auto awake = strip.awake(c * chunk_size + k);
+            for (int64_t r = awake.high - W; r >= awake.low; r -= W) {
                 const auto left = front.here.load(r), up = front.here.load(r - 1), diagonal = front.above.load(r);
                 const Vec<Real> y[3] = {load<Real>(dots.above + r), load<Real>(dots.here + 7 + r),
                                         load<Real>(dots.here + 8 + r)};
@@ -479,7 +509,8 @@ public:
                 for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
                     const int64_t column = strip.first + c * chunk_size + k, behind = column - (strip.rows - 1);
                     mass.above[strip.rows] = s + 1 < strips && behind >= strip.first ? below[behind] : Real(0);
-                    for (int64_t r = 0; r < strip.rows; r += W) {
+                    const auto awake = strip.awake(c * chunk_size + k);
+                    for (int64_t r = awake.low; r < awake.high; r += W) {
                         Vec<Real> q[3];
                         for (int m = 0; m < 3; ++m) q[m] = load<Real>(&own.q[(3 * k + m) * R + r]);
                         store_as<S, Real>(&own.path[k * R + r], spread(mass, r, q));
@@ -557,7 +588,8 @@ public:
                     const bool above_another = s + 1 < strips && behind >= strip.first;
                     mass.above[strip.rows] = above_another ? mass_below[behind] : Real(0);
                     mass_dot.above[strip.rows] = above_another ? mass_below[columns + behind] : Real(0);
-                    for (int64_t r = 0; r < strip.rows; r += W) {
+                    const auto awake = strip.awake(c * chunk_size + k);
+                    for (int64_t r = awake.low; r < awake.high; r += W) {
                         Vec<Real> q[3], d[3];
                         for (int n = 0; n < 3; ++n) q[n] = load<Real>(&own.q[(3 * k + n) * R + r]);
                         const Vec<Real> here = spread(mass, r, q);
