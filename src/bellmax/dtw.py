@@ -95,7 +95,7 @@ class DTW(PathDistribution):
     def _check_lengths(self, lengths: tuple[Tensor | int, Tensor | int] | None) -> Tensor:
         """(..., 2)."""
         if lengths is None:
-            lengths = self.event_shape[0], self.event_shape[1]
+            return torch.tensor(self.event_shape, device=self.device).expand(*self.batch_shape, 2)
         if not isinstance(lengths, tuple | list) or len(lengths) != 2:
             raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
         sides = []

@@ -104,9 +104,16 @@ def _is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def _is_recorded(x: Tensor, y: Tensor) -> bool:
+    """Whether a gradient may be wanted: without one there is no need of a Function, which takes its time."""
+    return torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+
+
 def _sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
     if _is_transformed():
         return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+    if not _is_recorded(x, y):
+        return _accumulate(x, y, 2)
     squared: Tensor = _SquaredEuclidean.apply(x, y)
     return squared
 
@@ -114,6 +121,8 @@ def _sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
 def _cityblock(x: Tensor, y: Tensor) -> Tensor:
     if _is_transformed():
         return (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
+    if not _is_recorded(x, y):
+        return _accumulate(x, y, 1)
     distances: Tensor = _Cityblock.apply(x, y)
     return distances
 
@@ -160,7 +169,7 @@ def pairwise(x: Tensor, y: Tensor, cost: Cost) -> Tensor:
     if not callable(cost):
         return _COSTS[cost](x, y)
     costs = cost(x, y)
-    needed = (*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
+    needed = (*_broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2])
     if not isinstance(costs, Tensor) or costs.shape != needed:
         got = f"shape {tuple(costs.shape)}" if isinstance(costs, Tensor) else type(costs).__name__
         raise ValueError(
@@ -244,7 +253,7 @@ def dtw(
     shapes = {"x": x.shape[:-2], "y": y.shape[:-2], "gamma": measure.gamma_shape}
     shapes |= {f"lengths[{side}]": own.shape for side, own in enumerate(both) if isinstance(own, Tensor)}
     try:
-        torch.broadcast_shapes(*shapes.values())
+        _broadcast(*shapes.values())
     except RuntimeError:
         each = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if shape)
         raise ValueError(f"batch shapes must broadcast, got {each}") from None
@@ -282,7 +291,7 @@ class _Measure:
             return self._by_blocks(x, y, lengths_x, lengths_y)
         cost = pairwise(x, y, self.cost)
         given = [own.shape for own in (lengths_x, lengths_y) if own is not None]
-        batch = torch.broadcast_shapes(cost.shape[:-2], self.gamma_shape, *given)
+        batch = _broadcast(cost.shape[:-2], self.gamma_shape, *given)
         cost = cost.expand(*batch, *cost.shape[-2:])
         lengths = (
             x.shape[-2] if lengths_x is None else lengths_x.expand(batch),
@@ -301,14 +310,14 @@ class _Measure:
     def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
         if self.divergence in ("sharp", "mean_cost") or _is_transformed():
             return False
-        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]).numel()
+        batch = _broadcast(x.shape[:-2], y.shape[:-2]).numel()
         return fused.is_worthwhile(batch, x.shape[-2], y.shape[-2], x.device, self.omega)
 
     def _by_blocks(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
         """The values of pairs that are so large that their cost matrices had better not exist."""
         sides = ((x, lengths_x), (y, lengths_y))
         shapes = [series.shape[:-2] for series, _ in sides]
-        batch = torch.broadcast_shapes(*shapes, *(own.shape for _, own in sides if own is not None))
+        batch = _broadcast(*shapes, *(own.shape for _, own in sides if own is not None))
         flat = []
         for series, own in sides:
             every = series.expand(*batch, *series.shape[-2:]).reshape(-1, *series.shape[-2:]).unbind()
@@ -333,6 +342,12 @@ def _measure(cost: Cost, band: float | None, omega: str | Regularizer, divergenc
 def _check_range(lengths: Tensor, steps: int) -> None:
     if lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= steps:
         raise ValueError(f"lengths must be from 1 to {steps}, got {int(lengths.min())} to {int(lengths.max())}")
+
+
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    """torch.broadcast_shapes, which takes longer than a small sweep, where there is something to do."""
+    longest = max(shapes, key=len)
+    return longest if all(shape in (longest, ()) for shape in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def _listed(names: Sequence[str] | dict[str, Any]) -> str:
