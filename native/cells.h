@@ -133,10 +133,11 @@ struct OfThree {
         for (int n = 0; Q && n < 3; ++n) omega.weigh(r[n], tau, q[n], unused);
         return -value;
     }
-    // s of the Hessian.
+    // s of the Hessian, and 1 / Σ s, or anything if that is 0.
     Vec<double> slope(Vec<double> q) const {
         return q > Vec<double>{} ? exp_nonpositive((2 - omega.alpha) * log_positive(q)) : Vec<double>{};
     }
+    Vec<double> inverse(Vec<double> sum) const { return 1 / (sum > Vec<double>{} ? sum : Vec<double>{} + 1.0); }
 };
 
 template <>
@@ -155,6 +156,7 @@ struct OfThree<Negentropy<double>> {
         return -log_positive(sum);
     }
     Vec<double> slope(Vec<double> q) const { return q; }
+    Vec<double> inverse(Vec<double>) const { return Vec<double>{} + 1.0; }
 };
 
 template <>
@@ -181,6 +183,10 @@ struct OfThree<SquaredL2<double>> {
         return 0.5 * (square - others) - (0.5 - omega.vertex);
     }
     Vec<double> slope(Vec<double> q) const { return q > Vec<double>{} ? Vec<double>{} + 1.0 : Vec<double>{}; }
+    Vec<double> inverse(Vec<double> sum) const {
+        const Vec<double> one = Vec<double>{} + 1.0;
+        return sum > one + 1.5 ? one / 3 : sum > one + 0.5 ? one / 2 : one;
+    }
 };
 
 template <>
@@ -199,6 +205,7 @@ struct OfThree<Hard<double>> {
         return V{};
     }
     Vec<double> slope(Vec<double>) const { return Vec<double>{}; }
+    Vec<double> inverse(Vec<double>) const { return Vec<double>{}; }
 };
 
 // Values as they are, in double.
@@ -246,7 +253,7 @@ struct Values {
             sum += s[n];
             weighted += s[n] * own[n];
         }
-        const V centre = weighted / (sum > V{} ? sum : V{} + 1.0);
+        const V centre = weighted * three.inverse(sum);
         for (int n = 0; n < 3; ++n) q_dot[n] = s[n] * (centre - own[n]);
         return mean;
     }

@@ -215,18 +215,15 @@ void clear_outside(S* matrix, int64_t stride, int64_t first, int64_t end, const 
 // What one thread sweeps with.
 template <class P, class S>
 struct Workspace {
-    using Real = typename P::Real;
-    static constexpr int W = lanes_of<Real>;
     std::unique_ptr<S[]> cost = scratch<S>(R * chunk_size), path = scratch<S>(R * chunk_size);
-    std::unique_ptr<Real[]> q = scratch<Real>(3 * R * chunk_size);
+    std::unique_ptr<S[]> q = scratch<S>(3 * R * chunk_size);
     // Of the tangent sweeps.
-    std::unique_ptr<S[]> z;
-    std::unique_ptr<Real[]> q_dot;
+    std::unique_ptr<S[]> z, q_dot;
 
     explicit Workspace(bool tangents) {
         if (!tangents) return;
         z = scratch<S>(R * chunk_size);
-        q_dot = scratch<Real>(3 * R * chunk_size);
+        q_dot = scratch<S>(3 * R * chunk_size);
     }
 };
 
@@ -352,7 +349,7 @@ class Pair {
                 front.here.store(r, program.template combine<Q>(diagonal, up, left,
                                                                 load_as<Real>(&own.cost[k * R + r]), q));
                 if constexpr (Q) {
-                    for (int n = 0; n < 3; ++n) store<Real>(&own.q[(3 * k + n) * R + r], q[n]);
+                    for (int n = 0; n < 3; ++n) store_as<S, Real>(&own.q[(3 * k + n) * R + r], q[n]);
                 }
             }
             each(k);
@@ -383,8 +380,8 @@ class Pair {
                 store<Real>(dots.here + 8 + r, load_as<Real>(&own.z[k * R + r]) + mean);
                 if constexpr (Keep) {
                     for (int n = 0; n < 3; ++n) {
-                        store<Real>(&own.q[(3 * k + n) * R + r], q[n]);
-                        store<Real>(&own.q_dot[(3 * k + n) * R + r], q_dot[n]);
+                        store_as<S, Real>(&own.q[(3 * k + n) * R + r], q[n]);
+                        store_as<S, Real>(&own.q_dot[(3 * k + n) * R + r], q_dot[n]);
                     }
                 }
             }
@@ -408,20 +405,20 @@ class Pair {
     // The mass that a strip holds, going back. Of a row r, at a step: what its left neighbour will get, what the rows
     // above will get by the moves down and along the diagonal, and what of the latter has to wait a step.
     struct Mass {
-        alignas(32) Real left[R + 8] = {}, above[R + 16] = {}, waiting[R + 8] = {};
+        alignas(32) S left[R + 8] = {}, above[R + 16] = {}, waiting[R + 8] = {};
     };
 
     // One group of rows at one step back: what arrives there, and how it is spread over the moves into them.
-    static Vec<Real> spread(Mass& mass, int64_t r, const Vec<Real>* q) {
-        const Vec<Real> here = load<Real>(mass.left + r) + load<Real>(mass.above + r + 1);
+    static Vec<S> spread(Mass& mass, int64_t r, const Vec<S>* q) {
+        const Vec<S> here = load<S>(mass.left + r) + load<S>(mass.above + r + 1);
         settle(mass, r, q[0] * here, q[1] * here, q[2] * here);
         return here;
     }
 
-    static void settle(Mass& mass, int64_t r, Vec<Real> diagonal, Vec<Real> up, Vec<Real> left) {
-        store<Real>(mass.left + r, left);
-        store<Real>(mass.above + r, up + load<Real>(mass.waiting + r));
-        store<Real>(mass.waiting + r, diagonal);
+    static void settle(Mass& mass, int64_t r, Vec<S> diagonal, Vec<S> up, Vec<S> left) {
+        store<S>(mass.left + r, left);
+        store<S>(mass.above + r, up + load<S>(mass.waiting + r));
+        store<S>(mass.waiting + r, diagonal);
     }
 
     static constexpr int64_t ring(int threads) { return threads + 1; }
@@ -483,19 +480,19 @@ public:
         return value;
     }
 
-    void backward(Real seed, S* gradient) const {
+    void backward(S seed, S* gradient) const {
         const int64_t lines = ring(threads);
         Progress progress(ends - begins);
-        const auto line = scratch<Real>(lines * columns);
+        const auto line = scratch<S>(lines * columns);
         S* const path = origin(gradient);
         take_turns(ends - begins, threads, [] { return Workspace<P, S>(false); }, [&](int64_t n, Workspace<P, S>& own) {
             const int64_t s = ends - 1 - n;
             const Strip strip(region, s), after(region, std::min(s + 1, strips - 1));
-            const Real* const below =
-                n > 0 ? &line[(s + 1) % lines * columns] : reinterpret_cast<const Real*>(problem.mass_below);
-            Real* const above =
-                s > begins || s == 0 ? &line[s % lines * columns] : reinterpret_cast<Real*>(problem.mass_above);
-            if (s > 0) std::fill(above + first_before(s), above + strip.first, Real(0));
+            const S* const below =
+                n > 0 ? &line[(s + 1) % lines * columns] : reinterpret_cast<const S*>(problem.mass_below);
+            S* const above =
+                s > begins || s == 0 ? &line[s % lines * columns] : reinterpret_cast<S*>(problem.mass_above);
+            if (s > 0) std::fill(above + first_before(s), above + strip.first, S(0));
             Mass mass;
             Front<P> front;
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
@@ -508,12 +505,12 @@ public:
                 }
                 for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
                     const int64_t column = strip.first + c * chunk_size + k, behind = column - (strip.rows - 1);
-                    mass.above[strip.rows] = s + 1 < strips && behind >= strip.first ? below[behind] : Real(0);
+                    mass.above[strip.rows] = s + 1 < strips && behind >= strip.first ? below[behind] : S(0);
                     const auto awake = strip.awake(c * chunk_size + k);
-                    for (int64_t r = awake.low; r < awake.high; r += W) {
-                        Vec<Real> q[3];
-                        for (int m = 0; m < 3; ++m) q[m] = load<Real>(&own.q[(3 * k + m) * R + r]);
-                        store_as<S, Real>(&own.path[k * R + r], spread(mass, r, q));
+                    for (int64_t r = awake.low; r < awake.high; r += lanes_of<S>) {
+                        Vec<S> q[3];
+                        for (int m = 0; m < 3; ++m) q[m] = load<S>(&own.q[(3 * k + m) * R + r]);
+                        store<S>(&own.path[k * R + r], spread(mass, r, q));
                     }
                     if (s > 0 && column <= strip.last) above[column] = mass.above[0];
                 }
@@ -525,7 +522,7 @@ public:
         });
     }
 
-    void hessian(Real seed, const S* z, S* product) const {
+    void hessian(S seed, const S* z, S* product) const {
         // Of a whole matrix.
         Progress ascending(strips), descending(strips);
         const auto dot_rows = scratch<Real>(strips * columns);
@@ -559,15 +556,15 @@ public:
             }
         });
         const int64_t lines = ring(threads);
-        const auto line = scratch<Real>(2 * lines * columns);
+        const auto line = scratch<S>(2 * lines * columns);
         take_turns(strips, threads, make, [&](int64_t turn, Workspace<P, S>& own) {
             const int64_t s = strips - 1 - turn;
             const Strip strip(region, s), after(region, std::min(s + 1, strips - 1));
-            const Real* const mass_below = &line[(s + 1) % lines * 2 * columns];
-            Real* const mass_above = &line[s % lines * 2 * columns];
+            const S* const mass_below = &line[(s + 1) % lines * 2 * columns];
+            S* const mass_above = &line[s % lines * 2 * columns];
             if (s > 0) {
-                for (Real* to : {mass_above, mass_above + columns}) {
-                    std::fill(to + first_before(s), to + strip.first, Real(0));
+                for (S* to : {mass_above, mass_above + columns}) {
+                    std::fill(to + first_before(s), to + strip.first, S(0));
                 }
             }
             Mass mass, mass_dot;
@@ -586,19 +583,19 @@ public:
                 for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
                     const int64_t column = strip.first + c * chunk_size + k, behind = column - (strip.rows - 1);
                     const bool above_another = s + 1 < strips && behind >= strip.first;
-                    mass.above[strip.rows] = above_another ? mass_below[behind] : Real(0);
-                    mass_dot.above[strip.rows] = above_another ? mass_below[columns + behind] : Real(0);
+                    mass.above[strip.rows] = above_another ? mass_below[behind] : S(0);
+                    mass_dot.above[strip.rows] = above_another ? mass_below[columns + behind] : S(0);
                     const auto awake = strip.awake(c * chunk_size + k);
-                    for (int64_t r = awake.low; r < awake.high; r += W) {
-                        Vec<Real> q[3], d[3];
-                        for (int n = 0; n < 3; ++n) q[n] = load<Real>(&own.q[(3 * k + n) * R + r]);
-                        const Vec<Real> here = spread(mass, r, q);
-                        const Vec<Real> dot = load<Real>(mass_dot.left + r) + load<Real>(mass_dot.above + r + 1);
+                    for (int64_t r = awake.low; r < awake.high; r += lanes_of<S>) {
+                        Vec<S> q[3], d[3];
+                        for (int n = 0; n < 3; ++n) q[n] = load<S>(&own.q[(3 * k + n) * R + r]);
+                        const Vec<S> here = spread(mass, r, q);
+                        const Vec<S> dot = load<S>(mass_dot.left + r) + load<S>(mass_dot.above + r + 1);
                         for (int n = 0; n < 3; ++n) {
-                            d[n] = load<Real>(&own.q_dot[(3 * k + n) * R + r]) * here + q[n] * dot;
+                            d[n] = load<S>(&own.q_dot[(3 * k + n) * R + r]) * here + q[n] * dot;
                         }
                         settle(mass_dot, r, d[0], d[1], d[2]);
-                        store_as<S, Real>(&own.path[k * R + r], dot);
+                        store<S>(&own.path[k * R + r], dot);
                     }
                     if (s > 0 && column <= strip.last) {
                         mass_above[column] = mass.above[0];
@@ -756,7 +753,7 @@ void backward(const DtwProblem<S>& p, const S* seed, S* gradient) {
         S* own = gradient + b * p.rows * p.columns;
         with_engine(p, b, [&](const auto& program, auto* tape) {
             using P = std::decay_t<decltype(program)>;
-            Pair<P, S>(program, p, b, threads, tape).backward(typename P::Real(seed[b]), own);
+            Pair<P, S>(program, p, b, threads, tape).backward(seed[b], own);
         });
         clear_below(p, b, own);
     });
@@ -769,7 +766,7 @@ void hessian(const DtwProblem<S>& p, const S* seed, const S* z, S* product) {
         with_engine(p, b, [&](const auto& program, auto* tape) {
             using P = std::decay_t<decltype(program)>;
             const S* direction = z + b * p.rows * p.columns;
-            Pair<P, S>(program, p, b, threads, tape).hessian(typename P::Real(seed[b]), direction, own);
+            Pair<P, S>(program, p, b, threads, tape).hessian(seed[b], direction, own);
         });
         clear_below(p, b, own);
     });
