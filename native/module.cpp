@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "binary.h"
 #include "cells.h"
 #include "chain.h"
 #include "dag.h"
@@ -45,6 +46,16 @@ const ChainKernels<S>& chain() {
     static const ChainKernels<S> kernels = has_avx2() ? avx2::chain_kernels<S>() : baseline::chain_kernels<S>();
 #else
     static const ChainKernels<S> kernels = baseline::chain_kernels<S>();
+#endif
+    return kernels;
+}
+
+template <class S>
+const BinaryKernels<S>& binary() {
+#ifdef BELLMAX_HAS_AVX2
+    static const BinaryKernels<S> kernels = has_avx2() ? avx2::binary_kernels<S>() : baseline::binary_kernels<S>();
+#else
+    static const BinaryKernels<S> kernels = baseline::binary_kernels<S>();
 #endif
     return kernels;
 }
@@ -423,6 +434,34 @@ void bind_scores(nb::module_& m) {
 }
 
 template <class S>
+void need_binary(const ScoresProblem<S>& p) {
+    need(p.states == 2 && !p.transition_batch && !p.transition_step && !p.start_batch && !p.end_batch,
+         "two states and shared scores are needed");
+    need(p.omega.alpha == 1 || p.omega.alpha == 2, "negentropy or l2 is needed");
+}
+
+template <class S>
+void bind_binary(nb::module_& m) {
+    m.def("binary_marginals", [](SCORES, const Out<S, 3>& marginals, INDEX) {
+        SCORES_PROBLEM;
+        need_binary(p);
+        like_scores<const S>(p, transitions, Emissions<S>(marginals), transitions, start, end);
+        nb::gil_scoped_release release;
+        return binary<S>().marginals(p, marginals.data());
+    });
+    m.def("binary_marginals_vjp", [](SCORES, const Emissions<S>& cotangent, const Out<S, 3>& to_emissions,
+                                     const Out<S, 4>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end,
+                                     INDEX) {
+        SCORES_PROBLEM;
+        need_binary(p);
+        like_scores<const S>(p, transitions, cotangent, transitions, start, end);
+        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
+        nb::gil_scoped_release release;
+        binary<S>().marginals_vjp(p, cotangent.data(), out);
+    });
+}
+
+template <class S>
 using Costs = In<S, 3>;
 
 #define PAIRS const In<int64_t, 2>&lengths, const In<double, 1>&band, const In<bool, 2>&, double alpha, double vertex, int threads
@@ -576,6 +615,8 @@ NB_MODULE(_native, m) {
     bind_chain<double>(m);
     bind_scores<float>(m);
     bind_scores<double>(m);
+    bind_binary<float>(m);
+    bind_binary<double>(m);
     bind_dtw<float>(m);
     bind_dtw<double>(m);
     bind_blocks<float>(m);

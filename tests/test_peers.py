@@ -1,7 +1,8 @@
-"""Chains under negentropy against pytorch-crf and torch-struct: values and gradients in float64."""
+"""Against peers, where they are installed: chains under negentropy in float64, and soft-DTW to its own precision."""
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 import pytest
@@ -126,3 +127,21 @@ def test_value_gradient_and_hessian_product_are_those_of_torch_struct(
     products = (torch.autograd.grad(gradient, inputs, grad_outputs=z) for gradient in (actual, expected))
     for ours, theirs in zip(*products, strict=True):
         assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["tslearn", "pysdtw"])
+def test_soft_dtw_agrees(name):
+    os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")  # numba's own brings a second OpenMP, slow for torch
+    peer = pytest.importorskip(name, reason=f"{name} is not installed: make bench does it")
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 20, 2, requires_grad=True), torch.randn(3, 30, 2, requires_grad=True)
+    if name == "tslearn":
+        from tslearn.metrics import SoftDTWLossPyTorch
+
+        value = SoftDTWLossPyTorch(gamma=1.0)(x, y)
+    else:
+        value = peer.SoftDTW(gamma=1.0, use_cuda=False)(x, y)
+    ours = bx.dtw(x, y)
+    torch.testing.assert_close(ours, value, rtol=1e-5, atol=1e-4)
+    of_ours, of_value = (torch.autograd.grad(v.sum(), (x, y)) for v in (ours, value))
+    torch.testing.assert_close(of_ours, of_value, rtol=1e-3, atol=1e-3)

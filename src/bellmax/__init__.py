@@ -1,5 +1,6 @@
 """Differentiable dynamic programming for PyTorch."""
 
+from bellmax import losses
 from bellmax.backends import backend_info, use_backend
 from bellmax.chain import Chain, viterbi
 from bellmax.dag import DAG
@@ -22,6 +23,7 @@ __all__ = [
     "dtw",
     "dtw_barycenter",
     "dtw_cdist",
+    "losses",
     "use_backend",
     "viterbi",
 ]

@@ -1,0 +1,6 @@
+"""Drop-in replacements: the classes of other libraries, with their arguments and their numbers, run by this one.
+
+Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. There is
+:mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
+:mod:`~bellmax.compat.torch_struct` and :mod:`~bellmax.compat.entmax`. None of them needs the original.
+"""

@@ -1,0 +1,88 @@
+"""In place of ``tslearn.metrics``, for the one class of tslearn 0.10 that is a PyTorch module."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bellmax.compat.soft_dtw_cuda import DistFunc, soft_dtw, squared_euclidean
+
+
+class SoftDTWLossPyTorch(nn.Module):
+    """Soft-DTW of two batches of series, with the arguments and numbers of tslearn's ``SoftDTWLossPyTorch``.
+
+    What differs: float64 is computed in float64; second derivatives are right; where infinite distances leave no path
+    the value is +∞, not NaN; the matrix that ``dist_func`` returns is not written to; what the original asserts, or
+    raises as a ``RuntimeWarning``, is a ``ValueError``; numba is not needed.
+
+    Args:
+        gamma: the smoothing, > 0.
+        normalize: whether to take the debiased divergence, sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)).
+        dist_func: from series (B, N, D) and (B, M, D) to distances (B, N, M); squared Euclidean by default.
+        global_constraint: "sakoe_chiba", "itakura" or None; None is inferred from the other two.
+        sakoe_chiba_radius: how far a cell may be from the diagonal, widened by \\|N − M\\| on the longer side; 1 by
+            default.
+        itakura_max_slope: the greatest slope of the parallelogram; 2 by default.
+
+    >>> x, y = torch.zeros(4, 3, 2, requires_grad=True), torch.arange(24).reshape(4, 3, 2)
+    >>> SoftDTWLossPyTorch(gamma=0.1)(x, y).mean()
+    tensor(1081., grad_fn=<MeanBackward0>)
+    """
+
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        normalize: bool = False,
+        dist_func: DistFunc | None = None,
+        global_constraint: str | None = None,
+        sakoe_chiba_radius: int | None = None,
+        itakura_max_slope: float | None = None,
+    ) -> None:
+        super().__init__()
+        if global_constraint not in (None, "", "itakura", "sakoe_chiba"):
+            raise ValueError(f"global_constraint must be 'sakoe_chiba', 'itakura' or None, got {global_constraint!r}")
+        if not global_constraint and sakoe_chiba_radius is not None and itakura_max_slope is not None:
+            raise ValueError(
+                "global_constraint must be 'sakoe_chiba' or 'itakura' when sakoe_chiba_radius and itakura_max_slope "
+                "are both given, got None"
+            )
+        self.gamma = gamma
+        self.normalize = normalize
+        self.dist_func = squared_euclidean if dist_func is None else dist_func
+        self.global_constraint = global_constraint
+        self.sakoe_chiba_radius = sakoe_chiba_radius
+        self.itakura_max_slope = itakura_max_slope
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The values (B,) for x (B, N, D) and y (B, M, D)."""
+        return soft_dtw(x, y, self.gamma, self.normalize, self.dist_func, self._allowed, ("x", "y"))
+
+    def _allowed(self, rows: int, columns: int) -> Tensor | None:
+        radius, slope, named = self.sakoe_chiba_radius, self.itakura_max_slope, self.global_constraint
+        if named == "sakoe_chiba" or (not named and radius is not None):
+            return _sakoe_chiba(rows, columns, 1 if radius is None else radius)
+        if named == "itakura" or slope is not None:
+            return _itakura(rows, columns, 2.0 if slope is None else slope)
+        return None
+
+
+def _sakoe_chiba(rows: int, columns: int, radius: int) -> Tensor:
+    ahead = torch.arange(columns) - torch.arange(rows).unsqueeze(1)
+    return (ahead >= min(columns - rows, 0) - radius) & (ahead <= max(columns - rows, 0) + radius)
+
+
+def _itakura(rows: int, columns: int, max_slope: float) -> Tensor:
+    """The cells between the lines through either corner, of slopes from 1/max_slope to max_slope, to two decimals."""
+    row, column = np.arange(rows)[:, None], np.arange(columns)
+    steep, flat = max_slope * (rows / columns), 1 / max_slope * (rows / columns)
+    from_start = np.round(flat * column, 2), np.round(steep * column, 2)
+    to_end = (
+        np.round(rows - 1 - steep * (columns - 1) + steep * column, 2),
+        np.round(rows - 1 - flat * (columns - 1) + flat * column, 2),
+    )
+    lower, upper = np.maximum(from_start[0], to_end[0]), np.minimum(from_start[1], to_end[1])
+    kept = (row >= np.ceil(lower)) & (row <= np.floor(upper))
+    if not (kept.any(0).all() and kept.any(1).all()):
+        raise ValueError(f"itakura_max_slope must leave a path for lengths {rows} and {columns}, got {max_slope}")
+    return torch.from_numpy(kept)

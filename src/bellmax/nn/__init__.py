@@ -1,0 +1,17 @@
+"""Dynamic programs as layers."""
+
+from bellmax.nn.attention import SegmentationAttention
+from bellmax.nn.crf import CRF
+from bellmax.nn.dtw import DTWLoss, SoftAlignment
+from bellmax.nn.pooling import SmoothedMax
+from bellmax.nn.tags import TagConstraints, tag_constraints
+
+__all__ = [
+    "CRF",
+    "DTWLoss",
+    "SegmentationAttention",
+    "SmoothedMax",
+    "SoftAlignment",
+    "TagConstraints",
+    "tag_constraints",
+]

@@ -1,0 +1,141 @@
+"""Attention to segments: the structured attention of section 6 of the paper."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from bellmax.chain import Chain
+from bellmax.nn.pooling import Smoothed
+from bellmax.regularizers import Regularizer, promote_half
+
+
+class SegmentationAttention(Smoothed):
+    """Attention to segments of a sequence of keys: a chain over the keys, each of which is attended to (1) or not (0).
+
+    For a query z and keys x_1 … x_K the potentials are θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j, where s is a learned
+    score, T a learned (2, 2) ``[current, previous]`` matrix of transitions, and nothing is attended to before the first
+    key. The weights are the marginal probabilities of being attended to, divided by their sum. Transitions that favour
+    staying in a state make them fall into segments; with those of zero, as they are at first, each key is on its own.
+
+    If no key counts, or none has a marginal above 0, as may be under a sparse Ω, the weights of the query, its context
+    and all gradients through them are 0. Marginals that add up to less than about 1e-31 in float32 are taken for 0.
+
+    Args:
+        query_size: number of features of a query.
+        key_size: number of features of a key.
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard"; the paper trains with γ = 2 for negentropy and
+            γ = 10 for l2, where a small γ leaves few gradients.
+        bilinear: whether s is the paper's bilinear form z·W x, or the additive v·tanh(A z + B x + b) of Bahdanau et
+            al. with ``key_size`` hidden units, which takes memory for each of them, query and key.
+
+    >>> import bellmax as bx
+    >>> _ = torch.manual_seed(0)
+    >>> attention = SegmentationAttention(3, 4, omega=bx.SquaredL2(2.0))
+    >>> queries, keys = torch.randn(8, 5, 3), torch.randn(8, 6, 4)
+    >>> context, weights = attention(queries, keys, mask=torch.arange(6) < torch.tensor([[6], [4]] * 4))
+    >>> context.shape, weights.shape
+    (torch.Size([8, 5, 4]), torch.Size([8, 5, 6]))
+    >>> weights[1, 0].detach()
+    tensor([0.4788, 0.0000, 0.3709, 0.1504, 0.0000, 0.0000])
+    """
+
+    def __init__(
+        self, query_size: int, key_size: int, *, omega: str | Regularizer = "negentropy", bilinear: bool = True
+    ) -> None:
+        super().__init__(omega)
+        for name, size in (("query_size", query_size), ("key_size", key_size)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        self.query_size, self.key_size, self.bilinear = query_size, key_size, bilinear
+        if bilinear:
+            self.weight = nn.Parameter(torch.empty(query_size, key_size))
+        else:
+            self.of_query = nn.Linear(query_size, key_size, bias=False)
+            self.of_key = nn.Linear(key_size, key_size)
+            self.of_both = nn.Linear(key_size, 1, bias=False)
+        self.transitions = nn.Parameter(torch.empty(2, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the score anew, of variance about 1 for features of variance 1, and make the transitions 0."""
+        if self.bilinear:
+            nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
+        else:
+            for linear in (self.of_query, self.of_key, self.of_both):
+                linear.reset_parameters()
+        nn.init.zeros_(self.transitions)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the keys, for each query on its own.
+
+        Args:
+            queries: (..., Q, query_size).
+            keys: (..., K, key_size).
+            values: (..., K, V); the keys by default.
+            mask: bool (..., K), True at the keys that count; it may have holes, over which the keys to both sides are
+                neighbours. Other keys and values may hold NaN, have weight 0, and get no gradient.
+
+        Returns:
+            The context (..., Q, V), which is the sum of the values by their weights, and the weights (..., Q, K), which
+            add up to 1, or are 0.
+
+        """
+        self._check(queries, keys, values, mask)
+        if mask is not None:
+            left_out = ~mask.unsqueeze(-1)
+            keys = keys.masked_fill(left_out, 0)
+            values = keys if values is None else values.masked_fill(left_out, 0)
+        weights = self._weights(self._scores(queries, keys), mask)
+        return weights @ (keys if values is None else values), weights
+
+    def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(..., Q, K)."""
+        if self.bilinear:
+            return queries @ self.weight @ keys.mT
+        hidden = self.of_query(queries).unsqueeze(-2) + self.of_key(keys).unsqueeze(-3)
+        scores: Tensor = self.of_both(hidden.tanh()).squeeze(-1)
+        return scores
+
+    def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """(..., Q, K), from scores of that shape."""
+        precise = promote_half(scores)
+        chain = Chain.from_scores(
+            pad(precise.unsqueeze(-1), (1, 0)),  # state 0 has score 0
+            self.transitions,
+            start=self.transitions[:, 0],
+            mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
+            omega=self.omega,
+        )
+        marginals = chain.marginals[..., 1]
+        total = marginals.sum(-1, keepdim=True)
+        limits = torch.finfo(total.dtype)
+        nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
+        return (marginals / total.masked_fill(nothing, math.inf)).to(scores.dtype)
+
+    def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Tensor | None) -> None:
+        for name, size, tensor in (("queries", self.query_size, queries), ("keys", self.key_size, keys)):
+            if tensor.ndim < 2 or tensor.shape[-1] != size:
+                raise ValueError(f"{name} must have shape (..., {name[0].upper()}, {size}), got {tuple(tensor.shape)}")
+        if queries.shape[:-2] != keys.shape[:-2]:
+            raise ValueError(
+                f"queries and keys must have the same batch dimensions, got shapes {tuple(queries.shape)} and "
+                f"{tuple(keys.shape)}"
+            )
+        if values is not None and (values.ndim < 2 or values.shape[:-1] != keys.shape[:-1]):
+            needed = ", ".join(map(str, (*keys.shape[:-1], "V")))
+            raise ValueError(f"values must have shape ({needed}), got {tuple(values.shape)}")
+        if mask is None:
+            return
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True where a key counts, got dtype {mask.dtype}")
+        if mask.shape != keys.shape[:-1]:
+            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(mask.shape)}")
+
+    def extra_repr(self) -> str:
+        return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"

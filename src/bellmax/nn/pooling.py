@@ -1,0 +1,82 @@
+"""Pooling by a smoothed max, and what modules that have an Ω share."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from torch import Tensor, nn
+
+from bellmax.regularizers import Regularizer, resolve
+
+
+class Smoothed(nn.Module):
+    """A module that has an Ω. A γ that is a tensor is saved, moved and, if it is a parameter, learnt with it.
+
+    Args:
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+
+    >>> import torch, bellmax as bx
+    >>> layer = SmoothedMax(bx.Negentropy(nn.Parameter(torch.tensor(2.0))))
+    >>> dict(layer.state_dict())
+    {'gamma': tensor(2.)}
+    """
+
+    gamma: Tensor
+
+    def __init__(self, omega: str | Regularizer = "negentropy") -> None:
+        super().__init__()
+        self._omega = resolve(omega)
+        gamma = self._omega.gamma
+        if isinstance(gamma, Tensor):
+            self._omega = self._omega.at_unit_gamma()
+            if isinstance(gamma, nn.Parameter):
+                self.register_parameter("gamma", gamma)
+            else:
+                self.register_buffer("gamma", gamma)
+
+    @property
+    def omega(self) -> Regularizer:
+        """Ω, with the γ of now."""
+        if "gamma" not in self._parameters and "gamma" not in self._buffers:
+            return self._omega
+        omega = copy(self._omega)
+        omega.gamma = self.gamma
+        return omega
+
+    def extra_repr(self) -> str:
+        return f"omega={self.omega}"
+
+
+class SmoothedMax(Smoothed):
+    """max_Ω along a dimension, which it removes: pooling between the max (γ → 0) and, up to a constant, the mean.
+
+    The gradient is spread over the entries that come close to the greatest: all of them under negentropy, few under a
+    sparse Ω. Entries that are −∞ do not count. Under negentropy n equal entries give their value plus γ log n.
+
+    Args:
+        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        dim: what to pool over.
+
+    >>> import torch
+    >>> pool = SmoothedMax("l2", dim=-2)
+    >>> x = torch.tensor([[1.5, 0.0], [1.0, 4.0], [-torch.inf, 0.0]], requires_grad=True)
+    >>> pool(x)
+    tensor([1.0625, 3.5000], grad_fn=...)
+    >>> torch.autograd.grad(pool(x).sum(), x)[0]
+    tensor([[0.7500, 0.0000],
+            [0.2500, 1.0000],
+            [0.0000, 0.0000]])
+    """
+
+    def __init__(self, omega: str | Regularizer = "negentropy", dim: int = -1) -> None:
+        super().__init__(omega)
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The shape of x without ``dim``; float32 for half precision."""
+        if not -x.ndim <= self.dim < x.ndim:
+            raise ValueError(f"x must have a dimension {self.dim}, got shape {tuple(x.shape)}")
+        return self.omega.max(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, dim={self.dim}"

@@ -1,0 +1,93 @@
+"""Which tag may follow which: the schemes that write segments as one tag a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TagConstraints(NamedTuple):
+    """What a sequence of S tags may look like: bool, True where allowed."""
+
+    transitions: Tensor
+    """(S, S) ``[current, previous]``: whether a tag may follow another."""
+    starts: Tensor
+    """(S,): whether a sequence may start with it."""
+    ends: Tensor
+    """(S,): whether a sequence may end with it."""
+
+
+class _Prefix(NamedTuple):
+    """How a tag stands in its segment."""
+
+    opens: bool = False  # may begin a segment where none goes on
+    joins: bool = False  # may follow a tag of the same type that goes on (IOB1's B begins a segment this way)
+    goes_on: bool = False  # may be followed by one that joins
+    closes: bool = False  # may be the last of its segment
+
+
+_OUTSIDE = _Prefix(opens=True, closes=True)
+_FIRST = _Prefix(opens=True, goes_on=True)
+_MIDDLE = _Prefix(joins=True, goes_on=True)
+_LAST = _Prefix(joins=True, closes=True)
+_ANY_END = _Prefix(joins=True, goes_on=True, closes=True)
+_SCHEMES = {
+    "IOB1": {"I": _Prefix(True, True, True, True), "B": _ANY_END},
+    "IOB2": {"B": _Prefix(opens=True, goes_on=True, closes=True), "I": _ANY_END},
+    "IOBES": {"B": _FIRST, "I": _MIDDLE, "E": _LAST, "S": _OUTSIDE},
+    "BILOU": {"B": _FIRST, "I": _MIDDLE, "L": _LAST, "U": _OUTSIDE},
+    "BMES": {"B": _FIRST, "M": _MIDDLE, "E": _LAST, "S": _OUTSIDE},
+}
+
+
+def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstraints:
+    """The constraints that a scheme puts on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
+
+    Args:
+        labels: the tags in the order of their indices: "O", outside of every segment, or a prefix of the scheme and
+            a type, such as "B-PER". Where all segments are of one type the prefix alone will do.
+        scheme: what the prefixes mean. They are read strictly:
+
+            - "IOB2": B at the first token of a segment, I at the others;
+            - "IOB1": I at every token, but B at the first of a segment that directly follows one of its type;
+            - "IOBES": B, I and E at the first, the middle and the last tokens, S at the only one;
+            - "BILOU": the same with L for E and U for S;
+            - "BMES": the same with M for I.
+
+    Returns:
+        transitions (S, S) ``[current, previous]``, starts (S,) and ends (S,), bool, True where allowed.
+
+    >>> allowed = tag_constraints(["O", "B-PER", "I-PER"], scheme="IOB2")
+    >>> allowed.transitions[2]  # I-PER after O, B-PER, I-PER
+    tensor([False,  True,  True])
+    >>> allowed.starts
+    tensor([ True,  True, False])
+    """
+    if scheme not in _SCHEMES:
+        raise ValueError(f"scheme must be one of {', '.join(map(repr, _SCHEMES))}, got {scheme!r}")
+    if not labels:
+        raise ValueError("labels must hold at least one label, got none")
+    if len(set(labels)) < len(labels):
+        twice = next(label for n, label in enumerate(labels) if label in labels[:n])
+        raise ValueError(f"labels must differ from each other, got {twice!r} twice")
+    prefixes = _SCHEMES[scheme]
+    tags = []
+    for label in labels:
+        prefix, dash, kind = label.partition("-")
+        if label != "O" and (prefix not in prefixes or (dash and not kind)):
+            known = ", ".join(repr(f"{p}-…") for p in prefixes)
+            raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
+        tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
+    return TagConstraints(
+        torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags]),
+        torch.tensor([tag.opens for tag, _ in tags]),
+        torch.tensor([tag.closes for tag, _ in tags]),
+    )
+
+
+def _may_follow(current: tuple[_Prefix, str], previous: tuple[_Prefix, str]) -> bool:
+    (tag, kind), (before, kind_before) = current, previous
+    return (before.goes_on and tag.joins and kind == kind_before) or (before.closes and tag.opens)

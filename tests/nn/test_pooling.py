@@ -1,0 +1,64 @@
+"""Pooling by a smoothed max."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import potentials
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import bellmax as bx
+from bellmax.nn import SmoothedMax
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_equals_the_function(omega: bx.Regularizer, dim: int) -> None:
+    x = potentials(3, 4, 5)
+    x[0, 1] = -torch.inf
+    assert torch.equal(SmoothedMax(omega, dim)(x), omega.max(x, dim))
+
+
+def test_gradients(omega: bx.Regularizer) -> None:
+    x = potentials(3, 4, requires_grad=True)
+    assert gradcheck(SmoothedMax(omega), x)
+    assert gradgradcheck(SmoothedMax(omega), x)
+
+
+def test_rows_of_nothing() -> None:
+    x = torch.full((2, 3), -torch.inf, requires_grad=True)
+    value = SmoothedMax()(x)
+    assert torch.equal(value, x.detach()[:, 0])
+    assert not torch.autograd.grad(value.sum(), x)[0].any()
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.clone])
+def test_gamma_belongs_to_the_module(kind: type) -> None:
+    pool = SmoothedMax(bx.SquaredL2(kind(torch.tensor(2.0))))
+    assert len(list(pool.parameters())) == (kind is nn.Parameter)
+    other = SmoothedMax(bx.SquaredL2(kind(torch.tensor(1.0))))
+    other.load_state_dict(pool.state_dict())
+    x = potentials(3, 4)
+    assert torch.equal(other.double()(x), bx.SquaredL2(2.0).max(x))
+    assert other.omega.gamma.dtype == torch.float64
+    assert not SmoothedMax(bx.SquaredL2(2.0)).state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo's own
+def test_compiles_and_exports() -> None:
+    torch._dynamo.reset()
+    pool, x = SmoothedMax("l2"), potentials(3, 4, requires_grad=True)
+    compiled = torch.compile(pool, backend="aot_eager")  # not in one graph: dynamo knows no Function with a jvp
+    torch.testing.assert_close(compiled(x), pool(x))
+    grads = (torch.autograd.grad(run(x).sum(), x) for run in (compiled, pool))
+    torch.testing.assert_close(*grads)
+    x = x.detach()
+    torch.testing.assert_close(torch.export.export(pool, (x,)).module()(x), pool(x))
+
+
+def test_repr_and_errors() -> None:
+    assert repr(SmoothedMax("l2", 1)) == "SmoothedMax(omega=SquaredL2(gamma=1.0), dim=1)"
+    with pytest.raises(ValueError, match=r"x must have a dimension 2, got shape \(3, 4\)"):
+        SmoothedMax(dim=2)(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"x must be floating point, got dtype torch\.int64"):
+        SmoothedMax()(torch.zeros(3, dtype=torch.int64))

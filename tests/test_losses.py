@@ -1,0 +1,590 @@
+"""Every loss against its definition by enumeration, and what the paper says of it."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import OMEGAS, Enumerated, diamond, potentials
+from test_chain import KEPT, steps_of, trellis
+from torch.autograd import gradcheck
+
+import bellmax as bx
+from bellmax import losses
+
+STEPS, STATES = 3, 3
+LABELS = torch.tensor([[2, 0, 1], [1, 2, 2], [0, 2, 1]])
+ALIGNMENTS = torch.tensor([[[0, 0], [0, 1], [1, 1], [2, 1]], [[0, 0], [1, 1], [2, 2], [-1, -1]]])
+LENGTHS = torch.tensor([3, 3]), torch.tensor([2, 3])
+
+
+def close(got: torch.Tensor, wanted: Any) -> None:
+    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype), rtol=1e-9, atol=1e-9)
+
+
+def chain_value(theta: torch.Tensor, omega: bx.Regularizer) -> float:
+    """DP_Ω of potentials (K, S, S) on the explicit graph."""
+    dag, place = trellis(len(theta), theta.shape[-1])
+    weights = torch.cat((theta.flatten()[place], theta.new_zeros(theta.shape[-1]))).tolist()
+    return Enumerated(dag.edges.tolist(), dag.num_nodes, weights, omega).value
+
+
+def alignment_value(cost: torch.Tensor, omega: bx.Regularizer, moves: set[Any] | None = None) -> float:
+    """DTW_Ω of costs (N, M) on the explicit graph, of the given moves (from, to) between cells if any."""
+    rows, columns = cost.shape
+    edges, weights = [(0, 1)], [-float(cost[0, 0])]
+    for i in range(rows):
+        for j in range(columns):
+            for a, b in ((i - 1, j - 1), (i - 1, j), (i, j - 1)):
+                if min(a, b) >= 0:
+                    exists = moves is None or ((a, b), (i, j)) in moves
+                    edges.append((1 + a * columns + b, 1 + i * columns + j))
+                    weights.append(-float(cost[i, j]) if exists else -math.inf)
+    return -Enumerated(edges, 1 + rows * columns, weights, omega).value
+
+
+def cells_of(pairs: torch.Tensor) -> list[tuple[int, int]]:
+    return [(int(i), int(j)) for i, j in pairs if i >= 0]
+
+
+def chain_problem(kept_by: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Potentials (3, T, S, S) with −∞ and with NaN where nothing counts, and the steps that do."""
+    kept = KEPT[kept_by]
+    theta = potentials(3, STEPS, STATES, STATES, seed=5)
+    theta[:, 1:, 0, 1] = -math.inf
+    theta[~kept] = math.nan
+    return theta, kept
+
+
+def alignment_problem(**options: Any) -> bx.DTW:
+    cost = potentials(2, 3, 3, seed=7).abs()
+    cost[1, 2, 0] = math.inf
+    cost[0, :, 2] = math.nan
+    return bx.DTW(cost, lengths=LENGTHS, **options)
+
+
+# --- surrogate
+
+
+def test_surrogate_of_graphs(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    weights = potentials(dag.num_edges, seed=1)
+    weights[3] = -math.inf
+    cost = potentials(dag.num_edges, seed=2).abs()
+    free = Enumerated(dag.edges.tolist(), dag.num_nodes, weights.tolist(), omega)
+    augmented = Enumerated(dag.edges.tolist(), dag.num_nodes, (weights + cost).tolist(), omega)
+    paths = torch.from_numpy(free.all_paths)
+    targets = torch.cat((paths, torch.maximum(paths[:1], paths[1:])))  # and pairs of paths
+    p = dag.paths(weights.expand(len(targets), -1), omega=omega)
+    plain, with_cost = (losses.surrogate(p, targets, c, reduction="none") for c in (None, cost))
+    for b, target in enumerate(targets):
+        inside = weights.masked_fill(target == 0, -math.inf).tolist()
+        restricted = Enumerated(dag.edges.tolist(), dag.num_nodes, inside, omega).value
+        close(plain[b], free.value - restricted)
+        close(with_cost[b], augmented.value - restricted)
+    assert (plain >= 0).all()
+    assert (with_cost >= plain).all()
+    close(losses.surrogate(p, targets), plain.mean())
+    close(losses.surrogate(p, targets.bool(), reduction="sum"), plain.sum())
+    close(losses.surrogate(dag.paths(weights, omega=omega), targets[0]), plain[0])
+
+
+@pytest.mark.parametrize("kept_by", KEPT)
+def test_surrogate_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) -> None:
+    theta, kept = chain_problem(kept_by)
+    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
+    labels = LABELS.masked_fill(~kept, 77)
+    one_hot = LABELS.unsqueeze(-1) == torch.arange(STATES)
+    free = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]]).bool() & kept
+    two = one_hot | (torch.arange(STATES) == 2)
+    path = p.sequence_to_path(LABELS.masked_fill(~kept, -1))
+    edges = torch.maximum(path, p.sequence_to_path(torch.full_like(LABELS, 2).masked_fill(~kept, -1)))
+    targets = [
+        (labels, one_hot.unsqueeze(-1)),
+        (
+            labels.masked_fill(free, -1).masked_fill(free & (LABELS == 2), -100),
+            (one_hot | free.unsqueeze(-1))[..., None],
+        ),
+        (two, two.unsqueeze(-1)),
+        (path, path > 0),
+        (edges.bool(), edges > 0),
+    ]
+    by_state = potentials(*theta.shape[:3], seed=6).abs().masked_fill(~kept.unsqueeze(-1), math.nan)
+    on_edges = by_state.unsqueeze(-1) + potentials(*theta.shape, seed=8).abs()
+    costs = (None, by_state, on_edges)
+    over_edges = (torch.zeros_like(theta), by_state.unsqueeze(-1), on_edges)
+    best = theta.new_tensor([[chain_value((theta + c)[b, kept[b]], omega) for b in range(3)] for c in over_edges])
+    for target, within in targets:
+        inside = theta.masked_fill(~within, -math.inf)
+        restricted = theta.new_tensor([chain_value(inside[b, kept[b]], omega) for b in range(3)])
+        got = torch.stack([losses.surrogate(p, target, c, reduction="none") for c in costs])
+        assert (got >= 0).all()
+        close(got, best - restricted)
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_chains_from_scores(by_step: bool, omega: bx.Regularizer, backend: str) -> None:
+    kept = KEPT["mask"]
+    emissions = potentials(3, STEPS, STATES).masked_fill(~kept.unsqueeze(-1), math.nan)
+    shape = (3, STEPS - 1, STATES, STATES) if by_step else (STATES, STATES)
+    start, end = potentials(STATES, seed=2), potentials(3, STATES, seed=3)
+    p = bx.Chain.from_scores(emissions, potentials(*shape, seed=1), start=start, end=end, omega=omega, mask=kept)
+    q = bx.Chain(p.potentials, omega=omega, mask=kept)
+    partial = LABELS.masked_fill(torch.tensor([False, True, False]), -100)
+    path = q.sequence_to_path(LABELS.masked_fill(~kept, -1))
+    cost = potentials(3, STEPS, STATES, seed=6).abs()
+    for target in (LABELS, partial, path, path.bool() | (path.sum(-2, keepdim=True) > 0)):
+        for c in (None, cost, cost.unsqueeze(-1).expand(q.potentials.shape)):
+            close(losses.surrogate(p, target, c, reduction="none"), losses.surrogate(q, target, c, reduction="none"))
+        for loss in (losses.relaxed, losses.path_nll):
+            close(loss(p, target, reduction="none"), loss(q, target, reduction="none"))
+    one_path = path.bool()
+    close(losses.surrogate(q, LABELS), losses.surrogate(q, one_path))  # a sum against a program
+    close(losses.expected_cost(p, cost), losses.expected_cost(q, cost.unsqueeze(-1).expand(q.potentials.shape)))
+    if isinstance(omega, bx.Negentropy):
+        close(losses.path_nll(p, LABELS, reduction="none"), -q.log_prob(path))
+
+
+def test_surrogate_of_alignments(omega: bx.Regularizer, backend: str) -> None:
+    p = alignment_problem(omega=omega)
+    cost = potentials(2, 3, 3, seed=9).abs()
+    cost[0, :, 2] = math.nan
+    plain, with_cost = (losses.surrogate(p, ALIGNMENTS, c, reduction="none") for c in (None, cost))
+    thick = p.alignment_to_path(ALIGNMENTS)
+    thick[0, :, 0] = thick[1, :, 1] = thick[1, 1, 0] = 1
+    partial = losses.surrogate(p, thick, reduction="none")
+    assert (torch.cat((plain, with_cost, partial)) >= 0).all()
+    for b in range(2):
+        theta, c = (full[b, : LENGTHS[0][b], : LENGTHS[1][b]] for full in (p.cost, cost))
+        cells = cells_of(ALIGNMENTS[b])
+        alone = alignment_value(theta, omega, set(pairwise(cells)))
+        close(plain[b], alone - alignment_value(theta, omega))
+        close(with_cost[b], alone - alignment_value(theta - c, omega))
+        inside = theta.masked_fill(thick[b, : LENGTHS[0][b], : LENGTHS[1][b]] == 0, math.inf)
+        close(partial[b], alignment_value(inside, omega) - alignment_value(theta, omega))
+    close(losses.surrogate(p, p.alignment_to_path(ALIGNMENTS)), plain.mean())
+
+
+@pytest.mark.parametrize("open_end", [False, True])
+def test_alignments_with_moves_of_their_own(open_end: bool, omega: bx.Regularizer, backend: str) -> None:
+    options = {"step_weights": (2.0, 1.0, 1.5), "step_penalties": (0.1, 0.2, 0.3), "open_end": open_end}
+    p = alignment_problem(omega=omega, open_begin=True, **options)
+    target = torch.tensor([[[0, 1], [1, 1], [2, 1]], [[0, 0], [1, 1], [2, 2]]])
+    edges = p._edges()
+    on_edges = losses.surrogate(edges, p._edges_of(p.alignment_to_path(target)), reduction="none")
+    close(losses.surrogate(p, target, reduction="none"), on_edges)
+    close(losses.path_nll(p, target, reduction="none"), -p.log_prob(p.alignment_to_path(target)))
+
+
+@pytest.mark.parametrize("open_begin", [False, True])
+@pytest.mark.parametrize("open_end", [False, True])
+def test_one_alignment_is_told_from_other_sets(open_begin: bool, open_end: bool) -> None:
+    sets = torch.cartesian_prod(*[torch.tensor([False, True])] * 9).reshape(-1, 3, 3)
+    for lengths in ((3, 3), (2, 3), (3, 1), (1, 2)):
+        many = bx.DTW(torch.zeros(sets.shape), lengths=lengths, open_begin=open_begin, open_end=open_end)
+        one = bx.DTW(torch.zeros(3, 3), lengths=lengths, open_begin=open_begin, open_end=open_end)
+        listed = one.topk(int(one.num_paths))[1].bool()
+        wanted = (sets.unsqueeze(1) == listed).flatten(2).all(-1).any(-1)
+        assert torch.equal(losses._is_alignment(many, sets), wanted)
+
+
+@pytest.mark.parametrize("name", OMEGAS)
+@given(seed=st.integers(0, 10_000))
+def test_surrogate_is_convex(name: str, seed: int) -> None:
+    omega = OMEGAS[name]
+    dag = diamond()
+    edges = dag.paths(torch.zeros(dag.num_edges)).best_path()
+
+    def loss(theta: torch.Tensor) -> torch.Tensor:
+        chain = bx.Chain(theta[:, :18].reshape(-1, 2, 3, 3), omega=omega)
+        labels = torch.tensor([2, 1]).expand(len(theta), 2)
+        grid = bx.DTW(theta[:, 18:27].reshape(-1, 3, 3), omega=omega)
+        pairs = ALIGNMENTS[:1, [0, 1, 2, 3, 3]].clone()
+        pairs[0, 4] = 2
+        paths = dag.paths(theta[:, 27:], omega=omega)
+        return torch.stack(
+            (
+                losses.surrogate(chain, labels, reduction="none"),
+                losses.surrogate(chain, labels, losses.hamming_cost(chain, labels), reduction="none"),
+                losses.surrogate(grid, pairs.expand(len(theta), -1, -1), reduction="none"),
+                losses.surrogate(paths, edges, reduction="none"),
+            )
+        )
+
+    a, b = 3 * potentials(2, 27 + dag.num_edges, seed=seed)
+    at_a, at_b, middle = loss(torch.stack((a, b, (a + b) / 2))).unbind(-1)
+    assert (middle <= (at_a + at_b) / 2 + 1e-9).all()
+
+
+def test_zero_at_the_optimum(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    labels, pairs = torch.tensor([2, 0, 1]), torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2]])
+    far = 300.0
+    edges = dag.paths(potentials(dag.num_edges)).best_path()
+    grid = bx.DTW(torch.zeros(3, 3, dtype=torch.float64))
+    problems = [
+        (lambda t: bx.Chain(t, omega=omega), bx.Chain(potentials(3, 3, 3)).sequence_to_path(labels) * far, labels),
+        (lambda t: dag.paths(t, omega=omega), edges * far, edges),
+        (lambda t: bx.DTW(t, omega=omega), far * (1 - 2 * grid.alignment_to_path(pairs)), pairs),
+    ]
+    for build, theta, target in problems:
+        theta = (theta + potentials(*theta.shape)).requires_grad_()
+        p = build(theta)
+        for loss in (losses.surrogate, losses.relaxed, losses.path_nll, losses.structured_hinge):
+            value = loss(p, target)
+            (gradient,) = torch.autograd.grad(value, theta, retain_graph=True)
+            close(value, 0.0)
+            close(gradient, torch.zeros_like(theta))
+    only = torch.full((3, 3, 3), -math.inf, dtype=torch.float64).masked_fill(problems[0][1].detach() > far / 2, 0)
+    p = bx.Chain(only.requires_grad_(), omega=omega)
+    for loss in (losses.surrogate, losses.relaxed, losses.path_nll):
+        assert not torch.autograd.grad(loss(p, labels), only, retain_graph=True)[0].any()
+
+
+def test_names_people_search_for(backend: str) -> None:
+    theta = potentials(2, STEPS, STATES, STATES)
+    p = bx.Chain(theta, omega="l2")
+    labels = LABELS[:2]
+    path = p.sequence_to_path(labels)
+    scores, paths = bx.Chain(theta).topk(STATES**STEPS)
+    gold = (theta * path).flatten(1).sum(1)
+    wrong = STEPS - (p.path_to_sequence(paths) == labels.unsqueeze(1)).sum(-1)
+    close(losses.crf_nll(p, labels, reduction="none"), scores.logsumexp(1) - gold)
+    close(losses.structured_perceptron(p, labels, reduction="none"), scores.amax(1) - gold)
+    close(losses.structured_hinge(p, labels, reduction="none"), (scores + wrong).amax(1) - gold)
+    close(losses.structured_hinge(p, labels, 2.5, reduction="none"), (scores + 2.5 * wrong).amax(1) - gold)
+    cold = bx.Chain(theta, omega=bx.Negentropy(0.5))
+    close(losses.crf_nll(cold, labels), 0.5 * losses.path_nll(cold, labels))
+    weight = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    by_class = losses.hamming_cost(p, labels, weight)
+    close(by_class, weight * (labels.unsqueeze(-1) != torch.arange(STATES)))
+
+
+def test_hamming_cost_counts_mistakes(backend: str) -> None:
+    p = alignment_problem()
+    y = p.alignment_to_path(ALIGNMENTS)
+    cost = losses.hamming_cost(p, ALIGNMENTS)
+    close(cost[1], 1 - y[1])
+    close(cost[0, :, :2], 1 - y[0, :, :2])
+    assert not cost[0, :, 2].any()  # past the end
+    assert not (cost * y).any()
+    chain = bx.Chain(potentials(2, 3, 2, 2), mask=torch.tensor([[1, 0, 1], [0, 1, 0]]).bool())
+    cost = losses.hamming_cost(chain, torch.tensor([[0, 9, -1], [9, 1, 9]]))
+    close(cost, [[[0, 1], [0, 0], [0, 0]], [[0, 0], [1, 0], [0, 0]]])
+
+
+# --- losses of the expected path
+
+
+@pytest.mark.parametrize("kept_by", KEPT)
+def test_relaxed_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) -> None:
+    theta, kept = chain_problem(kept_by)
+    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
+    rows = p.marginals
+    target = LABELS.masked_fill(~kept, 77)
+    one_hot = (LABELS.unsqueeze(-1) == torch.arange(STATES)).double()
+    if isinstance(omega, bx.Negentropy):
+        by_step = -(one_hot * rows.log()).nan_to_num(0).sum(-1)
+    else:
+        by_step = (one_hot - rows).square().sum(-1) / 2
+    by_step = by_step.masked_fill(~kept, 0)
+    close(losses.relaxed(p, target, reduction="none"), by_step.sum(-1))
+    close(losses.relaxed(p, p.sequence_to_path(LABELS.masked_fill(~kept, -1))), by_step.sum(-1).mean())
+    close(losses.relaxed(p, target.masked_fill(torch.arange(STEPS) == 2, -100), reduction="sum"), by_step[:, :2].sum())
+
+
+def test_relaxed_with_sets_of_states(omega: bx.Regularizer, backend: str) -> None:
+    p = bx.Chain(potentials(1, 1, 3, 3), omega=omega)
+    allowed = torch.tensor([[[True, True, False]]])
+    m = p.marginals[0, 0]
+    share = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    near = torch.stack((share, 1 - share, torch.zeros_like(share)), -1)  # every distribution over the two
+    if isinstance(omega, bx.Negentropy):
+        distance = (torch.xlogy(near, near) - torch.xlogy(near, m)).sum(-1)
+    else:
+        distance = (near - m).square().sum(-1) / 2
+    torch.testing.assert_close(losses.relaxed(p, allowed), distance.min(), atol=1e-8, rtol=1e-8)
+    assert losses.relaxed(p, torch.ones_like(allowed)) == 0
+
+
+def test_relaxed_of_paths(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    p = dag.paths(potentials(3, dag.num_edges), omega=omega)
+    y = p.best_path()
+    grid = alignment_problem(omega=omega)
+    cells, e = grid.alignment_to_path(ALIGNMENTS), grid.expected_path
+    if isinstance(omega, bx.Negentropy):
+        wanted = -(y * p.expected_path.log()).sum(-1)
+        inside = grid._inside & ((e > 0) & (e < 1))
+        coins = torch.where(cells > 0, e.log(), (1 - e).log())
+        of_cells = -coins.masked_fill(~inside, 0).flatten(1).sum(1)
+    else:
+        wanted = (p.expected_path - y).square().sum(-1) / 2
+        of_cells = (e - cells).square().flatten(1).sum(1) / 2
+    close(losses.relaxed(p, y, reduction="none"), wanted)
+    close(losses.relaxed(grid, ALIGNMENTS, reduction="none"), of_cells)
+
+
+def test_relaxed_tells_an_alignment_from_one_within() -> None:
+    cost = torch.tensor([[0.0, -50.0], [50.0, 0.0]], dtype=torch.float64)  # by (0, 1), not along the diagonal
+    assert losses.relaxed(bx.DTW(cost), torch.eye(2)) > 1
+
+
+def test_alignment_area(omega: bx.Regularizer, backend: str) -> None:
+    p = alignment_problem(omega=omega)
+    got = losses.alignment_area(p, ALIGNMENTS, reduction="none")
+    for b in range(2):
+        rows, columns = LENGTHS[0][b], LENGTHS[1][b]
+        difference = (p.expected_path - p.alignment_to_path(ALIGNMENTS))[b, :rows, :columns]
+        lower = torch.ones(columns, columns, dtype=torch.float64).tril()
+        close(got[b], (lower @ difference.T).square().sum())
+    close(losses.alignment_area(p, p.alignment_to_path(ALIGNMENTS), reduction="sum"), got.sum())
+
+
+def test_area_and_deviation_agree_for_one_cell_a_row() -> None:
+    a, b = torch.tensor([0, 1, 2, 3, 3]), torch.tensor([0, 0, 1, 2, 3])
+    rows = torch.arange(5)
+    grid = torch.full((5, 4), 9.0, dtype=torch.float64)
+    grid[rows, a] = 0
+    p, target = bx.DTW(grid, omega="hard"), torch.stack((rows, b), -1)
+    deviation = losses.mean_absolute_deviation(p.best_alignment(), target)
+    close(deviation, 3 / 5)
+    close(losses.alignment_area(p, target), 5 * deviation)
+    close(losses.mean_absolute_deviation(p.best_path(), target).float(), deviation)
+    wide = torch.tensor([[0, 0], [0, 1], [1, 1]])
+    close(losses.mean_absolute_deviation(wide, torch.eye(2).bool()), 0.25)
+    batch = torch.stack((ALIGNMENTS[1, :3], torch.tensor([[0, 0], [1, 0], [-1, -1]])))
+    close(losses.mean_absolute_deviation(batch, batch.flip(1)), [0, 0])
+
+
+def test_expected_cost(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    weights, cost = potentials(dag.num_edges, seed=1), potentials(dag.num_edges, seed=2)
+    weights[3], cost[3] = -math.inf, math.inf
+    listed = Enumerated(dag.edges.tolist(), dag.num_nodes, weights.tolist(), omega)
+    each = [float(cost[torch.from_numpy(path) > 0].sum()) for path in listed.all_paths]
+    risk = sum(prob * c for prob, c in zip(listed.probabilities, each, strict=True))
+    close(losses.expected_cost(dag.paths(weights, omega=omega), cost), risk)
+    theta, kept = chain_problem("mask")
+    p = bx.Chain(theta, mask=kept, omega=omega)
+    by_state = potentials(3, STEPS, STATES).masked_fill(~kept.unsqueeze(-1), math.nan)
+    wanted = (p.marginals * by_state.nan_to_num(0)).flatten(1).sum(1)
+    close(losses.expected_cost(p, by_state, reduction="none"), wanted)
+    grid = alignment_problem(omega=omega)
+    close(losses.expected_cost(grid, torch.ones(3, 3)), grid.mean.sum() / 2)
+
+
+# --- likelihood
+
+
+def test_path_nll(omega: bx.Regularizer, backend: str) -> None:
+    dag = diamond()
+    weights = potentials(dag.num_edges, seed=1)
+    listed = Enumerated(dag.edges.tolist(), dag.num_nodes, weights.tolist(), omega)
+    paths, probabilities = torch.from_numpy(listed.all_paths), torch.from_numpy(listed.probabilities)
+    p = dag.paths(weights.expand(len(paths), -1), omega=omega)
+    close(losses.path_nll(p, paths, reduction="none"), -probabilities.log())
+    two = torch.maximum(paths[0], paths[-1])
+    within = (paths <= two).all(-1)
+    close(losses.path_nll(dag.paths(weights, omega=omega), two), -probabilities[within].sum().log())
+    theta, kept = chain_problem("mask")
+    chain = bx.Chain(theta, mask=kept, omega=omega)
+    path = chain.sequence_to_path(LABELS.masked_fill(~kept, -1))
+    close(losses.path_nll(chain, LABELS, reduction="none"), -chain.log_prob(path))
+    grid = alignment_problem(omega=omega)
+    cells = grid.alignment_to_path(ALIGNMENTS)
+    close(losses.path_nll(grid, ALIGNMENTS, reduction="none"), -grid.log_prob(cells))
+    thick, over, under = cells.clone(), cells.clone(), cells.clone()
+    thick[1, 0, 1] = thick[1, 1, 0] = over[1, 0, 1] = under[1, 1, 0] = 1
+    both = grid.log_prob(torch.stack((cells, over, under)))[:, 1].logsumexp(0)
+    close(losses.path_nll(grid, thick, reduction="none")[1], -both)
+
+
+def test_path_of_probability_zero() -> None:
+    weights = torch.tensor([9.0, 0.0], requires_grad=True)
+    loss = losses.path_nll(bx.DAG([(0, 1), (0, 1)]).paths(weights, omega="l2"), torch.tensor([0, 1]))
+    assert loss == math.inf
+    assert not torch.autograd.grad(loss, weights)[0].any()
+
+
+# --- derivatives, precision, corners
+
+
+@pytest.mark.parametrize("name", ["surrogate", "relaxed", "path_nll"])
+def test_gradients(name: str, omega: bx.Regularizer, backend: str) -> None:
+    loss = getattr(losses, name)
+    dag = diamond()
+    edges = dag.paths(torch.zeros(dag.num_edges)).best_path()
+    mask = KEPT["mask"]
+    if name == "path_nll" and isinstance(omega, bx.Hard):
+        pytest.skip("0 or infinite")
+    scale = 0.03 if name == "path_nll" else 1.0  # nearly all paths have a probability then
+
+    def chain(t: torch.Tensor) -> torch.Tensor:
+        return loss(bx.Chain(scale * t, mask=mask, omega=omega), LABELS, reduction="none")
+
+    def scores(e: torch.Tensor, t: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        p = bx.Chain.from_scores(scale * e, scale * t, end=end * scale, mask=mask, omega=omega)
+        return loss(p, LABELS.masked_fill(LABELS == 0, -1), reduction="none")
+
+    assert gradcheck(chain, potentials(3, 3, 3, 3, seed=1, requires_grad=True), fast_mode=True)
+    inputs = [potentials(*s, seed=2 + i, requires_grad=True) for i, s in enumerate(((3, 3, 3), (3, 3), (3,)))]
+    assert gradcheck(scores, inputs, fast_mode=True)
+    grid = lambda t: loss(bx.DTW(scale * t, lengths=LENGTHS, omega=omega), ALIGNMENTS, reduction="none")  # noqa: E731
+    assert gradcheck(grid, potentials(2, 3, 3, seed=5, requires_grad=True), fast_mode=True)
+    weights = potentials(dag.num_edges, seed=4, requires_grad=True)
+    assert gradcheck(lambda t: loss(dag.paths(scale * t, omega=omega), edges), weights, fast_mode=True)
+
+
+def test_gradients_of_areas_and_costs(omega: bx.Regularizer, backend: str) -> None:
+    cost = potentials(2, 3, 3, seed=1)
+    theta = potentials(2, 3, 3, seed=5, requires_grad=True)
+
+    def run(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = bx.DTW(t, lengths=LENGTHS, omega=omega)
+        return losses.alignment_area(p, ALIGNMENTS), losses.expected_cost(p, cost)
+
+    assert gradcheck(run, theta, fast_mode=True)
+
+
+def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
+    theta, kept = chain_problem("mask")
+    theta.requires_grad_()
+    p = bx.Chain(theta, mask=kept, omega=omega)
+    grid = alignment_problem(omega=omega)
+    grid = grid._with((grid.cost.requires_grad_(),), omega)
+    partial = LABELS.masked_fill(LABELS == 1, -1)
+    total = sum(loss(p, t) for loss in (losses.surrogate, losses.relaxed) for t in (LABELS, partial))
+    total = total + sum(loss(grid, ALIGNMENTS) for loss in (losses.surrogate, losses.relaxed, losses.alignment_area))
+    of_chain, of_grid = torch.autograd.grad(total, (theta, grid.cost))
+    assert of_chain.isfinite().all()
+    assert not of_chain[~kept].any()
+    assert of_grid.isfinite().all()
+    assert not of_grid[0, :, 2].any()
+
+
+def test_learnable_gamma(backend: str) -> None:
+    theta = potentials(2, 3, 3, 3)
+
+    def run(gamma: torch.Tensor) -> torch.Tensor:
+        p = bx.Chain(theta, lengths=torch.tensor([3, 2]), omega=bx.SquaredL2(gamma))
+        q = bx.DTW(theta[:, 0], lengths=LENGTHS, omega=bx.Negentropy(gamma))
+        return losses.surrogate(p, LABELS[:2]) + losses.surrogate(q, ALIGNMENTS) + losses.path_nll(q, ALIGNMENTS)
+
+    assert gradcheck(run, torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precision_and_sign(dtype: torch.dtype, omega: bx.Regularizer, backend: str) -> None:
+    emissions, transitions = potentials(8, 12, 5).to(dtype), potentials(5, 5).to(dtype)
+    p = bx.Chain.from_scores(emissions * 20, transitions, omega=omega)
+    for target in (p.best_sequence(), p.best_sequence().masked_fill(torch.arange(12) < 6, -1)):
+        loss = losses.surrogate(p, target, reduction="none")
+        assert loss.dtype == torch.float32
+        assert (loss >= 0).all()
+        assert (losses.relaxed(p, target, reduction="none") >= 0).all()
+        assert (losses.path_nll(p, target, reduction="none") >= 0).all()
+
+
+def test_corners(omega: bx.Regularizer, backend: str) -> None:
+    empty = bx.Chain(torch.full((2, 2, 3, 3), math.nan), lengths=torch.tensor([0, 0]), omega=omega)
+    for loss in (losses.surrogate, losses.relaxed, losses.path_nll):
+        assert torch.equal(loss(empty, torch.zeros(2, 2, dtype=torch.int64), reduction="none"), torch.zeros(2))
+        assert loss(bx.Chain(torch.zeros(4, 1, 1), omega=omega), torch.zeros(4, dtype=torch.int64)) == 0  # one state
+        assert loss(bx.DTW(torch.zeros(1, 1), omega=omega), torch.ones(1, 1)) == 0
+        one_edge = bx.DAG([(0, 1)]).paths(torch.zeros(1), omega=omega)
+        assert loss(one_edge, torch.ones(1)) == 0
+        assert loss(bx.Chain(torch.zeros(2, 0, 3, 3), omega=omega), torch.zeros(2, 0, dtype=torch.int64)) == 0
+
+
+def test_func_and_vmap() -> None:
+    theta = potentials(4, 3, 3, 3)
+    labels = torch.tensor([2, 0, 1])
+
+    def each(t: torch.Tensor) -> torch.Tensor:
+        p = bx.Chain(t, omega="l2")
+        return losses.surrogate(p, labels) + losses.relaxed(p, labels)
+
+    batch = bx.Chain(theta.requires_grad_(), omega="l2")
+    several = labels.expand(4, 3)
+    wanted = losses.surrogate(batch, several, reduction="none") + losses.relaxed(batch, several, reduction="none")
+    close(torch.func.vmap(each)(theta.detach()), wanted.detach())
+    (gradient,) = torch.autograd.grad(wanted.sum(), theta)
+    close(torch.func.vmap(torch.func.grad(each))(theta.detach()), gradient)
+
+
+# --- bad input
+
+
+def chain_of(**options: Any) -> bx.Chain:
+    return bx.Chain(torch.zeros(2, 3, 2, 2), **options)
+
+
+FORBIDDEN = torch.zeros(2, 3, 2, 2)
+FORBIDDEN[1, 2, 1, 0] = -math.inf
+SCORED = bx.Chain.from_scores(torch.zeros(2, 3, 2), torch.tensor([[0.0, 0.0], [-math.inf, 0.0]]))
+WALL = torch.tensor([[0.0, math.inf], [0.0, 0.0]])
+DAG = bx.DAG([(0, 1), (0, 1), (1, 2)]).paths(torch.tensor([0.0, -math.inf, 0.0]))
+ZEROS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: losses.surrogate(chain_of(), ZEROS, reduction="max"), "reduction must be one of 'none'.*'max'"),
+        (lambda: losses.surrogate(chain_of(), ZEROS[:, :2]), r"target must have shape \(2, 3, 2, 2\).*got \(2, 2\)"),
+        (lambda: losses.surrogate(chain_of(), ZEROS.float()), "target must have shape.*float32"),
+        (lambda: losses.surrogate(chain_of(), [0, 1]), "target must be a tensor, got list"),
+        (lambda: losses.surrogate(chain_of(), ZEROS + 2), "from 0 to 1, .* got 2 at step 0 of sequence 0"),
+        (lambda: losses.relaxed(chain_of(), ZEROS - 7), "got -7 at step 0 of sequence 0"),
+        (lambda: losses.hamming_cost(chain_of(), torch.zeros(2, 3, 2).bool()), "a state .* at step 0 of sequence 0"),
+        (lambda: losses.surrogate(chain_of(), torch.full((2, 3, 2, 2), 0.5)), r"0 and 1, got 0.5 at \(0, 0, 0, 0\)"),
+        (
+            lambda: losses.surrogate(bx.Chain(FORBIDDEN), torch.tensor([[0, 0, 1], [0, 0, 1]])),
+            "can take.* at step 2 of sequence 1",
+        ),
+        (
+            lambda: losses.relaxed(bx.Chain(FORBIDDEN), torch.tensor([[0, 0, 1], [0, 0, 1]])),
+            "can take.* at step 2 of sequence 1",
+        ),
+        (lambda: losses.surrogate(SCORED, torch.tensor([[0, 0, 0], [-1, 0, 1]])), "at step 2 of sequence 1"),
+        (lambda: losses.path_nll(SCORED, torch.tensor([[0, 1, 0], [0, 0, 0]])), "at step 1 of sequence 0"),
+        (
+            lambda: losses.path_nll(bx.Chain(FORBIDDEN, omega="l2"), torch.tensor([[0, 0, 1], [0, 0, 1]])),
+            "at step 2 of sequence 1",
+        ),
+        (lambda: losses.surrogate(chain_of(), torch.zeros(2, 3, 2, 2)), "at step 0 of sequence 0"),
+        (lambda: losses.surrogate(DAG, torch.tensor([0, 1, 1])), "target must be a path that p can take"),
+        (lambda: losses.surrogate(DAG, torch.tensor([1, 0, 0])), "target must be a path that p can take"),
+        (lambda: losses.relaxed(DAG, torch.tensor([0, 1, 1])), "target must be a path that p can take"),
+        (lambda: losses.relaxed(DAG, torch.ones(3)), "target must be one path"),
+        (lambda: losses.surrogate(bx.DTW(WALL), torch.tensor([[0, 0], [0, 1], [1, 1]])), r"at cell \(0, 1\)"),
+        (lambda: losses.relaxed(bx.DTW(WALL), torch.tensor([[0, 0], [0, 1], [1, 1]])), r"at cell \(0, 1\)"),
+        (lambda: losses.surrogate(bx.DTW(WALL), torch.tensor([[0, 0], [2, 1]])), "alignment must hold cells"),
+        (lambda: losses.surrogate(bx.DTW(WALL), torch.zeros(1, 3, 2).long()), r"target must have shape \(L, 2\)"),
+        (lambda: losses.surrogate(bx.DTW(WALL.T), torch.tensor([[0, 1], [1, 1]])), "none of finite cost"),
+        (
+            lambda: losses.surrogate(
+                bx.DTW(torch.zeros(2, 3, 3), band=0), torch.tensor([[[0, 0], [0, 1], [1, 1], [2, 2]]] * 2)
+            ),
+            r"at cell \(0, 1\) of sequence 0",
+        ),
+        (lambda: losses.alignment_area(bx.DTW(WALL), torch.ones(2, 2)), "target must be one path"),
+        (lambda: losses.alignment_area(chain_of(), ZEROS), "p must be a DTW, got Chain"),
+        (lambda: losses.surrogate(chain_of(), ZEROS, torch.zeros(3, 2)), r"cost must have shape .*got \(3, 2\)"),
+        (lambda: losses.surrogate(chain_of(), ZEROS, -torch.ones(2, 3, 2)), r"at least 0, got -1.0 at \(0, 0, 0\)"),
+        (lambda: losses.expected_cost(DAG, torch.zeros(4)), r"cost must have shape \(3,\), got \(4,\)"),
+        (lambda: losses.hamming_cost(chain_of(), ZEROS, torch.ones(3)), r"weight must broadcast to \(2, 3, 2\)"),
+        (lambda: losses.mean_absolute_deviation(torch.zeros(3), torch.zeros(3)), "a must have shape"),
+        (lambda: losses.mean_absolute_deviation(torch.eye(2), torch.eye(3)), "a has no cell in row 2"),
+        (lambda: losses.mean_absolute_deviation(torch.eye(2), torch.ones(4, 2, 2)), "the same batch"),
+    ],
+)
+def test_bad_input(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
