@@ -5,11 +5,12 @@
 //
 //     δ_t = y_t + W[1,0] − W[0,0] + f(δ_{t−1} + a) − f(δ_{t−1} + b),   y_t = e_t(1) − e_t(0),
 //
-// and the previous state is 1 with probability f'(δ + a) or f'(δ + b), whichever the current one is. So neither values
+// and the previous state is 1 with probability f'(δ + a) or f'(δ + b), as the current one is 1 or 0. So neither values
 // nor a tape are needed, and a unit of sequences stays in the cache.
 #include "binary.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "lanes.h"
@@ -19,21 +20,57 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
+// What a transition adds to δ, and its exponential.
+template <class S>
+struct Shift {
+    S sum, factor;
+};
+
 template <class V>
 inline V positive(V x) {
     return x > V{} ? x : V{};
 }
 
+// Negentropy by the odds exp(δ), where neither shift is far from 0: what each step waits for is a division alone. Beyond
+// the bounds of δ probabilities do not change any more.
+template <class S>
+struct Odds {
+    using V = Vec<S>;
+    static constexpr S far = S(80), most_shift = S(8);
+
+    static V begin(V y) { return exp_nonpositive(lesser<S>(greater<S>(y, V{} - far), V{} + far)); }
+    static V next(V odds, V y, Shift<S> a, Shift<S> b) {
+        const V moved = begin(y) * ((1 + odds * a.factor) / (1 + odds * b.factor));
+        return lesser<S>(greater<S>(moved, V{} + S(1e-30)), V{} + S(1e30));
+    }
+    static V slope(V odds, Shift<S> shift) {
+        const V shifted = odds * shift.factor;
+        return shifted / (1 + shifted);
+    }
+    static V curvature(V, Shift<S>, V q) { return q * (1 - q); }
+};
+
+// By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
+template <class S, class F>
+struct Difference {
+    using V = Vec<S>;
+
+    static V begin(V y) { return y; }
+    static V next(V delta, V y, Shift<S> a, Shift<S> b) {
+        const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
+        return y + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) + F::less(sign * (delta + a.sum), sign * (delta + b.sum));
+    }
+    static V slope(V delta, Shift<S> shift) { return F::slope(delta + shift.sum); }
+    static V curvature(V delta, Shift<S> shift, V q) { return F::curvature(delta + shift.sum, q); }
+};
+
 template <class S>
 struct Softplus {
     using V = Vec<S>;
 
-    // f(δ + a) − f(δ + b). Since f(u) = u + f(−u), nothing is large where δ is.
-    static V difference(V delta, S a, S b) {
-        const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
-        const V u = sign * (delta + a), w = sign * (delta + b);
+    static V less(V u, V w) {
         const V ratio = (1 + exp_nonpositive(-size(u))) / (1 + exp_nonpositive(-size(w)));
-        return (delta > V{} ? V{} + (a - b) : V{}) + (positive(u) - positive(w)) + log_positive(ratio);
+        return positive(u) - positive(w) + log_positive(ratio);
     }
     static V slope(V u) {
         const V e = exp_nonpositive(-size(u));
@@ -49,10 +86,7 @@ template <class S>
 struct Quadratic {
     using V = Vec<S>;
 
-    static V difference(V delta, S a, S b) {
-        const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
-        return (delta > V{} ? V{} + (a - b) : V{}) + value(sign * (delta + a)) - value(sign * (delta + b));
-    }
+    static V less(V u, V w) { return value(u) - value(w); }
     static V slope(V u) {
         const V q = S(0.5) * (u + 1);
         return q > V{} ? (q < V{} + S(1) ? q : V{} + S(1)) : V{};
@@ -73,7 +107,8 @@ class Unit {
 
     const ScoresProblem<S>& problem;
     const Lanes<W> lanes;
-    const S a, b, change, first, last;  // of δ: what a transition adds, the start and the end
+    const Shift<S> a, b, last;
+    const S change, first;
     const V length;
     S* const room;  // (steps, 4, W)
 
@@ -84,6 +119,7 @@ class Unit {
     }
     Records records() const { return {2, 2, problem.steps * 2}; }
     static V other_less(const S* record) { return load<S>(record + W) - load<S>(record); }
+    static Shift<S> shift(S sum) { return {sum, exp_nonpositive(sum)}; }
 
     auto is_on(int64_t n) const { return length > V{} + S(n); }
 
@@ -91,11 +127,11 @@ public:
     Unit(const ScoresProblem<S>& p, const int64_t* sequences, int64_t count, S* room)
         : problem(p),
           lanes(p, sequences, count),
-          a(p.scores.transitions[3] - p.scores.transitions[2]),
-          b(p.scores.transitions[1] - p.scores.transitions[0]),
+          a(shift(p.scores.transitions[3] - p.scores.transitions[2])),
+          b(shift(p.scores.transitions[1] - p.scores.transitions[0])),
+          last(shift(p.scores.end[1] - p.scores.end[0])),
           change(p.scores.transitions[2] - p.scores.transitions[0]),
           first(p.scores.start[1] - p.scores.start[0]),
-          last(p.scores.end[1] - p.scores.end[0]),
           length(lengths_of(lanes)),
           room(room) {}
 
@@ -105,20 +141,21 @@ public:
         V delta{};
         auto bad = delta != delta;
         for (int64_t n = 0; n < lanes.longest; ++n) {
-            const V y = other_less(in.read(n));
+            const V y = other_less(in.read(n)) + (n == 0 ? first : change);
             V next;
             if (n == 0) {
-                next = y + first;
+                next = F::begin(y);
             } else {
-                store<S>(room + (2 * n) * W, F::slope(delta + a));
-                store<S>(room + (2 * n + 1) * W, F::slope(delta + b));
-                next = y + change + F::difference(delta, a, b);
+                store<S>(room + (2 * n) * W, F::slope(delta, a));
+                store<S>(room + (2 * n + 1) * W, F::slope(delta, b));
+                next = F::next(delta, y, a, b);
             }
-            delta = is_on(n) ? next : delta;
-            bad |= delta != delta;
+            const auto on = is_on(n);
+            bad |= on & (y != y);
+            delta = on ? next : delta;
         }
         Stream<S, S> to(lanes, out, records());
-        V m = F::slope(delta + last);
+        V m = F::slope(delta, last);
         bad |= m != m;
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
             S* record = to.room(n);
@@ -138,19 +175,19 @@ public:
         Stream<const S, S> in(lanes, problem.scores.emissions, records()), along(lanes, cotangent, records());
         V delta{}, dot{};
         for (int64_t n = 0; n < lanes.longest; ++n) {
-            const V y = other_less(in.read(n)), y_dot = other_less(along.read(n));
+            const V y = other_less(in.read(n)) + (n == 0 ? first : change), y_dot = other_less(along.read(n));
             V next, next_dot;
             if (n == 0) {
-                next = y + first;
+                next = F::begin(y);
                 next_dot = y_dot;
             } else {
-                const V u = delta + a, w = delta + b, q = F::slope(u), r = F::slope(w);
+                const V q = F::slope(delta, a), r = F::slope(delta, b);
                 S* at = room + 4 * n * W;
                 store<S>(at, q);
                 store<S>(at + W, r);
-                store<S>(at + 2 * W, F::curvature(u, q) * dot);
-                store<S>(at + 3 * W, F::curvature(w, r) * dot);
-                next = y + change + F::difference(delta, a, b);
+                store<S>(at + 2 * W, F::curvature(delta, a, q) * dot);
+                store<S>(at + 3 * W, F::curvature(delta, b, r) * dot);
+                next = F::next(delta, y, a, b);
                 next_dot = y_dot + (q - r) * dot;
             }
             const auto on = is_on(n);
@@ -158,8 +195,7 @@ public:
             dot = on ? next_dot : dot;
         }
         Stream<S, S> to(lanes, out, records());
-        const V u = delta + last;
-        V m = F::slope(u), m_dot = is_on(0) ? F::curvature(u, m) * dot : V{};
+        V m = F::slope(delta, last), m_dot = is_on(0) ? F::curvature(delta, last, m) * dot : V{};
         V sums[4] = {};
         add(totals[5], m_dot);
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
@@ -205,16 +241,24 @@ void for_units(const ScoresProblem<S>& p, int numbers, Body body) {
 }
 
 template <class S, class Action>
-void with_function(OmegaParameters omega, Action action) {
-    if (omega.alpha == 1) return action(Softplus<S>());
-    action(Quadratic<S>());
+void with_function(const ScoresProblem<S>& p, Action action) {
+    if (p.omega.alpha == 2) return action(Difference<S, Quadratic<S>>());
+    const S* w = p.scores.transitions;
+    for (S shift : {w[3] - w[2], w[1] - w[0], p.scores.end[1] - p.scores.end[0]}) {
+        if (!(std::abs(shift) <= Odds<S>::most_shift)) return action(Difference<S, Softplus<S>>());
+    }
+    action(Odds<S>());
 }
 
 template <class S>
 bool marginals(const ScoresProblem<S>& p, S* out) {
+    const S *w = p.scores.transitions, *start = p.scores.start, *end = p.scores.end;
+    for (S shared : {w[0], w[1], w[2], w[3], start[0], start[1], end[0], end[1]}) {
+        if (!(std::abs(shared) < infinity<S>)) return false;
+    }
     std::memset(out, 0, std::size_t(p.batch * p.steps * 2) * sizeof(S));
     std::atomic<bool> sound{true};
-    with_function<S>(p.omega, [&](auto function) {
+    with_function(p, [&](auto function) {
         for_units<S, decltype(function)>(p, 2, [&](const auto& unit, int64_t) {
             if (!unit.marginals(out)) sound = false;
         });
@@ -226,7 +270,7 @@ template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
     std::memset(gradient.emissions, 0, std::size_t(p.batch * p.steps * 2) * sizeof(S));
     const auto totals = zeros<double>(8 * std::max(1, p.threads));
-    with_function<S>(p.omega, [&](auto function) {
+    with_function(p, [&](auto function) {
         for_units<S, decltype(function)>(p, 4, [&](const auto& unit, int64_t t) {
             unit.vjp(cotangent, gradient.emissions, &totals[std::size_t(8 * t)]);
         });

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
+from bellmax import binary
 from bellmax.backends.reference.chain import first_step, kept_steps
 from bellmax.backends.reference.scores import dense
 from bellmax.distribution import PathDistribution
@@ -275,10 +277,11 @@ class ScoredChain(Chain):
         if len(shape) < 2 or shape[-1] == 0:
             raise ValueError(f"emissions must have shape (..., T, S) with S >= 1, got {tuple(shape)}")
         batch, steps, states = shape[:-2], shape[-2], shape[-1]
-        one_for_all = transitions.shape == (states, states)
-        places = max(steps - 1, 0)
-        by_step = transitions.shape == (*batch, places, states, states)
-        if not (one_for_all or by_step or transitions.shape == (*batch, states, states)):
+        # Shapes of different lengths are not compared: torch.export would take note that a size is not another one.
+        places, dims = max(steps - 1, 0), transitions.ndim - len(shape)
+        one_for_all = transitions.ndim == 2 and transitions.shape == (states, states)
+        by_step = dims == 1 and transitions.shape == (*batch, places, states, states)
+        if not (one_for_all or by_step or (dims == 0 and transitions.shape == (*batch, states, states))):
             each = f"{(*batch, states, states)} or {(*batch, places, states, states)}"
             raise ValueError(
                 f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
@@ -289,7 +292,8 @@ class ScoredChain(Chain):
         ends = []
         for name, given in (("start", start), ("end", end)):
             score = emissions.new_zeros(states) if given is None else given
-            if score.shape not in ((states,), (*batch, states)):
+            needed = (states,) if score.ndim == 1 else (*batch, states)
+            if score.shape != needed:
                 raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
             ends.append(score)
         PathDistribution.__init__(
@@ -331,6 +335,11 @@ class ScoredChain(Chain):
     @property
     def marginals(self) -> Tensor:
         """Probability of each state at each step, (..., T, S); 0 at steps that do not count. Differentiable."""
+        theta = self._flat_theta()
+        if binary.serves(self._program, theta):
+            with suppress(binary.UnservedError):
+                found = binary.marginals(self._program, theta, self._index)
+                return found.reshape(self.batch_shape + self.event_shape[:2]).to(self.dtype)
         return self._gradient()[0].to(self.dtype)
 
     def directional_derivative(self, z: ScoresLike) -> Tensor:  # type: ignore[override]

@@ -397,11 +397,23 @@ class DTW(PathDistribution):
         return other
 
     def _is_path(self, value: Tensor) -> Tensor:
-        moves = self._edges_of(value)
-        ends = moves[..., -self.event_shape.numel() :].unflatten(-1, self.event_shape)
-        ends_well: Tensor = ((ends == 0) | self._may_end).flatten(-2).all(-1)
-        whole: Tensor = (self._cells_of(moves) == value).flatten(-2).all(-1)
-        return whole & ends_well & self._edges(detached=True)._is_path(moves)
+        # A run in each row of the pair, which begins where that of the row before ends, or next to it.
+        rows, columns = self.event_shape
+        batch = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        value = value.expand(*batch, rows, columns)
+        visited = value == 1
+        count = visited.sum(-1)
+        first = visited.to(torch.uint8).argmax(-1)
+        last = columns - 1 - visited.flip(-1).to(torch.uint8).argmax(-1)
+        length_a, length_b = self.lengths.unbind(-1)
+        within = torch.arange(rows, device=self.device) < length_a.unsqueeze(-1)
+        runs = torch.where(within, (count > 0) & (last - first + 1 == count), count == 0).all(-1)
+        move = first[..., 1:] - last[..., :-1]
+        linked = ((move == 0) | (move == 1) | ~within[..., 1:]).all(-1)
+        end = last.gather(-1, (length_a - 1).clamp(0, rows - 1).expand(batch).unsqueeze(-1)).squeeze(-1)
+        ends = end < length_b if self.open_end else end == length_b - 1
+        begins = (first[..., 0] == 0) | self.open_begin
+        return runs & linked & ends & begins & (visited | (value == 0)).flatten(-2).all(-1)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (

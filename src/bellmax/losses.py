@@ -375,30 +375,14 @@ def _moves_within(p: DTW, allowed: Tensor) -> Tensor:
     """The moves (..., E) within the allowed cells: those of the alignment, where they are one."""
     cells = allowed.flatten(-2).index_select(-1, grid(*p.event_shape, p.device).cell)
     within = torch.cat((cells, allowed.flatten(-2)), -1)
-    return torch.where(_is_alignment(p, allowed).unsqueeze(-1), p._edges_of(allowed.float()) > 0, within)
-
-
-def _is_alignment(p: DTW, allowed: Tensor) -> Tensor:
-    """Whether the cells (..., N, M) are one alignment: a run in each row, which begins where the last ended or next."""
-    rows, columns = p.event_shape
-    row, count = torch.arange(rows, device=p.device), allowed.sum(-1)
-    low = allowed.to(torch.uint8).argmax(-1)
-    high = columns - 1 - allowed.flip(-1).to(torch.uint8).argmax(-1)
-    length_a, length_b = p.lengths.unbind(-1)
-    within = row < length_a.unsqueeze(-1)
-    runs = torch.where(within, (count > 0) & (high - low + 1 == count), count == 0).all(-1)
-    move = low[..., 1:] - high[..., :-1]
-    linked = ((move == 0) | (move == 1) | ~within[..., 1:]).all(-1)
-    last = high.gather(-1, (length_a - 1).clamp(0, rows - 1).unsqueeze(-1)).squeeze(-1)
-    ends = last < length_b if p.open_end else last == length_b - 1
-    return runs & linked & ends if p.open_begin else runs & linked & ends & (low[..., 0] == 0)
+    return torch.where(p._is_path(allowed.float()).unsqueeze(-1), p._edges_of(allowed.float()) > 0, within)
 
 
 def _check_full(p: PathDistribution, allowed: Tensor) -> Tensor:
     """The target as a 0/1 path in the computing dtype."""
     path = allowed.to(torch.promote_types(p.dtype, torch.float32))
     if is_readable(path) and path.device.type == "cpu":
-        whole = _is_alignment(p, allowed) if isinstance(p, DTW) else p._is_path(path)
+        whole = p._is_path(path)
         if not bool(whole.all()):
             batch = (~whole).nonzero()[0].tolist()
             raise ValueError(f"target must be one path from start to end, got another set{_of(batch)}")
@@ -511,7 +495,7 @@ def _score_of(p: Chain, sequence: Tensor) -> Tensor:
 
 
 def _restricted_cost(p: DTW, allowed: Tensor) -> Tensor:
-    whole = _is_alignment(p, allowed)
+    whole = p._is_path(allowed.float())
     cost = promote_half(p.cost).masked_fill(~p._inside, math.inf).masked_fill(~allowed, 0)
     if p._has_own_moves:
         paid = inner(p._edges_of(allowed.to(cost.dtype)), p._moves(cost, constant=True)).double()

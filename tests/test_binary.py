@@ -1,0 +1,92 @@
+import math
+
+import pytest
+import torch
+
+import bellmax as bx
+from bellmax import binary
+
+OMEGAS = [bx.Negentropy(), bx.SquaredL2(), bx.Negentropy(0.3), bx.SquaredL2(2.0), bx.Tsallis(2, gamma=0.7)]
+
+
+def scores(batch, steps, dtype=torch.float64, scale=1.0, shift=1.0):
+    torch.manual_seed(batch + steps)
+    shapes = (batch, steps, 2), (2, 2), (2,), (2,)
+    scales = scale, shift, 1.0, 1.0
+    return [(s * torch.randn(shape, dtype=dtype)).requires_grad_() for shape, s in zip(shapes, scales, strict=True)]
+
+
+def chain(emissions, transitions, start, end, **more):
+    return bx.Chain.from_scores(emissions, transitions, start=start, end=end, **more)
+
+
+def both(monkeypatch, run):
+    """What the kernel for two states gives, and what the general sweeps do."""
+    found = []
+    for serves in (binary.serves, lambda *_: False):
+        monkeypatch.setattr(binary, "serves", serves)
+        found.append(run())
+    return found
+
+
+@pytest.mark.parametrize("omega", OMEGAS, ids=repr)
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 1.0), (100.0, 1.0), (3.0, 30.0)])
+@pytest.mark.parametrize(("batch", "steps"), [(1, 1), (5, 4), (19, 33)])
+def test_equals_the_general_sweeps(monkeypatch, omega, batch, steps, scale, shift):
+    given = scores(batch, steps, scale=scale, shift=shift)
+    mask, weights = torch.rand(batch, steps) < 0.7, torch.randn(batch, steps, 2, dtype=torch.float64)
+    nan = given[0].detach().masked_fill(~mask.unsqueeze(-1), math.nan).requires_grad_()
+
+    def run():
+        marginals = chain(nan, *given[1:], mask=mask, omega=omega).marginals
+        return marginals, *torch.autograd.grad(marginals, (nan, *given[1:]), weights)
+
+    torch.testing.assert_close(*both(monkeypatch, run), rtol=1e-9, atol=1e-11)
+
+
+def test_lengths_and_batch_dimensions(monkeypatch):
+    emissions, *rest = scores(6, 5)
+    lengths = torch.tensor([[0, 5, 3], [1, 2, 5]])
+    run = lambda: chain(emissions.reshape(2, 3, 5, 2), *rest, lengths=lengths).marginals  # noqa: E731
+    torch.testing.assert_close(*both(monkeypatch, run))
+
+
+@pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
+def test_single_precision(omega):
+    given = scores(9, 300, torch.float32)
+    weights = torch.randn(9, 300, 2)
+    marginals = chain(*given, omega=omega).marginals
+    precise = [g.detach().double().requires_grad_() for g in given]
+    expected = chain(*precise, omega=omega).marginals
+    torch.testing.assert_close(marginals.double(), expected, rtol=0, atol=1e-6)
+    of_marginals = torch.autograd.grad(marginals, given, weights)
+    of_expected = torch.autograd.grad(expected, precise, weights.double())
+    for a, b in zip(of_marginals, of_expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_second_derivative_of_marginals(monkeypatch):
+    given = scores(3, 4)
+    f = lambda *s: chain(*s).marginals[..., 1]  # noqa: E731
+    assert torch.autograd.gradcheck(f, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
+def test_forbidden_states_and_transitions(monkeypatch, omega):
+    emissions, transitions, start, end = (g.detach() for g in scores(4, 5))
+    emissions[0, 2, 1] = emissions[1, 3] = emissions[2, 0, 0] = -math.inf
+    torch.testing.assert_close(
+        *both(monkeypatch, lambda: chain(emissions, transitions, start, end, omega=omega).marginals)
+    )
+    transitions[0, 1] = end[0] = -math.inf
+    torch.testing.assert_close(
+        *both(monkeypatch, lambda: chain(emissions, transitions, start, end, omega=omega).marginals)
+    )
+
+
+def test_nan_is_named():
+    emissions, *rest = (g.detach() for g in scores(2, 3))
+    emissions[1, 2, 0] = math.nan
+    with pytest.raises(ValueError, match=r"emissions must be finite or -inf, got nan at event index \(2, 0\)"):
+        _ = chain(emissions, *rest).marginals
