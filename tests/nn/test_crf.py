@@ -353,12 +353,13 @@ def test_compile_decode() -> None:
 
 @BOTH_LOSSES
 def test_export(loss: str) -> None:
-    crf, auto = layer(loss=loss), torch.export.Dim.AUTO
-    shapes = {"emissions": {0: auto}, "tags": {0: auto}, "mask": {0: auto}}
+    crf, batch = layer(loss=loss), torch.export.Dim("batch")
+    shapes = {"emissions": {0: batch}, "tags": {0: batch}, "mask": {0: batch}}
     program = torch.export.export(crf, (scores(4), gold(crf, MASK)), {"mask": MASK}, dynamic_shapes=shapes)
-    emissions, mask = scores(7), torch.rand(7, 6) < 0.6
-    tags = gold(crf, mask)
-    torch.testing.assert_close(program.module()(emissions, tags, mask=mask), crf(emissions, tags, mask=mask))
+    for size in (crf.num_tags, 7):
+        emissions, mask = scores(size), torch.rand(size, 6) < 0.6
+        tags = gold(crf, mask)
+        torch.testing.assert_close(program.module()(emissions, tags, mask=mask), crf(emissions, tags, mask=mask))
 
 
 @BOTH_LOSSES
