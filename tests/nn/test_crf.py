@@ -18,7 +18,7 @@ from bellmax.nn import CRF, tag_constraints
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 IOB2 = tag_constraints(LABELS, "IOB2")
-MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0]]).bool()
 BOTH_LOSSES = pytest.mark.parametrize("loss", ["surrogate", "relaxed"])
 TWO_OMEGAS = pytest.mark.parametrize("name", ["negentropy", "l2"])
 
@@ -84,7 +84,6 @@ def test_is_the_likelihood_of_the_tags_by_enumeration(backend: str) -> None:
         assert (best[b][:, ~kept] == -1).all()
         one_hot = torch.nn.functional.one_hot(y, 5).double()
         torch.testing.assert_close(marginals[b][kept], torch.einsum("n,nts->ts", total.softmax(0), one_hot))
-    assert loss[3] == 0
     assert torch.equal(crf.decode(emissions, mask=MASK), best[:, 0])
 
 
@@ -165,14 +164,13 @@ def test_holes_equal_the_sequence_without_them(loss: str, omega: bx.Regularizer,
 
 @BOTH_LOSSES
 def test_lengths_and_reductions(loss: str, backend: str) -> None:
-    crf, emissions, lengths = layer(loss=loss), scores(2, 3), torch.tensor([[6, 0, 2], [1, 5, 3]])
+    crf, emissions, lengths = layer(loss=loss), scores(2, 3), torch.tensor([[6, 4, 2], [1, 5, 3]])
     mask = torch.arange(6) < lengths.unsqueeze(-1)
     tags = gold(crf, mask)
     tags[0, 0, 2:4] = -100
     tags[0, 0, 4] = 1
     each = crf(emissions, tags, lengths=lengths, reduction="none")
     assert each.shape == (2, 3)
-    assert each[0, 1] == 0
     torch.testing.assert_close(each, crf(emissions, tags, mask=mask, reduction="none"))
     torch.testing.assert_close(crf(emissions, tags, lengths=lengths), each.mean())
     torch.testing.assert_close(crf(emissions, tags, lengths=lengths, reduction="sum"), each.sum())
@@ -211,17 +209,17 @@ def test_zero_gradient_where_forbidden_and_none_missing(name: str, loss: str, ba
 
 
 @BOTH_LOSSES
-@pytest.mark.parametrize("steps", [0, 1])
-def test_small_sizes(steps: int, loss: str, omega: bx.Regularizer, backend: str) -> None:
+def test_small_sizes(loss: str, omega: bx.Regularizer, backend: str) -> None:
     one = CRF(1, omega=omega, loss=loss)
-    emissions = torch.randn(2, steps, 1, requires_grad=True)
-    value = one(emissions, torch.zeros(2, steps, dtype=torch.int64))
+    emissions = torch.randn(2, 1, 1, requires_grad=True)
+    value = one(emissions, torch.zeros(2, 1, dtype=torch.int64))
     value.backward()
     assert value == 0
-    assert one.decode(emissions).tolist() == [[0] * steps] * 2
+    assert one.decode(emissions).tolist() == [[0], [0]]
+    assert one.decode(emissions[:, :0]).shape == (2, 0)
     assert not emissions.grad.any()
     five = layer(omega=omega, loss=loss)
-    assert five(scores(2, steps=steps), torch.ones(2, steps, dtype=torch.int64)).isfinite()
+    assert five(scores(2, steps=1), torch.ones(2, 1, dtype=torch.int64)).isfinite()
 
 
 def test_no_allowed_sequence_at_all() -> None:
@@ -279,6 +277,12 @@ def test_errors() -> None:
         (lambda: crf.decode(emissions, mask=mask, lengths=lengths), "lengths and mask say the same"),
         (lambda: crf(emissions, tags, mask=mask.float()), "mask must be bool"),
         (lambda: crf(emissions, tags, mask=mask[0]), r"mask must have shape \(2, 4\), got \(4,\)"),
+        (
+            lambda: crf(emissions, tags, mask=mask & (lengths > 2).unsqueeze(-1)),
+            "step to count, got none of sequence 1",
+        ),
+        (lambda: crf(emissions, tags, lengths=lengths - 2), "step to count, got none of sequence 1"),
+        (lambda: crf(emissions[0], torch.full((4,), -100)), "step to count, got none$"),
         (lambda: crf(emissions, tags, lengths=lengths + 1), "lengths must be from 0 to 4, got 5"),
         (lambda: crf(emissions, tags, lengths=lengths.int()), "lengths must be int64"),
         (lambda: crf(emissions * math.nan, tags), "emissions must be finite or -inf, got nan"),
@@ -357,7 +361,7 @@ def test_export(loss: str) -> None:
     shapes = {"emissions": {0: batch}, "tags": {0: batch}, "mask": {0: batch}}
     program = torch.export.export(crf, (scores(4), gold(crf, MASK)), {"mask": MASK}, dynamic_shapes=shapes)
     for size in (crf.num_tags, 7):
-        emissions, mask = scores(size), torch.rand(size, 6) < 0.6
+        emissions, mask = scores(size), (torch.rand(size, 6) < 0.6) | (torch.arange(6) == 2)
         tags = gold(crf, mask)
         torch.testing.assert_close(program.module()(emissions, tags, mask=mask), crf(emissions, tags, mask=mask))
 

@@ -29,8 +29,8 @@ class CRF(Smoothed):
 
     Everywhere, ``mask`` is bool (..., T), True at the steps that count: it may have holes (sub-words) and begin with
     False (left padding), and the steps that count are taken as neighbours. Or ``lengths``, int64 of the batch shape,
-    says how many of the first steps count. Emissions at other steps are not looked at. A sequence without any step
-    that counts is allowed: its loss is 0, and it stays in the mean.
+    says how many of the first steps count. Emissions at other steps are not looked at. The loss needs a step that
+    counts in every sequence; the other methods do not.
 
     Args:
         num_tags: S.
@@ -163,6 +163,10 @@ class CRF(Smoothed):
                     f"got {int(tags[tuple(index)])} at {_place(index)}"
                 )
             gold = _value_along(p, tags.masked_fill(~p._kept | outside, 0)).masked_fill(outside.any(-1), -math.inf)
+        if readable and bool((p.lengths == 0).any()):
+            index = (p.lengths == 0).nonzero()[0].tolist()
+            where = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
+            raise ValueError(f"mask, lengths and tags must leave a step to count, got none{where}")
         forbidden = gold == -math.inf
         if readable and bool(forbidden.any()):
             raise ValueError(self._why_forbidden(p, tags, forbidden))
