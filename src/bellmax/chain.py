@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
-from bellmax import binary
+import bellmax.binary as binary
 from bellmax.backends.reference.chain import first_step, kept_steps
 from bellmax.backends.reference.scores import dense
 from bellmax.distribution import PathDistribution

@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from bellmax import fused
+import bellmax.fused as fused
 from bellmax.dtw import DTW
 from bellmax.regularizers import Regularizer, inner, promote_half, resolve
 

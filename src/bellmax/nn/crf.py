@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import bellmax.losses as losses
-from bellmax.backends.reference.chain import check_index, first_step, last_step
+from bellmax.backends.reference.chain import check_index
 from bellmax.chain import Chain, ScoredChain
-from bellmax.losses import _check_reduction, _reduce
+from bellmax.losses import _check_reduction, _reduce, _score_of, _value_alone
 from bellmax.nn.pooling import Smoothed
 from bellmax.nn.tags import TagConstraints
-from bellmax.regularizers import Regularizer, is_readable, multiply_by_gamma
+from bellmax.regularizers import Regularizer, is_readable
 
 _LOSSES = "surrogate", "relaxed"
 
@@ -162,7 +162,8 @@ class CRF(Smoothed):
                     f"tags must be from 0 to {self.num_tags - 1}, or {ignore_index} to ignore a step, "
                     f"got {int(tags[tuple(index)])} at {_place(index)}"
                 )
-            gold = _value_along(p, tags.masked_fill(~p._kept | outside, 0)).masked_fill(outside.any(-1), -math.inf)
+            score = _score_of(p, tags.masked_fill(~p._kept | outside, 0)).masked_fill(outside.any(-1), -math.inf)
+            gold = _value_alone(p, score, p.lengths + (p.lengths > 0))
         if readable and bool((p.lengths == 0).any()):
             index = (p.lengths == 0).nonzero()[0].tolist()
             where = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
@@ -221,27 +222,6 @@ class CRF(Smoothed):
             f"tags must be a sequence of finite score that the constraints allow, "
             f"got {named} at {_place((*batch, step))}, where none is left"
         )
-
-
-def _value_along(p: ScoredChain, tags: Tensor) -> Tensor:
-    """DP_Ω of the one sequence ``tags`` (..., T), of the batch shape: its score, less what Ω takes at each node."""
-    emissions, transitions, start, end = p._scores
-    kept, states = p._kept, p.event_shape[1]
-    first, last = first_step(kept), last_step(kept)
-    step = torch.arange(tags.shape[-1], device=tags.device).expand(tags.shape)
-    seen = torch.where(kept, step, 0).cummax(-1).values if tags.shape[-1] else step
-    previous = tags.gather(-1, torch.cat((seen[..., :1], seen[..., :-1]), -1))
-
-    def at(score: Tensor, index: Tensor, where: Tensor) -> Tensor:
-        picked = score.flatten().index_select(0, index.flatten()).reshape(index.shape)
-        return picked.masked_fill(~where, 0).double().sum(-1)
-
-    own = emissions.gather(-1, tags.unsqueeze(-1)).squeeze(-1).masked_fill(~kept, 0).double().sum(-1)
-    between = at(transitions, tags * states + previous, kept & ~first)
-    score = own + between + at(start, tags, first) + at(end, tags, last)
-    vertex = p.omega.penalty(torch.ones(1, dtype=torch.float64, device=tags.device))
-    nodes = torch.where(p.lengths > 0, p.lengths + 1, 0)  # the steps and the end
-    return (score - multiply_by_gamma(nodes * vertex, p.omega.gamma)).to(torch.promote_types(p.dtype, torch.float32))
 
 
 def _place(index: Sequence[int]) -> str:
