@@ -9,9 +9,12 @@
 // nor a tape are needed, and a unit of sequences stays in the cache.
 #include "binary.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "lanes.h"
 #include "parallel.h"
@@ -31,17 +34,22 @@ inline V positive(V x) {
     return x > V{} ? x : V{};
 }
 
-// Negentropy by the odds exp(δ), where neither shift is far from 0: what each step waits for is a division alone. Beyond
-// the bounds of δ probabilities do not change any more.
+// What δ is kept as, and how it goes on: `begin` of a first step's, `next` of a further one's, given what a first step
+// with its score would have; q and r are the probabilities that the step before has state 1.
+
+// Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. Scores are
+// taken for at most `far`; then no product overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
 template <class S>
 struct Odds {
     using V = Vec<S>;
-    static constexpr S far = S(80), most_shift = S(8);
+    static constexpr S far = std::is_same_v<S, float> ? S(73) : S(600), most_shift = S(4);
 
     static V begin(V y) { return exp_nonpositive(lesser<S>(greater<S>(y, V{} - far), V{} + far)); }
-    static V next(V odds, V y, Shift<S> a, Shift<S> b) {
-        const V moved = begin(y) * ((1 + odds * a.factor) / (1 + odds * b.factor));
-        return lesser<S>(greater<S>(moved, V{} + S(1e-30)), V{} + S(1e30));
+    static V next(V odds, V first, Shift<S> a, Shift<S> b, V& q, V& r) {
+        const V by_a = odds * a.factor, by_b = odds * b.factor;
+        q = by_a / (1 + by_a);
+        r = by_b / (1 + by_b);
+        return first * ((1 + by_a) / (1 + by_b));
     }
     static V slope(V odds, Shift<S> shift) {
         const V shifted = odds * shift.factor;
@@ -56,9 +64,11 @@ struct Difference {
     using V = Vec<S>;
 
     static V begin(V y) { return y; }
-    static V next(V delta, V y, Shift<S> a, Shift<S> b) {
+    static V next(V delta, V first, Shift<S> a, Shift<S> b, V& q, V& r) {
+        q = slope(delta, a);
+        r = slope(delta, b);
         const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
-        return y + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) + F::less(sign * (delta + a.sum), sign * (delta + b.sum));
+        return first + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) + F::less(sign * (delta + a.sum), sign * (delta + b.sum));
     }
     static V slope(V delta, Shift<S> shift) { return F::slope(delta + shift.sum); }
     static V curvature(V delta, Shift<S> shift, V q) { return F::curvature(delta + shift.sum, q); }
@@ -100,15 +110,51 @@ private:
     }
 };
 
+// The scores that sequences share, as differences of state 1 to state 0.
+template <class S>
+struct Shared {
+    Shift<S> a, b, last;
+    S change, first;
+
+    Shared(const S* transitions, S first, S last)
+        : a(shift(transitions[3] - transitions[2])),
+          b(shift(transitions[1] - transitions[0])),
+          last(shift(last)),
+          change(transitions[2] - transitions[0]),
+          first(first) {}
+
+    bool is_finite() const { return size(a.sum) + size(b.sum) + size(last.sum) + size(change) + size(first) < infinity<S>; }
+    bool is_near(S most) const { return size(a.sum) <= most && size(b.sum) <= most && size(last.sum) <= most; }
+
+private:
+    static S size(S x) { return std::abs(x); }
+    static Shift<S> shift(S sum) { return {sum, exp_nonpositive(sum)}; }
+};
+
+template <class S>
+Shared<S> shared_of(const ScoresProblem<S>& p) {
+    const auto& [emissions, transitions, start, end] = p.scores;
+    return {transitions, start[1] - start[0], end[1] - end[0]};
+}
+
+template <class S>
+Shared<S> shared_of(const AttentionProblem<S>& p) {
+    const S* transitions = p.chain.scores.transitions;
+    return {transitions, transitions[2] - transitions[0], S(0)};
+}
+
+// What Σ ⟨cotangent, marginals⟩ gains by transitions [current, previous], and by state 1 at the start and at the end.
+struct Totals {
+    double transitions[4], start, end;
+};
+
+// The sweeps of W sequences; what they read and write is the caller's. y(n) is the score of state 1 less state 0's.
 template <class S, class F>
 class Unit {
     using V = Vec<S>;
     static constexpr int W = lanes_of<S>;
 
-    const ScoresProblem<S>& problem;
-    const Lanes<W> lanes;
-    const Shift<S> a, b, last;
-    const S change, first;
+    const Shared<S> shared;
     const V length;
     S* const room;  // (steps, 4, W)
 
@@ -117,150 +163,171 @@ class Unit {
         for (int l = 0; l < W; ++l) v[l] = S(lanes.length[l]);
         return v;
     }
-    Records records() const { return {2, 2, problem.steps * 2}; }
-    static V other_less(const S* record) { return load<S>(record + W) - load<S>(record); }
-    static Shift<S> shift(S sum) { return {sum, exp_nonpositive(sum)}; }
-
-    auto is_on(int64_t n) const { return length > V{} + S(n); }
 
 public:
-    Unit(const ScoresProblem<S>& p, const int64_t* sequences, int64_t count, S* room)
-        : problem(p),
-          lanes(p, sequences, count),
-          a(shift(p.scores.transitions[3] - p.scores.transitions[2])),
-          b(shift(p.scores.transitions[1] - p.scores.transitions[0])),
-          last(shift(p.scores.end[1] - p.scores.end[0])),
-          change(p.scores.transitions[2] - p.scores.transitions[0]),
-          first(p.scores.start[1] - p.scores.start[0]),
-          length(lengths_of(lanes)),
-          room(room) {}
+    const Lanes<W> lanes;
 
-    // Whether it could.
-    bool marginals(S* out) const {
-        Stream<const S, S> in(lanes, problem.scores.emissions, records());
+    Unit(const Lanes<W>& lanes, const Shared<S>& shared, S* room)
+        : shared(shared), length(lengths_of(lanes)), room(room), lanes(lanes) {}
+
+    auto is_on(int64_t n) const { return length > V{} + S(n); }
+    S* place(int64_t n) const { return room + 4 * n * W; }
+
+    // write(n, m) takes the probability of state 1 at each step, the last one first; false where it could not be found.
+    template <class Y, class Write>
+    __attribute__((flatten)) bool marginals(Y y, Write write) const {
+        auto bad = begin(y);
         V delta{};
-        auto bad = delta != delta;
-        for (int64_t n = 0; n < lanes.longest; ++n) {
-            const V y = other_less(in.read(n)) + (n == 0 ? first : change);
-            V next;
-            if (n == 0) {
-                next = F::begin(y);
-            } else {
-                store<S>(room + (2 * n) * W, F::slope(delta, a));
-                store<S>(room + (2 * n + 1) * W, F::slope(delta, b));
-                next = F::next(delta, y, a, b);
-            }
-            const auto on = is_on(n);
-            bad |= on & (y != y);
-            delta = on ? next : delta;
-        }
-        Stream<S, S> to(lanes, out, records());
-        V m = F::slope(delta, last);
+        for (int64_t n = 0; n < lanes.longest; ++n) delta = is_on(n) ? next(n, delta) : delta;
+        V m = F::slope(delta, shared.last);
         bad |= m != m;
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
-            S* record = to.room(n);
+            const V q = load<S>(place(n)), r = load<S>(place(n) + W);
             const auto on = is_on(n);
-            store<S>(record, on ? 1 - m : V{});
-            store<S>(record + W, on ? m : V{});
-            to.finish(n);
-            if (n == 0) break;
-            const V q = load<S>(room + (2 * n) * W), r = load<S>(room + (2 * n + 1) * W);
-            m = on ? m * q + (1 - m) * r : m;
+            write(n, on ? m : V{});
+            m = on ? m * (q - r) + r : m;
         }
         return !any(bad);
     }
 
-    // Adds to totals: transitions by [current, previous], start and end by state 1.
-    void vjp(const S* cotangent, S* out, double* totals) const {
-        Stream<const S, S> in(lanes, problem.scores.emissions, records()), along(lanes, cotangent, records());
+    // write(n, g) takes the derivative of Σ cotangent(n) · marginals(n) in y, the last step's first.
+    template <class Y, class C, class Write>
+    __attribute__((flatten)) void vjp(Y y, C cotangent, Write write, Totals& totals) const {
+        begin(y);
         V delta{}, dot{};
         for (int64_t n = 0; n < lanes.longest; ++n) {
-            const V y = other_less(in.read(n)) + (n == 0 ? first : change), y_dot = other_less(along.read(n));
-            V next, next_dot;
-            if (n == 0) {
-                next = F::begin(y);
-                next_dot = y_dot;
-            } else {
-                const V q = F::slope(delta, a), r = F::slope(delta, b);
-                S* at = room + 4 * n * W;
-                store<S>(at, q);
-                store<S>(at + W, r);
-                store<S>(at + 2 * W, F::curvature(delta, a, q) * dot);
-                store<S>(at + 3 * W, F::curvature(delta, b, r) * dot);
-                next = F::next(delta, y, a, b);
-                next_dot = y_dot + (q - r) * dot;
-            }
+            S* at = place(n);
+            const V next_delta = next(n, delta), q = load<S>(at), r = load<S>(at + W);
+            store<S>(at + 2 * W, F::curvature(delta, shared.a, q) * dot);
+            store<S>(at + 3 * W, F::curvature(delta, shared.b, r) * dot);
             const auto on = is_on(n);
-            delta = on ? next : delta;
-            dot = on ? next_dot : dot;
+            dot = on ? cotangent(n) + (q - r) * dot : dot;
+            delta = on ? next_delta : delta;
         }
-        Stream<S, S> to(lanes, out, records());
-        V m = F::slope(delta, last), m_dot = is_on(0) ? F::curvature(delta, last, m) * dot : V{};
+        V m = F::slope(delta, shared.last), m_dot = is_on(0) ? F::curvature(delta, shared.last, m) * dot : V{};
         V sums[4] = {};
-        add(totals[5], m_dot);
+        add(totals.end, m_dot);
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
-            S* record = to.room(n);
             const auto on = is_on(n);
-            store<S>(record, on ? -m_dot : V{});
-            store<S>(record + W, on ? m_dot : V{});
-            to.finish(n);
+            write(n, on ? m_dot : V{});
             if (n == 0) break;
-            const S* at = room + 4 * n * W;
+            const S* at = place(n);
             const V q = load<S>(at), r = load<S>(at + W), q_dot = load<S>(at + 2 * W), r_dot = load<S>(at + 3 * W);
-            const V both = m_dot * q + m * q_dot, from_one = (1 - m) * r_dot - m_dot * r;
-            sums[3] += on ? both : V{};
-            sums[2] += on ? m_dot - both : V{};
-            sums[1] += on ? from_one : V{};
-            sums[0] += on ? -m_dot - from_one : V{};
-            m_dot = on ? both + from_one : m_dot;
-            m = on ? m * q + (1 - m) * r : m;
+            const V by_one = m_dot * q + m * q_dot, by_zero = (1 - m) * r_dot - m_dot * r;
+            sums[3] += on ? by_one : V{};
+            sums[2] += on ? m_dot - by_one : V{};
+            sums[1] += on ? by_zero : V{};
+            sums[0] += on ? -m_dot - by_zero : V{};
+            m_dot = on ? m_dot * (q - r) + (m * (q_dot - r_dot) + r_dot) : m_dot;
+            m = on ? m * (q - r) + r : m;
         }
-        add(totals[4], m_dot);
-        for (int k = 0; k < 4; ++k) add(totals[k], sums[k]);
+        add(totals.start, m_dot);
+        for (int k = 0; k < 4; ++k) add(totals.transitions[k], sums[k]);
     }
 
 private:
+    // What does not wait for the step before, left in the third place; the lanes where a score is NaN.
+    template <class Y>
+    auto begin(Y y) const {
+        auto bad = V{} != V{};
+        for (int64_t n = 0; n < lanes.longest; ++n) {
+            const V score = y(n) + (n == 0 ? shared.first : shared.change);
+            bad |= is_on(n) & (score != score);
+            store<S>(place(n) + 2 * W, F::begin(score));
+        }
+        return bad;
+    }
+
+    // δ of step n; q and r are left in its first places.
+    V next(int64_t n, V delta) const {
+        const V first = load<S>(place(n) + 2 * W);
+        V q{}, r{};
+        const V found = n == 0 ? first : F::next(delta, first, shared.a, shared.b, q, r);
+        store<S>(place(n), q);
+        store<S>(place(n) + W, r);
+        return found;
+    }
+
     void add(double& total, V v) const {
         for (int l = 0; l < lanes.valid; ++l) total += double(v[l]);
     }
 };
 
-// body(unit, thread) for all sequences, some of which share a unit; `numbers` of room for each of a unit's steps.
-template <class S, class F, class Body>
-void for_units(const ScoresProblem<S>& p, int numbers, Body body) {
+// body(unit, thread) for all sequences, W of which share a unit.
+template <class F, class S, class Body>
+void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, Body body) {
     constexpr int W = lanes_of<S>;
     const int64_t units = (p.batch + W - 1) / W, threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
-    const auto order = scratch<int64_t>(p.batch);
-    for (int64_t n = 0; n < p.batch; ++n) order[std::size_t(n)] = n;
     parallel_for(threads, p.threads, [&](int64_t t) {
-        const auto room = scratch<S>(numbers * p.steps * W);
+        const auto room = scratch<S>(4 * (p.steps + 1) * W);
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
-            body(Unit<S, F>(p, &order[std::size_t(u * W)], std::min<int64_t>(W, p.batch - u * W), room.get()), t);
+            int64_t sequences[W];
+            for (int l = 0; l < W; ++l) sequences[l] = u * W + l;
+            const Lanes<W> lanes(p, sequences, p.batch - u * W, sharing);
+            body(Unit<S, F>(lanes, shared, room.get()), t);
         }
     });
 }
 
 template <class S, class Action>
-void with_function(const ScoresProblem<S>& p, Action action) {
-    if (p.omega.alpha == 2) return action(Difference<S, Quadratic<S>>());
-    const S* w = p.scores.transitions;
-    for (S shift : {w[3] - w[2], w[1] - w[0], p.scores.end[1] - p.scores.end[0]}) {
-        if (!(std::abs(shift) <= Odds<S>::most_shift)) return action(Difference<S, Softplus<S>>());
+void with_function(const OmegaParameters& omega, const Shared<S>& shared, Action action) {
+    if (omega.alpha == 2) return action(Difference<S, Quadratic<S>>());
+    if (shared.is_near(Odds<S>::most_shift)) return action(Odds<S>());
+    action(Difference<S, Softplus<S>>());
+}
+
+// No sweep writes to the steps that do not count.
+template <class S>
+void clear(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size) {
+    const int64_t rows = p.batch / sharing;
+    if (!std::all_of(p.lengths, p.lengths + rows, [&](int64_t length) { return length == p.steps; })) {
+        std::memset(out, 0, std::size_t(p.batch * p.steps * size) * sizeof(S));
     }
-    action(Odds<S>());
+}
+
+Totals sum(const Totals* each, int count) {
+    Totals all{};
+    for (int t = 0; t < count; ++t) {
+        for (int k = 0; k < 4; ++k) all.transitions[k] += each[t].transitions[k];
+        all.start += each[t].start;
+        all.end += each[t].end;
+    }
+    return all;
+}
+
+// --- both states
+
+template <class S>
+Records both_states(const ScoresProblem<S>& p) {
+    return {2, 2, p.steps * 2};
+}
+
+// The difference of the two numbers of each step.
+template <class S, class T>
+auto differences(Stream<T, S>& stream) {
+    return [&stream](int64_t n) {
+        const S* record = stream.read(n);
+        return load<S>(record + lanes_of<S>) - load<S>(record);
+    };
 }
 
 template <class S>
 bool marginals(const ScoresProblem<S>& p, S* out) {
-    const S *w = p.scores.transitions, *start = p.scores.start, *end = p.scores.end;
-    for (S shared : {w[0], w[1], w[2], w[3], start[0], start[1], end[0], end[1]}) {
-        if (!(std::abs(shared) < infinity<S>)) return false;
-    }
-    std::memset(out, 0, std::size_t(p.batch * p.steps * 2) * sizeof(S));
+    const auto shared = shared_of(p);
+    if (!shared.is_finite()) return false;
+    clear(p, 1, out, 2);
     std::atomic<bool> sound{true};
-    with_function(p, [&](auto function) {
-        for_units<S, decltype(function)>(p, 2, [&](const auto& unit, int64_t) {
-            if (!unit.marginals(out)) sound = false;
+    with_function(p.omega, shared, [&](auto function) {
+        for_units<decltype(function)>(p, shared, 1, [&](const auto& unit, int64_t) {
+            Stream<const S, S> in(unit.lanes, p.scores.emissions, both_states(p));
+            Stream<S, S> to(unit.lanes, out, both_states(p));
+            const bool found = unit.marginals(differences<S>(in), [&](int64_t n, Vec<S> m) {
+                S* record = to.room(n);
+                store<S>(record, unit.is_on(n) ? 1 - m : m);
+                store<S>(record + lanes_of<S>, m);
+                to.finish(n);
+            });
+            if (!found) sound = false;
         });
     });
     return sound;
@@ -268,29 +335,107 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
 
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
-    std::memset(gradient.emissions, 0, std::size_t(p.batch * p.steps * 2) * sizeof(S));
-    const auto totals = zeros<double>(8 * std::max(1, p.threads));
-    with_function(p, [&](auto function) {
-        for_units<S, decltype(function)>(p, 4, [&](const auto& unit, int64_t t) {
-            unit.vjp(cotangent, gradient.emissions, &totals[std::size_t(8 * t)]);
+    const auto shared = shared_of(p);
+    const auto totals = zeros<Totals>(std::max(1, p.threads));
+    clear(p, 1, gradient.emissions, 2);
+    with_function(p.omega, shared, [&](auto function) {
+        for_units<decltype(function)>(p, shared, 1, [&](const auto& unit, int64_t t) {
+            Stream<const S, S> in(unit.lanes, p.scores.emissions, both_states(p)),
+                along(unit.lanes, cotangent, both_states(p));
+            Stream<S, S> to(unit.lanes, gradient.emissions, both_states(p));
+            const auto write = [&](int64_t n, Vec<S> g) {
+                S* record = to.room(n);
+                store<S>(record, -g);
+                store<S>(record + lanes_of<S>, g);
+                to.finish(n);
+            };
+            unit.vjp(differences<S>(in), differences<S>(along), write, totals[std::size_t(t)]);
         });
     });
-    for (int t = 1; t < p.threads; ++t) {
-        for (int k = 0; k < 6; ++k) totals[std::size_t(k)] += totals[std::size_t(8 * t + k)];
-    }
-    for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(totals[std::size_t(k)]);
+    const Totals all = sum(totals.get(), std::max(1, p.threads));
+    for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(all.transitions[k]);
     for (int state = 0; state < 2; ++state) {
-        const double sign = state ? 1 : -1;
-        gradient.start[state] = S(sign * totals[4]);
-        gradient.end[state] = S(sign * totals[5]);
+        gradient.start[state] = S(state ? all.start : -all.start);
+        gradient.end[state] = S(state ? all.end : -all.end);
     }
+}
+
+// --- attention
+
+template <class S>
+Records one_number(const ScoresProblem<S>& p) {
+    return {1, 1, p.steps};
+}
+
+template <class S>
+bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
+    using V = Vec<S>;
+    const auto shared = shared_of(p);
+    if (!shared.is_finite()) return false;
+    clear(p.chain, p.sharing, out, 1);
+    std::atomic<bool> sound{true};
+    // So that neither 1 / total nor a sum of such overflows.
+    const S least = std::numeric_limits<S>::min() / std::numeric_limits<S>::epsilon();
+    with_function(p.chain.omega, shared, [&](auto function) {
+        for_units<decltype(function)>(p.chain, shared, p.sharing, [&](const auto& unit, int64_t) {
+            Stream<const S, S> in(unit.lanes, p.scores, one_number(p.chain));
+            Stream<S, S> to(unit.lanes, out, one_number(p.chain));
+            V total{};
+            const bool found = unit.marginals([&](int64_t n) { return p.scale * load<S>(in.read(n)); },
+                                              [&](int64_t n, V m) {
+                                                  store<S>(unit.place(n), m);
+                                                  total += m;
+                                              });
+            if (!found) sound = false;
+            total = total < V{} + least ? V{} + infinity<S> : total;
+            for (int l = 0; l < unit.lanes.valid; ++l) totals[unit.lanes.sequence[l]] = total[l];
+            const V part = 1 / total;
+            for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
+                store<S>(to.room(n), load<S>(unit.place(n)) * part);
+                to.finish(n);
+            }
+        });
+    });
+    return sound;
+}
+
+template <class S>
+void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals, const S* cotangent, S* to_scores,
+                 S* to_transitions) {
+    using V = Vec<S>;
+    const auto shared = shared_of(p);
+    const auto gained = zeros<Totals>(std::max(1, p.chain.threads));
+    const Records layout = one_number(p.chain);
+    clear(p.chain, p.sharing, to_scores, 1);
+    with_function(p.chain.omega, shared, [&](auto function) {
+        for_units<decltype(function)>(p.chain, shared, p.sharing, [&](const auto& unit, int64_t t) {
+            // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
+            V mean{}, part;
+            for (int l = 0; l < lanes_of<S>; ++l) part[l] = 1 / totals[unit.lanes.sequence[l]];
+            Stream<const S, S> of(unit.lanes, weights, layout), once(unit.lanes, cotangent, layout);
+            for (int64_t n = 0; n < unit.lanes.longest; ++n) {
+                mean += unit.is_on(n) ? load<S>(of.read(n)) * load<S>(once.read(n)) : V{};
+            }
+            Stream<const S, S> in(unit.lanes, p.scores, layout), along(unit.lanes, cotangent, layout);
+            Stream<S, S> to(unit.lanes, to_scores, layout);
+            const auto write = [&](int64_t n, V g) {
+                store<S>(to.room(n), p.scale * g);
+                to.finish(n);
+            };
+            unit.vjp([&](int64_t n) { return p.scale * load<S>(in.read(n)); },
+                     [&](int64_t n) { return (load<S>(along.read(n)) - mean) * part; }, write, gained[std::size_t(t)]);
+        });
+    });
+    const Totals all = sum(gained.get(), std::max(1, p.chain.threads));
+    const double begin[4] = {-all.start, 0, all.start, 0};
+    for (int k = 0; k < 4; ++k) to_transitions[k] = S(all.transitions[k] + begin[k]);
 }
 
 }  // namespace
 
 template <class S>
 BinaryKernels<S> binary_kernels() {
-    return {marginals<S>, marginals_vjp<S>};
+    return {marginals<S>, marginals_vjp<S>, weights<S>, weights_vjp<S>};
 }
 template BinaryKernels<float> binary_kernels<float>();
 template BinaryKernels<double> binary_kernels<double>();

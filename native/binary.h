@@ -5,6 +5,16 @@
 
 namespace bellmax {
 
+// Attention over segments: state 0 scores 0, state 1 what `scores` (batch, steps) say times `scale`, and the transitions
+// out of state 0 begin the sequence as well. So many queries as `sharing` says, one after another, see the same keys.
+template <class S>
+struct AttentionProblem {
+    ScoresProblem<S> chain;  // but for its emissions, start and end
+    const S* scores;
+    S scale;
+    std::int64_t sharing;
+};
+
 // What the binding calls, compiled once for each instruction set. Emissions and what is like them: (batch, steps, 2).
 template <class S>
 struct BinaryKernels {
@@ -12,6 +22,11 @@ struct BinaryKernels {
     bool (*marginals)(const ScoresProblem<S>&, S* marginals);
     // The derivative of Σ ⟨cotangent, marginals⟩, in all scores.
     void (*marginals_vjp)(const ScoresProblem<S>&, const S* cotangent, const Scores<S>& gradient);
+    // Marginals (batch, steps) of state 1 by their totals (batch,), or 0 where these are; whether it could.
+    bool (*weights)(const AttentionProblem<S>&, S* weights, S* totals);
+    // The derivative of Σ ⟨cotangent, weights⟩, in scores and transitions.
+    void (*weights_vjp)(const AttentionProblem<S>&, const S* weights, const S* totals, const S* cotangent, S* to_scores,
+                        S* to_transitions);
 };
 
 namespace baseline {

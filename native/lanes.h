@@ -48,7 +48,8 @@ inline void flush(S* const* lane, int valid, int64_t count, const Real* tile) {
     }
 }
 
-// The sequences of a unit of work. Lanes without one repeat the first, with length 0.
+// The sequences of a unit of work. Lanes without one repeat the first, with length 0. So many of them as `sharing` says,
+// one after another, have their steps in common.
 template <int W>
 struct Lanes {
     int valid;
@@ -57,12 +58,13 @@ struct Lanes {
     const int64_t* kept[W];
 
     template <class S>
-    Lanes(const ScoresProblem<S>& problem, const int64_t* sequences, int64_t count)
+    Lanes(const ScoresProblem<S>& problem, const int64_t* sequences, int64_t count, int64_t sharing = 1)
         : valid(int(std::min<int64_t>(W, count))), steps(problem.steps), longest(0) {
         for (int l = 0; l < W; ++l) {
             sequence[l] = sequences[l < valid ? l : 0];
-            length[l] = l < valid ? problem.lengths[sequence[l]] : 0;
-            kept[l] = problem.kept ? problem.kept + sequence[l] * steps : nullptr;
+            const int64_t row = sequence[l] / sharing;
+            length[l] = l < valid ? problem.lengths[row] : 0;
+            kept[l] = problem.kept ? problem.kept + row * steps : nullptr;
             longest = std::max(longest, length[l]);
         }
     }

@@ -214,13 +214,17 @@ struct Kept {
         if (columns == 0) return;
         need(columns == total, "the mask does not fit the scores");
         steps.resize(std::size_t(batch * total));
+        bool has_holes = false;
         for (int64_t b = 0; b < batch; ++b) {
             int64_t n = 0;
             for (int64_t t = 0; t < total; ++t) {
-                if (mask.data()[b * total + t]) steps[std::size_t(b * total + n++)] = t;
+                if (!mask.data()[b * total + t]) continue;
+                has_holes |= t != n;
+                steps[std::size_t(b * total + n++)] = t;
             }
             need(n == lengths.data()[b], "the mask does not fit the lengths");
         }
+        if (!has_holes) steps.clear();
     }
 
     const int64_t* data() const { return steps.empty() ? nullptr : steps.data(); }
@@ -440,6 +444,31 @@ void need_binary(const ScoresProblem<S>& p) {
     need(p.omega.alpha == 1 || p.omega.alpha == 2, "negentropy or l2 is needed");
 }
 
+// The lengths and the mask are of the rows of queries that share their keys.
+template <class S>
+AttentionProblem<S> attention_problem(const In<S, 2>& scores, const In<S, 2>& transitions, double scale,
+                                      const Lengths& lengths, const Kept& kept, double alpha, double vertex, int threads) {
+    const int64_t batch = int64_t(scores.shape(0)), rows = int64_t(lengths.shape(0));
+    need(rows > 0 && batch % rows == 0, "the queries do not fit the lengths");
+    need(transitions.shape(0) == 2 && transitions.shape(1) == 2, "transitions are (2, 2)");
+    need(alpha == 1 || alpha == 2, "negentropy or l2 is needed");
+    const ScoresProblem<S> chain{batch, int64_t(scores.shape(1)), 2, lengths.data(), kept.data(), 0, 0, 0, 0,
+                                 {alpha, vertex}, threads, {nullptr, transitions.data(), nullptr, nullptr}, nullptr};
+    return {chain, scores.data(), S(scale), batch / rows};
+}
+
+#define ATTENTION const In<S, 2> &scores, const In<S, 2> &transitions
+#define ATTENTION_PROBLEM                                                                        \
+    const Kept kept(lengths, mask, int64_t(lengths.shape(0)), int64_t(scores.shape(1)));         \
+    const auto p = attention_problem(scores, transitions, scale, lengths, kept, alpha, vertex, threads)
+
+template <class S, class A, class B>
+void need_sequences(const AttentionProblem<S>& p, const A& each, const B& totals) {
+    need(int64_t(each.shape(0)) == p.chain.batch && int64_t(each.shape(1)) == p.chain.steps &&
+             int64_t(totals.shape(0)) == p.chain.batch,
+         "an array is not like the scores");
+}
+
 template <class S>
 void bind_binary(nb::module_& m) {
     m.def("binary_marginals", [](SCORES, const Out<S, 3>& marginals, INDEX) {
@@ -458,6 +487,22 @@ void bind_binary(nb::module_& m) {
         const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
         nb::gil_scoped_release release;
         binary<S>().marginals_vjp(p, cotangent.data(), out);
+    });
+    m.def("binary_weights", [](ATTENTION, const Out<S, 2>& weights, const Out<S, 1>& totals, double scale, INDEX) {
+        ATTENTION_PROBLEM;
+        need_sequences(p, weights, totals);
+        nb::gil_scoped_release release;
+        return binary<S>().weights(p, weights.data(), totals.data());
+    });
+    m.def("binary_weights_vjp", [](ATTENTION, const In<S, 2>& weights, const In<S, 1>& totals, const In<S, 2>& cotangent,
+                                   const Out<S, 2>& to_scores, const Out<S, 2>& to_transitions, double scale, INDEX) {
+        ATTENTION_PROBLEM;
+        need_sequences(p, weights, totals);
+        need_sequences(p, cotangent, totals);
+        need_sequences(p, to_scores, totals);
+        need(to_transitions.shape(0) == 2 && to_transitions.shape(1) == 2, "transitions are (2, 2)");
+        nb::gil_scoped_release release;
+        binary<S>().weights_vjp(p, weights.data(), totals.data(), cotangent.data(), to_scores.data(), to_transitions.data());
     });
 }
 

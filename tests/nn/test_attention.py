@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import bellmax as bx
+from bellmax import binary
 from bellmax.nn import SegmentationAttention
 
 SMOOTH = [bx.Negentropy(0.8), bx.SquaredL2(6.0)]
@@ -81,6 +82,52 @@ def test_masked_keys_get_no_gradient(bilinear: bool, backend: str) -> None:
     assert not grads[0][1].any()
     assert not grads[1][~MASK].any()
     assert not grads[2][~MASK].any()
+
+
+@pytest.mark.parametrize("omega", [*SMOOTH, bx.Negentropy(0.01), bx.Tsallis(2.0, gamma=0.3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_kernel_of_its_own_equals_the_general_sweeps(
+    monkeypatch: pytest.MonkeyPatch, omega: bx.Regularizer, dtype: torch.dtype, masked: bool
+) -> None:
+    attention = SegmentationAttention(1, 1, omega=omega).to(dtype)
+    torch.manual_seed(0)
+    scores = (3 * torch.randn(3, 7, 33, dtype=dtype)).requires_grad_()
+    mask = torch.rand(3, 33) < torch.tensor([[1.0], [0.5], [0.0]]) if masked else None
+    torch.nn.init.normal_(attention.transitions)
+    cotangent = torch.randn_like(scores)
+    found = []
+    for serves in (binary.serves_weights, lambda *_: False):
+        monkeypatch.setattr(binary, "serves_weights", serves)
+        weights = attention._weights(scores, mask)
+        found.append((weights, *torch.autograd.grad(weights, (scores, attention.transitions), cotangent)))
+    tolerance = {"rtol": 1e-3, "atol": 1e-4 / omega.gamma} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(*found, **tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "low"), [(torch.float32, -60.0), (torch.float64, -500.0)])
+def test_scores_far_below_zero_keep_their_proportions(dtype: torch.dtype, low: float) -> None:
+    attention = SegmentationAttention(1, 1).to(dtype)
+    scores = low + torch.tensor([[[0.0, 5.0, 2.0]]], dtype=dtype)
+    torch.testing.assert_close(attention._weights(scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.9, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> None:
+    attention = SegmentationAttention(1, 1).to(dtype)
+    with torch.no_grad():
+        attention.transitions.copy_(torch.tensor([[shift, 0.0], [0.0, shift]]))
+    scores = torch.linspace(-1e4, 1e4, 64, dtype=dtype)[torch.randperm(64)].reshape(1, 2, 32).requires_grad_()
+    weights = attention._weights(scores, None)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, dtype=dtype))
+    assert torch.autograd.grad(weights.square().sum(), scores)[0].isfinite().all()
+
+
+def test_second_derivatives() -> None:
+    attention = layer(bx.Negentropy(0.8))
+    scores = potentials(3, 4, 5, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda s: attention._weights(s, MASK), scores, fast_mode=True)
 
 
 def test_no_key_at_all(backend: str) -> None:

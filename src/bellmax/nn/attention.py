@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+import bellmax.binary as binary
 from bellmax.chain import Chain
 from bellmax.nn.pooling import Smoothed
 from bellmax.regularizers import Regularizer, promote_half
@@ -104,19 +106,26 @@ class SegmentationAttention(Smoothed):
 
     def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """(..., Q, K), from scores of that shape."""
-        precise = promote_half(scores)
-        chain = Chain.from_scores(
-            pad(precise.unsqueeze(-1), (1, 0)),  # state 0 has score 0
-            self.transitions,
-            start=self.transitions[:, 0],
-            mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
-            omega=self.omega,
-        )
-        marginals = chain.marginals[..., 1]
-        total = marginals.sum(-1, keepdim=True)
-        limits = torch.finfo(total.dtype)
-        nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
-        return (marginals / total.masked_fill(nothing, math.inf)).to(scores.dtype)
+        precise, omega = promote_half(scores), self.omega
+
+        def generally(scores: Tensor, transitions: Tensor) -> Tensor:
+            chain = Chain.from_scores(
+                pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
+                transitions,
+                start=transitions[:, 0],
+                mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
+                omega=omega,
+            )
+            marginals = chain.marginals[..., 1]
+            total = marginals.sum(-1, keepdim=True)
+            limits = torch.finfo(total.dtype)
+            nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
+            return marginals / total.masked_fill(nothing, math.inf)
+
+        if binary.serves_weights(omega, precise):
+            with suppress(binary.UnservedError):
+                return binary.weights(omega, precise, self.transitions, mask, generally).to(scores.dtype)
+        return generally(precise, self.transitions).to(scores.dtype)
 
     def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Tensor | None) -> None:
         for name, size, tensor in (("queries", self.query_size, queries), ("keys", self.key_size, keys)):
