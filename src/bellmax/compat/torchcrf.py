@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bellmax.chain import ScoredChain
+from bellmax.losses import _score_of
 from bellmax.regularizers import is_readable
 
 
@@ -74,7 +75,9 @@ class CRF(nn.Module):
             raise ValueError(f"invalid reduction: {reduction}")
         p = self._distribution(emissions, mask)
         kept = p._kept
-        likelihood = self._score(p.emissions, tags if self.batch_first else tags.T, kept) - p.value
+        tags = tags if self.batch_first else tags.T
+        self._check_tags(tags, kept)
+        likelihood = _score_of(p, tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
         if reduction == "none":
             return likelihood
         if reduction == "mean":
@@ -94,8 +97,7 @@ class CRF(nn.Module):
         start, end = self.start_transitions, self.end_transitions
         return ScoredChain(emissions, self.transitions.T, start=start, end=end, mask=mask)
 
-    def _score(self, emissions: Tensor, tags: Tensor, kept: Tensor) -> Tensor:
-        """The score (B,) of tags (B, T) at the steps ``kept`` (B, T), for emissions (B, T, S)."""
+    def _check_tags(self, tags: Tensor, kept: Tensor) -> None:
         outside = kept & ((tags < 0) | (tags >= self.num_tags))
         if is_readable(outside) and bool(outside.any()):
             sequence, place = outside.nonzero()[0].tolist()
@@ -103,13 +105,6 @@ class CRF(nn.Module):
                 f"tags must be from 0 to {self.num_tags - 1}, "
                 f"got {int(tags[sequence, place])} in sequence {sequence} at step {place}"
             )
-        tags = tags.masked_fill(~kept, 0)
-        step = torch.arange(tags.shape[1], device=tags.device).expand(tags.shape)
-        seen = torch.where(kept, step, 0).cummax(1).values  # the last step that counts, up to each; the first does
-        into = self.transitions[tags.gather(1, seen)[:, :-1], tags[:, 1:]].masked_fill(~kept[:, 1:], 0)
-        own = emissions.gather(2, tags.unsqueeze(2)).squeeze(2).masked_fill(~kept, 0)
-        ends = self.start_transitions[tags[:, 0]] + self.end_transitions[tags.gather(1, seen[:, -1:]).squeeze(1)]
-        return own.sum(1) + into.sum(1) + ends
 
     def _validate(self, emissions: Tensor, tags: Tensor | None, mask: Tensor | None) -> None:
         if emissions.dim() != 3:
