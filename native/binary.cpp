@@ -34,44 +34,63 @@ inline V positive(V x) {
     return x > V{} ? x : V{};
 }
 
-// What δ is kept as, and how it goes on: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have; q and r are the probabilities that the step before has state 1.
+// What a step before has state 1 with, as the current state is 1 (q) or 0 (r), and what it has state 0 with: not 1 − q,
+// which would lose the digits of what is improbable.
+template <class V>
+struct Before {
+    V q, q_less, r, r_less;
+};
 
-// Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. Scores are
-// taken for at most `far`; then no product overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
+template <class S, class F>
+struct Difference;
+template <class S>
+struct Softplus;
+
+// What δ is kept as, and how it goes on: `begin` of a first step's, `next` of a further one's, given what a first step
+// with its score would have. `Wide` serves where a score is farther from 0 than `far`.
+
+// Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. No product
+// overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
 template <class S>
 struct Odds {
     using V = Vec<S>;
+    using Wide = Difference<S, Softplus<S>>;
     static constexpr S far = std::is_same_v<S, float> ? S(73) : S(600), most_shift = S(4);
 
-    static V begin(V y) { return exp_nonpositive(lesser<S>(greater<S>(y, V{} - far), V{} + far)); }
-    static V next(V odds, V first, Shift<S> a, Shift<S> b, V& q, V& r) {
-        const V by_a = odds * a.factor, by_b = odds * b.factor;
-        q = by_a / (1 + by_a);
-        r = by_b / (1 + by_b);
-        return first * ((1 + by_a) / (1 + by_b));
+    static V begin(V y) { return exp_nonpositive(y); }
+    static V next(V odds, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
+        before.q = slope(odds, a, before.q_less);
+        before.r = slope(odds, b, before.r_less);
+        return first * ((1 + odds * a.factor) * before.r_less);
     }
-    static V slope(V odds, Shift<S> shift) {
+    static V slope(V odds, Shift<S> shift, V& less) {
         const V shifted = odds * shift.factor;
-        return shifted / (1 + shifted);
+        less = 1 / (1 + shifted);
+        return shifted * less;
     }
-    static V curvature(V, Shift<S>, V q) { return q * (1 - q); }
+    static V curvature(V, Shift<S>, V q, V less) { return q * less; }
 };
 
 // By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
 template <class S, class F>
 struct Difference {
     using V = Vec<S>;
+    using Wide = Difference;
+    static constexpr S far = infinity<S>;
 
     static V begin(V y) { return y; }
-    static V next(V delta, V first, Shift<S> a, Shift<S> b, V& q, V& r) {
-        q = slope(delta, a);
-        r = slope(delta, b);
+    static V next(V delta, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
+        before.q = slope(delta, a, before.q_less);
+        before.r = slope(delta, b, before.r_less);
         const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
-        return first + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) + F::less(sign * (delta + a.sum), sign * (delta + b.sum));
+        return first + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) +
+               F::less(sign * (delta + a.sum), sign * (delta + b.sum));
     }
-    static V slope(V delta, Shift<S> shift) { return F::slope(delta + shift.sum); }
-    static V curvature(V delta, Shift<S> shift, V q) { return F::curvature(delta + shift.sum, q); }
+    static V slope(V delta, Shift<S> shift, V& less) {
+        less = F::slope(-(delta + shift.sum));
+        return F::slope(delta + shift.sum);
+    }
+    static V curvature(V delta, Shift<S> shift, V q, V less) { return F::curvature(delta + shift.sum, q, less); }
 };
 
 template <class S>
@@ -86,7 +105,7 @@ struct Softplus {
         const V e = exp_nonpositive(-size(u));
         return (u > V{} ? V{} + S(1) : e) / (1 + e);
     }
-    static V curvature(V, V q) { return q * (1 - q); }
+    static V curvature(V, V q, V less) { return q * less; }
 
 private:
     static V size(V u) { return u > V{} ? u : -u; }
@@ -101,7 +120,7 @@ struct Quadratic {
         const V q = S(0.5) * (u + 1);
         return q > V{} ? (q < V{} + S(1) ? q : V{} + S(1)) : V{};
     }
-    static V curvature(V u, V) { return (u > V{} - S(1)) & (u < V{} + S(1)) ? V{} + S(0.5) : V{}; }
+    static V curvature(V u, V, V) { return (u > V{} - S(1)) & (u < V{} + S(1)) ? V{} + S(0.5) : V{}; }
 
 private:
     static V value(V u) {
@@ -156,7 +175,7 @@ class Unit {
 
     const Shared<S> shared;
     const V length;
-    S* const room;  // (steps, 4, W)
+    S* const room;  // (steps, 6, W): q, its rest, r, its rest, and what else a sweep keeps
 
     static V lengths_of(const Lanes<W>& lanes) {
         V v{};
@@ -171,81 +190,98 @@ public:
         : shared(shared), length(lengths_of(lanes)), room(room), lanes(lanes) {}
 
     auto is_on(int64_t n) const { return length > V{} + S(n); }
-    S* place(int64_t n) const { return room + 4 * n * W; }
+    S* place(int64_t n, int which) const { return room + (6 * n + which) * W; }
 
-    // write(n, m) takes the probability of state 1 at each step, the last one first; false where it could not be found.
+    // write(n, m, m_less) takes the probabilities of states 1 and 0 at each step, the last one first. False, before
+    // anything is written, if F is not for such scores; `sound` becomes false where there is no answer.
     template <class Y, class Write>
-    __attribute__((flatten)) bool marginals(Y y, Write write) const {
-        auto bad = begin(y);
-        V delta{};
+    __attribute__((flatten)) bool marginals(Y y, Write write, bool& sound) const {
+        auto bad = V{} != V{};
+        if (!begin(y, bad)) return false;
+        V delta{}, m_less;
         for (int64_t n = 0; n < lanes.longest; ++n) delta = is_on(n) ? next(n, delta) : delta;
-        V m = F::slope(delta, shared.last);
-        bad |= m != m;
+        V m = F::slope(delta, shared.last, m_less);
+        sound &= !any(bad | (m != m));
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
-            const V q = load<S>(place(n)), r = load<S>(place(n) + W);
+            const Before<V> before = load_before(n);
             const auto on = is_on(n);
-            write(n, on ? m : V{});
-            m = on ? m * (q - r) + r : m;
+            write(n, on ? m : V{}, on ? m_less : V{});
+            const V next = m * before.q + m_less * before.r;
+            m_less = on ? m * before.q_less + m_less * before.r_less : m_less;
+            m = on ? next : m;
         }
-        return !any(bad);
+        return true;
     }
 
-    // write(n, g) takes the derivative of Σ cotangent(n) · marginals(n) in y, the last step's first.
+    // write(n, g) takes the derivative of Σ cotangent(n) · marginals(n) in y, the last step's first. False as above.
     template <class Y, class C, class Write>
-    __attribute__((flatten)) void vjp(Y y, C cotangent, Write write, Totals& totals) const {
-        begin(y);
-        V delta{}, dot{};
+    __attribute__((flatten)) bool vjp(Y y, C cotangent, Write write, Totals& totals) const {
+        auto unused = V{} != V{};
+        if (!begin(y, unused)) return false;
+        V delta{}, dot{}, m_less;
         for (int64_t n = 0; n < lanes.longest; ++n) {
-            S* at = place(n);
-            const V next_delta = next(n, delta), q = load<S>(at), r = load<S>(at + W);
-            store<S>(at + 2 * W, F::curvature(delta, shared.a, q) * dot);
-            store<S>(at + 3 * W, F::curvature(delta, shared.b, r) * dot);
+            const V next_delta = next(n, delta);
+            const Before<V> before = load_before(n);
+            store<S>(place(n, 4), F::curvature(delta, shared.a, before.q, before.q_less) * dot);
+            store<S>(place(n, 5), F::curvature(delta, shared.b, before.r, before.r_less) * dot);
             const auto on = is_on(n);
-            dot = on ? cotangent(n) + (q - r) * dot : dot;
+            dot = on ? cotangent(n) + (before.q - before.r) * dot : dot;
             delta = on ? next_delta : delta;
         }
-        V m = F::slope(delta, shared.last), m_dot = is_on(0) ? F::curvature(delta, shared.last, m) * dot : V{};
+        V m = F::slope(delta, shared.last, m_less);
+        V m_dot = is_on(0) ? F::curvature(delta, shared.last, m, m_less) * dot : V{};
         V sums[4] = {};
         add(totals.end, m_dot);
         for (int64_t n = lanes.longest - 1; n >= 0; --n) {
             const auto on = is_on(n);
             write(n, on ? m_dot : V{});
             if (n == 0) break;
-            const S* at = place(n);
-            const V q = load<S>(at), r = load<S>(at + W), q_dot = load<S>(at + 2 * W), r_dot = load<S>(at + 3 * W);
-            const V by_one = m_dot * q + m * q_dot, by_zero = (1 - m) * r_dot - m_dot * r;
+            const Before<V> before = load_before(n);
+            const V by_one = m_dot * before.q + m * load<S>(place(n, 4));
+            const V by_zero = m_less * load<S>(place(n, 5)) - m_dot * before.r;
             sums[3] += on ? by_one : V{};
             sums[2] += on ? m_dot - by_one : V{};
             sums[1] += on ? by_zero : V{};
             sums[0] += on ? -m_dot - by_zero : V{};
-            m_dot = on ? m_dot * (q - r) + (m * (q_dot - r_dot) + r_dot) : m_dot;
-            m = on ? m * (q - r) + r : m;
+            m_dot = on ? by_one + by_zero : m_dot;
+            const V next = m * before.q + m_less * before.r;
+            m_less = on ? m * before.q_less + m_less * before.r_less : m_less;
+            m = on ? next : m;
         }
         add(totals.start, m_dot);
         for (int k = 0; k < 4; ++k) add(totals.transitions[k], sums[k]);
+        return true;
     }
 
 private:
-    // What does not wait for the step before, left in the third place; the lanes where a score is NaN.
-    template <class Y>
-    auto begin(Y y) const {
-        auto bad = V{} != V{};
+    // What does not wait for the step before; `bad` are the lanes where a score is NaN. False if F is not for them.
+    template <class Y, class Mask>
+    bool begin(Y y, Mask& bad) const {
+        auto is_far = V{} != V{};
         for (int64_t n = 0; n < lanes.longest; ++n) {
             const V score = y(n) + (n == 0 ? shared.first : shared.change);
-            bad |= is_on(n) & (score != score);
-            store<S>(place(n) + 2 * W, F::begin(score));
+            const auto on = is_on(n);
+            bad |= on & (score != score);
+            is_far |= on & ((score > V{} + F::far) | (score < V{} - F::far));
+            store<S>(place(n, 4), F::begin(score));
         }
-        return bad;
+        return !any(is_far);
     }
 
-    // δ of step n; q and r are left in its first places.
+    // δ of step n, which keeps what the step before has.
     V next(int64_t n, V delta) const {
-        const V first = load<S>(place(n) + 2 * W);
-        V q{}, r{};
-        const V found = n == 0 ? first : F::next(delta, first, shared.a, shared.b, q, r);
-        store<S>(place(n), q);
-        store<S>(place(n) + W, r);
+        const V first = load<S>(place(n, 4));
+        Before<V> before{};
+        const V found = n == 0 ? first : F::next(delta, first, shared.a, shared.b, before);
+        store<S>(place(n, 0), before.q);
+        store<S>(place(n, 1), before.q_less);
+        store<S>(place(n, 2), before.r);
+        store<S>(place(n, 3), before.r_less);
         return found;
+    }
+
+    Before<V> load_before(int64_t n) const {
+        return {load<S>(place(n, 0)), load<S>(place(n, 1)), load<S>(place(n, 2)), load<S>(place(n, 3))};
     }
 
     void add(double& total, V v) const {
@@ -253,18 +289,19 @@ private:
     }
 };
 
-// body(unit, thread) for all sequences, W of which share a unit.
+// body(unit, thread) for all sequences, W of which share a unit; once more, where it is false.
 template <class F, class S, class Body>
 void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, Body body) {
     constexpr int W = lanes_of<S>;
     const int64_t units = (p.batch + W - 1) / W, threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
     parallel_for(threads, p.threads, [&](int64_t t) {
-        const auto room = scratch<S>(4 * (p.steps + 1) * W);
+        const auto room = scratch<S>(6 * (p.steps + 1) * W);
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
             int64_t sequences[W];
             for (int l = 0; l < W; ++l) sequences[l] = u * W + l;
             const Lanes<W> lanes(p, sequences, p.batch - u * W, sharing);
-            body(Unit<S, F>(lanes, shared, room.get()), t);
+            if (body(Unit<S, F>(lanes, shared, room.get()), t)) continue;
+            body(Unit<S, typename F::Wide>(lanes, shared, room.get()), t);
         }
     });
 }
@@ -321,13 +358,16 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
         for_units<decltype(function)>(p, shared, 1, [&](const auto& unit, int64_t) {
             Stream<const S, S> in(unit.lanes, p.scores.emissions, both_states(p));
             Stream<S, S> to(unit.lanes, out, both_states(p));
-            const bool found = unit.marginals(differences<S>(in), [&](int64_t n, Vec<S> m) {
+            bool is_sound = true;
+            const auto write = [&](int64_t n, Vec<S> m, Vec<S> m_less) {
                 S* record = to.room(n);
-                store<S>(record, unit.is_on(n) ? 1 - m : m);
+                store<S>(record, m_less);
                 store<S>(record + lanes_of<S>, m);
                 to.finish(n);
-            });
-            if (!found) sound = false;
+            };
+            const bool served = unit.marginals(differences<S>(in), write, is_sound);
+            if (!is_sound) sound = false;
+            return served;
         });
     });
     return sound;
@@ -349,7 +389,7 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
                 store<S>(record + lanes_of<S>, g);
                 to.finish(n);
             };
-            unit.vjp(differences<S>(in), differences<S>(along), write, totals[std::size_t(t)]);
+            return unit.vjp(differences<S>(in), differences<S>(along), write, totals[std::size_t(t)]);
         });
     });
     const Totals all = sum(totals.get(), std::max(1, p.threads));
@@ -381,19 +421,21 @@ bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
             Stream<const S, S> in(unit.lanes, p.scores, one_number(p.chain));
             Stream<S, S> to(unit.lanes, out, one_number(p.chain));
             V total{};
-            const bool found = unit.marginals([&](int64_t n) { return p.scale * load<S>(in.read(n)); },
-                                              [&](int64_t n, V m) {
-                                                  store<S>(unit.place(n), m);
-                                                  total += m;
-                                              });
-            if (!found) sound = false;
+            bool is_sound = true;
+            const auto keep = [&](int64_t n, V m, V) {
+                store<S>(unit.place(n, 4), m);
+                total += m;
+            };
+            if (!unit.marginals([&](int64_t n) { return p.scale * load<S>(in.read(n)); }, keep, is_sound)) return false;
+            if (!is_sound) sound = false;
             total = total < V{} + least ? V{} + infinity<S> : total;
             for (int l = 0; l < unit.lanes.valid; ++l) totals[unit.lanes.sequence[l]] = total[l];
             const V part = 1 / total;
             for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) {
-                store<S>(to.room(n), load<S>(unit.place(n)) * part);
+                store<S>(to.room(n), load<S>(unit.place(n, 4)) * part);
                 to.finish(n);
             }
+            return true;
         });
     });
     return sound;
@@ -422,8 +464,9 @@ void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals
                 store<S>(to.room(n), p.scale * g);
                 to.finish(n);
             };
-            unit.vjp([&](int64_t n) { return p.scale * load<S>(in.read(n)); },
-                     [&](int64_t n) { return (load<S>(along.read(n)) - mean) * part; }, write, gained[std::size_t(t)]);
+            return unit.vjp([&](int64_t n) { return p.scale * load<S>(in.read(n)); },
+                            [&](int64_t n) { return (load<S>(along.read(n)) - mean) * part; }, write,
+                            gained[std::size_t(t)]);
         });
     });
     const Totals all = sum(gained.get(), std::max(1, p.chain.threads));

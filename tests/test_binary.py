@@ -90,3 +90,13 @@ def test_nan_is_named():
     emissions[1, 2, 0] = math.nan
     with pytest.raises(ValueError, match=r"emissions must be finite or -inf, got nan at event index \(2, 0\)"):
         _ = chain(emissions, *rest).marginals
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 20.0), (torch.float32, 85.0), (torch.float64, 60.0)])
+def test_improbable_states_keep_their_digits(dtype, gap):
+    emissions = torch.tensor([[[gap, 0.0], [0.0, gap], [1.0, gap]]], dtype=dtype, requires_grad=True)
+    marginals = chain(emissions, torch.zeros(2, 2, dtype=dtype), None, None).marginals
+    torch.testing.assert_close(marginals, emissions.softmax(-1), rtol=1e-4, atol=0)
+    wrong = marginals[0, [0, 1], [1, 0]].log().sum()
+    gradient = torch.tensor([[[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], dtype=dtype)
+    torch.testing.assert_close(torch.autograd.grad(wrong, emissions)[0], gradient)

@@ -588,3 +588,21 @@ ZEROS = torch.zeros(2, 3, dtype=torch.int64)
 def test_bad_input(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_cells_past_the_lengths_are_not_looked_at() -> None:
+    p = bx.DTW(torch.zeros(4, 4), lengths=(3, 3))
+    pairs = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 2]])
+    target = p.alignment_to_path(pairs)
+    more = target.clone()
+    more[3, 3] = 1
+    for loss in (losses.surrogate, losses.path_nll, losses.relaxed, losses.alignment_area):
+        expected = loss(p, target)
+        for other in (more, more.bool(), torch.cat((pairs, torch.tensor([[3, 3]])))):
+            torch.testing.assert_close(loss(p, other), expected)
+
+
+def test_deviation_of_other_integers_is_an_error() -> None:
+    pairs = torch.tensor([[0, 0], [1, 0], [2, 1]])
+    with pytest.raises(ValueError, match=r"must be floating point or bool for paths, .*, got dtype torch.int32"):
+        losses.mean_absolute_deviation(pairs.int(), pairs)

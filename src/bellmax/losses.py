@@ -301,16 +301,25 @@ def _allowed(p: PathDistribution, target: Tensor) -> Tensor:
         if target.shape[:-2] != p.batch_shape or target.ndim < 2:
             needed = f"({', '.join(map(str, p.batch_shape))}{', ' if batch_dims else ''}L, 2)"
             raise ValueError(f"target must have shape {needed} for index pairs, got {tuple(target.shape)}")
-        return p.alignment_to_path(target) > 0
+        return _within_lengths(p, p.alignment_to_path(target) > 0)
     allowed = _expand(p, target, p.event_shape)
     if allowed.dtype == torch.bool:
-        return allowed
+        return _within_lengths(p, allowed)
     if is_readable(allowed) and allowed.device.type == "cpu":
         bad = (allowed != 0) & (allowed != 1) & _counts(p, allowed.ndim)
         if bool(bad.any()):
             place = tuple(bad.nonzero()[0].tolist())
             raise ValueError(f"target must hold 0 and 1, got {allowed[place].item()} at {place}")
-    return allowed == 1
+    return _within_lengths(p, allowed == 1)
+
+
+def _within_lengths(p: PathDistribution, allowed: Tensor) -> Tensor:
+    """Without the cells of a DTW's target that are not looked at. Those outside of its band are."""
+    if not isinstance(p, DTW):
+        return allowed
+    rows, columns = (torch.arange(size, device=p.device) for size in p.event_shape)
+    of_x, of_y = (own[..., None, None] for own in p.lengths.unbind(-1))
+    return allowed & (rows.unsqueeze(-1) < of_x) & (columns < of_y)
 
 
 def _expand(p: PathDistribution, target: Tensor, own: torch.Size) -> Tensor:
@@ -526,6 +535,9 @@ def _num_rows(name: str, alignment: Tensor) -> int:
     if alignment.ndim < 2:
         needed = "(..., N, M), or (..., L, 2) int64"
         raise ValueError(f"{name} must have shape {needed}, got {tuple(alignment.shape)}")
+    if not (alignment.is_floating_point() or alignment.dtype in (torch.bool, torch.int64)):
+        needed = "floating point or bool for paths, int64 for index pairs"
+        raise ValueError(f"{name} must be {needed}, got dtype {alignment.dtype}")
     if alignment.dtype == torch.int64 and alignment.shape[-1] == 2:
         return int(alignment[..., 0].max()) + 1 if alignment.numel() else 0
     return alignment.shape[-2]

@@ -56,7 +56,7 @@ def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:
     return (path * z.masked_fill(path == 0, 0)).flatten(-event_dims).sum(-1)
 
 
-def _check_gamma(gamma: Gamma) -> None:
+def check_gamma(gamma: Gamma) -> None:
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
             raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")
@@ -171,7 +171,7 @@ class Regularizer:
     """
 
     def __init__(self, gamma: Gamma = 1.0) -> None:
-        _check_gamma(gamma)
+        check_gamma(gamma)
         self.gamma = gamma
 
     def penalty(self, q: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ def _threshold_l2(x: Tensor) -> Tensor:
     excess = top.cumsum(-1) - 1
     size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
     support = (size * top > excess).sum(-1, keepdim=True)
-    return excess.gather(-1, support - 1) / support
+    return excess.gather(-1, (support - 1).clamp(min=0)) / support  # of NaN, no entry is in the support
 
 
 def _threshold_root(x: Tensor) -> Tensor:
@@ -410,7 +410,7 @@ def _threshold_root(x: Tensor) -> Tensor:
     spread = (top.square().cumsum(-1) / size - mean.square()).clamp(min=0)
     tau = mean - (1 / size - spread).clamp(min=0).sqrt()
     support = (tau <= top).sum(-1, keepdim=True)
-    return tau.gather(-1, support - 1)
+    return tau.gather(-1, (support - 1).clamp(min=0))
 
 
 def _threshold_bisection(x: Tensor, power: float) -> Tensor:

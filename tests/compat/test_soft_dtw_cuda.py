@@ -190,3 +190,10 @@ def test_float64_values_are_those_of_tslearns_own_float64(tslearn: ModuleType) -
     for b in range(2):
         expected = tslearn.soft_dtw(x[b].detach().numpy(), y[b].detach().numpy(), gamma=0.3)
         torch.testing.assert_close(actual[b].item(), float(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 2])
+def test_integers_are_promoted(bandwidth):
+    x, y = torch.rand(2, 4, 2), torch.randint(0, 3, (2, 4, 2))
+    loss = SoftDTW(False, normalize=True, bandwidth=bandwidth)
+    torch.testing.assert_close(loss(x, y), loss(x, y.float()))

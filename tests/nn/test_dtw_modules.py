@@ -164,3 +164,10 @@ def test_errors(x: Tensor, y: Tensor, lengths: object, message: str) -> None:
     for layer in (DTWLoss(), SoftAlignment()):
         with pytest.raises(ValueError, match=message):
             layer(x, y, lengths=lengths)
+
+
+def test_alignment_of_different_precisions() -> None:
+    x, y = torch.randn(4, 17), torch.randn(5, 17).double()
+    torch.testing.assert_close(SoftAlignment()(x, y), SoftAlignment()(x.double(), y))
+    with pytest.raises(ValueError, match="y must be on cpu, as x is, got meta"):
+        SoftAlignment()(x, torch.randn(5, 17, device="meta"))

@@ -62,3 +62,30 @@ def test_repr_and_errors() -> None:
         SmoothedMax(dim=2)(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"x must be floating point, got dtype torch\.int64"):
         SmoothedMax()(torch.zeros(3, dtype=torch.int64))
+
+
+def test_learnt_gamma_may_be_parametrized_and_replicated() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    layer = SmoothedMax(bx.Negentropy(torch.nn.Parameter(torch.tensor(4.0))))
+    expected = layer(x)
+    replica = layer._replicate_for_data_parallel()
+    replica.gamma = layer.gamma.clone()
+    torch.testing.assert_close(replica(x), expected)
+    torch.nn.utils.parametrize.register_parametrization(layer, "gamma", torch.nn.Identity())
+    found = layer(x)
+    torch.testing.assert_close(found, expected)
+    assert torch.autograd.grad(found, layer.parametrizations.gamma.original)[0] != 0
+
+
+def test_gamma_below_zero_is_named_when_it_is_used() -> None:
+    gamma = torch.tensor(1.0)
+    layer = SmoothedMax(bx.Negentropy(gamma))
+    layer.load_state_dict({"gamma": torch.tensor(-1.0)})
+    assert gamma == 1
+    with pytest.raises(ValueError, match="gamma must be finite and > 0, got a tensor from -1 to -1"):
+        layer(torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["negentropy", "l2"])
+def test_nan_goes_through(name: str) -> None:
+    assert SmoothedMax(name)(torch.tensor([torch.nan, 0.0])).isnan()

@@ -80,12 +80,13 @@ def soft_dtw(
             f"{names[0]} and {names[1]} must have shapes (B, N, D) and (B, M, D), "
             f"got {tuple(x.shape)} and {tuple(y.shape)}"
         )
+    dtype = torch.result_type(x, y)
+    x, y = x.to(dtype), y.to(dtype)
 
     def value(a: Tensor, b: Tensor) -> Tensor:
         kept = allowed(a.shape[1], b.shape[1])
         if dist_func is squared_euclidean and kept is None:
-            dtype = torch.result_type(a, b)
-            return dtw(a.to(dtype), b.to(dtype), omega=omega)
+            return dtw(a, b, omega=omega)
         cost = dist_func(a, b)
         if cost.shape != (a.shape[0], a.shape[1], b.shape[1]):
             needed = (a.shape[0], a.shape[1], b.shape[1])

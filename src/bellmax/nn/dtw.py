@@ -125,6 +125,9 @@ class SoftAlignment(_Warping):
                 own = torch.tensor(own, device=series.device)
             sides.append(_trim(f"lengths of {name}", _check_series(name, series), own))
         (x, of_x), (y, of_y) = sides
+        if x.device != y.device:
+            raise ValueError(f"y must be on {x.device}, as x is, got {y.device}")
+        x, y = x.to(dtype), y.to(dtype)
         if x.shape[-1] != y.shape[-1]:
             raise ValueError(
                 f"x and y must have the same number of features, got {x.shape[-1]} in x of shape {tuple(x.shape)} and "

@@ -6,11 +6,14 @@ from copy import copy
 
 from torch import Tensor, nn
 
-from bellmax.regularizers import Regularizer, resolve
+from bellmax.regularizers import Regularizer, check_gamma, resolve
 
 
 class Smoothed(nn.Module):
     """A module that has an Ω. A γ that is a tensor is saved, moved and, if it is a parameter, learnt with it.
+
+    A step of the optimizer may take γ below 0, which is a ValueError when it is next used. To keep it above, learn its
+    logarithm: ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
         omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
@@ -27,20 +30,23 @@ class Smoothed(nn.Module):
         super().__init__()
         self._omega = resolve(omega)
         gamma = self._omega.gamma
+        self._has_gamma = isinstance(gamma, Tensor)
         if isinstance(gamma, Tensor):
             self._omega = self._omega.at_unit_gamma()
             if isinstance(gamma, nn.Parameter):
                 self.register_parameter("gamma", gamma)
             else:
-                self.register_buffer("gamma", gamma)
+                self.register_buffer("gamma", gamma.detach().clone())
 
     @property
     def omega(self) -> Regularizer:
         """Ω, with the γ of now."""
-        if "gamma" not in self._parameters and "gamma" not in self._buffers:
+        if not self._has_gamma:
             return self._omega
         omega = copy(self._omega)
         omega.gamma = self.gamma
+        if self.gamma.device.type == "cpu":
+            check_gamma(self.gamma)
         return omega
 
     def extra_repr(self) -> str:

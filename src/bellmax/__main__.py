@@ -1,0 +1,3 @@
+from bellmax.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""``bellmax ner …``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+import bellmax.apps.ner.table as tables
+import bellmax.apps.ner.tagging as tagging
+import bellmax.apps.training as training
+from bellmax.apps.ner.data import Corpus, Sentence
+from bellmax.apps.ner.schemes import Entity
+
+app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
+
+Data = Annotated[
+    Path, typer.Argument(help="A folder with a file for each of train, dev and test: a token and a tag a line.")
+]
+Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
+Epochs = Annotated[int, typer.Option(help="How many epochs at most.")]
+Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so many minutes of training.")]
+Embeddings = Annotated[
+    Path | None, typer.Option(help="Vectors of words: a .vec or .txt file of fastText or GloVe, or .npz.")
+]
+Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
+StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
+Sentences = Annotated[int, typer.Option(help="Sentences in a batch.")]
+Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
+WordSize = Annotated[int, typer.Option(help="Numbers a word, where no vectors are given.")]
+TokenColumn = Annotated[int, typer.Option(help="Where the tokens are, from 0.")]
+TagColumn = Annotated[int, typer.Option(help="Where the tags are; -1 is the last column.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """What is wrong with the input is said in a sentence, without a traceback."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def train(
+    data: Data,
+    output: Annotated[Path, typer.Option(help="The folder to write the run to.")],
+    omega: Annotated[str, typer.Option(help="negentropy, l2 or tsallis.")] = "negentropy",
+    gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = 1.0,
+    loss: Annotated[str, typer.Option(help="surrogate or relaxed.")] = "surrogate",
+    embeddings: Embeddings = None,
+    epochs: Epochs = 30,
+    minutes: Minutes = None,
+    optimizer: Optimizer = "sgd",
+    step_size: StepSize = 0.01,
+    decay: Annotated[
+        float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")
+    ] = 1.0,
+    sentences: Sentences = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch with its padding; a longer sentence is alone.")] = 2048,
+    dropout: Dropout = 0.5,
+    word_size: WordSize = 300,
+    token_column: TokenColumn = 0,
+    tag_column: TagColumn = -1,
+    seed: Seed = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from where the run was left.")] = False,
+) -> None:
+    """Train a tagger. The weights that do best on dev are kept; Ctrl-C leaves a run that can be used and resumed."""
+    with _one_sentence():
+        if (output / "last.pt").exists() and not resume:
+            raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
+        settings = training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed)
+        config = tagging.Config(
+            omega=omega,
+            gamma=gamma,
+            loss=loss,
+            word_size=word_size,
+            dropout=dropout,
+            sentences=sentences,
+            tokens=tokens,
+            token_column=token_column,
+            tag_column=tag_column,
+            settings=settings,
+        )
+        console = Console() if os.environ.get("RANK", "0") == "0" else None
+        try:
+            state = tagging.train(data, output, config, embeddings=embeddings, resume=resume, console=console)
+        except KeyboardInterrupt:
+            typer.echo(f"\ninterrupted: {output} can be used as it is, or resumed with --resume", err=True)
+            raise typer.Exit(130) from None
+        if console is not None:
+            console.print(f"{output}: dev F1 {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+
+
+@app.command("eval")
+def evaluate(
+    run: Run,
+    data: Data,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+) -> None:
+    """Entity precision, recall and F1, as CoNLL counts them."""
+    with _one_sentence():
+        if split not in ("train", "dev", "test"):
+            raise ValueError(f"split must be train, dev or test, got {split!r}")
+        model, vocabulary, config = tagging.load(run)
+        found = tagging.evaluate(model, Corpus(config.read(data, split), vocabulary))
+    for name, title in (
+        ("precision", "precision"),
+        ("recall", "recall"),
+        ("f1", "F1"),
+        ("tags_per_word", "tags a word"),
+    ):
+        typer.echo(f"{title:12}{found[name]:7.2f}")
+
+
+@app.command()
+def tag(
+    run: Run,
+    most: Annotated[int, typer.Option(help="How many readings to list where not all can be.")] = 5,
+) -> None:
+    """Tag the standard input: a sentence a line, tokens apart by spaces.
+
+    Each token comes with its tag and how probable that is. After a sentence, lines that begin with # are the ways to
+    read it, most probable first: every one of positive probability if the regularizer is sparse, else the best.
+    """
+    with _one_sentence():
+        model, vocabulary, _ = tagging.load(run)
+        for line in sys.stdin:
+            (found,) = tagging.tag(model, vocabulary, [line.split()], most)
+            for token, label, probability in zip(found.tokens, found.tags, found.confidence, strict=True):
+                typer.echo(f"{token}\t{label}\t{probability:.4f}")
+            for reading in found.readings:
+                typer.echo(f"# {reading.probability:.4f}\t{_bracketed(found.tokens, reading.entities)}")
+            if found.tokens and not found.is_all:
+                typer.echo("# …")
+            typer.echo()
+
+
+def _bracketed(tokens: list[str], found: list[Entity]) -> str:
+    words = list(tokens)
+    for kind, start, stop in found:
+        words[start] = f"[{kind} {words[start]}"
+        words[stop - 1] += "]"
+    return " ".join(words)
+
+
+@app.command()
+def plot(
+    run: Run,
+    sentence: Annotated[str, typer.Argument(help="Tokens apart by spaces; or, with --data, the number of a sentence.")],
+    output: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("tags.png"),
+    data: Annotated[Path | None, typer.Option(help="A folder whose dev sentences are meant, from 0.")] = None,
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run, to be drawn below. May be repeated.")] = None,
+) -> None:
+    """Draw tags by words: how probable each is, which are possible at all (grey borders), and the truth (red dots)."""
+    from bellmax.apps.ner.figure import draw
+
+    with _one_sentence():
+        runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
+        given = _sentence(sentence, data, runs[0][3])
+        panels = {}
+        for path, model, vocabulary, config in runs:
+            if vocabulary.labels != runs[0][2].labels:
+                raise ValueError(f"runs must have the same labels, but those of {path} differ")
+            with torch.no_grad():
+                p = model.distribution(Corpus([Sentence(given.tokens, [])], vocabulary).batch([0]))
+            panels[f"{config.omega}, {config.loss} ({path.name})"] = p.marginals[0].double().numpy()
+        draw(given.tokens, vocabulary.labels, panels, given.tags).savefig(output, dpi=150)
+    typer.echo(f"{output}: {' '.join(given.tokens)}")
+
+
+def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence:
+    if data is None:
+        if not given.split():
+            raise ValueError("sentence must hold at least one token, got none")
+        return Sentence(given.split(), [])
+    known = config.read(data, "dev")
+    if not given.isdecimal() or int(given) >= len(known):
+        raise ValueError(f"with --data, sentence must be a number from 0 to {len(known) - 1}, got {given!r}")
+    return known[int(given)]
+
+
+@app.command()
+def table(
+    data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
+    output: Annotated[Path, typer.Option(help="A folder for the runs, table.md and table.json.")],
+    epochs: Epochs = 15,
+    minutes: Minutes = None,
+    embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: vectors for one of the folders.")] = None,
+    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ. May be repeated; negentropy and l2.")] = None,
+    optimizer: Optimizer = "sgd",
+    step_size: StepSize = 0.01,
+    decay: Annotated[float, typer.Option(help="As in 'train'.")] = 1.0,
+    sentences: Sentences = 8,
+    dropout: Dropout = 0.5,
+    word_size: WordSize = 300,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+) -> None:
+    """Train with every loss and regularizer at the same budget, and write what came of it. Interrupted, it resumes."""
+    with _one_sentence():
+        gammas = {
+            name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
+        }
+        vectors = dict(entry.split("=", 1) for entry in embeddings or ())
+        shared = {
+            "--epochs": epochs, "--optimizer": optimizer, "--step-size": step_size, "--decay": decay,
+            "--sentences": sentences, "--dropout": dropout, "--word-size": word_size, "--seed": seed,
+        }  # fmt: skip
+        if minutes is not None:
+            shared["--minutes"] = minutes
+
+        def options(cell: tables.Cell) -> list[str]:
+            own = {"--omega": cell.omega, "--gamma": gammas[cell.omega], "--loss": cell.loss, "--output": cell.run}
+            if cell.data.resolve().name in vectors:
+                own["--embeddings"] = vectors[cell.data.resolve().name]
+            return ["--resume", *(str(part) for pair in (shared | own).items() for part in pair)]
+
+        console = Console()
+        every = tables.cells(data, list(gammas), output)
+        if jobs > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        tables.train_all(every, options, jobs, lambda line: console.print(line, highlight=False))
+        rows = [tables.measure(cell) for cell in every]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {jobs} runs at a time; torch {torch.__version__}"
+    head = f"    bellmax {shlex.join(sys.argv[1:])}\n\n{machine}.\n"
+    (output / "table.md").write_text(f"{head}\n{tables.markdown(rows)}", encoding="utf-8")
+    training.write_json(output / "table.json", rows)
+    console.print(tables.markdown(rows), highlight=False)

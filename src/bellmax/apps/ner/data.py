@@ -1,0 +1,276 @@
+"""Columns of tokens and tags, their vocabulary, and batches of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bellmax.apps.ner.schemes import entities, to_iobes
+
+SPLITS = {"train": ("train",), "dev": ("dev", "valid", "testa"), "test": ("testb", "test")}
+
+
+class Sentence(NamedTuple):
+    """Tokens, and a tag for each; no tags if they are not known."""
+
+    tokens: list[str]
+    tags: list[str]
+
+
+# --- files
+
+
+def find(folder: Path, split: str) -> Path:
+    """The file of ``folder`` whose name has "train", "dev" (or "valid", "testa") or "test" (or "testb") in it.
+
+    >>> find(Path("/nowhere"), "train")
+    Traceback (most recent call last):
+    ...
+    ValueError: /nowhere is not a folder: it must hold a file for each of train, dev and test
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: it must hold a file for each of train, dev and test")
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    for name in SPLITS[split]:
+        found = [path for path in files if name in path.name.lower()]
+        if split == "test":
+            found = [path for path in found if "testa" not in path.name.lower()]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(f"{folder} has {len(found)} files for {split}: {', '.join(path.name for path in found)}")
+    wanted = " or ".join(map(repr, SPLITS[split]))
+    raise ValueError(f"{folder} must hold a file with {wanted} in its name, got {[path.name for path in files]}")
+
+
+def read(path: Path, *, token_column: int = 0, tag_column: int = -1) -> list[Sentence]:
+    """The sentences of a file of columns: a token a line, columns apart by tabs or spaces, an empty line between two.
+
+    Lines that begin with ``-DOCSTART-`` are left out. Columns are counted from 0, negative ones from the end.
+    """
+    sentences: list[Sentence] = []
+    tokens: list[str] = []
+    tags: list[str] = []
+    columns = 0
+    for number, line in enumerate((*_lines(path), ""), start=1):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if tokens:
+                sentences.append(Sentence(tokens, tags))
+                tokens, tags = [], []
+            continue
+        cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+        columns = columns or len(cells)
+        if len(cells) != columns or not all(-columns <= c < columns for c in (token_column, tag_column)):
+            needed = max(columns, 2, *(c + 1 if c >= 0 else -c for c in (token_column, tag_column)))
+            raise ValueError(f"{path}, line {number}: expected {needed} columns, got {len(cells)}: {line.strip()!r}")
+        token, tag = cells[token_column], cells[tag_column]
+        prefix, dash, kind = tag.partition("-")
+        if columns < 2 or (tag != "O" and (prefix not in "BIES" or not dash or not kind)):
+            expected = "O, or B-, I-, E- or S- and a type"
+            raise ValueError(f"{path}, line {number}: expected a token and a tag ({expected}), got {line.strip()!r}")
+        tokens.append(token)
+        tags.append(tag)
+    if not sentences:
+        raise ValueError(f"{path} holds no sentence")
+    return sentences
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        try:
+            yield from file
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} must be UTF-8: {error}") from None
+
+
+def as_iobes(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The same sentences in IOBES, whichever scheme they are in."""
+    return [Sentence(s.tokens, to_iobes(entities(s.tags), len(s.tags))) for s in sentences]
+
+
+def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np.float32]]:
+    """Words and their vectors (words, D), the first ``most`` of a text file of fastText or GloVe, or an ``.npz``.
+
+    A line of the text is a word and its numbers, and the first one may give their counts instead. An ``.npz`` has
+    ``words`` and ``vectors``.
+    """
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if not {"words", "vectors"} <= set(arrays):
+                raise ValueError(f"{path} must hold the arrays 'words' and 'vectors', got {sorted(arrays)}")
+            words, vectors = arrays["words"][:most], arrays["vectors"][:most]
+        if vectors.ndim != 2 or len(words) != len(vectors):
+            raise ValueError(f"{path} must hold a vector for each word, got {words.shape} and {vectors.shape}")
+        return [str(word) for word in words], np.asarray(vectors, np.float32)
+    names: list[str] = []
+    rows: list[NDArray[np.float32]] = []
+    size = 0
+    for number, line in enumerate(_lines(path), start=1):
+        if len(rows) == most:
+            break
+        word, *numbers = line.rstrip().split(" ")
+        if number == 1 and len(numbers) == 1:
+            continue
+        size = size or len(numbers)
+        try:
+            row = np.array(numbers, np.float32)
+        except ValueError:
+            row = np.empty(0, np.float32)
+        if len(row) != size or not size:
+            raise ValueError(f"{path}, line {number}: expected a word and {size or 'its'} numbers, got {line[:60]!r}")
+        names.append(word)
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no vector")
+    return names, np.stack(rows)
+
+
+# --- numbers
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a tagger knows. Place 0 of the words and of the letters is for what is not known.
+
+    Args:
+        words: as they are written.
+        letters: all of them.
+        labels: in IOBES, "O" first.
+        rare: words seen once in training, which a tagger must learn to do without.
+
+    """
+
+    words: tuple[str, ...]
+    letters: tuple[str, ...]
+    labels: tuple[str, ...]
+    rare: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sentence], more_words: Iterable[str] = ()) -> Vocabulary:
+        """Of sentences in IOBES, and words that have vectors."""
+        counts: Counter[str] = Counter()
+        kinds: set[str] = set()
+        for sentence in sentences:
+            counts.update(sentence.tokens)
+            kinds.update(tag[2:] for tag in sentence.tags if tag != "O")
+        labels = ("O", *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BIES"))
+        words = tuple(dict.fromkeys((*sorted(counts), *more_words)))
+        letters = sorted({letter for word in counts for letter in word})
+        known = set(more_words)
+        rare = frozenset(w for w, n in counts.items() if n == 1 and w not in known and w.lower() not in known)
+        return cls(words, tuple(letters), labels, rare)
+
+    def save(self, path: Path) -> None:
+        given = {"words": self.words, "letters": self.letters, "labels": self.labels, "rare": sorted(self.rare)}
+        path.write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        words, letters, labels = (tuple(given[name]) for name in ("words", "letters", "labels"))
+        return cls(words, letters, labels, frozenset(given["rare"]))
+
+
+class Example(NamedTuple):
+    """A sentence of T tokens as numbers: words (T,), forms (T,) among the corpus's, tags (T,) or None."""
+
+    words: Tensor
+    forms: Tensor
+    tags: Tensor | None
+
+
+class Batch(NamedTuple):
+    """B sentences of up to T tokens.
+
+    words (B, T), lengths (B,) and tags (B, T) or None; letters (U, L) and their lengths (U,) of the U different forms,
+    and which of these each token has, forms (B, T).
+    """
+
+    words: Tensor
+    lengths: Tensor
+    letters: Tensor
+    letter_lengths: Tensor
+    forms: Tensor
+    tags: Tensor | None
+
+    def to(self, device: torch.device) -> Batch:
+        moved = {name: t.to(device) for name, t in self._asdict().items() if t is not None and "lengths" not in name}
+        return self._replace(**moved)  # torch packs by lengths on the CPU
+
+
+class Corpus:
+    """Sentences as numbers, and batches of them.
+
+    Args:
+        sentences: with tags in IOBES, or without.
+        vocabulary: what is known. A tag that is not is a ValueError.
+
+    """
+
+    def __init__(self, sentences: Sequence[Sentence], vocabulary: Vocabulary) -> None:
+        self.sentences = sentences
+        words = {word: n for n, word in enumerate(vocabulary.words, start=1)}
+        letters = {letter: n for n, letter in enumerate(vocabulary.letters, start=1)}
+        labels = {label: n for n, label in enumerate(vocabulary.labels)}
+        forms = {form: n for n, form in enumerate(dict.fromkeys(t for s in sentences for t in s.tokens))}
+        spelled = [torch.tensor([letters.get(letter, 0) for letter in form], dtype=torch.int32) for form in forms]
+        self._letters = pad_sequence(spelled, batch_first=True) if spelled else torch.empty(0, 0, dtype=torch.int32)
+        self._letter_lengths = torch.tensor([len(form) for form in forms], dtype=torch.int64)
+        known = [words.get(form, words.get(form.lower(), 0)) for form in forms]
+        self._rare = torch.tensor([form in vocabulary.rare for form in forms], dtype=torch.bool)
+        self.examples = []
+        for sentence in sentences:
+            own = [forms[token] for token in sentence.tokens]
+            try:
+                tags = torch.tensor([labels[tag] for tag in sentence.tags]) if sentence.tags else None
+            except KeyError as error:
+                raise ValueError(f"tags must be among those of training, {sorted(set(labels))}, got {error}") from None
+            self.examples.append(Example(torch.tensor([known[form] for form in own]), torch.tensor(own), tags))
+
+    def batch(self, members: Sequence[int], *, generator: torch.Generator | None = None) -> Batch:
+        """Some of the sentences; with a generator, for training: half of the rare words are taken for unknown ones."""
+        chosen = [self.examples[n] for n in members]
+        words = pad_sequence([example.words for example in chosen], batch_first=True)
+        every = pad_sequence([example.forms for example in chosen], batch_first=True)
+        if generator is not None:
+            words = words.masked_fill(self._rare[every] & (torch.rand(words.shape, generator=generator) < 0.5), 0)
+        tags = [example.tags for example in chosen if example.tags is not None]
+        different, forms = every.unique(return_inverse=True)
+        lengths = self._letter_lengths[different]
+        letters = self._letters[different, : int(lengths.max())].long()
+        whole = pad_sequence(tags, batch_first=True, padding_value=-100) if len(tags) == len(chosen) else None
+        return Batch(words, torch.tensor([len(e.words) for e in chosen]), letters, lengths, forms, whole)
+
+    def buckets(self, sentences: int, tokens: int, generator: torch.Generator | None = None) -> list[list[int]]:
+        """Members of batches of up to so many sentences and, padded, tokens; one that is longer is alone.
+
+        Sentences of about a length go together. With a generator they are shuffled: which go together, and in what
+        order the batches come.
+        """
+        lengths = torch.tensor([len(example.words) for example in self.examples])
+        noise = torch.zeros(len(lengths)) if generator is None else torch.rand(len(lengths), generator=generator)
+        # Up to a tenth and one token of difference in length does not matter.
+        order = torch.argsort(lengths * (1 + 0.1 * noise) + noise, stable=True).tolist()
+        found: list[list[int]] = []
+        longest = 0
+        for member in order:
+            length = int(lengths[member])
+            longest = max(longest, length)
+            if not found or len(found[-1]) == sentences or (len(found[-1]) + 1) * longest > tokens:
+                found.append([])
+                longest = length
+            found[-1].append(member)
+        if generator is None:
+            return found
+        return [found[n] for n in torch.randperm(len(found), generator=generator).tolist()]

@@ -1,0 +1,280 @@
+"""Training that shows how it goes, can be interrupted and resumed, and runs on several processes.
+
+A run is a folder: ``last.pt`` is where to go on from, ``best.pt`` the weights that did best on the development data,
+``history.json`` what was measured, an entry an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as distributed
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+B = TypeVar("B")
+Record = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Args:
+        epochs: how many at most.
+        minutes: no epoch begins after so many.
+        optimizer: "sgd" or "adamw".
+        step_size: of the optimizer.
+        decay: what the step is multiplied by after an epoch that was not the best so far.
+        clip: the greatest norm of a gradient.
+        seed: of everything random.
+
+    """
+
+    epochs: int = 30
+    minutes: float | None = None
+    optimizer: str = "sgd"
+    step_size: float = 0.01
+    decay: float = 1.0
+    clip: float = 5.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        for name in ("step_size", "decay", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+class Task(Protocol, Generic[B]):
+    """What to train: a model that gives the sum of the losses of a batch, and where batches come from."""
+
+    model: nn.Module
+    metric: str
+    """The entry of ``evaluate`` that is to be as great as can be."""
+
+    def batches(self, epoch: int) -> Sequence[B]:
+        """The same ones whenever an epoch is repeated."""
+        ...
+
+    def part(self, batch: B, rank: int, world: int) -> tuple[Any, int]:
+        """What one of ``world`` processes gets of a batch, as the model takes it, and its number of items, maybe 0."""
+        ...
+
+    def items(self, batch: B) -> int:
+        """What the loss is a mean over."""
+        ...
+
+    def tokens(self, batch: B) -> int:
+        """What speed is measured in."""
+        ...
+
+    def evaluate(self) -> Record:
+        """How the model does on the development data."""
+        ...
+
+
+# --- processes
+
+
+def rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def world() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[None]:
+    """Joins the others that torchrun has started, if it has."""
+    if "WORLD_SIZE" not in os.environ or distributed.is_initialized():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+# --- runs
+
+
+@dataclass
+class State:
+    """Where a run has got to."""
+
+    history: list[Record]
+    step_size: float
+    best: float = -float("inf")
+
+    @property
+    def seconds(self) -> float:
+        return sum(record["seconds"] for record in self.history)
+
+
+def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, console: Console | None = None) -> State:
+    """Train, from the beginning or from where the run was left; ``console`` is told how it goes.
+
+    A run that is interrupted by Ctrl-C has its best weights so far, and raises KeyboardInterrupt.
+    """
+    model = task.model
+    device = next(model.parameters()).device
+    kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.AdamW
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=settings.step_size)
+    state = State([], settings.step_size)
+    if resume and (run / "last.pt").exists():
+        saved = torch.load(run / "last.pt", weights_only=True, map_location=device)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        state = State(saved["history"], saved["step_size"], saved["best"])
+    parallel = DistributedDataParallel(model) if world() > 1 else model
+    try:
+        for epoch in range(len(state.history), settings.epochs):
+            if settings.minutes is not None and state.seconds >= 60 * settings.minutes:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = state.step_size
+            record = {"epoch": epoch + 1, "step_size": state.step_size}
+            record |= _epoch(task, parallel, optimizer, settings, epoch, state, console)
+            _keep(task, record, optimizer, settings, state, run, console)
+    except KeyboardInterrupt:
+        if rank() == 0 and not (run / "best.pt").exists():
+            save(model.state_dict(), run / "best.pt")
+        raise
+    return state
+
+
+def _epoch(
+    task: Task[B],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    epoch: int,
+    state: State,
+    console: Console | None,
+) -> Record:
+    torch.manual_seed(1_000_003 * settings.seed + epoch)
+    model.train()
+    device = next(model.parameters()).device
+    batches = task.batches(epoch)
+    begun = time.perf_counter()
+    total = torch.zeros((), dtype=torch.float64)
+    items = tokens = 0
+    with _bar(console, f"epoch {epoch + 1}/{settings.epochs}", len(batches)) as advance:
+        for batch in batches:
+            part, own = task.part(batch, rank(), world())
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = model(part) * bool(own)
+            optimizer.zero_grad()
+            (loss * (world() / task.items(batch))).backward()  # processes take the mean of their gradients
+            clip_gradients(model.parameters(), settings.clip)
+            optimizer.step()
+            total += loss.detach().double().cpu()
+            items += task.items(batch)
+            tokens += task.tokens(batch)
+            advance(f"loss {total / items * world():.3f}, {tokens / (time.perf_counter() - begun):.0f} tokens/s")
+    if world() > 1:
+        distributed.all_reduce(total)
+    seconds = time.perf_counter() - begun
+    if not total.isfinite():
+        raise FloatingPointError(f"the loss became {total.item()} in epoch {epoch + 1}: try a smaller step")
+    return {"loss": total.item() / max(items, 1), "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def _keep(
+    task: Task[B],
+    record: Record,
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    state: State,
+    run: Path,
+    console: Console | None,
+) -> None:
+    """Evaluate, and write the run's files."""
+    task.model.eval()
+    record |= task.evaluate()
+    state.history.append(record)
+    is_best = record[task.metric] > state.best
+    if is_best:
+        state.best = record[task.metric]
+    else:
+        state.step_size *= settings.decay
+    if rank() == 0:
+        if is_best:
+            save(task.model.state_dict(), run / "best.pt")
+        write_json(run / "history.json", state.history)
+        whole = {"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), **vars(state)}
+        save(whole, run / "last.pt")
+    if console is not None:
+        console.print(
+            f"epoch {record['epoch']:>3}: loss {record['loss']:.4f}, dev {task.metric} {record[task.metric]:.2f}"
+            f"{' (best)' if is_best else ''}, {record['tokens_per_second']:.0f} tokens/s, {record['seconds']:.0f} s",
+            highlight=False,
+        )
+
+
+@contextmanager
+def _bar(console: Console | None, title: str, total: int) -> Iterator[Callable[[str], None]]:
+    if console is None or not console.is_terminal:
+        yield lambda text: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True) as progress:
+        bar = progress.add_task(title, total=total, text="")
+        yield lambda text: progress.update(bar, advance=1, text=text)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """Scale gradients, sparse ones too, so that their norm together is at most this; the norm that it was.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_gradients([weight], 1.0), weight.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    numbers = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+                numbers.append(parameter.grad.values())
+            else:
+                numbers.append(parameter.grad)
+    norm: Tensor = torch.stack(torch._foreach_norm(numbers)).norm()
+    torch._foreach_mul_(numbers, torch.where(norm > most, most / norm, 1.0))
+    return norm
+
+
+def save(what: Any, path: Path) -> None:
+    """As torch.save does, all or nothing."""
+    beside = path.with_suffix(".part")
+    torch.save(what, beside)
+    os.replace(beside, path)
+
+
+def write_json(path: Path, what: Any) -> None:
+    """All or nothing."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,128 @@
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from bellmax.apps.ner.data import Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
+
+from . import corpus
+
+
+def test_reads_columns(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n  \nPeter NNP I-NP I-PER\n")
+    assert read(path) == [Sentence(["EU", "rejects"], ["I-ORG", "O"]), Sentence(["Peter"], ["I-PER"])]
+    assert read(path, tag_column=2)[1] == Sentence(["Peter"], ["I-NP"])
+    assert read(path, token_column=-1, tag_column=-2)[1] == Sentence(["I-PER"], ["I-NP"])
+    assert as_iobes(read(path))[0].tags == ["S-ORG", "O"]
+    packed = tmp_path / "dev.txt.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read(packed) == read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\tO\nb\tO\tO\n", r"line 2: expected 2 columns, got 3: 'b\\tO\\tO'"),
+        ("a\tO\nb\n", r"line 2: expected 2 columns, got 1: 'b'"),
+        ("a\tPER\n", r"line 1: expected a token and a tag \(O, or B-, I-, E- or S- and a type\), got 'a\\tPER'"),
+        ("a\n", "line 1: expected a token and a tag"),
+        ("\n\n", "holds no sentence"),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path, text, message):
+    path = tmp_path / "train.tsv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_a_column_that_is_not_there(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("a\tO\n")
+    with pytest.raises(ValueError, match="line 1: expected 4 columns, got 2"):
+        read(path, tag_column=3)
+
+
+def test_other_encodings_are_named(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_bytes("é\tO\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train.tsv must be UTF-8"):
+        read(path)
+
+
+def test_finds_files(tmp_path):
+    for name in ("eng.train", "eng.testa", "eng.testb", ".hidden.train"):
+        (tmp_path / name).touch()
+    assert [find(tmp_path, split).name for split in ("train", "dev", "test")] == ["eng.train", "eng.testa", "eng.testb"]
+    (tmp_path / "more.train").touch()
+    with pytest.raises(ValueError, match=r"has 2 files for train: eng.train, more.train"):
+        find(tmp_path, "train")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=r"must hold a file with 'dev' or 'valid' or 'testa' in its name, got \[\]"):
+        find(tmp_path / "other", "dev")
+
+
+def test_reads_vectors(tmp_path):
+    text, arrays = tmp_path / "some.vec", tmp_path / "some.npz"
+    text.write_text("2 3\nthe 1 2 3\né 4 5 6\n", encoding="utf-8")
+    np.savez(arrays, words=np.array(["the", "é"]), vectors=np.arange(1.0, 7).reshape(2, 3))
+    for path in (text, arrays):
+        words, vectors = read_vectors(path)
+        assert words == ["the", "é"]
+        assert vectors.dtype == np.float32
+        assert vectors.tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert read_vectors(path, most=1)[0] == ["the"]
+    text.write_text("the 1 2\nof 1\n")
+    with pytest.raises(ValueError, match=r"line 2: expected a word and 2 numbers, got 'of 1"):
+        read_vectors(text)
+    np.savez(arrays, other=np.zeros(1))
+    with pytest.raises(ValueError, match=r"must hold the arrays 'words' and 'vectors', got \['other'\]"):
+        read_vectors(arrays)
+
+
+def test_words_and_letters_as_numbers(tmp_path):
+    known = as_iobes([Sentence(["Ann", "sees", "sees"], ["B-PER", "O", "O"])])
+    vocabulary = Vocabulary.of(known, more_words=["rome"])
+    assert vocabulary.words == ("Ann", "sees", "rome")
+    assert vocabulary.labels == ("O", "B-PER", "I-PER", "E-PER", "S-PER")
+    assert vocabulary.rare == {"Ann"}
+    vocabulary.save(tmp_path / "v.json")
+    assert Vocabulary.load(tmp_path / "v.json") == vocabulary
+    batch = Corpus([Sentence(["ROME", "zoo"], []), *known], vocabulary).batch([0, 1])
+    assert batch.words.tolist() == [[3, 0, 0], [1, 2, 2]]  # in lower case, not at all; padding
+    assert batch.lengths.tolist() == [2, 3]
+    assert batch.tags is None
+    spelled = [batch.letters[form, : batch.letter_lengths[form]].tolist() for form in batch.forms[1].tolist()]
+    assert spelled == [[1 + vocabulary.letters.index(letter) for letter in token] for token in known[0].tokens]
+    with pytest.raises(ValueError, match=r"tags must be among those of training, .*, got 'B-LOC'"):
+        Corpus([Sentence(["a"], ["B-LOC"])], vocabulary)
+
+
+def test_rare_words_are_unknown_half_of_the_time():
+    sentences = [Sentence([f"w{n}", "the"], ["O", "O"]) for n in range(200)]
+    corpus_ = Corpus(sentences, Vocabulary.of(sentences))
+    words = corpus_.batch(range(200), generator=torch.Generator().manual_seed(0)).words
+    assert 70 < int((words[:, 0] == 0).sum()) < 130
+    assert (words[:, 1] > 0).all()
+    assert (corpus_.batch(range(200)).words > 0).all()
+
+
+def test_buckets_hold_every_sentence_once_and_few_tokens():
+    lengths = [1, 5, 9, 300, 4, 4, 7, 2, 30, 30, 31]
+    sentences = [Sentence(["a"] * n, ["O"] * n) for n in lengths]
+    of = Corpus(sentences, Vocabulary.of(sentences))
+    for generator in (None, torch.Generator().manual_seed(1)):
+        found = of.buckets(4, 64, generator)
+        assert sorted(n for members in found for n in members) == list(range(len(lengths)))
+        for members in found:
+            assert len(members) <= 4
+            assert len(members) == 1 or len(members) * max(lengths[n] for n in members) <= 64
+    shuffled = [of.buckets(4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert shuffled[0] == shuffled[1] != shuffled[2]
+
+
+def test_the_toy_language(tmp_path):
+    corpus.write(tmp_path)
+    assert {tag for s in read(find(tmp_path, "train")) for tag in s.tags} == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from bellmax.apps.training import Settings, Task, clip_gradients, fit
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 1)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.dropout(self.layer(x)) - x.sum(-1, keepdim=True)).square().sum()
+
+
+class Regression(Task[Tensor]):
+    metric = "score"
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.model: nn.Module = Line()
+        self.stop_at = stop_at
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        if epoch == self.stop_at:
+            raise KeyboardInterrupt
+        generator = torch.Generator().manual_seed(epoch)
+        return [torch.randn(4, 2, generator=generator) for _ in range(10)]
+
+    def part(self, batch: Tensor, rank: int, world: int) -> tuple[Tensor, int]:
+        return batch, len(batch)
+
+    def items(self, batch: Tensor) -> int:
+        return len(batch)
+
+    tokens = items
+
+    def evaluate(self) -> dict[str, float]:
+        return {"score": -self.model(torch.ones(1, 2)).item()}
+
+
+def weights(task: Regression) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in task.model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_resumed_equals_uninterrupted(tmp_path: Path, optimizer: str) -> None:
+    settings = Settings(epochs=4, optimizer=optimizer, step_size=0.02, decay=0.5)
+    whole, stopped, resumed = Regression(), Regression(stop_at=2), Regression()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    state = fit(whole, settings, tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped, settings, tmp_path / "b")
+    assert len(json.loads((tmp_path / "b" / "history.json").read_text())) == 2
+    again = fit(resumed, settings, tmp_path / "b", resume=True)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert [r["score"] for r in again.history] == [r["score"] for r in state.history]
+    assert state.best == max(r["score"] for r in state.history)
+    assert state.best > state.history[0]["score"]
+
+
+def test_interrupted_in_the_first_epoch_there_are_weights(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(Regression(stop_at=0), Settings(), tmp_path)
+    assert Line().load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
+
+
+def test_best_is_kept_and_steps_shrink(tmp_path: Path) -> None:
+    task = Regression()
+    scores = iter([1.0, 3.0, 2.0, 2.5])
+    kept = {}
+
+    def evaluate() -> dict[str, float]:
+        score = next(scores)
+        kept[score] = weights(task)
+        return {"score": score}
+
+    task.evaluate = evaluate  # type: ignore[method-assign]
+    state = fit(task, Settings(epochs=4, step_size=0.1, decay=0.5), tmp_path)
+    assert [r["step_size"] for r in state.history] == [0.1, 0.1, 0.1, 0.05]
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert torch.equal(torch.cat([t.flatten() for t in best.values()]), kept[3.0])
+
+
+def test_minutes_end_it(tmp_path: Path) -> None:
+    state = fit(Regression(), Settings(epochs=9, minutes=1e-9), tmp_path)
+    assert len(state.history) == 1
+
+
+def test_says_how_it_goes(tmp_path: Path) -> None:
+    for terminal in (False, True):
+        console = Console(record=True, force_terminal=terminal, width=120, file=io.StringIO())
+        fit(Regression(), Settings(epochs=2), tmp_path, console=console)
+        text = console.export_text()
+        assert "epoch   2: loss" in text
+        assert "dev score" in text
+
+
+def test_a_loss_that_explodes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"the loss became (inf|nan) in epoch \d: try a smaller step"):
+        fit(Regression(), Settings(epochs=30, step_size=1e30, clip=1e30), tmp_path)
+
+
+def test_clips_sparse_and_dense_gradients_together() -> None:
+    table, weight = nn.Embedding(5, 2, sparse=True), nn.Parameter(torch.zeros(2))
+    (3 * table(torch.tensor([1, 1, 4])).sum() + 4 * weight.sum()).backward()
+    assert table.weight.grad is not None
+    assert weight.grad is not None
+    dense = torch.cat((table.weight.grad.to_dense().flatten(), weight.grad))
+    norm = clip_gradients([table.weight, weight], 1.0)
+    torch.testing.assert_close(norm, dense.norm())
+    clipped = torch.cat((table.weight.grad.to_dense().flatten(), weight.grad))
+    torch.testing.assert_close(clipped, dense / dense.norm())
+    clip_gradients([table.weight, weight], 2.0)
+    torch.testing.assert_close(torch.cat((table.weight.grad.to_dense().flatten(), weight.grad)), clipped)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lbfgs"}, "optimizer must be 'sgd' or 'adamw', got 'lbfgs'"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"step_size": 0.0}, "step_size must be above 0, got 0.0"),
+        ({"clip": -1.0}, r"clip must be above 0, got -1\.0"),
+    ],
+)
+def test_errors(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**change)
