@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-APPLICATIONS = {"ner": "named entity recognition"}
+APPLICATIONS = {"ner": "named entity recognition", "audio": "audio-to-score alignment"}
 
 
 def main() -> None:

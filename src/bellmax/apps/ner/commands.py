@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +14,7 @@ from rich.console import Console
 import bellmax.apps.ner.table as tables
 import bellmax.apps.ner.tagging as tagging
 import bellmax.apps.training as training
+from bellmax.apps.commands import one_sentence, origin
 from bellmax.apps.ner.data import Corpus, Sentence
 from bellmax.apps.ner.schemes import Entity
 
@@ -40,18 +37,6 @@ WordSize = Annotated[int, typer.Option(help="Numbers a word, where no vectors ar
 TokenColumn = Annotated[int, typer.Option(help="Where the tokens are, from 0.")]
 TagColumn = Annotated[int, typer.Option(help="Where the tags are; -1 is the last column.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """What is wrong with the input is said in a sentence, without a traceback."""
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
-        typer.secho(f"Error: {error}", fg="red", err=True)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -79,7 +64,7 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on from where the run was left.")] = False,
 ) -> None:
     """Train a tagger. The weights that do best on dev are kept; Ctrl-C leaves a run that can be used and resumed."""
-    with _one_sentence():
+    with one_sentence():
         if (output / "last.pt").exists() and not resume:
             raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
         settings = training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed)
@@ -112,7 +97,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
 ) -> None:
     """Entity precision, recall and F1, as CoNLL counts them."""
-    with _one_sentence():
+    with one_sentence():
         if split not in ("train", "dev", "test"):
             raise ValueError(f"split must be train, dev or test, got {split!r}")
         model, vocabulary, config = tagging.load(run)
@@ -136,7 +121,7 @@ def tag(
     Each token comes with its tag and how probable that is. After a sentence, lines that begin with # are the ways to
     read it, most probable first: every one of positive probability if the regularizer is sparse, else the best.
     """
-    with _one_sentence():
+    with one_sentence():
         model, vocabulary, _ = tagging.load(run)
         for line in sys.stdin:
             (found,) = tagging.tag(model, vocabulary, [line.split()], most)
@@ -168,7 +153,7 @@ def plot(
     """Draw tags by words: how probable each is, which are possible at all (grey borders), and the truth (red dots)."""
     from bellmax.apps.ner.figure import draw
 
-    with _one_sentence():
+    with one_sentence():
         runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
         given = _sentence(sentence, data, runs[0][3])
         panels = {}
@@ -211,7 +196,7 @@ def table(
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
 ) -> None:
     """Train with every loss and regularizer at the same budget, and write what came of it. Interrupted, it resumes."""
-    with _one_sentence():
+    with one_sentence():
         gammas = {
             name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
         }
@@ -235,8 +220,7 @@ def table(
             os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
         tables.train_all(every, options, jobs, lambda line: console.print(line, highlight=False))
         rows = [tables.measure(cell) for cell in every]
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {jobs} runs at a time; torch {torch.__version__}"
-    head = f"    bellmax {shlex.join(sys.argv[1:])}\n\n{machine}.\n"
-    (output / "table.md").write_text(f"{head}\n{tables.markdown(rows)}", encoding="utf-8")
+    text = f"{origin()} {jobs} runs at a time.\n\n{tables.markdown(rows)}"
+    (output / "table.md").write_text(text, encoding="utf-8")
     training.write_json(output / "table.json", rows)
     console.print(tables.markdown(rows), highlight=False)

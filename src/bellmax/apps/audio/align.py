@@ -1,0 +1,172 @@
+"""Where a recording has the notes of a score."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pretty_midi
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import bellmax.apps.audio.features as features
+import bellmax.apps.training as training
+from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model
+from bellmax.apps.audio.score import Score, first_frames
+from bellmax.dtw import DTW
+from bellmax.regularizers import Negentropy
+
+CELLS = 6_000_000
+"""Of frames and columns, in one piece. Above that, a coarse alignment of the whole tells where to look."""
+COARSER = 8
+GROUP, MARGIN = 80, 12  # events that are then aligned at a time, and how many more on both sides
+NEAR = 2
+"""Frames around an onset in which it is as good as there."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Events of a score in a recording.
+
+    Args:
+        frames: (M,), in which each begins.
+        confidence: (M,), the share of the soft alignment that lies within 2 frames of that.
+        soft: (N, M), how probable each event is in each frame.
+
+    """
+
+    frames: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    soft: NDArray[np.float32]
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """(M,) seconds."""
+        return np.asarray(features.seconds(self.frames))
+
+
+def trained(path: Path | None = None) -> Tensor:
+    """Weights for :class:`Harmonic`: of a file that 'bellmax audio train' wrote, or those learnt on Bach10."""
+    own = resources.files("bellmax.apps.audio") / "bach10.json"
+    given = training.read_json(path) if path else json.loads(own.read_text(encoding="utf-8"))
+    weights = torch.tensor(given["weights"], dtype=torch.float64)
+    if weights.shape != (Harmonic().size(),):
+        raise ValueError(f"{path} must hold {Harmonic().size()} weights, got {weights.numel()}")
+    return weights
+
+
+def align(
+    heard: Tensor,
+    score: Score,
+    model: Harmonic | None = None,
+    weights: Tensor | None = None,
+    *,
+    told: Callable[[str], None] = lambda line: None,
+) -> Alignment:
+    """Align features of a recording, as the model's, with a score. ``told`` hears what is done about great length."""
+    model = model or Harmonic()
+    weights = trained() if weights is None else weights
+    _check_durations(len(heard), score)
+    columns = model.columns(score, len(heard))
+    if len(heard) * columns.keys.shape[1] <= CELLS:
+        return _align(model, weights, heard, columns)
+    told(
+        f"{len(heard)} frames by {len(score)} events are many: a coarse alignment first, "
+        f"then {-(-len(score) // GROUP)} parts of it"
+    )
+    return _in_parts(model, weights, heard, score)
+
+
+def _check_durations(frames: int, score: Score) -> None:
+    recorded, written = float(features.seconds(frames)), score.end - score.onsets[0]
+    if not 1 / 5 <= recorded / max(written, 1e-9) <= 5:
+        raise ValueError(
+            f"the recording lasts {recorded:.1f} s and the score {written:.1f} s: they differ by more than 5 times"
+        )
+
+
+def _align(model: Model, weights: Tensor, heard: Tensor, columns: Columns) -> Alignment:
+    theta = model.costs(weights, heard, columns.keys)
+    path = DTW(theta, omega="hard").best_path()
+    begins = first_frames(path)[columns.onsets]
+    soft = DTW(theta, omega=Negentropy()).expected_path
+    onset = soft[:, columns.onsets]
+    near = (torch.arange(len(heard)).unsqueeze(-1) - begins).abs() <= NEAR
+    confidence = (onset * near).sum(0) / onset.sum(0)
+    # Silence at both ends belongs to no event.
+    event = torch.bucketize(torch.arange(columns.keys.shape[1] - 1), columns.onsets, right=True)
+    by_event = torch.zeros(len(heard), len(columns.onsets) + 1, dtype=soft.dtype).index_add_(1, event, soft[:, :-1])
+    probable = by_event[:, 1:] / soft.sum(1, keepdim=True)
+    return Alignment(begins.numpy(), confidence.numpy(), probable.float().numpy())
+
+
+def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> Alignment:
+    count = len(heard) // COARSER
+    rough = heard[: count * COARSER].reshape(count, COARSER, *heard.shape[1:]).mean(1)
+    coarse = _onsets(model, weights, rough, score) * COARSER
+    frames = np.zeros(len(score), np.int64)
+    confidence = np.zeros(len(score))
+    soft = np.zeros((len(heard), len(score)), np.float32)
+    for start in range(0, len(score), GROUP):
+        stop = min(start + GROUP, len(score))
+        first, last = max(0, start - MARGIN), min(len(score), stop + MARGIN)
+        begin = 0 if first == 0 else max(0, int(coarse[first]) - COARSER)
+        end = len(heard) if last == len(score) else max(int(coarse[last]), begin + 2 * (last - first) + 2)
+        part = heard[begin:end]
+        found = _align(model, weights, part, model.columns(_part(score, first, last), len(part)))
+        own = slice(start - first, stop - first)
+        frames[start:stop] = begin + found.frames[own]
+        confidence[start:stop] = found.confidence[own]
+        soft[begin : begin + len(part), start:stop] = found.soft[:, own]
+    return Alignment(np.maximum.accumulate(frames), confidence, soft)
+
+
+def _onsets(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> NDArray[np.int64]:
+    columns = model.columns(score, len(heard))
+    path = DTW(model.costs(weights, heard, columns.keys).float(), omega="hard").best_path()
+    return np.asarray(first_frames(path)[columns.onsets].numpy())
+
+
+def _part(score: Score, first: int, last: int) -> Score:
+    """Some events of a score; the last one lasts until the next begins."""
+    end = score.onsets[last] if last < len(score) else score.end
+    onsets = score.onsets[first:last]
+    notes = ((onsets[0], float(end), 60),)  # what else it is made of does not matter to its columns
+    return replace(
+        score, notes=notes, onsets=onsets, sounding=score.sounding[first:last], beginning=score.beginning[first:last]
+    )
+
+
+# --- what a person gets
+
+
+def rows(found: Alignment, score: Score) -> Iterator[dict[str, str]]:
+    """A row an event."""
+    for time, heard, sure, pitches in zip(score.onsets, found.times, found.confidence, score.beginning, strict=True):
+        yield {
+            "score_time": f"{time:.3f}",
+            "audio_time": f"{heard:.3f}",
+            "confidence": f"{sure:.3f}",
+            "notes": " ".join(pretty_midi.note_number_to_name(pitch) for pitch in sorted(pitches)),
+        }
+
+
+def write_csv(path: Path, found: Alignment, score: Score) -> None:
+    """Seconds in the score and in the recording, a confidence from 0 to 1, and the notes that begin."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["score_time", "audio_time", "confidence", "notes"])
+        writer.writeheader()
+        writer.writerows(rows(found, score))
+
+
+def model_named(name: str) -> Harmonic:
+    """ "harmonic" or "chroma"."""
+    if name not in ("harmonic", "chroma"):
+        raise ValueError(f"features must be 'harmonic' or 'chroma', got {name!r}")
+    return Harmonic() if name == "harmonic" else Chroma()

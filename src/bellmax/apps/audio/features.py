@@ -1,0 +1,108 @@
+"""What is heard in each frame of a recording."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import librosa
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+RATE = 22050
+HOP = 512
+LOWEST, HIGHEST = 21, 108  # the keys of a piano, as MIDI numbers
+KEYS = HIGHEST - LOWEST + 1
+BINS = 100  # semitones from the lowest key up to 8.5 kHz
+PARTIALS = (0, 12, 19, 24, 28, 31, 36)
+"""Semitones from a tone to its harmonics."""
+NEIGHBOURS = (-12, -1, 1)
+"""Where there is energy if not this key sounds but another one."""
+
+
+def seconds(frames: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
+    """When a frame begins."""
+    return frames * HOP / RATE
+
+
+def load(path: Path) -> NDArray[np.float32]:
+    """A recording as (samples,) at 22.05 kHz."""
+    try:
+        channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read as audio: {error}") from None
+    audio = librosa.resample(channels.mean(1), orig_sr=rate, target_sr=RATE) if len(channels) else channels[:, 0]
+    if len(audio) < 4 * HOP:
+        raise ValueError(f"{path} must last at least {4 * HOP / RATE:.2f} s, got {len(audio) / RATE:.2f} s")
+    if not np.abs(audio).max() > 1e-4:
+        raise ValueError(f"{path} is silent")
+    return np.asarray(audio, np.float32)
+
+
+def of_paper(audio: NDArray[np.float32]) -> Tensor:
+    """The features (N, 8) of appendix C.2 of the paper.
+
+    Energy, spectral centroid and bandwidth, and five MFCC, less their medians and divided by their standard deviations.
+    """
+    spectrum = np.abs(librosa.stft(audio, n_fft=2048, hop_length=HOP))
+    rows = [
+        librosa.feature.rms(S=spectrum, frame_length=2048),
+        librosa.feature.spectral_centroid(S=spectrum, sr=RATE),
+        librosa.feature.spectral_bandwidth(S=spectrum, sr=RATE),
+        librosa.feature.mfcc(S=librosa.power_to_db(librosa.feature.melspectrogram(S=spectrum**2, sr=RATE)), n_mfcc=5),
+    ]
+    features = np.concatenate(rows).T
+    spread = features.std(0)
+    return torch.from_numpy((features - np.median(features, 0)) / np.where(spread > 0, spread, 1)).double()
+
+
+def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.float32]:
+    """Loudness (N, 100) of the semitones from A0, compressed, about 1 where it is loud.
+
+    A shorter ``window`` tells better when, and worse which.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of librosa, on short recordings
+        magnitude = np.abs(
+            librosa.cqt(
+                audio, sr=RATE, hop_length=HOP, fmin=librosa.midi_to_hz(LOWEST), n_bins=BINS, filter_scale=window
+            )
+        )
+    loud = np.quantile(magnitude.max(0), 0.9)
+    compressed: NDArray[np.float32] = np.log1p(100 * magnitude.T / max(loud, 1e-9)) / np.log1p(100)
+    return compressed
+
+
+def harmonic(audio: NDArray[np.float32]) -> Tensor:
+    """Evidence (N, keys, 2 · (harmonics + neighbours)) for each key of a piano, the same for all keys.
+
+    First the loudness at its harmonics and neighbours, then how much that has grown over the last frames.
+    """
+    loudness = torch.from_numpy(constant_q(audio, window=0.5)).double()
+    sharp = torch.from_numpy(constant_q(audio, window=0.2)).double()
+    grown = (_later(sharp, 1) - _later(sharp, -1)).clamp(min=0)
+    return torch.cat([_around_keys(loudness), _around_keys(grown)], -1)
+
+
+def chroma(audio: NDArray[np.float32]) -> Tensor:
+    """Loudness (N, 13) of the twelve tones from C, and of none, of norm 1."""
+    loudness = torch.from_numpy(constant_q(audio)).double()
+    tones = torch.zeros(len(loudness), 13, dtype=torch.float64)
+    tones[:, :12].index_add_(1, (torch.arange(BINS) + LOWEST) % 12, loudness.square())
+    tones[:, 12] = 0.05
+    normed: Tensor = tones / tones.norm(dim=1, keepdim=True)
+    return normed
+
+
+def _later(rows: Tensor, by: int) -> Tensor:
+    """The row that comes so many rows later, or the last or first one."""
+    return rows[(torch.arange(len(rows)) + by).clamp(0, len(rows) - 1)]
+
+
+def _around_keys(loudness: Tensor) -> Tensor:
+    low, high = -min(NEIGHBOURS), PARTIALS[-1]
+    padded = torch.nn.functional.pad(loudness, (low, max(0, KEYS + high - loudness.shape[1])))
+    return torch.stack([padded[:, low + h : low + h + KEYS] for h in (*PARTIALS, *NEIGHBOURS)], -1)

@@ -1,0 +1,264 @@
+"""From features to an alignment, and how to learn the way (section 5.3 of the paper).
+
+A score becomes columns j, each of which names keys. A frame and a column have the cost θ_ij, the mean of
+−log softmax(what is heard in frame i)_k over the column's keys k; the alignment is ∇DTW_Ω(θ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+import bellmax.apps.audio.features as features
+from bellmax import losses
+from bellmax.apps.audio.score import Score, true_alignment
+from bellmax.dtw import DTW
+from bellmax.regularizers import Regularizer
+
+SILENCE = features.KEYS
+"""The key that stands for no key: a score begins and ends with it."""
+
+
+class Columns(NamedTuple):
+    """A score as columns of an alignment.
+
+    keys (classes, columns): what a column names, adding up to 1; onsets: the column in which each event begins.
+    """
+
+    keys: Tensor
+    onsets: Tensor
+
+
+class Model(Protocol):
+    """What is learnt: a list of numbers, and how features become costs by it."""
+
+    def features(self, audio: NDArray[np.float32]) -> Tensor:
+        """Of a recording, frame by frame."""
+        ...
+
+    def columns(self, score: Score, frames: int) -> Columns:
+        """Of a score, for a recording of so many frames."""
+        ...
+
+    def size(self) -> int:
+        """How many numbers there are to learn."""
+        ...
+
+    def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
+        """θ (..., frames, columns), from the numbers, the features, and the keys of the columns."""
+        ...
+
+    def penalty(self, weights: Tensor) -> Tensor:
+        """Of numbers that are far from 0."""
+        ...
+
+
+def _named(classes: int, keys: Sequence[Sequence[int]]) -> Tensor:
+    named = torch.zeros(classes, len(keys), dtype=torch.float64)
+    for column, own in enumerate(keys):
+        named[list(own), column] = 1 / len(own)
+    return named
+
+
+def _key(pitch: int) -> int:
+    """A pitch beyond a piano is taken for the same tone within it."""
+    while pitch < features.LOWEST:
+        pitch += 12
+    while pitch > features.HIGHEST:
+        pitch -= 12
+    return pitch - features.LOWEST
+
+
+class Linear(Model):
+    """The paper's: a multinomial linear classifier Wᵀa + c of eight features.
+
+    An event is a column, and names one key, as in the paper: that of its highest note.
+
+    Args:
+        pitches: what there is a key for. A pitch that is not among them is taken for the nearest that is.
+
+    """
+
+    def __init__(self, pitches: Iterable[int] = range(features.LOWEST, features.HIGHEST + 1)) -> None:
+        self._pitches = np.array(sorted(pitches))
+
+    def features(self, audio: NDArray[np.float32]) -> Tensor:
+        return features.of_paper(audio)
+
+    def columns(self, score: Score, frames: int) -> Columns:
+        silence = len(self._pitches)
+        keys = [int(np.abs(self._pitches - max(sounding)).argmin()) for sounding in score.sounding]
+        every = [[key] for key in (silence, *keys, silence)]
+        return Columns(_named(silence + 1, every), torch.arange(1, len(score) + 1))
+
+    def size(self) -> int:
+        return 9 * (len(self._pitches) + 1)
+
+    def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
+        matrix = weights.reshape(9, -1)
+        return -(heard @ matrix[:-1] + matrix[-1]).log_softmax(-1) @ keys
+
+    def penalty(self, weights: Tensor) -> Tensor:
+        return weights.reshape(9, -1)[:-1].square().sum()
+
+
+class Harmonic(Model):
+    """A classifier that hears all keys alike, by the loudness of their harmonics and how it grows.
+
+    An event is at least two columns: the keys that begin, by what they sound like when they do; then the keys that
+    sound. Since weights are shared by the keys there are few of them, and they serve keys not heard in training.
+
+    Args:
+        share: how many columns there are for a frame. With more than two an event, which an alignment has to pass one
+            by one, it follows the tempo of the score. 0 for no more, which is fast, for learning.
+
+    """
+
+    def __init__(self, share: float = 0.7) -> None:
+        self.share = share
+
+    _evidence = 2 * (len(features.PARTIALS) + len(features.NEIGHBOURS))
+
+    def features(self, audio: NDArray[np.float32]) -> Tensor:
+        return features.harmonic(audio)
+
+    def columns(self, score: Score, frames: int) -> Columns:
+        classes = features.KEYS + 1
+        lasting = np.diff(score.onsets, append=score.end)
+        held = np.round(self.share * frames * lasting / lasting.sum()).astype(int)
+        every, begins = [[SILENCE]], []
+        for new, all_of, count in zip(score.beginning, score.sounding, held, strict=True):
+            begins.append(len(every))
+            every.append([classes + _key(p) for p in new])
+            every += [[_key(p) for p in all_of]] * max(1, count - 1)
+        every.append([SILENCE])
+        return Columns(_named(2 * classes, every), torch.tensor(begins))
+
+    def size(self) -> int:
+        return 2 * (self._evidence + 2)
+
+    def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
+        # Silence, and nothing that begins, have evidence of their own: the mean of all keys'.
+        both = []
+        level = heard[..., 0].mean(-1, keepdim=True)
+        growth = heard[..., self._evidence // 2].mean(-1, keepdim=True)
+        for own, of_all in zip(weights.reshape(2, -1), (level, growth), strict=True):
+            none = own[-2] * 10 * of_all + own[-1]
+            both.append(torch.cat((heard @ own[:-2], none), -1).log_softmax(-1))
+        return -torch.cat(both, -1) @ keys
+
+    def penalty(self, weights: Tensor) -> Tensor:
+        return weights.square().sum()
+
+
+class Chroma(Harmonic):
+    """Nothing to learn: a frame is compared with an event by their tones, whatever the octave."""
+
+    _scale = 8.0
+
+    def features(self, audio: NDArray[np.float32]) -> Tensor:
+        return features.chroma(audio)
+
+    def columns(self, score: Score, frames: int) -> Columns:
+        keys, onsets = super().columns(score, frames)
+        tones = torch.zeros(13, keys.shape[1], dtype=torch.float64)
+        for key, row in enumerate(keys[: features.KEYS] + keys[features.KEYS + 1 : -1]):
+            tones[(key + features.LOWEST) % 12] += row
+        tones[12] = keys[SILENCE]
+        return Columns(tones / tones.norm(dim=0), onsets)
+
+    def size(self) -> int:
+        return 0
+
+    def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
+        return self._scale * (1 - heard @ keys)
+
+
+# --- learning
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A recording with its score, and when it has each event of it."""
+
+    name: str
+    heard: Tensor
+    columns: Columns
+    truth: NDArray[np.float64]
+
+    @property
+    def frames(self) -> int:
+        return len(self.heard)
+
+    def alignment(self) -> Tensor:
+        """Index pairs (L, 2)."""
+        begins = np.round(self.truth * features.RATE / features.HOP).astype(np.int64)
+        # The first column of an event lasts a frame, and time goes evenly over the others; silence comes first and last.
+        last = self.columns.keys.shape[1] - 1
+        known = {0: 0, last: max(self.frames - 1, int(begins[-1]) + 1)}
+        known |= {column + 1: begin + 1 for column, begin in zip(self.columns.onsets.tolist(), begins, strict=True)}
+        known |= dict(zip(self.columns.onsets.tolist(), begins, strict=True)) | {last: known[last]}
+        columns = sorted(known)
+        starts = np.interp(np.arange(last + 1), columns, [known[column] for column in columns])
+        return true_alignment(np.floor(starts).astype(np.int64), self.frames)
+
+
+class Batch(NamedTuple):
+    """Pieces side by side: features padded, their true alignments (B, frames, columns), and their lengths."""
+
+    heard: Tensor
+    keys: Tensor
+    truth: Tensor
+    lengths: tuple[Tensor, Tensor]
+
+
+def batch(pieces: Sequence[Piece]) -> Batch:
+    sizes = [(piece.frames, piece.columns.keys.shape[1]) for piece in pieces]
+    truth = torch.zeros(len(pieces), *map(max, zip(*sizes, strict=True)), dtype=torch.float64)
+    for n, piece in enumerate(pieces):
+        truth[n][tuple(piece.alignment().T)] = 1
+    keys = pad_sequence([piece.columns.keys.T for piece in pieces], batch_first=True).mT
+    heard = pad_sequence([piece.heard for piece in pieces], batch_first=True)
+    lengths = torch.tensor([size[0] for size in sizes]), torch.tensor([size[1] for size in sizes])
+    return Batch(heard, keys, truth, lengths)
+
+
+def cost_of_classes(model: Model, weights: Tensor, of: Batch) -> Tensor:
+    """How surprising each frame is given its true column: the multinomial classifier's own loss, a mean."""
+    return (model.costs(weights, of.heard, of.keys) * of.truth).sum() / of.truth.sum()
+
+
+def area(model: Model, weights: Tensor, of: Batch, omega: Regularizer) -> Tensor:
+    """‖L(Y − Y_true)ᵀ‖² of the alignment ∇DTW_Ω(θ), a mean over frames."""
+    p = DTW(model.costs(weights, of.heard, of.keys), lengths=of.lengths, omega=omega)
+    return losses.alignment_area(p, of.truth, reduction="sum") / of.lengths[0].sum()
+
+
+def learn(
+    model: Model,
+    loss: Callable[[Tensor], Tensor],
+    begin: Tensor,
+    *,
+    penalty: float = 1e-3,
+    iterations: int = 200,
+    told: Callable[[float], None] = lambda loss: None,
+) -> Tensor:
+    """The weights of least loss and penalty, by L-BFGS from ``begin``."""
+
+    def value_and_gradient(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = torch.tensor(numbers, requires_grad=True)
+        total = loss(weights) + penalty * model.penalty(weights)
+        (gradient,) = torch.autograd.grad(total, weights)
+        told(total.item())
+        return total.item(), gradient.numpy()
+
+    found = minimize(value_and_gradient, begin.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": iterations})
+    return torch.from_numpy(found.x)

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+
+from bellmax.apps.audio import align as aligning
+from bellmax.apps.audio.features import HOP, RATE
+from bellmax.apps.audio.model import Chroma, Harmonic
+
+from . import music
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_known_warp_is_found_within_a_frame(seed):
+    score = music.score(seed, 12)
+    times = music.warp(score, seed)
+    found = aligning.align(Harmonic().features(music.render(score, times)), score)
+    assert np.abs(found.times - times[:-1]).max() <= 1.01 * HOP / RATE
+    assert found.confidence.min() > 0
+    assert found.confidence.max() <= 1 + 1e-6
+    assert found.soft.shape[1] == 12
+    assert found.soft.sum(1).max() <= 1 + 1e-5
+
+
+def test_chroma_needs_no_weights():
+    score = music.score(2, 12)
+    times = music.warp(score, 2)
+    model = Chroma()
+    found = aligning.align(model.features(music.render(score, times)), score, model, torch.empty(0))
+    assert np.median(np.abs(found.times - times[:-1])) <= 3 * HOP / RATE
+
+
+def test_in_parts_it_is_the_same(monkeypatch):
+    score = music.score(3, 60 * 4)
+    times = music.warp(score, 3)
+    heard = Harmonic().features(music.render(score, times))
+    whole = aligning.align(heard, score)
+    said = []
+    monkeypatch.setattr(aligning, "CELLS", 1000)
+    parts = aligning.align(heard, score, told=said.append)
+    assert "a coarse alignment first, then 3 parts of it" in said[0]
+    assert (whole.frames == parts.frames).mean() > 0.97
+    assert np.abs(whole.frames - parts.frames).max() < 20
+    np.testing.assert_allclose(np.median(parts.confidence), np.median(whole.confidence), atol=0.05)
+
+
+def test_durations_that_cannot_be():
+    score = music.score()
+    with pytest.raises(
+        ValueError, match=r"the recording lasts 23.2 s and the score 3.\d s: they differ by more than 5"
+    ):
+        aligning.align(torch.zeros(1000, 88, 20), score)
+
+
+def test_weights_of_another_size(tmp_path):
+    path = tmp_path / "w.json"
+    path.write_text('{"weights": [1, 2]}')
+    with pytest.raises(ValueError, match=r"w.json must hold 44 weights, got 2"):
+        aligning.trained(path)

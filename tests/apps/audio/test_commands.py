@@ -1,0 +1,87 @@
+"""``bellmax audio`` from one end to the other, on toy recordings."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from bellmax.apps.audio.commands import app
+from bellmax.apps.audio.features import RATE
+
+from . import music
+
+
+def run(*args: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("one", "two")):
+        music.write_piece(folder, name, seed)
+    return folder
+
+
+def test_aligns(data: Path, tmp_path: Path) -> None:
+    table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
+    options = ["--out", table, "--plot", picture, "--audio-clicks", clicks]
+    said = run("align", data / "one/one.wav", data / "one/one.mid", *options)
+    assert "8 events, from 0.39 s" in said
+    rows = list(csv.DictReader(table.open()))
+    score = music.score(0)
+    assert [float(row["score_time"]) for row in rows] == pytest.approx(score.onsets, abs=2e-3)
+    assert [float(row["audio_time"]) for row in rows] == pytest.approx(music.warp(score)[:-1], abs=0.03)
+    assert all(0 < float(row["confidence"]) <= 1 for row in rows)
+    assert all(row["notes"] for row in rows)
+    assert matplotlib.image.imread(picture).std() > 0
+    audio, rate = soundfile.read(clicks)
+    assert rate == RATE
+    assert np.abs(audio).max() <= 1
+
+
+def test_learns_and_uses_what_it_learnt(data: Path, tmp_path: Path) -> None:
+    assert "44 weights learnt on 2 pieces" in run("train", data, "--output", tmp_path / "w.json")
+    piece = data / "two/two"
+    options = ["--weights", tmp_path / "w.json", "--out", tmp_path / "a.csv"]
+    assert "8 events" in run("align", f"{piece}.wav", f"{piece}.mid", *options)
+
+
+def test_evaluates(data: Path, tmp_path: Path) -> None:
+    said = run("evaluate", data, "--output", tmp_path)
+    rows = json.loads((tmp_path / "audio.json").read_text())
+    by_name = {row["name"]: row for row in rows}
+    for name in ("the paper's features: pretrained", "harmonic features: end-to-end, l2", "random θ"):
+        assert name in said
+        assert len(by_name[name]["test"]) == 2
+    assert by_name["harmonic features: end-to-end, l2"]["test"][0]["ms"] < 100
+    assert by_name["random θ"]["test"][0]["ms"] > 100
+    assert "| random θ |" in (tmp_path / "audio.md").read_text()
+    assert matplotlib.image.imread(tmp_path / "audio-maps.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["align", "nowhere.wav", "MIDI"], "nowhere.wav cannot be read as audio"),
+        (["align", "WAV", "nowhere.mid"], "nowhere.mid cannot be read as MIDI"),
+        (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'harmonic' or 'chroma', got 'mfcc'"),
+        (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
+        (["train", "TMP"], "does not exist"),
+    ],
+)
+def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+    (tmp_path / "piece").mkdir()
+    places = {"WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
+    said = run(*(places.get(arg, arg) for arg in args), status=2)
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said

@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from bellmax.apps.audio import features
+
+from . import music
+
+
+@pytest.fixture(scope="module")
+def audio() -> np.ndarray:
+    score = music.score()
+    return music.render(score, music.warp(score))
+
+
+def test_shapes_and_scales(audio):
+    frames = 1 + len(audio) // features.HOP
+    paper, chroma, harmonic = features.of_paper(audio), features.chroma(audio), features.harmonic(audio)
+    assert paper.shape == (frames, 8)
+    assert chroma.shape == (frames, 13)
+    assert harmonic.shape == (frames, features.KEYS, 20)
+    torch.testing.assert_close(paper.median(0).values.abs() < 0.05, torch.ones(8, dtype=torch.bool))
+    torch.testing.assert_close(paper.std(0), torch.ones(8).double(), rtol=1e-2, atol=0)
+    torch.testing.assert_close(chroma.norm(dim=1), torch.ones(frames).double())
+    for heard in (paper, chroma, harmonic):
+        assert heard.isfinite().all()
+    assert harmonic.min() >= 0 and harmonic.max() < 1.5
+
+
+def test_evidence_is_where_the_key_is():
+    time = np.arange(2 * features.RATE) / features.RATE
+    silence = np.zeros(features.RATE // 2)
+    tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)  # A4, 69
+    heard = features.harmonic(np.concatenate([silence, tone]).astype(np.float32))
+    assert heard[60, :, 0].argmax() == 69 - features.LOWEST
+    onset = len(silence) / features.HOP
+    assert abs(int(heard[:, 69 - features.LOWEST, 10].argmax()) - onset) <= 2
+
+
+@pytest.mark.parametrize("ending", ["wav", "flac", "ogg"])
+def test_loads(tmp_path: Path, audio, ending: str):
+    path = tmp_path / f"a.{ending}"
+    soundfile.write(path, np.stack([audio, audio], 1), features.RATE)
+    assert len(features.load(path)) == pytest.approx(len(audio), abs=10)
+
+
+def test_errors(tmp_path: Path):
+    path = tmp_path / "a.wav"
+    with pytest.raises(ValueError, match=r"a.wav cannot be read as audio"):
+        features.load(path)
+    path.write_bytes(b"not audio")
+    with pytest.raises(ValueError, match=r"a.wav cannot be read as audio"):
+        features.load(path)
+    soundfile.write(path, np.zeros(100), features.RATE)
+    with pytest.raises(ValueError, match=r"a.wav must last at least 0.09 s, got 0.00 s"):
+        features.load(path)
+    soundfile.write(path, np.zeros(features.RATE), features.RATE)
+    with pytest.raises(ValueError, match=r"a.wav is silent"):
+        features.load(path)

@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import bellmax as bx
+from bellmax.apps.audio import evaluation, features
+from bellmax.apps.audio.model import Chroma, Harmonic, Linear, Piece, area, batch, cost_of_classes, learn
+
+from . import music
+
+
+def piece(model, seed=0, events=4):
+    score = music.score(seed, events)
+    times = music.warp(score, seed)
+    heard = model.features(music.render(score, times))
+    return Piece(str(seed), heard, model.columns(score, len(heard)), times[:-1])
+
+
+@pytest.mark.parametrize("model", [Linear(), Harmonic(), Harmonic(share=0), Chroma()], ids=lambda m: type(m).__name__)
+def test_columns_name_keys(model):
+    score = music.score()
+    columns = model.columns(score, 300)
+    assert len(columns.onsets) == len(score)
+    assert (columns.onsets.diff() >= 1).all()
+    assert columns.onsets[0] == 1
+    norm = columns.keys.norm(dim=0) if isinstance(model, Chroma) else columns.keys.sum(0)
+    torch.testing.assert_close(norm, torch.ones(columns.keys.shape[1]).double())
+
+
+def test_columns_follow_the_tempo_of_the_score():
+    score = music.score()
+    onsets = Harmonic(share=0.5).columns(score, 1000).onsets
+    lasting = np.diff(score.onsets) / (score.end - score.onsets[0])
+    np.testing.assert_allclose(onsets.diff() / 500, lasting, atol=0.01)
+
+
+def test_linear_has_a_key_for_each_pitch_that_it_knows():
+    model = Linear({60, 64, 90})
+    score = music.Score.of([(0.0, 1.0, 61), (0.0, 1.0, 40), (1.0, 2.0, 100), (2.0, 3.0, 64)])
+    assert model.columns(score, 10).keys.argmax(0).tolist() == [3, 0, 2, 1, 3]  # the highest note; silence at the ends
+
+
+@pytest.mark.parametrize("model", [Linear({60, 64, 67, 70, 75}), Harmonic(share=0)], ids=["linear", "harmonic"])
+@pytest.mark.parametrize("omega", [bx.Negentropy(2.0), bx.SquaredL2(20.0)], ids=str)
+def test_gradient_from_weights_to_loss(model, omega):
+    of = batch([piece(model, seed) for seed in range(2)])
+    short = of._replace(heard=of.heard[:, ::6], truth=of.truth[:, ::6], lengths=(of.lengths[0] // 6, of.lengths[1]))
+    short.truth[:] = 0
+    for n, (frames, columns) in enumerate(zip(*short.lengths, strict=True)):
+        target = bx.DTW(torch.rand(int(frames), int(columns)).double() + 1).best_path()
+        short.truth[n, : int(frames), : int(columns)] = target
+    torch.manual_seed(1)
+    weights = (0.3 * torch.randn(model.size())).double().requires_grad_()
+    assert gradcheck(lambda w: area(model, w, short, omega), weights, fast_mode=True)
+    assert gradcheck(lambda w: cost_of_classes(model, w, short), weights, fast_mode=True)
+
+
+@pytest.mark.parametrize("model", [Linear(range(55, 80)), Harmonic(share=0)], ids=["linear", "harmonic"])
+def test_end_to_end_learning_brings_alignments_closer(model):
+    pieces = [piece(model, seed) for seed in range(3)]
+    of = batch(pieces)
+    first = learn(model, lambda w: cost_of_classes(model, w, of), torch.zeros(model.size()).double(), iterations=30)
+    omega = bx.Negentropy()
+    before = area(model, first, of, omega)
+    found = learn(model, lambda w: area(model, w, of, omega), first, iterations=20)
+    assert area(model, found, of, omega) < 0.8 * before
+
+
+def test_truth_is_an_alignment_with_an_onset_a_frame():
+    model = Harmonic(share=0)
+    own = piece(model)
+    cells = own.alignment()
+    for column, onset in zip(own.columns.onsets.tolist(), own.truth, strict=True):
+        frames = cells[cells[:, 1] == column, 0]
+        assert frames.tolist() == [round(onset * features.RATE / features.HOP)]
+
+
+def test_measures():
+    own = piece(Harmonic(share=0))
+    right = evaluation.measure(own, own.truth)
+    assert right == {"events": 0, "frames": 0, "ms": 0, "within_50": 1, "within_100": 1}
+    late = evaluation.measure(own, own.truth + 0.06)
+    assert late["ms"] == pytest.approx(60)
+    assert late["frames"] == pytest.approx(0.06 * features.RATE / features.HOP)
+    assert (late["within_50"], late["within_100"]) == (0, 1)
+    seconds = own.frames * features.HOP / features.RATE
+    assert late["events"] == pytest.approx(len(own.truth) * 0.06 / seconds, rel=0.4)  # in whole frames

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bellmax.apps.audio.score import Score, first_frames, read_midi, read_truth, true_alignment
+
+from . import music
+
+
+def test_events_are_moments_at_which_notes_begin():
+    score = Score.of([(1.0, 3.0, 60), (1.005, 2.0, 64), (2.0, 3.0, 67), (2.5, 4.0, 48)])
+    assert score.onsets.tolist() == [1.0, 2.0, 2.5]
+    assert [sorted(s) for s in score.sounding] == [[60, 64], [60, 67], [48, 60, 67]]
+    assert [sorted(s) for s in score.beginning] == [[60, 64], [67], [48]]
+    assert score.end == 4.0
+    with pytest.raises(ValueError, match="a score must have at least one note, got none"):
+        Score.of([])
+
+
+def test_reads_midi(tmp_path: Path):
+    written = music.score()
+    found = read_midi(music.write_midi(tmp_path / "a.mid", written))
+    np.testing.assert_allclose(found.onsets, written.onsets, atol=3e-3)
+    assert found.sounding == written.sounding
+
+
+def test_errors_of_midi(tmp_path: Path):
+    path = tmp_path / "a.mid"
+    with pytest.raises(ValueError, match=r"a.mid cannot be read as MIDI"):
+        read_midi(path)
+    path.write_bytes(b"no midi at all")
+    with pytest.raises(ValueError, match=r"a.mid cannot be read as MIDI"):
+        read_midi(path)
+    import pretty_midi
+
+    pretty_midi.PrettyMIDI().write(str(path))
+    with pytest.raises(ValueError, match=r"a.mid has no notes"):
+        read_midi(path)
+
+
+def test_reads_truth(tmp_path: Path):
+    score = Score.of([(1.0, 2.0, 60), (1.0, 2.0, 64), (2.0, 3.0, 67)])
+    path = tmp_path / "truth.txt"
+    path.write_text("100\t1000\t60\t1\n120\t1001\t64\t2\n900\t2000\t67\t1\n")
+    np.testing.assert_allclose(read_truth(path, score), [0.11, 0.9])
+    path.write_text("100\t1000\t60\t1\n")
+    with pytest.raises(ValueError, match=r"has no note at 2.000 s of the score"):
+        read_truth(path, score)
+    path.write_text("onset\n")
+    with pytest.raises(ValueError, match="must hold lines of four numbers"):
+        read_truth(path, score)
+
+
+@pytest.mark.parametrize("starts", [[0, 3, 4, 9], [0, 0, 0, 0], [5, 2, 20, 30], [0, 1, 2, 3]])
+def test_true_alignments_are_paths(starts: list[int]):
+    cells = true_alignment(np.array(starts), 10)
+    assert cells[0].tolist() == [0, 0]
+    assert cells[-1].tolist() == [9, 3]
+    steps = cells[1:] - cells[:-1]
+    assert ((steps >= 0) & (steps <= 1)).all()
+    assert (steps.sum(1) >= 1).all()
+    path = torch.zeros(10, 4)
+    path[tuple(cells.T)] = 1
+    wanted = np.maximum.accumulate(np.clip(starts, 0, 9))
+    wanted[0] = 0
+    assert first_frames(path).tolist() == wanted.tolist()
