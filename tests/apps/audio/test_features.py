@@ -27,7 +27,8 @@ def test_shapes_and_scales(audio):
     torch.testing.assert_close(chroma.norm(dim=1), torch.ones(frames).double())
     for heard in (paper, chroma, harmonic):
         assert heard.isfinite().all()
-    assert harmonic.min() >= 0 and harmonic.max() < 1.5
+    assert harmonic.min() >= 0
+    assert harmonic.max() < 1.5
 
 
 def test_evidence_is_where_the_key_is():

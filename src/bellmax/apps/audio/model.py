@@ -201,7 +201,7 @@ class Piece:
     def alignment(self) -> Tensor:
         """Index pairs (L, 2)."""
         begins = np.round(self.truth * features.RATE / features.HOP).astype(np.int64)
-        # The first column of an event lasts a frame, and time goes evenly over the others; silence comes first and last.
+        # The first column of an event lasts a frame, time goes evenly over the others; silence comes first and last.
         last = self.columns.keys.shape[1] - 1
         known = {0: 0, last: max(self.frames - 1, int(begins[-1]) + 1)}
         known |= {column + 1: begin + 1 for column, begin in zip(self.columns.onsets.tolist(), begins, strict=True)}
