@@ -40,6 +40,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure, chains and DTW against th
 	$(BIN)/python benchmarks/dag.py
 	$(BIN)/python benchmarks/chain.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/ner.py
 	$(BIN)/python benchmarks/dtw.py
 
 # A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
