@@ -1,4 +1,4 @@
-"""A step of training the tagger of section 5.2 of the paper: what the CRF takes of it, and with pytorch-crf in its place.
+"""A step of training the tagger of section 5.2 of the paper: what the CRF takes of it, and what pytorch-crf would.
 
 Sentences are made up: 12 to 52 tokens, words of 2 to 12 letters, four types of entities. Interleaved in one process.
 """
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from itertools import product
 
 import torch
+import torchcrf
 from measuring import SECONDS, Row, cell, command_line, factor, heading, machine, measure, ratio, report, table
 from torch import Tensor
-from torchcrf import CRF as PytorchCRF
 
 from bellmax.apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes
 from bellmax.apps.ner.model import Tagger
@@ -28,7 +28,7 @@ class WithPytorchCRF(Tagger):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary, sparse=True)
-        self.crf = PytorchCRF(len(vocabulary.labels), batch_first=True)
+        self.crf = torchcrf.CRF(len(vocabulary.labels), batch_first=True)
 
     def forward(self, batch: Batch) -> Tensor:
         mask = batch.tags >= 0

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-APPLICATIONS = {"ner": "named entity recognition", "audio": "audio-to-score alignment"}
+APPLICATIONS = {
+    "ner": "named entity recognition",
+    "audio": "audio-to-score alignment",
+    "translation": "translation with structured attention",
+}
 
 
 def main() -> None:

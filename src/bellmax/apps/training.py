@@ -129,6 +129,14 @@ class State:
         return sum(record["seconds"] for record in self.history)
 
 
+def begin(run: Path, *, resume: bool) -> None:
+    """Make the folder of a run, and, unless it goes on, remove what another has left there."""
+    run.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        for name in ("last.pt", "best.pt", "history.json"):
+            (run / name).unlink(missing_ok=True)
+
+
 def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, console: Console | None = None) -> State:
     """Train, from the beginning or from where the run was left; ``console`` is told how it goes.
 

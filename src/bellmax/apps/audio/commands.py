@@ -96,7 +96,13 @@ def evaluate(
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("", total=pieces * 8)
-            rows, onsets = evaluation.experiment(data, lambda text: progress.update(bar, advance=1, description=text))
+
+            def told(text: str) -> None:
+                progress.update(bar, advance=1, description=text)
+                if not console.is_terminal:
+                    console.print(text, highlight=False)
+
+            rows, onsets = evaluation.experiment(data, told)
         text = evaluation.markdown(rows)
         console.print(text, highlight=False, soft_wrap=True)
         if output is None:

@@ -17,6 +17,7 @@ import bellmax.apps.training as training
 from bellmax.apps.commands import one_sentence, origin
 from bellmax.apps.ner.data import Corpus, Sentence
 from bellmax.apps.ner.schemes import Entity
+from bellmax.apps.runs import train_all
 
 app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
 
@@ -156,13 +157,13 @@ def plot(
     with one_sentence():
         runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
         given = _sentence(sentence, data, runs[0][3])
-        panels = {}
+        panels = []
         for path, model, vocabulary, config in runs:
             if vocabulary.labels != runs[0][2].labels:
                 raise ValueError(f"runs must have the same labels, but those of {path} differ")
             with torch.no_grad():
                 p = model.distribution(Corpus([Sentence(given.tokens, [])], vocabulary).batch([0]))
-            panels[f"{config.omega}, {config.loss} ({path.name})"] = p.marginals[0].double().numpy()
+            panels.append((f"{config.omega}, {config.loss} ({path.name})", p.marginals[0].double().numpy()))
         draw(given.tokens, vocabulary.labels, panels, given.tags).savefig(output, dpi=150)
     typer.echo(f"{output}: {' '.join(given.tokens)}")
 
@@ -212,13 +213,13 @@ def table(
             own = {"--omega": cell.omega, "--gamma": gammas[cell.omega], "--loss": cell.loss, "--output": cell.run}
             if cell.data.resolve().name in vectors:
                 own["--embeddings"] = vectors[cell.data.resolve().name]
-            return ["--resume", *(str(part) for pair in (shared | own).items() for part in pair)]
+            given = (str(part) for pair in (shared | own).items() for part in pair)
+            return ["ner", "train", str(cell.data), "--resume", *given]
 
         console = Console()
         every = tables.cells(data, list(gammas), output)
-        if jobs > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-        tables.train_all(every, options, jobs, lambda line: console.print(line, highlight=False))
+        commands = {cell.run: options(cell) for cell in every}
+        train_all(commands, jobs, "f1", lambda line: console.print(line, highlight=False))
         rows = [tables.measure(cell) for cell in every]
     text = f"{origin()} {jobs} runs at a time.\n\n{tables.markdown(rows)}"
     (output / "table.md").write_text(text, encoding="utf-8")

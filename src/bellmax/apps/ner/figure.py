@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 def draw(
     tokens: Sequence[str],
     labels: Sequence[str],
-    probabilities: dict[str, NDArray[np.float64]],
+    panels: Sequence[tuple[str, NDArray[np.float64]]],
     truth: Sequence[str] | None = None,
 ) -> Figure:
-    """A panel for each entry of ``probabilities`` (T, S), by its title: words to the right, tags one above the other.
+    """A panel for each title and probabilities (T, S): words to the right, tags one above the other.
 
     A cell is as dark as it is probable, has a grey border where its probability is not 0, and a red dot where it is the
     truth, given as labels. Tags that are improbable everywhere and never the truth are left out.
     """
-    most = np.max([p.max(0) for p in probabilities.values()], axis=0)
+    most = np.max([p.max(0) for _, p in panels], axis=0)
     rows = [n for n, label in enumerate(labels) if most[n] > 0.005 or (truth and label in truth)]
     height = 0.26 * len(rows) + 1.6
-    figure = Figure(figsize=(max(4.0, 0.5 * len(tokens) + 1.4), height * len(probabilities)), layout="constrained")
-    axes = figure.subplots(len(probabilities), squeeze=False)[:, 0]
-    for ax, (title, p) in zip(axes, probabilities.items(), strict=True):
+    figure = Figure(figsize=(max(4.0, 0.5 * len(tokens) + 1.4), height * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for ax, (title, p) in zip(axes, panels, strict=True):
         _panel(ax, tokens, [labels[n] for n in rows], p[:, rows].T, truth)
         ax.set_title(title, fontsize=9, loc="left")
     return figure

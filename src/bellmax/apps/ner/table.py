@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,9 +24,6 @@ class Cell:
     loss: str
     run: Path
 
-    def is_trained(self) -> bool:
-        return (self.run / "done").exists()
-
 
 def cells(data: Sequence[Path], omegas: Sequence[str], output: Path) -> list[Cell]:
     names = [folder.resolve().name for folder in data]
@@ -39,46 +33,6 @@ def cells(data: Sequence[Path], omegas: Sequence[str], output: Path) -> list[Cel
         Cell(folder, omega, loss, output / name / f"{omega}-{loss}")
         for (folder, name), omega, loss in product(zip(data, names, strict=True), omegas, LOSSES)
     ]
-
-
-def train_all(of: Sequence[Cell], options: Callable[[Cell], list[str]], jobs: int, told: Callable[[str], None]) -> None:
-    """Train what is not trained yet, each in a process of its own, ``jobs`` at a time; interrupted, it can resume."""
-    waiting = [cell for cell in of if not cell.is_trained()]
-    running: list[tuple[Cell, subprocess.Popen[bytes], int]] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                cell = waiting.pop(0)
-                cell.run.mkdir(parents=True, exist_ok=True)
-                command = [sys.executable, "-m", "bellmax", "ner", "train", str(cell.data), *options(cell)]
-                with (cell.run / "log.txt").open("ab") as log:
-                    process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-                running.append((cell, process, 0))
-                told(f"{cell.run}: begun")
-            time.sleep(0.2)
-            running = list(_going_on(running, told))
-    finally:
-        for _, process, _ in running:
-            process.terminate()
-
-
-def _going_on(
-    running: Sequence[tuple[Cell, subprocess.Popen[bytes], int]], told: Callable[[str], None]
-) -> Iterator[tuple[Cell, subprocess.Popen[bytes], int]]:
-    """Those that still run; says which epochs are over, and fails where one has."""
-    for cell, process, seen in running:
-        history = cell.run / "history.json"
-        records = training.read_json(history) if history.exists() else []
-        if len(records) > seen:
-            told(f"{cell.run}: epoch {len(records)}, dev F1 {records[-1]['f1']:.2f}, loss {records[-1]['loss']:.3f}")
-        status = process.poll()
-        if status is None:
-            yield cell, process, len(records)
-        elif status == 0:
-            (cell.run / "done").touch()
-        else:
-            last = (cell.run / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RuntimeError(f"{cell.run} failed (see log.txt there): {' '.join(last)}")
 
 
 def measure(cell: Cell) -> dict[str, Any]:

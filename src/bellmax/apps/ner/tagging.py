@@ -143,10 +143,7 @@ def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = No
         model.use_vectors(rows)
         model.to(device)
         if training.rank() == 0:
-            run.mkdir(parents=True, exist_ok=True)
-            if not more.get("resume"):
-                for name in ("last.pt", "best.pt", "history.json"):
-                    (run / name).unlink(missing_ok=True)
+            training.begin(run, resume=bool(more.get("resume")))
             config.save(run)
             vocabulary.save(run / "vocabulary.json")
         task = NamedEntities(model, config, Corpus(sentences, vocabulary), Corpus(dev, vocabulary))

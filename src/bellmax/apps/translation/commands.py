@@ -1,0 +1,222 @@
+"""``bellmax translation …``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import bellmax.apps.training as training
+import bellmax.apps.translation.translating as translating
+from bellmax.apps.commands import one_sentence, origin
+from bellmax.apps.runs import train_all
+from bellmax.apps.translation.data import SPLITS, read_pairs
+from bellmax.apps.translation.model import ATTENTIONS
+
+app = typer.Typer(
+    no_args_is_help=True, help="Translation: train on parallel text, translate, and see what was attended to."
+)
+
+Data = Annotated[Path, typer.Argument(help="A folder of parallel text: train.fr, train.en, val.fr, …, maybe with .gz.")]
+Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
+Source = Annotated[str, typer.Option(help="The language to translate from, as files end.")]
+Target = Annotated[str, typer.Option(help="The language to translate to.")]
+Epochs = Annotated[int, typer.Option(help="How many epochs at most.")]
+Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so many minutes of training.")]
+Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
+StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
+Decay = Annotated[float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")]
+Size = Annotated[int, typer.Option(help="Of words and of states.")]
+Tokens = Annotated[int, typer.Option(help="Tokens in a batch with its padding.")]
+Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
+Pieces = Annotated[int, typer.Option(help="How many pieces of words in each language, by BPE; 0 for whole words.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Width = Annotated[int, typer.Option(help="Translations kept at a time by beam search; 1 for greedy search.")]
+
+
+@app.command()
+def train(
+    data: Data,
+    output: Annotated[Path, typer.Option(help="The folder to write the run to.")],
+    source: Source = "fr",
+    target: Target = "en",
+    attention: Annotated[str, typer.Option(help=f"{', '.join(ATTENTIONS)}.")] = "softmax",
+    epochs: Epochs = 15,
+    minutes: Minutes = None,
+    optimizer: Optimizer = "adamw",
+    step_size: StepSize = 0.002,
+    decay: Decay = 0.5,
+    size: Size = 256,
+    tokens: Tokens = 1500,
+    dropout: Dropout = 0.3,
+    smoothing: Annotated[float, typer.Option(help="Of labels.")] = 0.1,
+    pieces: Pieces = 0,
+    longest: Annotated[int, typer.Option(help="Tokens of a line in training, at most.")] = 50,
+    seed: Seed = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from where the run was left.")] = False,
+) -> None:
+    """Train a translator. The weights with the best BLEU on dev are kept; Ctrl-C leaves a run to use and resume."""
+    with one_sentence():
+        if (output / "last.pt").exists() and not resume:
+            raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
+        config = translating.Config(
+            source=source,
+            target=target,
+            attention=attention,
+            size=size,
+            dropout=dropout,
+            smoothing=smoothing,
+            pieces=pieces,
+            longest=longest,
+            tokens=tokens,
+            settings=training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed),
+        )
+        console = Console() if os.environ.get("RANK", "0") == "0" else None
+        try:
+            state = translating.train(data, output, config, resume=resume, console=console)
+        except KeyboardInterrupt:
+            typer.echo(f"\ninterrupted: {output} can be used as it is, or resumed with --resume", err=True)
+            raise typer.Exit(130) from None
+        if console is not None:
+            console.print(f"{output}: dev BLEU {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+
+
+@app.command()
+def translate(run: Run, width: Width = 5) -> None:
+    """Translate the standard input, line by line."""
+    with one_sentence():
+        model, source, target, _ = translating.load(run)
+        for line in sys.stdin:
+            ((text, _),) = translating.translate(model, source, target, [line], width)
+            typer.echo(text)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    data: Data,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    width: Width = 5,
+) -> None:
+    """BLEU by sacreBLEU, with its signature, and how many words of the source are attended to for a word."""
+    with one_sentence():
+        if split not in SPLITS:
+            raise ValueError(f"split must be train, dev or test, got {split!r}")
+        model, source, target, config = translating.load(run)
+        pairs = read_pairs(data, split, (config.source, config.target))
+        found = translating.evaluate(model, source, target, pairs, width)
+    typer.echo(f"BLEU            {found['bleu']:6.2f}   {found['signature']}")
+    typer.echo(f"words attended  {found['attended']:6.2f}   with a weight above 0")
+    typer.echo(f"                {found['clearly']:6.2f}   with a weight above 0.1")
+
+
+@app.command()
+def attention(
+    run: Run,
+    sentence: Annotated[str, typer.Argument(help="A line to translate.")],
+    output: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("attention.png"),
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run, to be drawn beside. May be repeated.")] = None,
+    width: Width = 5,
+) -> None:
+    """Draw which words of a sentence are attended to as each word of its translation is written."""
+    from bellmax.apps.translation.figure import draw
+
+    with one_sentence():
+        maps = []
+        for path in (run, *(beside or [])):
+            model, source, target, config = translating.load(path)
+            ((text, found),) = translating.translate(model, source, target, [sentence], width)
+            if not found.words:
+                raise ValueError(f"sentence must give a translation with words, got none from {path}")
+            title = (
+                config.attention if config.attention in ("softmax", "sparsemax") else f"structured, {config.attention}"
+            )
+            maps.append((f"{title} ({path.name})", target.shown(found.words), found.weights.double().numpy()))
+            typer.echo(f"{path}: {text}")
+        draw([*source.tokens(sentence), "</s>"], maps).savefig(output, dpi=150)
+    typer.echo(str(output))
+
+
+@app.command()
+def table(
+    data: Data,
+    output: Annotated[Path, typer.Option(help="A folder for the runs, table.md and table.json.")],
+    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET. May be repeated; fr-en and en-fr.")] = None,
+    epochs: Epochs = 10,
+    minutes: Minutes = None,
+    optimizer: Optimizer = "adamw",
+    step_size: StepSize = 0.002,
+    decay: Decay = 0.5,
+    size: Size = 256,
+    tokens: Tokens = 1500,
+    dropout: Dropout = 0.3,
+    pieces: Pieces = 0,
+    seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    width: Width = 5,
+) -> None:
+    """Train with each attention at the same budget, and write what came of it. Interrupted, it resumes."""
+    with one_sentence():
+        shared = {
+            "--epochs": epochs, "--optimizer": optimizer, "--step-size": step_size, "--decay": decay, "--size": size,
+            "--tokens": tokens, "--dropout": dropout, "--pieces": pieces, "--seed": seed,
+        }  # fmt: skip
+        if minutes is not None:
+            shared["--minutes"] = minutes
+        cells = [(pair, kind, output / pair / kind) for pair in pairs or ("fr-en", "en-fr") for kind in ATTENTIONS]
+        commands = {}
+        for pair, kind, run in cells:
+            own = dict(zip(("--source", "--target"), pair.split("-", 1), strict=True))
+            given = shared | own | {"--attention": kind, "--output": run}
+            arguments = (str(part) for entry in given.items() for part in entry)
+            commands[run] = ["translation", "train", str(data), "--resume", *arguments]
+        console = Console()
+        train_all(commands, jobs, "bleu", lambda line: console.print(line, highlight=False))
+        rows = [_measure(data, pair, kind, run, width) for pair, kind, run in cells]
+        text = _markdown(rows)
+        (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
+        training.write_json(output / "table.json", rows)
+    console.print(text, highlight=False)
+
+
+def _measure(data: Path, pair: str, kind: str, run: Path, width: int) -> dict[str, Any]:
+    model, source, target, config = translating.load(run)
+    history = training.read_json(run / "history.json")
+    found = translating.evaluate(model, source, target, read_pairs(data, "test", (config.source, config.target)), width)
+    speed = sorted(record["tokens_per_second"] for record in history)[len(history) // 2]
+    best = max(history, key=lambda record: record["bleu"])
+    return {
+        "pair": pair,
+        "attention": kind,
+        **found,
+        "dev_bleu": best["bleu"],
+        "best_epoch": best["epoch"],
+        "epochs": len(history),
+        "tokens_per_second": speed,
+    }
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        own = [row for row in rows if row["pair"] == pair]
+        lines += [
+            f"## {pair.replace('-', ' → ')}",
+            "",
+            "| attention | test BLEU | to softmax | dev BLEU | best epoch | tokens/s | to softmax | attended | > 0.1 |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for row in own:
+            speed = row["tokens_per_second"]
+            lines.append(
+                f"| {row['attention']} | {row['bleu']:.2f} | {row['bleu'] - own[0]['bleu']:+.2f} "
+                f"| {row['dev_bleu']:.2f} | {row['best_epoch']:.0f} of {row['epochs']} "
+                f"| {speed:.0f} | {speed / own[0]['tokens_per_second']:.2f}× | {row['attended']:.2f} "
+                f"| {row['clearly']:.2f} |"
+            )
+        lines += ["", f"{own[0]['signature']}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""A translator in use: trained, kept in a folder, loaded, measured, asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+import torch
+from torch import Tensor
+
+import bellmax.apps.training as training
+from bellmax.apps.translation.data import END, Batch, Corpus, Vocabulary, read_pairs
+from bellmax.apps.translation.model import Translation, Translator, beam_search, greedy
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that a translator is made from, but for its vocabularies.
+
+    Args:
+        source: the language to translate from, as files end.
+        target: the language to translate to.
+        attention: "softmax", "negentropy", "l2" or "sparsemax".
+        size: of words and of states.
+        dropout: share of features left out in training.
+        smoothing: of labels.
+        pieces: how many pieces of words there are in each language; 0 for whole words.
+        longest: tokens of a line in training, at most.
+        tokens: in a batch.
+        settings: how to train.
+
+    """
+
+    source: str = "fr"
+    target: str = "en"
+    attention: str = "softmax"
+    size: int = 256
+    dropout: float = 0.3
+    smoothing: float = 0.1
+    pieces: int = 0
+    longest: int = 50
+    tokens: int = 1500
+    settings: training.Settings = field(
+        default_factory=lambda: training.Settings(15, optimizer="adamw", step_size=2e-3)
+    )
+
+    @classmethod
+    def load(cls, run: Path) -> Config:
+        given: dict[str, Any] = training.read_json(run / "config.json")
+        return cls(**{**given, "settings": training.Settings(**given["settings"])})
+
+    def save(self, run: Path) -> None:
+        training.write_json(run / "config.json", asdict(self))
+
+    def model(self, source: Vocabulary, target: Vocabulary) -> Translator:
+        """A translator that knows nothing yet."""
+        return Translator(
+            len(source),
+            len(target),
+            kind=self.attention,
+            size=self.size,
+            dropout=self.dropout,
+            smoothing=self.smoothing,
+        )
+
+
+# --- training
+
+
+class Translating(training.Task[list[int]]):
+    """Batches are lists of pairs' numbers."""
+
+    metric = "bleu"
+
+    def __init__(self, model: Translator, config: Config, train: Corpus, dev: Corpus, written: Dev) -> None:
+        self.model: Translator = model
+        self._config, self._train, self._dev, self._written = config, train, dev, written
+        self._members = train.within(config.longest)
+        if not self._members:
+            raise ValueError(f"no pair of training has from 1 to {config.longest} tokens on both sides")
+        self._device = next(model.parameters()).device
+
+    def batches(self, epoch: int) -> Sequence[list[int]]:
+        generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
+        return self._train.buckets(self._members, self._config.tokens, generator)
+
+    def part(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
+        own = batch[rank::world]
+        return self._train.batch(own or batch[:1]).to(self._device), len(own)
+
+    def items(self, batch: list[int]) -> int:
+        return sum(len(self._train.pairs[n][1]) - 1 for n in batch)
+
+    tokens = items
+
+    def evaluate(self) -> training.Record:
+        """Perplexity, and BLEU of greedy search."""
+        total = words = 0.0
+        with torch.no_grad():
+            for members in self._dev.buckets(range(len(self._dev.pairs)), 4 * self._config.tokens):
+                total += self.model(self._dev.batch(members).to(self._device)).item()
+                words += sum(len(self._dev.pairs[n][1]) - 1 for n in members)
+        found = translate_all(self.model, [source for source, _ in self._dev.pairs])
+        text = [self._written.vocabulary.decode(translation.words) for translation in found]
+        perplexity = float(torch.tensor(total / words).exp())
+        return {"perplexity": perplexity, "bleu": sacrebleu.corpus_bleu(text, [self._written.lines]).score}
+
+
+@dataclass(frozen=True)
+class Dev:
+    """What the development data should be translated to."""
+
+    lines: list[str]
+    vocabulary: Vocabulary
+
+
+def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
+    """Train a translator on a folder of parallel text into the folder ``run``; ``more`` is for :func:`training.fit`.
+
+    With ``resume`` the vocabularies are the run's, and ``config`` may ask for other epochs and minutes only.
+    """
+    resume = bool(more.get("resume")) and (run / "config.json").exists()
+    if resume:
+        before = Config.load(run)
+        settings = {**vars(before.settings), "epochs": config.settings.epochs, "minutes": config.settings.minutes}
+        config = Config(**{**vars(before), "settings": training.Settings(**settings)})
+    languages = config.source, config.target
+    pairs, dev = (read_pairs(data, split, languages) for split in ("train", "dev"))
+    if resume:
+        source, target = vocabularies(run)
+    else:
+        source, target = (
+            Vocabulary.of(language, (pair[side] for pair in pairs), pieces=config.pieces)
+            for side, language in enumerate(languages)
+        )
+    torch.manual_seed(config.settings.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with training.processes(device):
+        model = config.model(source, target).to(device)
+        if training.rank() == 0:
+            training.begin(run, resume=resume)
+            config.save(run)
+            source.save(run / "source.json")
+            target.save(run / "target.json")
+        known, unseen = (Corpus(own, source, target) for own in (pairs, dev))
+        task = Translating(model, config, known, unseen, Dev([line for _, line in dev], target))
+        return training.fit(task, config.settings, run, **more)
+
+
+def vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary]:
+    return Vocabulary.load(run / "source.json"), Vocabulary.load(run / "target.json")
+
+
+def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
+    """The best translator of a run."""
+    if not (run / "best.pt").exists():
+        raise ValueError(f"{run} is not a run of 'bellmax translation train': it has no best.pt")
+    config, (source, target) = Config.load(run), vocabularies(run)
+    model = config.model(source, target)
+    model.load_state_dict(torch.load(run / "best.pt", weights_only=True, map_location="cpu"))
+    return model.eval(), source, target, config
+
+
+# --- use
+
+
+def most_words(source: Tensor) -> int:
+    """How long a translation may get."""
+    return 2 * len(source) + 10
+
+
+def translate_all(model: Translator, sources: Sequence[Tensor], batch: int = 64) -> list[Translation]:
+    """By greedy search, lines of about a length together."""
+    device = next(model.parameters()).device
+    order = sorted(range(len(sources)), key=lambda n: len(sources[n]))
+    found: dict[int, Translation] = {}
+    for start in range(0, len(order), batch):
+        own = order[start : start + batch]
+        lines = [sources[n] for n in own]
+        padded = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(device)
+        lengths = torch.tensor([len(line) for line in lines])
+        found |= dict(zip(own, greedy(model, padded, lengths, most_words(lines[-1])), strict=True))
+    return [found[n] for n in range(len(sources))]
+
+
+def translate(
+    model: Translator, source: Vocabulary, target: Vocabulary, lines: Sequence[str], width: int = 5
+) -> Iterator[tuple[str, Translation]]:
+    """Each line as text, and what that is made of. A line without a token gives an empty one."""
+    for line in lines:
+        numbers = torch.tensor([*source.encode(line), END])
+        if len(numbers) == 1:
+            yield "", Translation([], 0.0, torch.empty(0, 1))
+            continue
+        found = beam_search(model, numbers, width, most_words(numbers))
+        yield target.decode(found.words), found
+
+
+def evaluate(
+    model: Translator, source: Vocabulary, target: Vocabulary, pairs: Sequence[tuple[str, str]], width: int = 1
+) -> dict[str, Any]:
+    """BLEU with its signature, and how attention is spread: words with a weight above 0, and with one above 0.1."""
+    if width == 1:
+        found = translate_all(model, [torch.tensor([*source.encode(a), END]) for a, _ in pairs])
+        texts = [target.decode(translation.words) for translation in found]
+    else:
+        both = list(translate(model, source, target, [a for a, _ in pairs], width))
+        texts, found = [text for text, _ in both], [translation for _, translation in both]
+    metric = sacrebleu.BLEU()
+    bleu = metric.corpus_score(texts, [[b for _, b in pairs]])
+    rows = [row for translation in found for row in translation.weights]
+    positive = sum(int((row > 0).sum()) for row in rows) / max(len(rows), 1)
+    clear = sum(int((row > 0.1).sum()) for row in rows) / max(len(rows), 1)
+    return {"bleu": bleu.score, "signature": str(metric.get_signature()), "attended": positive, "clearly": clear}

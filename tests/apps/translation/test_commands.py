@@ -1,0 +1,139 @@
+"""``bellmax translation`` from one end to the other, on a toy language."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bellmax.apps.translation.commands import app
+
+from . import language
+
+SMALL = ["--size", "16", "--tokens", "120", "--dropout", "0"]
+
+
+def run(*args: object, text: str | None = None, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=text)
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language.write(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("l2") / "run"
+    options = ["--epochs", 6, "--attention", "l2", "--step-size", 0.01, *SMALL]
+    said = run("train", data, "--output", folder, *options)
+    assert re.search(r"epoch   6: loss \d+\.\d+, dev bleu \d+\.\d+", said)
+    return folder
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return torch.cat(
+        [t.flatten().double() for t in torch.load(folder / "last.pt", weights_only=True)["model"].values()]
+    )
+
+
+def test_translates_whatever_comes(trained: Path) -> None:
+    said = run("translate", trained, text=f"un deux\n\nzzz yyy\n{'trois ' * 500}\n")
+    lines = said.split("\n")
+    assert len(lines) == 5
+    assert lines[0]
+    assert lines[1] == ""
+
+
+def test_evaluates(trained: Path, data: Path) -> None:
+    said = run("evaluate", trained, data, "--width", 2)
+    assert re.search(r"BLEU +\d+\.\d\d +nrefs:1", said)
+    attended = float(re.search(r"words attended +(\d+\.\d+)", said)[1])
+    assert 0 < attended <= 6
+    assert run("evaluate", trained, data, "--split", "dev", "--width", 1) != said
+
+
+def test_draws_attention(trained: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    run("attention", trained, "un deux trois", "--output", picture)
+    alone = matplotlib.image.imread(picture)
+    run("attention", trained, "un deux trois", "--output", picture, "--beside", trained)
+    assert alone.std() > 0
+    assert matplotlib.image.imread(picture).shape[1] > alone.shape[1]
+
+
+def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
+    run("train", data, "--output", tmp_path / "a", "--epochs", 2, *SMALL)
+    run("train", data, "--output", tmp_path / "b", "--epochs", 1, *SMALL)
+    run("train", data, "--output", tmp_path / "b", "--epochs", 2, "--resume")
+    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert "holds a run already" in run("train", data, "--output", tmp_path / "b", status=2)
+
+
+def test_pieces_of_words(data: Path, tmp_path: Path) -> None:
+    run("train", data, "--output", tmp_path, "--epochs", 1, "--pieces", 40, *SMALL)
+    run("train", data, "--output", tmp_path, "--epochs", 2, "--resume")
+    assert len(json.loads((tmp_path / "history.json").read_text())) == 2
+    assert run("translate", tmp_path, text="un deux\n").endswith("\n")
+
+
+def test_table(data: Path, tmp_path: Path) -> None:
+    options = [
+        "table",
+        data,
+        "--output",
+        tmp_path,
+        "--epochs",
+        1,
+        "--jobs",
+        2,
+        "--pairs",
+        "fr-en",
+        "--width",
+        1,
+        *SMALL,
+    ]
+    run(*options)
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
+    text = (tmp_path / "table.md").read_text()
+    assert "## fr → en" in text
+    assert "| softmax |" in text
+    assert "begun" not in run(*options)
+
+
+def test_two_processes_train_the_same_model(data: Path, tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--attention", "negentropy", *SMALL, "--optimizer", "sgd", "--step-size", "0.1"]
+    command = [sys.executable, "-m", "bellmax", "translation", "train", str(data), *options, "--output"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "one")], check=True, env=environment, capture_output=True, timeout=200)
+    subprocess.run([*launch, str(tmp_path / "two")], check=True, env=environment, capture_output=True, timeout=200)
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["train", "nowhere", "--output", "x"], "nowhere is not a folder"),
+        (["translate", "nowhere"], "nowhere is not a run of 'bellmax translation train'"),
+        (["train", "DATA", "--output", "RUN", "--source", "de"], "must hold a file for train that ends in .de"),
+        (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'softmax'"),
+        (["train", "DATA", "--output", "RUN", "--longest", "1"], "no pair of training has from 1 to 1 tokens"),
+    ],
+)
+def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+    places = {"DATA": data, "RUN": tmp_path / "run"}
+    said = run(*(places.get(arg, arg) for arg in args), status=2, text="")
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said
