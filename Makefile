@@ -26,7 +26,7 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(INSTALLED)  ## a small graph under three regularizers, as a table and a picture
+demo: $(INSTALLED)  ## the main jobs on data made here, as a page: demo/index.html
 	$(BIN)/python examples/demo.py
 
 # aeon wants an older numba and numpy than the other peers.

@@ -1,50 +1,196 @@
-"""A small dynamic program under three regularizers: what its layers give, as a table and as a picture."""
+"""The main jobs of bellmax on data made here: aligning, tagging, attending, and a program of one's own; as a page."""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
+import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
+from torch import Tensor
 
 import bellmax as bx
-from bellmax import plots
+from bellmax.nn import CRF, SegmentationAttention, tag_constraints
 
-EDGES = [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 5), (0, 5), (4, 6), (5, 6), (5, 6)]
-WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.8, 1.3, 1.1, 0.4])
-OMEGAS = {"negentropy": bx.Negentropy(), "l2": bx.SquaredL2(), "hard": bx.Hard()}
+GAMMAS = [round(float(g), 4) for g in torch.logspace(-2, 1, 16)]
+OMEGAS = {"negentropy": bx.Negentropy, "l2": bx.SquaredL2}
+Frames = dict[str, list[Any]]
+
+
+def frames(of: Any) -> Frames:
+    """What ``of`` gives for each Ω and each γ of the sliders."""
+    return {name: [of(omega(gamma)) for gamma in GAMMAS] for name, omega in OMEGAS.items()}
+
+
+def packed(probabilities: Tensor) -> dict[str, Any]:
+    """A matrix for the page: bytes from 0 to 255, and 0 for exactly 0 alone."""
+    cells = torch.where(probabilities > 0, (255 * probabilities).round().clamp(1, 255), 0).to(torch.uint8)
+    return {"shape": list(cells.shape), "cells": base64.b64encode(cells.numpy().tobytes()).decode()}
+
+
+# --- two series
+
+
+def align() -> dict[str, Any]:
+    print("Two noisy series, one of them warped, are aligned …")
+    generator = torch.Generator().manual_seed(0)
+
+    def bumps(time: Tensor) -> Tensor:
+        return torch.exp(-((time - 0.3) ** 2) / 0.004) + 0.7 * torch.exp(-((time - 0.7) ** 2) / 0.01)
+
+    t, u = torch.linspace(0, 1, 44), torch.linspace(0, 1, 56)
+    x = bumps(t) + 0.05 * torch.randn(44, generator=generator)
+    y = bumps(u**1.6) + 0.05 * torch.randn(56, generator=generator)
+    cost = 4 * (x.unsqueeze(1) - y) ** 2
+
+    def frame(omega: bx.Regularizer) -> dict[str, Any]:
+        p = bx.DTW(cost, omega=omega)
+        return {**packed(p.expected_path), "value": p.value.item(), "entropy": p.entropy().item()}
+
+    found = frames(frame)
+    dense, sparse = (sum(byte > 0 for byte in base64.b64decode(found[name][10]["cells"])) for name in OMEGAS)
+    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are possible under negentropy, {sparse} under l2\n")
+    return {"x": x.tolist(), "y": y.tolist(), "frames": found}
+
+
+# --- a tagger
+
+TAGS = ["O", "B-ORG", "I-ORG", "B-LOC"]
+PHRASES = {  # a phrase, its tags, and how often it is seen
+    "the Bank of Rome": ("O B-ORG I-ORG I-ORG", 6),
+    "the Bank of Rome ": ("O B-ORG O B-LOC", 4),
+    "a train to Oslo": ("O O O B-LOC", 5),
+    "the Port of Rome": ("O O O B-LOC", 5),
+    "the Bank lends": ("O B-ORG O", 5),
+}
+
+
+def tag() -> dict[str, Any]:
+    print("A small tagger is trained, with a CRF under each Ω …")
+    words = sorted({word for phrase in PHRASES for word in phrase.split()})
+    sentence = ["the", "Bank", "of", "Rome"]
+    trained = {name: _train(words, omega()) for name, omega in OMEGAS.items()}
+    shown = {}
+    for name, (embedding, crf) in trained.items():
+        with torch.no_grad():
+            emissions = embedding(_context(words, sentence))
+        p = crf.distribution(emissions)
+        if name == "l2":
+            paths, probabilities = p.support_paths()
+        else:
+            paths = p.sequence_to_path(p.topk_sequences(5)[1])
+            probabilities = p.log_prob(paths).exp()
+        sequences = p.path_to_sequence(paths).tolist()
+        readings = [{"tags": s, "probability": q} for s, q in zip(sequences, probabilities.tolist(), strict=True)]
+        shown[name] = {
+            "readings": readings,
+            "whole": name == "l2",
+            "marginals": p.marginals.tolist(),
+            "edges": p.expected_path.tolist(),
+        }
+        for reading in readings[:3]:
+            tags = " ".join(f"{word}/{TAGS[k]}" for word, k in zip(sentence, reading["tags"], strict=True))
+            print(f"  {name:>10}  {reading['probability']:.3f}  {tags}")
+    print()
+    return {"sentence": sentence, "tags": TAGS, "models": shown}
+
+
+def _context(words: list[str], sentence: list[str]) -> Tensor:
+    """A number for each word with the word before it."""
+    numbers = [0, *(1 + words.index(word) for word in sentence)]
+    return torch.tensor([before * (len(words) + 1) + word for before, word in pairwise(numbers)])
+
+
+def _train(words: list[str], omega: bx.Regularizer) -> tuple[torch.nn.Embedding, CRF]:
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding((len(words) + 1) ** 2, len(TAGS))
+    torch.nn.init.zeros_(embedding.weight)
+    crf = CRF(len(TAGS), omega=omega, constraints=tag_constraints(TAGS, scheme="IOB2"))
+    optimizer = torch.optim.AdamW([*embedding.parameters(), *crf.parameters()], lr=0.05, weight_decay=0)
+    for _ in range(150):
+        optimizer.zero_grad()
+        for phrase, (tags, times) in PHRASES.items():
+            numbers = torch.tensor([TAGS.index(tag) for tag in tags.split()])
+            (times / 25 * crf(embedding(_context(words, phrase.split())), numbers)).backward()
+        optimizer.step()
+    return embedding, crf
+
+
+# --- attention
+
+KEYS = ["the", "old", "man", "in", "the", "blue", "shirt", "reads", "a", "paper"]
+QUERIES = ["who?", "where?", "doing what?"]
+SCORES = torch.tensor(
+    [
+        [1.0, 2.2, 3.0, -1.0, 0.0, 0.4, 0.8, -1.0, -2.0, -1.0],
+        [-2.0, -1.0, 0.2, 1.6, 0.9, 2.4, 2.6, -1.0, -1.0, 0.5],
+        [-2.0, -2.0, 0.4, -1.0, -2.0, -1.0, 0.3, 2.8, 1.2, 2.2],
+    ]
+)
+
+
+def attend() -> dict[str, Any]:
+    print("Three queries attend to segments of a sentence …")
+
+    def frame(omega: bx.Regularizer) -> dict[str, Any]:
+        attention = SegmentationAttention(3, len(KEYS), omega=omega)
+        with torch.no_grad():
+            attention.weight.copy_(SCORES - 1)
+            attention.transitions.copy_(torch.tensor([[0.5, -0.5], [-0.5, 0.5]]))
+            _, weights = attention(torch.eye(3), torch.eye(len(KEYS)))
+        return packed(weights)
+
+    found = frames(frame)
+    print(f"  softmax gives a weight to all {len(KEYS)} words; attention under l2 leaves some out\n")
+    return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
+
+
+# --- a program of one's own
+
+EDGES = [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 5), (4, 6), (5, 6), (1, 2)]
+WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.3, 1.1, -0.5])
+
+
+def follow() -> dict[str, Any]:
+    dag = bx.DAG(EDGES)
+    count = int(dag.paths(WEIGHTS).num_paths)
+    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges, through which {count} paths lead …")
+
+    def frame(omega: bx.Regularizer) -> dict[str, Any]:
+        p = dag.paths(WEIGHTS, omega=omega)
+        paths, probabilities = p.support_paths()
+        listed = sorted(zip(probabilities.tolist(), paths.tolist(), strict=True), reverse=True)[:4]
+        best = [{"probability": q, "edges": _in_order(path)} for q, path in listed if q > 0]
+        return {"edges": p.expected_path.tolist(), "value": p.value.item(), "left": len(probabilities), "best": best}
+
+    found = frames(frame)
+    dense, sparse = (found[name][8]["left"] for name in OMEGAS)
+    print(f"  at γ = {GAMMAS[8]}, {dense} are left under negentropy, {sparse} under l2\n")
+    return {"edges": EDGES, "weights": WEIGHTS.tolist(), "levels": dag.levels.tolist(), "frames": found}
+
+
+def _in_order(path: list[float]) -> list[int]:
+    """The edges of a path from its first to its last."""
+    return sorted((n for n, on in enumerate(path) if on), key=lambda n: EDGES[n])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the page (default: demo)")
     output: Path = parser.parse_args().output
-    dag = bx.DAG(EDGES)
-    paths = {name: dag.paths(WEIGHTS, omega=omega) for name, omega in OMEGAS.items()}
-
-    count = int(paths["hard"].num_paths)
-    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges; {count} paths lead from 0 to 6.")
-    print("The best path is a hard choice. Smoothing the max by a regularizer turns it into an expected path,")
-    print("which gradients flow through: every edge counts under negentropy, few do under l2.\n")
-    print("edge     weight" + "".join(f"{name:>13}" for name in paths))
-    for edge, ((parent, child), weight) in enumerate(zip(EDGES, WEIGHTS, strict=True)):
-        cells = "".join(f"{p.expected_path[edge]:13.4f}" for p in paths.values())
-        print(f"{parent} → {child}   {weight:7.2f}{cells}")
-    for label, values in (
-        ("value", [p.value for p in paths.values()]),
-        ("entropy", [p.entropy() for p in paths.values()]),
-        ("paths left", [len(p.support_paths()[1]) for p in paths.values()]),
-    ):
-        print(f"{label:<15}" + "".join(f"{float(value):13.4g}" for value in values))
-
-    figure = Figure(figsize=(15, 4.6), layout="constrained")
-    for ax, (name, p) in zip(figure.subplots(1, 3), paths.items(), strict=True):
-        plots.dag(p, ax=ax)
-        ax.set_title(f"{name}: value {p.value:.3f}")
+    begun = time.perf_counter()
+    print("bellmax smooths the max in a dynamic program, so that its value and its solution become layers.\n")
+    data = {"gammas": GAMMAS, "align": align(), "tag": tag(), "attend": attend(), "follow": follow()}
+    page = Path(__file__).with_name("demo.html").read_text(encoding="utf-8")
     output.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output / "dag.png", dpi=120)
-    print(f"\nDrawn to {output / 'dag.png'}: an arrow's width is its probability, dashed is exactly 0.")
+    # "</" would end the script that holds the data.
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    (output / "index.html").write_text(page.replace("{{ data }}", text), encoding="utf-8")
+    print(f"{output / 'index.html'}, after {time.perf_counter() - begun:.1f} s: open it in a browser.")
 
 
 if __name__ == "__main__":
