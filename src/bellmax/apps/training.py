@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -21,6 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 B = TypeVar("B")
 Record = dict[str, float]
@@ -57,6 +60,27 @@ class Settings:
         for name in ("step_size", "decay", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is made from; an application adds its own."""
+
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def load(cls, run: Path) -> Self:
+        given: dict[str, Any] = read_json(run / "config.json")
+        return cls(**{**given, "settings": Settings(**given["settings"])})
+
+    def save(self, run: Path) -> None:
+        write_json(run / "config.json", asdict(self))
+
+    def resumed(self, run: Path) -> Self:
+        """That of a run that was begun, for the epochs and minutes of this one."""
+        before = self.load(run)
+        settings = replace(before.settings, epochs=self.settings.epochs, minutes=self.settings.minutes)
+        return replace(before, settings=settings)
 
 
 class Task(Protocol, Generic[B]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,23 @@ from rich.console import Console
 import bellmax.apps.ner.table as tables
 import bellmax.apps.ner.tagging as tagging
 import bellmax.apps.training as training
-from bellmax.apps.commands import one_sentence, origin
+from bellmax.apps.commands import (
+    Decay,
+    Dropout,
+    Epochs,
+    Jobs,
+    Minutes,
+    Optimizer,
+    Resume,
+    Run,
+    RunFolder,
+    Seed,
+    StepSize,
+    TableFolder,
+    one_sentence,
+    origin,
+    train_into,
+)
 from bellmax.apps.ner.data import Corpus, Sentence
 from bellmax.apps.ner.schemes import Entity
 from bellmax.apps.runs import train_all
@@ -24,26 +39,19 @@ app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on
 Data = Annotated[
     Path, typer.Argument(help="A folder with a file for each of train, dev and test: a token and a tag a line.")
 ]
-Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
-Epochs = Annotated[int, typer.Option(help="How many epochs at most.")]
-Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so many minutes of training.")]
 Embeddings = Annotated[
     Path | None, typer.Option(help="Vectors of words: a .vec or .txt file of fastText or GloVe, or .npz.")
 ]
-Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
-StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
 Sentences = Annotated[int, typer.Option(help="Sentences in a batch.")]
-Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
 WordSize = Annotated[int, typer.Option(help="Numbers a word, where no vectors are given.")]
 TokenColumn = Annotated[int, typer.Option(help="Where the tokens are, from 0.")]
 TagColumn = Annotated[int, typer.Option(help="Where the tags are; -1 is the last column.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 
 @app.command()
 def train(
     data: Data,
-    output: Annotated[Path, typer.Option(help="The folder to write the run to.")],
+    output: RunFolder,
     omega: Annotated[str, typer.Option(help="negentropy, l2 or tsallis.")] = "negentropy",
     gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = 1.0,
     loss: Annotated[str, typer.Option(help="surrogate or relaxed.")] = "surrogate",
@@ -52,9 +60,7 @@ def train(
     minutes: Minutes = None,
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
-    decay: Annotated[
-        float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")
-    ] = 1.0,
+    decay: Decay = 1.0,
     sentences: Sentences = 8,
     tokens: Annotated[int, typer.Option(help="Tokens in a batch with its padding; a longer sentence is alone.")] = 2048,
     dropout: Dropout = 0.5,
@@ -62,12 +68,10 @@ def train(
     token_column: TokenColumn = 0,
     tag_column: TagColumn = -1,
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from where the run was left.")] = False,
+    resume: Resume = False,
 ) -> None:
     """Train a tagger. The weights that do best on dev are kept; Ctrl-C leaves a run that can be used and resumed."""
     with one_sentence():
-        if (output / "last.pt").exists() and not resume:
-            raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
         settings = training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed)
         config = tagging.Config(
             omega=omega,
@@ -81,14 +85,11 @@ def train(
             tag_column=tag_column,
             settings=settings,
         )
-        console = Console() if os.environ.get("RANK", "0") == "0" else None
-        try:
-            state = tagging.train(data, output, config, embeddings=embeddings, resume=resume, console=console)
-        except KeyboardInterrupt:
-            typer.echo(f"\ninterrupted: {output} can be used as it is, or resumed with --resume", err=True)
-            raise typer.Exit(130) from None
-        if console is not None:
-            console.print(f"{output}: dev F1 {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+
+        def run(console: Console | None) -> training.State:
+            return tagging.train(data, output, config, embeddings=embeddings, resume=resume, console=console)
+
+        train_into(output, resume, run, "F1")
 
 
 @app.command("eval")
@@ -182,19 +183,19 @@ def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence
 @app.command()
 def table(
     data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
-    output: Annotated[Path, typer.Option(help="A folder for the runs, table.md and table.json.")],
+    output: TableFolder,
     epochs: Epochs = 15,
     minutes: Minutes = None,
     embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: vectors for one of the folders.")] = None,
     omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ. May be repeated; negentropy and l2.")] = None,
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
-    decay: Annotated[float, typer.Option(help="As in 'train'.")] = 1.0,
+    decay: Decay = 1.0,
     sentences: Sentences = 8,
     dropout: Dropout = 0.5,
     word_size: WordSize = 300,
     seed: Seed = 0,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Train with every loss and regularizer at the same budget, and write what came of it. Interrupted, it resumes."""
     with one_sentence():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ OMEGAS = "negentropy", "l2", "tsallis"
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(training.Config):
     """All that a tagger is made from, but for its vocabulary.
 
     Args:
@@ -54,15 +54,6 @@ class Config:
     tokens: int = 2048
     token_column: int = 0
     tag_column: int = -1
-    settings: training.Settings = field(default_factory=training.Settings)
-
-    @classmethod
-    def load(cls, run: Path) -> Config:
-        given: dict[str, Any] = training.read_json(run / "config.json")
-        return cls(**{**given, "settings": training.Settings(**given["settings"])})
-
-    def save(self, run: Path) -> None:
-        training.write_json(run / "config.json", asdict(self))
 
     def regularizer(self) -> Regularizer:
         if self.omega not in OMEGAS:
@@ -131,10 +122,10 @@ def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = No
     rows: dict[int, Tensor] = {}
     if (run / "vocabulary.json").exists() and more.get("resume"):
         vocabulary = Vocabulary.load(run / "vocabulary.json")
-        config = _resumed(run, config)
+        config = config.resumed(run)
     else:
         words, vectors = read_vectors(embeddings) if embeddings else ([], np.empty((0, config.word_size), np.float32))
-        config = Config(**{**vars(config), "word_size": vectors.shape[1]})
+        config = replace(config, word_size=vectors.shape[1])
         vocabulary = Vocabulary.of(sentences, words)
         rows = _rows(vocabulary, words, vectors)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -155,12 +146,6 @@ def _rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]
     known = {word: row for row, word in enumerate(words)}
     found = {n: known.get(word, known.get(word.lower())) for n, word in enumerate(vocabulary.words, start=1)}
     return {n: torch.from_numpy(vectors[row]) for n, row in found.items() if row is not None}
-
-
-def _resumed(run: Path, config: Config) -> Config:
-    before = Config.load(run)
-    settings = {**vars(before.settings), "epochs": config.settings.epochs, "minutes": config.settings.minutes}
-    return Config(**{**vars(before), "settings": training.Settings(**settings)})
 
 
 def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:

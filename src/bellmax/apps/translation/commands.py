@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,23 @@ from rich.console import Console
 
 import bellmax.apps.training as training
 import bellmax.apps.translation.translating as translating
-from bellmax.apps.commands import one_sentence, origin
+from bellmax.apps.commands import (
+    Decay,
+    Dropout,
+    Epochs,
+    Jobs,
+    Minutes,
+    Optimizer,
+    Resume,
+    Run,
+    RunFolder,
+    Seed,
+    StepSize,
+    TableFolder,
+    one_sentence,
+    origin,
+    train_into,
+)
 from bellmax.apps.runs import train_all
 from bellmax.apps.translation.data import SPLITS, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
@@ -22,26 +37,18 @@ app = typer.Typer(
 )
 
 Data = Annotated[Path, typer.Argument(help="A folder of parallel text: train.fr, train.en, val.fr, …, maybe with .gz.")]
-Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
 Source = Annotated[str, typer.Option(help="The language to translate from, as files end.")]
 Target = Annotated[str, typer.Option(help="The language to translate to.")]
-Epochs = Annotated[int, typer.Option(help="How many epochs at most.")]
-Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so many minutes of training.")]
-Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
-StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
-Decay = Annotated[float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")]
 Size = Annotated[int, typer.Option(help="Of words and of states.")]
 Tokens = Annotated[int, typer.Option(help="Tokens in a batch with its padding.")]
-Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
 Pieces = Annotated[int, typer.Option(help="How many pieces of words in each language, by BPE; 0 for whole words.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Width = Annotated[int, typer.Option(help="Translations kept at a time by beam search; 1 for greedy search.")]
 
 
 @app.command()
 def train(
     data: Data,
-    output: Annotated[Path, typer.Option(help="The folder to write the run to.")],
+    output: RunFolder,
     source: Source = "fr",
     target: Target = "en",
     attention: Annotated[str, typer.Option(help=f"{', '.join(ATTENTIONS)}.")] = "softmax",
@@ -57,12 +64,10 @@ def train(
     pieces: Pieces = 0,
     longest: Annotated[int, typer.Option(help="Tokens of a line in training, at most.")] = 50,
     seed: Seed = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from where the run was left.")] = False,
+    resume: Resume = False,
 ) -> None:
     """Train a translator. The weights with the best BLEU on dev are kept; Ctrl-C leaves a run to use and resume."""
     with one_sentence():
-        if (output / "last.pt").exists() and not resume:
-            raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
         config = translating.Config(
             source=source,
             target=target,
@@ -75,14 +80,11 @@ def train(
             tokens=tokens,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed),
         )
-        console = Console() if os.environ.get("RANK", "0") == "0" else None
-        try:
-            state = translating.train(data, output, config, resume=resume, console=console)
-        except KeyboardInterrupt:
-            typer.echo(f"\ninterrupted: {output} can be used as it is, or resumed with --resume", err=True)
-            raise typer.Exit(130) from None
-        if console is not None:
-            console.print(f"{output}: dev BLEU {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+
+        def run(console: Console | None) -> training.State:
+            return translating.train(data, output, config, resume=resume, console=console)
+
+        train_into(output, resume, run, "BLEU")
 
 
 @app.command()
@@ -144,7 +146,7 @@ def attention(
 @app.command()
 def table(
     data: Data,
-    output: Annotated[Path, typer.Option(help="A folder for the runs, table.md and table.json.")],
+    output: TableFolder,
     pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET. May be repeated; fr-en and en-fr.")] = None,
     epochs: Epochs = 10,
     minutes: Minutes = None,
@@ -156,7 +158,7 @@ def table(
     dropout: Dropout = 0.3,
     pieces: Pieces = 0,
     seed: Seed = 0,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    jobs: Jobs = 1,
     width: Width = 5,
 ) -> None:
     """Train with each attention at the same budget, and write what came of it. Interrupted, it resumes."""

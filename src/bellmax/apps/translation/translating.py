@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bellmax.apps.translation.model import Translation, Translator, beam_search,
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(training.Config):
     """All that a translator is made from, but for its vocabularies.
 
     Args:
@@ -43,17 +43,6 @@ class Config:
     pieces: int = 0
     longest: int = 50
     tokens: int = 1500
-    settings: training.Settings = field(
-        default_factory=lambda: training.Settings(15, optimizer="adamw", step_size=2e-3)
-    )
-
-    @classmethod
-    def load(cls, run: Path) -> Config:
-        given: dict[str, Any] = training.read_json(run / "config.json")
-        return cls(**{**given, "settings": training.Settings(**given["settings"])})
-
-    def save(self, run: Path) -> None:
-        training.write_json(run / "config.json", asdict(self))
 
     def model(self, source: Vocabulary, target: Vocabulary) -> Translator:
         """A translator that knows nothing yet."""
@@ -124,9 +113,7 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     """
     resume = bool(more.get("resume")) and (run / "config.json").exists()
     if resume:
-        before = Config.load(run)
-        settings = {**vars(before.settings), "epochs": config.settings.epochs, "minutes": config.settings.minutes}
-        config = Config(**{**vars(before), "settings": training.Settings(**settings)})
+        config = config.resumed(run)
     languages = config.source, config.target
     pairs, dev = (read_pairs(data, split, languages) for split in ("train", "dev"))
     if resume:
