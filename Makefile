@@ -3,7 +3,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*)
 
-.PHONY: help test lint format demo bench sanitize clean
+.PHONY: help test lint format demo docs bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,10 @@ bench: $(INSTALLED) build/peers/installed  ## measure, chains and DTW against th
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/ner.py
 	$(BIN)/python benchmarks/dtw.py
+
+docs: $(INSTALLED)  ## the documentation site, in build/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 # A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
