@@ -118,6 +118,14 @@ def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: p
     assert "F1" in run("eval", tmp_path / "run", few)
 
 
+def test_warms_up_with_the_surrogate_loss(few: Path, tmp_path: Path) -> None:
+    options = ["--epochs", 2, "--omega", "l2", *SMALL]
+    for name, more in {"a": [], "b": ["--loss", "relaxed", "--warm-up", 2], "c": ["--loss", "relaxed"]}.items():
+        run("train", few, "--output", tmp_path / name, *options, *more)
+    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not torch.equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
 def test_vectors_begin_the_table(few: Path, tmp_path: Path) -> None:
     vectors = tmp_path / "some.vec"
     vectors.write_text("rome 1 2 3\nunseen 4 5 6\n")

@@ -43,6 +43,12 @@ Embeddings = Annotated[
     Path | None, typer.Option(help="Vectors of words: a .vec or .txt file of fastText or GloVe, or .npz.")
 ]
 Sentences = Annotated[int, typer.Option(help="Sentences in a batch.")]
+WarmUp = Annotated[
+    int,
+    typer.Option(
+        help="Epochs of the surrogate loss before the relaxed one; under a sparse regularizer it may need some."
+    ),
+]
 WordSize = Annotated[int, typer.Option(help="Numbers a word, where no vectors are given.")]
 TokenColumn = Annotated[int, typer.Option(help="Where the tokens are, from 0.")]
 TagColumn = Annotated[int, typer.Option(help="Where the tags are; -1 is the last column.")]
@@ -55,6 +61,7 @@ def train(
     omega: Annotated[str, typer.Option(help="negentropy, l2 or tsallis.")] = "negentropy",
     gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = 1.0,
     loss: Annotated[str, typer.Option(help="surrogate or relaxed.")] = "surrogate",
+    warm_up: WarmUp = 0,
     embeddings: Embeddings = None,
     epochs: Epochs = 30,
     minutes: Minutes = None,
@@ -77,6 +84,7 @@ def train(
             omega=omega,
             gamma=gamma,
             loss=loss,
+            warm_up=warm_up,
             word_size=word_size,
             dropout=dropout,
             sentences=sentences,
@@ -194,6 +202,7 @@ def table(
     sentences: Sentences = 8,
     dropout: Dropout = 0.5,
     word_size: WordSize = 300,
+    warm_up: WarmUp = 0,
     seed: Seed = 0,
     jobs: Jobs = 1,
 ) -> None:
@@ -212,6 +221,8 @@ def table(
 
         def options(cell: tables.Cell) -> list[str]:
             own = {"--omega": cell.omega, "--gamma": gammas[cell.omega], "--loss": cell.loss, "--output": cell.run}
+            if cell.omega != "negentropy":
+                own["--warm-up"] = warm_up
             if cell.data.resolve().name in vectors:
                 own["--embeddings"] = vectors[cell.data.resolve().name]
             given = (str(part) for pair in (shared | own).items() for part in pair)

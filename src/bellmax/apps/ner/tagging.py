@@ -31,6 +31,8 @@ class Config(training.Config):
         omega: "negentropy", "l2" or "tsallis" (α = 1.5).
         gamma: its strength.
         loss: "surrogate" or "relaxed".
+        warm_up: epochs of the surrogate loss before the relaxed one, which under a sparse Ω has no gradient where the
+            right tag has probability 0, and may never leave "O".
         word_size: numbers a word, if no vectors are given.
         letter_size: numbers a letter.
         hidden_size: of the LSTM over the sentence, in each direction.
@@ -46,6 +48,7 @@ class Config(training.Config):
     omega: str = "negentropy"
     gamma: float = 1.0
     loss: str = "surrogate"
+    warm_up: int = 0
     word_size: int = 300
     letter_size: int = 50
     hidden_size: int = 100
@@ -95,6 +98,7 @@ class NamedEntities(training.Task[list[int]]):
         self._device = next(model.parameters()).device
 
     def batches(self, epoch: int) -> Sequence[list[int]]:
+        self.model.crf.loss = "surrogate" if epoch < self._config.warm_up else self._config.loss
         self._generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
         return self._train.buckets(self._config.sentences, self._config.tokens, self._generator)
 
