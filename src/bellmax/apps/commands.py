@@ -46,7 +46,7 @@ def one_sentence() -> Iterator[None]:
 
 def train_into(output: Path, resume: bool, train: Callable[[Console | None], training.State], metric: str) -> None:
     """Call ``train`` with what it may say things to, unless another run is in the way; Ctrl-C is explained."""
-    if (output / "last.pt").exists() and not resume:
+    if training.is_begun(output) and not resume:
         raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
     console = Console() if os.environ.get("RANK", "0") == "0" else None
     try:

@@ -153,6 +153,11 @@ class State:
         return sum(record["seconds"] for record in self.history)
 
 
+def is_begun(run: Path) -> bool:
+    """Whether there is an epoch to go on from."""
+    return (run / "last.pt").exists()
+
+
 def begin(run: Path, *, resume: bool) -> None:
     """Make the folder of a run, and, unless it goes on, remove what another has left there."""
     run.mkdir(parents=True, exist_ok=True)
@@ -171,7 +176,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.AdamW
     optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=settings.step_size)
     state = State([], settings.step_size)
-    if resume and (run / "last.pt").exists():
+    if resume and is_begun(run):
         saved = torch.load(run / "last.pt", weights_only=True, map_location=device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -184,7 +189,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
             for group in optimizer.param_groups:
                 group["lr"] = state.step_size
             record = {"epoch": epoch + 1, "step_size": state.step_size}
-            record |= _epoch(task, parallel, optimizer, settings, epoch, state, console)
+            record |= _epoch(task, parallel, optimizer, settings, epoch, console)
             _keep(task, record, optimizer, settings, state, run, console)
     except KeyboardInterrupt:
         if rank() == 0 and not (run / "best.pt").exists():
@@ -199,7 +204,6 @@ def _epoch(
     optimizer: torch.optim.Optimizer,
     settings: Settings,
     epoch: int,
-    state: State,
     console: Console | None,
 ) -> Record:
     torch.manual_seed(1_000_003 * settings.seed + epoch)
@@ -222,9 +226,12 @@ def _epoch(
             items += task.items(batch)
             tokens += task.tokens(batch)
             advance(f"loss {total / items * world():.3f}, {tokens / (time.perf_counter() - begun):.0f} tokens/s")
+    seconds = time.perf_counter() - begun
     if world() > 1:
         distributed.all_reduce(total)
-    seconds = time.perf_counter() - begun
+        slowest = torch.tensor(seconds)  # all are to know the same time, by which they stop
+        distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+        seconds = slowest.item()
     if not total.isfinite():
         raise FloatingPointError(f"the loss became {total.item()} in epoch {epoch + 1}: try a smaller step")
     return {"loss": total.item() / max(items, 1), "seconds": seconds, "tokens_per_second": tokens / seconds}

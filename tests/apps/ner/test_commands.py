@@ -118,6 +118,24 @@ def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: p
     assert "F1" in run("eval", tmp_path / "run", few)
 
 
+def test_interrupted_in_the_first_epoch_it_begins_again(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = tmp_path / "some.vec"
+    vectors.write_text("rome 1 2 3\n")
+    options = ["--epochs", 1, "--embeddings", vectors]
+    run("train", few, "--output", tmp_path / "whole", *options)
+
+    def interrupted(self: tagging.NamedEntities, epoch: int) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tagging.NamedEntities, "batches", interrupted)
+        run("train", few, "--output", tmp_path / "run", *options, status=130)
+    run("train", few, "--output", tmp_path / "run", *options, "--resume")
+    assert torch.equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
 def test_warms_up_with_the_surrogate_loss(few: Path, tmp_path: Path) -> None:
     options = ["--epochs", 2, "--omega", "l2", *SMALL]
     for name, more in {"a": [], "b": ["--loss", "relaxed", "--warm-up", 2], "c": ["--loss", "relaxed"]}.items():
@@ -151,7 +169,7 @@ def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
 
 
 def test_two_processes_train_the_same_model(few: Path, tmp_path: Path) -> None:
-    options = ["--epochs", "1", "--dropout", "0", "--word-size", "8", "--sentences", "5", "--seed", "3"]
+    options = "--epochs 1 --minutes 9 --dropout 0 --word-size 8 --sentences 5 --seed 3".split()
     command = [sys.executable, "-m", "bellmax", "ner", "train", str(few), *options, "--output"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -124,7 +124,8 @@ def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = No
     torch.manual_seed(config.settings.seed)
     sentences, dev = config.read(data, "train"), config.read(data, "dev")
     rows: dict[int, Tensor] = {}
-    if (run / "vocabulary.json").exists() and more.get("resume"):
+    resume = bool(more.get("resume")) and training.is_begun(run)
+    if resume:
         vocabulary = Vocabulary.load(run / "vocabulary.json")
         config = config.resumed(run)
     else:
@@ -138,7 +139,7 @@ def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = No
         model.use_vectors(rows)
         model.to(device)
         if training.rank() == 0:
-            training.begin(run, resume=bool(more.get("resume")))
+            training.begin(run, resume=resume)
             config.save(run)
             vocabulary.save(run / "vocabulary.json")
         task = NamedEntities(model, config, Corpus(sentences, vocabulary), Corpus(dev, vocabulary))

@@ -111,7 +111,7 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
 
     With ``resume`` the vocabularies are the run's, and ``config`` may ask for other epochs and minutes only.
     """
-    resume = bool(more.get("resume")) and (run / "config.json").exists()
+    resume = bool(more.get("resume")) and training.is_begun(run)
     if resume:
         config = config.resumed(run)
     languages = config.source, config.target
