@@ -169,7 +169,7 @@ def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
 
 
 def test_two_processes_train_the_same_model(few: Path, tmp_path: Path) -> None:
-    options = "--epochs 1 --minutes 9 --dropout 0 --word-size 8 --sentences 5 --seed 3".split()
+    options = ["--epochs", "1", "--minutes", "9", "--dropout", "0", "--word-size", "8", "--sentences", "5"]
     command = [sys.executable, "-m", "bellmax", "ner", "train", str(few), *options, "--output"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
