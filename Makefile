@@ -35,13 +35,15 @@ build/peers/installed:
 	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon
 	touch $@
 
-bench: $(INSTALLED) build/peers/installed  ## measure, chains and DTW against their peers; writes benchmarks/results
+bench: $(INSTALLED) build/peers/installed  ## measure everything against its peers; writes docs/benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[bench]'
 	$(BIN)/python benchmarks/dag.py
 	$(BIN)/python benchmarks/chain.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/ner.py
+	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/dtw.py
+	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'

@@ -112,7 +112,7 @@ def shown(shape: Sequence[int]) -> str:
 
 
 def factor(number: float) -> str:
-    return f"{number:.0f}×" if number >= 10 else f"{number:.1f}×"
+    return f"{number:.{0 if number >= 10 else 1 if number >= 2 else 2}f}×"
 
 
 def nanoseconds(times: Times, count: int) -> str:
@@ -149,7 +149,7 @@ def command_line(description: str | None, name: str, repeats: int) -> argparse.A
     """The options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results"), help=f"folder for {name}.json and {name}.md"
+        "--output", type=Path, default=Path("docs/benchmarks"), help=f"folder for {name}.json and {name}.md"
     )
     parser.add_argument(
         "--repeats", type=int, default=repeats, help=f"runs of each task after the first (default: {repeats})"

@@ -197,8 +197,7 @@ class Regularizer:
         >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
         tensor(0.6931)
         """
-        scaled = divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
-        value: Tensor = _Max.apply(scaled, self)
+        value: Tensor = _Max.apply(self._scaled(x, dim), self)
         return multiply_by_gamma(value, self.gamma)
 
     def argmax(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -207,8 +206,7 @@ class Regularizer:
         >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
         tensor([0.7500, 0.2500, 0.0000])
         """
-        scaled = divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
-        q: Tensor = _Argmax.apply(scaled, self)
+        q: Tensor = _Argmax.apply(self._scaled(x, dim), self)
         return q.movedim(-1, dim).to(x.dtype)
 
     def min(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -251,6 +249,12 @@ class Regularizer:
         unit = copy(self)
         unit.gamma = 1.0
         return unit
+
+    def _scaled(self, x: Tensor, dim: int) -> Tensor:
+        """x/γ, with ``dim`` as the last dimension."""
+        if x.ndim and not x.shape[dim]:
+            raise ValueError(f"x must have an entry along dim {dim}, got shape {tuple(x.shape)}")
+        return divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
 
     def _gamma_column(self) -> Gamma:
         """γ, ready to broadcast against a vector in the last dimension."""

@@ -135,6 +135,8 @@ def test_bad_arguments() -> None:
         SoftDTWLossPyTorch(global_constraint="band")
     with pytest.raises(ValueError, match="global_constraint must be 'sakoe_chiba' or 'itakura' when"):
         SoftDTWLossPyTorch(sakoe_chiba_radius=1, itakura_max_slope=2.0)
+    with pytest.raises(ValueError, match=r"sakoe_chiba_radius must be a whole number, at least 0, got 1\.5"):
+        SoftDTWLossPyTorch(sakoe_chiba_radius=1.5)
     with pytest.raises(ValueError, match=r"itakura_max_slope must leave a path for lengths 3 and 30, got 1.01"):
         SoftDTWLossPyTorch(itakura_max_slope=1.01)(x, torch.zeros(1, 30, 1))
 

@@ -107,13 +107,21 @@ def test_chain_where_the_original_fails(backend: str) -> None:
         ((2, 3, 2), None, r"log_potentials must have shape \(B, N - 1, C, C\), got \(2, 3, 2\)"),
         ((2, 3, 2, 4), None, r"got \(2, 3, 2, 4\)"),
         ((2, 3, 2, 2), [5, 1], r"lengths must be from 1 to 4, got \[5, 1\]"),
-        ((2, 3, 2, 2), [4], r"lengths must be int64 of shape \(2,\), got torch.int64 of shape \(1,\)"),
+        ((2, 3, 2, 2), [4], r"lengths must be integers of shape \(2,\), got torch.int64 of shape \(1,\)"),
         ((2, 3, 2, 2), [4, 0], r"lengths must be from 1 to 4, got \[4, 0\]"),
     ],
 )
 def test_chain_errors(shape: tuple[int, ...], lengths: list[int] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LinearChainCRF(torch.zeros(shape), None if lengths is None else torch.tensor(lengths))
+
+
+def test_lengths_of_any_integer_type() -> None:
+    theta, lengths = torch.randn(2, 3, 2, 2), torch.tensor([4, 2])
+    expected = LinearChainCRF(theta, lengths)
+    narrow = LinearChainCRF(theta, lengths.int())
+    assert torch.equal(narrow.partition, expected.partition)
+    assert torch.equal(narrow.argmax, expected.argmax)
 
 
 # --- alignments

@@ -135,10 +135,16 @@ def test_errors_are_the_originals(name: str) -> None:
 # --- what is better than the original
 
 
+def test_no_steps() -> None:
+    with pytest.raises(ValueError, match=r"emissions must have at least one step, got shape \(0, 2, 3\)"):
+        CRF(3).decode(torch.zeros(0, 2, 3))
+
+
 def test_tags_out_of_range() -> None:
     crf, (emissions, tags, mask) = CRF(TAGS), batch(False)
     expected = crf(emissions, tags, mask)
     assert torch.equal(crf(emissions, tags.masked_fill(~mask, -100), mask), expected)  # not looked at
+    assert torch.equal(crf(emissions, tags.to(torch.uint8), mask), expected)
     tags[2, 3] = -1
     with pytest.raises(ValueError, match="tags must be from 0 to 2, got -1 in sequence 3 at step 2"):
         crf(emissions, tags)

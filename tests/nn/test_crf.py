@@ -269,6 +269,7 @@ def test_errors() -> None:
         (lambda: crf.decode(torch.zeros(2, 4, 5)), r"emissions must have shape \(..., T, 3\), got \(2, 4, 5\)"),
         (lambda: crf(emissions.long(), tags), "emissions must be floating point"),
         (lambda: crf(emissions, tags[0]), r"tags must be int64 of shape \(2, 4\).*got torch.int64 of shape \(4,\)"),
+        (lambda: crf(emissions, tags.tolist()), r"tags must be a tensor of shape \(2, 4\), got a list"),
         (lambda: crf(emissions, tags.float()), r"got torch.float32 of shape \(2, 4\)"),
         (lambda: crf(emissions, tags.bool()), r"tags of sets must have shape \(2, 4, 3\), got \(2, 4\)"),
         (lambda: crf(emissions, wrong), "tags must be from 0 to 2, or -100 .*, got 3 at step 2 of sequence 1"),

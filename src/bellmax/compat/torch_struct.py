@@ -116,7 +116,7 @@ class LinearChainCRF(StructDistribution):
 
     Args:
         log_potentials: (B, N − 1, C, C) ``[current, previous]``.
-        lengths: int64 (B,), the number of states of each sequence, from 1 to N; N for all by default.
+        lengths: integers (B,), the number of states of each sequence, from 1 to N; N for all by default.
         args: not looked at.
 
     >>> d = LinearChainCRF(torch.zeros(1, 3, 2, 2))  # four steps, two states
@@ -130,7 +130,7 @@ class LinearChainCRF(StructDistribution):
         shape = log_potentials.shape
         if len(shape) != 4 or shape[2] != shape[3] or shape[3] == 0:
             raise ValueError(f"log_potentials must have shape (B, N - 1, C, C), got {tuple(shape)}")
-        _check_lengths(lengths, shape[0], shape[1] + 1)
+        lengths = _check_lengths(lengths, shape[0], shape[1] + 1)
         self.args = args
         super().__init__(log_potentials, lengths)
 
@@ -173,7 +173,7 @@ class AlignmentCRF(StructDistribution):
     Args:
         log_potentials: (B, N, M, 3).
         local: False.
-        lengths: int64 (B,), the length on the side of N, from 1 to N; N for all by default.
+        lengths: integers (B,), the length on the side of N, from 1 to N; N for all by default.
         max_gap: None.
 
     >>> d = AlignmentCRF(torch.zeros(1, 2, 3, 3))
@@ -197,7 +197,7 @@ class AlignmentCRF(StructDistribution):
             raise ValueError("local must be False: local alignments are not supported, got True")
         if max_gap is not None:
             raise ValueError(f"max_gap must be None, got {max_gap}: put -inf into log_potentials for a band")
-        _check_lengths(lengths, shape[0], shape[1])
+        lengths = _check_lengths(lengths, shape[0], shape[1])
         self.local, self.max_gap = local, max_gap
         super().__init__(log_potentials, lengths)
 
@@ -227,11 +227,13 @@ class AlignmentCRF(StructDistribution):
         return events.reshape(*paths.shape[:-1], *self.event_shape)
 
 
-def _check_lengths(lengths: Tensor | None, batch: int, most: int) -> None:
+def _check_lengths(lengths: Tensor | None, batch: int, most: int) -> Tensor | None:
+    """The lengths as int64."""
     if lengths is None:
-        return
-    if lengths.dtype != torch.int64 or lengths.shape != (batch,):
+        return None
+    if lengths.is_floating_point() or lengths.dtype == torch.bool or lengths.shape != (batch,):
         got = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
-        raise ValueError(f"lengths must be int64 of shape ({batch},), got {got}")
+        raise ValueError(f"lengths must be integers of shape ({batch},), got {got}")
     if is_readable(lengths) and batch and not 1 <= int(lengths.min()) <= int(lengths.max()) <= most:
         raise ValueError(f"lengths must be from 1 to {most}, got {lengths.tolist()}")
+    return lengths.long()

@@ -65,7 +65,7 @@ class CRF(nn.Module):
 
         Args:
             emissions: (seq_length, batch_size, S), or batch first.
-            tags: int64 (seq_length, batch_size), or batch first.
+            tags: of an integer type, (seq_length, batch_size), or batch first.
             mask: of the tags' shape, on where a step counts; all on by default. The first step must be on.
             reduction: "none" for (batch_size,), "sum", "mean" over the batch, or "token_mean" over the steps that
                 count.
@@ -75,7 +75,7 @@ class CRF(nn.Module):
             raise ValueError(f"invalid reduction: {reduction}")
         p = self._distribution(emissions, mask)
         kept = p._kept
-        tags = tags if self.batch_first else tags.T
+        tags = (tags if self.batch_first else tags.T).long()
         self._check_tags(tags, kept)
         likelihood = _score_of(p, tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
         if reduction == "none":
@@ -111,6 +111,8 @@ class CRF(nn.Module):
             raise ValueError(f"emissions must have dimension of 3, got {emissions.dim()}")
         if emissions.size(2) != self.num_tags:
             raise ValueError(f"expected last dimension of emissions is {self.num_tags}, got {emissions.size(2)}")
+        if not emissions.size(1 if self.batch_first else 0):
+            raise ValueError(f"emissions must have at least one step, got shape {tuple(emissions.shape)}")
         for name, given in (("tags", tags), ("mask", mask)):
             if given is not None and given.shape != emissions.shape[:2]:
                 raise ValueError(

@@ -47,6 +47,8 @@ class SoftDTWLossPyTorch(nn.Module):
                 "global_constraint must be 'sakoe_chiba' or 'itakura' when sakoe_chiba_radius and itakura_max_slope "
                 "are both given, got None"
             )
+        if sakoe_chiba_radius is not None and not (sakoe_chiba_radius >= 0 and sakoe_chiba_radius % 1 == 0):
+            raise ValueError(f"sakoe_chiba_radius must be a whole number, at least 0, got {sakoe_chiba_radius}")
         self.gamma = gamma
         self.normalize = normalize
         self.dist_func = squared_euclidean if dist_func is None else dist_func

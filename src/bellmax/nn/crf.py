@@ -141,6 +141,10 @@ class CRF(Smoothed):
         tensor([0.0067], grad_fn=...)
         """
         _check_reduction(reduction)
+        if not isinstance(tags, Tensor):
+            raise ValueError(
+                f"tags must be a tensor of shape {tuple(emissions.shape[:-1])}, got a {type(tags).__name__}"
+            )
         p = self.distribution(emissions, mask=mask, lengths=lengths)
         p._check_device("tags", tags)
         readable = emissions.device.type == "cpu" and is_readable(emissions) and is_readable(tags)

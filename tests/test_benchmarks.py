@@ -1,0 +1,49 @@
+"""What the README and the page of benchmarks say is what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs/benchmarks"
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    import page
+
+    return page
+
+
+def measured(page: ModuleType) -> dict[str, object]:
+    return {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in page.NAMES}
+
+
+def test_readme_says_what_was_measured(page: ModuleType) -> None:
+    (written,) = page.BETWEEN.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert written == page.readme_table(measured(page))
+
+
+def test_page_says_what_was_measured(page: ModuleType) -> None:
+    text = (RESULTS / "index.md").read_text(encoding="utf-8")
+    assert text == "\n".join(page.markdown(measured(page))) + "\n"
+    for picture in (*page.TITLES, "growth", "memory"):
+        assert f"({picture}.svg)" in text
+        assert (RESULTS / f"{picture}.svg").exists()
+
+
+def test_every_peer_is_drawn_and_losing_is_shown(page: ModuleType) -> None:
+    rows = {"(1,2)": {"fast": 0.5, "slow": 40.0}, "(3,4)": {"slow": 3.0}}
+    figure = page.draw_ratios({"value": rows})
+    widths = [bar.get_width() for bar in figure.axes[0].patches if bar.get_width()]
+    assert widths == [-0.5, 39.0, 2.0]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fast", "slow"]
+    (fast, slow) = page.summary({"dag": {"value": rows}})
+    assert fast[1:] == ["fast", "0.50×", "0.50×", "0.50×", "1 of 1"]
+    assert slow[1:] == ["slow", "3.0×", "22×", "40×", "0 of 2"]
