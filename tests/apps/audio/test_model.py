@@ -14,7 +14,7 @@ def piece(model, seed=0, events=4):
     score = music.score(seed, events)
     times = music.warp(score, seed)
     heard = model.features(music.render(score, times))
-    return Piece(str(seed), heard, model.columns(score, len(heard)), times[:-1])
+    return Piece(heard, model.columns(score, len(heard)), times[:-1])
 
 
 @pytest.mark.parametrize("model", [Linear(), Harmonic(), Harmonic(share=0), Chroma()], ids=lambda m: type(m).__name__)

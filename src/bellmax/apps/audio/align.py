@@ -17,8 +17,8 @@ from torch import Tensor
 
 import bellmax.apps.audio.features as features
 import bellmax.apps.training as training
-from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model
-from bellmax.apps.audio.score import Score, first_frames
+from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model, onset_frames
+from bellmax.apps.audio.score import Score
 from bellmax.dtw import DTW
 from bellmax.regularizers import Negentropy
 
@@ -93,8 +93,7 @@ def _check_durations(frames: int, score: Score) -> None:
 
 def _align(model: Model, weights: Tensor, heard: Tensor, columns: Columns) -> Alignment:
     theta = model.costs(weights, heard, columns.keys)
-    path = DTW(theta, omega="hard").best_path()
-    begins = first_frames(path)[columns.onsets]
+    begins = onset_frames(theta, columns)
     soft = DTW(theta, omega=Negentropy()).expected_path
     onset = soft[:, columns.onsets]
     near = (torch.arange(len(heard)).unsqueeze(-1) - begins).abs() <= NEAR
@@ -109,7 +108,8 @@ def _align(model: Model, weights: Tensor, heard: Tensor, columns: Columns) -> Al
 def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> Alignment:
     count = len(heard) // COARSER
     rough = heard[: count * COARSER].reshape(count, COARSER, *heard.shape[1:]).mean(1)
-    coarse = _onsets(model, weights, rough, score) * COARSER
+    columns = model.columns(score, count)
+    coarse = onset_frames(model.costs(weights, rough, columns.keys).float(), columns) * COARSER
     frames = np.zeros(len(score), np.int64)
     confidence = np.zeros(len(score))
     soft = np.zeros((len(heard), len(score)), np.float32)
@@ -125,12 +125,6 @@ def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> 
         confidence[start:stop] = found.confidence[own]
         soft[begin : begin + len(part), start:stop] = found.soft[:, own]
     return Alignment(np.maximum.accumulate(frames), confidence, soft)
-
-
-def _onsets(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> NDArray[np.int64]:
-    columns = model.columns(score, len(heard))
-    path = DTW(model.costs(weights, heard, columns.keys).float(), omega="hard").best_path()
-    return np.asarray(first_frames(path)[columns.onsets].numpy())
 
 
 def _part(score: Score, first: int, last: int) -> Score:

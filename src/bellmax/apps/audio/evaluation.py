@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bellmax.apps.audio.features as features
-from bellmax.apps.audio.model import Harmonic, Linear, Model, Piece, area, batch, cost_of_classes, learn
-from bellmax.apps.audio.score import Score, first_frames, read_midi, read_truth
-from bellmax.dtw import DTW
+from bellmax.apps.audio.model import Harmonic, Linear, Model, Piece, area, batch, cost_of_classes, learn, onset_frames
+from bellmax.apps.audio.score import Score, read_midi, read_truth
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
 
 # Ω by which to learn end to end, one after another: a smooth one gets the alignments about right, and one that is
@@ -64,7 +63,7 @@ class Heard:
 
     def piece(self, model: Model) -> Piece:
         columns = model.columns(self.recording.score, len(self.heard))
-        return Piece(self.recording.name, self.heard, columns, self.recording.truth)
+        return Piece(self.heard, columns, self.recording.truth)
 
 
 # --- measures
@@ -96,8 +95,7 @@ def aligned(model: Model, weights: Tensor, piece: Piece) -> NDArray[np.float64]:
 
 
 def by_costs(theta: Tensor, piece: Piece) -> NDArray[np.float64]:
-    path = DTW(theta, omega="hard").best_path()
-    return np.asarray(features.seconds(first_frames(path)[piece.columns.onsets].numpy()))
+    return np.asarray(features.seconds(onset_frames(theta, piece.columns).numpy()))
 
 
 # --- the experiment

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import bellmax.apps.audio.features as features
 from bellmax import losses
-from bellmax.apps.audio.score import Score, true_alignment
+from bellmax.apps.audio.score import Score, first_frames, true_alignment
 from bellmax.dtw import DTW
 from bellmax.regularizers import Regularizer
 
@@ -182,6 +182,11 @@ class Chroma(Harmonic):
         return self._scale * (1 - heard @ keys)
 
 
+def onset_frames(theta: Tensor, columns: Columns) -> Tensor:
+    """The frame (M,) in which each event begins, by the alignment of least cost."""
+    return first_frames(DTW(theta, omega="hard").best_path())[columns.onsets]
+
+
 # --- learning
 
 
@@ -189,7 +194,6 @@ class Chroma(Harmonic):
 class Piece:
     """A recording with its score, and when it has each event of it."""
 
-    name: str
     heard: Tensor
     columns: Columns
     truth: NDArray[np.float64]
@@ -249,7 +253,6 @@ def learn(
     *,
     penalty: float = 1e-3,
     iterations: int = 200,
-    told: Callable[[float], None] = lambda loss: None,
 ) -> Tensor:
     """The weights of least loss and penalty, by L-BFGS from ``begin``."""
 
@@ -257,7 +260,6 @@ def learn(
         weights = torch.tensor(numbers, requires_grad=True)
         total = loss(weights) + penalty * model.penalty(weights)
         (gradient,) = torch.autograd.grad(total, weights)
-        told(total.item())
         return total.item(), gradient.numpy()
 
     found = minimize(value_and_gradient, begin.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": iterations})
