@@ -7,16 +7,17 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
 import bellmax.apps.training as training
+from bellmax.apps.runs import train_all
 
 Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
 RunFolder = Annotated[Path, typer.Option(help="The folder to write the run to.")]
@@ -26,6 +27,7 @@ Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so ma
 Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
 StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
 Decay = Annotated[float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")]
+CoolDown = Annotated[int, typer.Option(help="In how many of the last epochs the step goes down nearly to 0.")]
 Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Resume = Annotated[bool, typer.Option(help="Go on from where the run was left.")]
@@ -56,6 +58,42 @@ def train_into(output: Path, resume: bool, train: Callable[[Console | None], tra
         raise typer.Exit(130) from None
     if console is not None:
         console.print(f"{output}: dev {metric} {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+
+
+def train_table(
+    output: Path,
+    trained: Mapping[Path, tuple[Sequence[str], Mapping[str, object]]],
+    jobs: int,
+    metric: str,
+    measure: Callable[[Path], dict[str, Any]],
+    markdown: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Train each run by the command that it has, with its options; then measure, write and print the table."""
+    console = Console()
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False)
+
+    commands = {
+        run: [*command, "--resume", "--output", str(run), *_written(options)]
+        for run, (command, options) in trained.items()
+    }
+    train_all(commands, jobs, metric, tell)
+    rows = []
+    for run in trained:
+        tell(f"{run}: test data")
+        rows.append(measure(run))
+    text = markdown(rows)
+    (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
+    training.write_json(output / "table.json", rows)
+    tell(text)
+
+
+def _written(options: Mapping[str, object]) -> Iterator[str]:
+    """As on a command line, without those that are None."""
+    for name, given in options.items():
+        if given is not None:
+            yield from (f"--{name.replace('_', '-')}", str(given))
 
 
 def origin() -> str:

@@ -39,6 +39,7 @@ class Settings:
         optimizer: "sgd" or "adamw".
         step_size: of the optimizer.
         decay: what the step is multiplied by after an epoch that was not the best so far.
+        cool_down: in how many of the last epochs the step goes down, evenly, nearly to 0.
         clip: the greatest norm of a gradient.
         seed: of everything random.
 
@@ -49,6 +50,7 @@ class Settings:
     optimizer: str = "sgd"
     step_size: float = 0.01
     decay: float = 1.0
+    cool_down: int = 0
     clip: float = 5.0
     seed: int = 0
 
@@ -57,9 +59,20 @@ class Settings:
             raise ValueError(f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}")
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        if not 0 <= self.cool_down <= self.epochs:
+            raise ValueError(f"cool_down must be from 0 to the {self.epochs} epochs, got {self.cool_down}")
         for name in ("step_size", "decay", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def step_at(self, epoch: int, step_size: float) -> float:
+        """The step of an epoch, counted from 0, that would have ``step_size`` if it were not to cool down.
+
+        >>> settings = Settings(epochs=4, cool_down=2)
+        >>> [settings.step_at(epoch, 3.0) for epoch in range(4)]
+        [3.0, 3.0, 2.0, 1.0]
+        """
+        return step_size * min(1.0, (self.epochs - epoch) / (self.cool_down + 1))
 
 
 @dataclass(frozen=True)
@@ -186,9 +199,10 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
         for epoch in range(len(state.history), settings.epochs):
             if settings.minutes is not None and state.seconds >= 60 * settings.minutes:
                 break
+            step_size = settings.step_at(epoch, state.step_size)
             for group in optimizer.param_groups:
-                group["lr"] = state.step_size
-            record = {"epoch": epoch + 1, "step_size": state.step_size}
+                group["lr"] = step_size
+            record = {"epoch": epoch + 1, "step_size": step_size}
             record |= _epoch(task, parallel, optimizer, settings, epoch, console)
             _keep(task, record, optimizer, settings, state, run, console)
     except KeyboardInterrupt:

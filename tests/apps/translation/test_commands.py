@@ -112,6 +112,13 @@ def test_table(data: Path, tmp_path: Path) -> None:
     assert "begun" not in run(*options)
 
 
+def test_cools_down(data: Path, tmp_path: Path) -> None:
+    options = ["--epochs", 3, "--cool-down", 1, "--step-size", 0.004, "--decay", 1.0, *SMALL]
+    run("train", data, "--output", tmp_path, *options)
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert [record["step_size"] for record in history] == [0.004, 0.004, 0.002]
+
+
 def test_two_processes_train_the_same_model(data: Path, tmp_path: Path) -> None:
     options = ["--epochs", "1", "--attention", "negentropy", *SMALL, "--optimizer", "sgd", "--step-size", "0.1"]
     command = [sys.executable, "-m", "bellmax", "translation", "train", str(data), *options, "--output"]
@@ -130,6 +137,11 @@ def test_two_processes_train_the_same_model(data: Path, tmp_path: Path) -> None:
         (["train", "DATA", "--output", "RUN", "--source", "de"], "must hold a file for train that ends in .de"),
         (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'softmax'"),
         (["train", "DATA", "--output", "RUN", "--longest", "1"], "no pair of training has from 1 to 1 tokens"),
+        (
+            ["train", "DATA", "--output", "RUN", "--epochs", "2", "--cool-down", "3"],
+            "cool_down must be from 0 to the 2 epochs, got 3",
+        ),
+        (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
     ],
 )
 def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:

@@ -14,6 +14,7 @@ import bellmax.apps.ner.table as tables
 import bellmax.apps.ner.tagging as tagging
 import bellmax.apps.training as training
 from bellmax.apps.commands import (
+    CoolDown,
     Decay,
     Dropout,
     Epochs,
@@ -27,12 +28,11 @@ from bellmax.apps.commands import (
     StepSize,
     TableFolder,
     one_sentence,
-    origin,
     train_into,
+    train_table,
 )
 from bellmax.apps.ner.data import Corpus, Sentence
 from bellmax.apps.ner.schemes import Entity
-from bellmax.apps.runs import train_all
 
 app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
 
@@ -68,6 +68,7 @@ def train(
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
     decay: Decay = 1.0,
+    cool_down: CoolDown = 0,
     sentences: Sentences = 8,
     tokens: Annotated[int, typer.Option(help="Tokens in a batch with its padding; a longer sentence is alone.")] = 2048,
     dropout: Dropout = 0.5,
@@ -79,7 +80,7 @@ def train(
 ) -> None:
     """Train a tagger. The weights that do best on dev are kept; Ctrl-C leaves a run that can be used and resumed."""
     with one_sentence():
-        settings = training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed)
+        settings = training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed)
         config = tagging.Config(
             omega=omega,
             gamma=gamma,
@@ -199,6 +200,7 @@ def table(
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
     decay: Decay = 1.0,
+    cool_down: CoolDown = 0,
     sentences: Sentences = 8,
     dropout: Dropout = 0.5,
     word_size: WordSize = 300,
@@ -212,28 +214,19 @@ def table(
             name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
         }
         vectors = dict(entry.split("=", 1) for entry in embeddings or ())
-        shared = {
-            "--epochs": epochs, "--optimizer": optimizer, "--step-size": step_size, "--decay": decay,
-            "--sentences": sentences, "--dropout": dropout, "--word-size": word_size, "--seed": seed,
+        shared: dict[str, object] = {
+            "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
+            "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout, "word_size": word_size, "seed": seed,
         }  # fmt: skip
-        if minutes is not None:
-            shared["--minutes"] = minutes
-
-        def options(cell: tables.Cell) -> list[str]:
-            own = {"--omega": cell.omega, "--gamma": gammas[cell.omega], "--loss": cell.loss, "--output": cell.run}
-            if cell.omega != "negentropy":
-                own["--warm-up"] = warm_up
-            if cell.data.resolve().name in vectors:
-                own["--embeddings"] = vectors[cell.data.resolve().name]
-            given = (str(part) for pair in (shared | own).items() for part in pair)
-            return ["ner", "train", str(cell.data), "--resume", *given]
-
-        console = Console()
-        every = tables.cells(data, list(gammas), output)
-        commands = {cell.run: options(cell) for cell in every}
-        train_all(commands, jobs, "f1", lambda line: console.print(line, highlight=False))
-        rows = [tables.measure(cell) for cell in every]
-    text = f"{origin()} {jobs} runs at a time.\n\n{tables.markdown(rows)}"
-    (output / "table.md").write_text(text, encoding="utf-8")
-    training.write_json(output / "table.json", rows)
-    console.print(tables.markdown(rows), highlight=False)
+        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), output)}
+        trained = {}
+        for run, cell in cells.items():
+            own = {
+                "omega": cell.omega,
+                "gamma": gammas[cell.omega],
+                "loss": cell.loss,
+                "warm_up": None if cell.omega == "negentropy" else warm_up,
+                "embeddings": vectors.get(cell.data.resolve().name),
+            }
+            trained[run] = ["ner", "train", str(cell.data)], shared | own
+        train_table(output, trained, jobs, "f1", lambda run: tables.measure(cells[run]), tables.markdown)

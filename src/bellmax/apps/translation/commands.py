@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 import bellmax.apps.training as training
 import bellmax.apps.translation.translating as translating
 from bellmax.apps.commands import (
+    CoolDown,
     Decay,
     Dropout,
     Epochs,
@@ -25,10 +27,9 @@ from bellmax.apps.commands import (
     StepSize,
     TableFolder,
     one_sentence,
-    origin,
     train_into,
+    train_table,
 )
-from bellmax.apps.runs import train_all
 from bellmax.apps.translation.data import SPLITS, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 
@@ -57,6 +58,7 @@ def train(
     optimizer: Optimizer = "adamw",
     step_size: StepSize = 0.002,
     decay: Decay = 0.5,
+    cool_down: CoolDown = 0,
     size: Size = 256,
     tokens: Tokens = 1500,
     dropout: Dropout = 0.3,
@@ -78,7 +80,7 @@ def train(
             pieces=pieces,
             longest=longest,
             tokens=tokens,
-            settings=training.Settings(epochs, minutes, optimizer, step_size, decay, seed=seed),
+            settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
 
         def run(console: Console | None) -> training.State:
@@ -153,6 +155,7 @@ def table(
     optimizer: Optimizer = "adamw",
     step_size: StepSize = 0.002,
     decay: Decay = 0.5,
+    cool_down: CoolDown = 0,
     size: Size = 256,
     tokens: Tokens = 1500,
     dropout: Dropout = 0.3,
@@ -163,37 +166,29 @@ def table(
 ) -> None:
     """Train with each attention at the same budget, and write what came of it. Interrupted, it resumes."""
     with one_sentence():
-        shared = {
-            "--epochs": epochs, "--optimizer": optimizer, "--step-size": step_size, "--decay": decay, "--size": size,
-            "--tokens": tokens, "--dropout": dropout, "--pieces": pieces, "--seed": seed,
+        shared: dict[str, object] = {
+            "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
+            "decay": decay, "cool_down": cool_down, "size": size, "tokens": tokens, "dropout": dropout, "pieces": pieces, "seed": seed,
         }  # fmt: skip
-        if minutes is not None:
-            shared["--minutes"] = minutes
-        cells = [(pair, kind, output / pair / kind) for pair in pairs or ("fr-en", "en-fr") for kind in ATTENTIONS]
-        commands = {}
-        for pair, kind, run in cells:
-            own = dict(zip(("--source", "--target"), pair.split("-", 1), strict=True))
-            given = shared | own | {"--attention": kind, "--output": run}
-            arguments = (str(part) for entry in given.items() for part in entry)
-            commands[run] = ["translation", "train", str(data), "--resume", *arguments]
-        console = Console()
-        train_all(commands, jobs, "bleu", lambda line: console.print(line, highlight=False))
-        rows = [_measure(data, pair, kind, run, width) for pair, kind, run in cells]
-        text = _markdown(rows)
-        (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
-        training.write_json(output / "table.json", rows)
-    console.print(text, highlight=False)
+        trained = {}
+        for pair, kind in product(pairs or ("fr-en", "en-fr"), ATTENTIONS):
+            source, _, target = pair.partition("-")
+            if not (source and target):
+                raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
+            own = {"source": source, "target": target, "attention": kind}
+            trained[output / pair / kind] = ["translation", "train", str(data)], shared | own
+        train_table(output, trained, jobs, "bleu", lambda run: _measure(data, run, width), _markdown)
 
 
-def _measure(data: Path, pair: str, kind: str, run: Path, width: int) -> dict[str, Any]:
+def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
     model, source, target, config = translating.load(run)
     history = training.read_json(run / "history.json")
     found = translating.evaluate(model, source, target, read_pairs(data, "test", (config.source, config.target)), width)
     speed = sorted(record["tokens_per_second"] for record in history)[len(history) // 2]
     best = max(history, key=lambda record: record["bleu"])
     return {
-        "pair": pair,
-        "attention": kind,
+        "pair": f"{config.source}-{config.target}",
+        "attention": config.attention,
         **found,
         "dev_bleu": best["bleu"],
         "best_epoch": best["epoch"],
