@@ -216,7 +216,8 @@ def table(
         vectors = dict(entry.split("=", 1) for entry in embeddings or ())
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
-            "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout, "word_size": word_size, "seed": seed,
+            "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout,
+            "word_size": word_size, "seed": seed,
         }  # fmt: skip
         cells = {cell.run: cell for cell in tables.cells(data, list(gammas), output)}
         trained = {}

@@ -168,7 +168,8 @@ def table(
     with one_sentence():
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
-            "decay": decay, "cool_down": cool_down, "size": size, "tokens": tokens, "dropout": dropout, "pieces": pieces, "seed": seed,
+            "decay": decay, "cool_down": cool_down, "size": size, "tokens": tokens,
+            "dropout": dropout, "pieces": pieces, "seed": seed,
         }  # fmt: skip
         trained = {}
         for pair, kind in product(pairs or ("fr-en", "en-fr"), ATTENTIONS):
