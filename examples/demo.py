@@ -53,7 +53,7 @@ def align() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (sum(byte > 0 for byte in base64.b64decode(found[name][10]["cells"])) for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are possible under negentropy, {sparse} under l2\n")
+    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are above 0 under negentropy, {sparse} under l2\n")
     return {"x": x.tolist(), "y": y.tolist(), "frames": found}
 
 
@@ -129,7 +129,8 @@ SCORES = torch.tensor(
         [1.0, 2.2, 3.0, -1.0, 0.0, 0.4, 0.8, -1.0, -2.0, -1.0],
         [-2.0, -1.0, 0.2, 1.6, 0.9, 2.4, 2.6, -1.0, -1.0, 0.5],
         [-2.0, -2.0, 0.4, -1.0, -2.0, -1.0, 0.3, 2.8, 1.2, 2.2],
-    ]
+    ],
+    dtype=torch.float64,
 )
 
 
@@ -145,14 +146,15 @@ def attend() -> dict[str, Any]:
         return packed(weights)
 
     found = frames(frame)
-    print(f"  softmax gives a weight to all {len(KEYS)} words; attention under l2 leaves some out\n")
+    sparse = sum(byte > 0 for byte in base64.b64decode(found["l2"][8]["cells"]))
+    print(f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under l2, all under softmax\n")
     return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
 
 
 # --- a program of one's own
 
 EDGES = [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 5), (4, 6), (5, 6), (1, 2)]
-WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.3, 1.1, -0.5])
+WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.3, 1.1, -0.5], dtype=torch.float64)
 
 
 def follow() -> dict[str, Any]:
@@ -183,6 +185,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the page (default: demo)")
     output: Path = parser.parse_args().output
     begun = time.perf_counter()
+    torch.set_default_dtype(torch.float64)
     print("bellmax smooths the max in a dynamic program, so that its value and its solution become layers.\n")
     data = {"gammas": GAMMAS, "align": align(), "tag": tag(), "attend": attend(), "follow": follow()}
     page = Path(__file__).with_name("demo.html").read_text(encoding="utf-8")
