@@ -47,7 +47,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 
 docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer

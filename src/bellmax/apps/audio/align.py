@@ -1,4 +1,4 @@
-"""Where a recording has the notes of a score."""
+"""At what time in a recording each note of a score is played."""
 
 from __future__ import annotations
 

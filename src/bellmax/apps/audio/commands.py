@@ -22,7 +22,7 @@ from bellmax.apps.audio.score import read_midi
 from bellmax.apps.commands import one_sentence, origin
 
 app = typer.Typer(
-    no_args_is_help=True, help="Audio-to-score alignment: when does a recording have the notes of a score?"
+    no_args_is_help=True, help="Audio-to-score alignment: at what time in a recording is each note of a score played?"
 )
 
 Data = Annotated[Path, typer.Argument(help="A folder as Bach10: in a folder for each piece a .wav, a .mid and a .txt.")]
