@@ -1,0 +1,51 @@
+"""The applications on real data, where it is at hand: what was read is what others have counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+
+import bellmax.apps.audio.align as aligning
+from bellmax.apps.audio.evaluation import read as read_pieces
+from bellmax.apps.ner.schemes import entities
+from bellmax.apps.ner.tagging import Config
+from bellmax.apps.translation.data import Vocabulary, read_pairs
+
+DATA = Path(__file__).parents[3] / "shared/data"
+
+
+def folder(name: str) -> Path:
+    if not (DATA / name).exists():
+        pytest.skip(f"{name} is not at hand")
+    return DATA / name
+
+
+@pytest.mark.parametrize(
+    ("language", "counts"),
+    [("es", {"train": 18798, "dev": 4352, "test": 3559}), ("nl", {"train": 13344, "dev": 2616, "test": 3941})],
+)
+def test_conll_2002_has_the_entities_that_were_published(language: str, counts: dict[str, int]) -> None:
+    data = folder(f"ner/conll2002_{language}")
+    for split, count in counts.items():
+        sentences = Config().read(data, split)
+        assert sum(len(entities(sentence.tags)) for sentence in sentences) == count
+
+
+def test_multi30k_comes_back_from_its_tokens() -> None:
+    data = folder("translation/multi30k")
+    assert [len(read_pairs(data, split, ("fr", "en"))) for split in ("train", "dev", "test")] == [29000, 1014, 1000]
+    lines = [line for _, line in read_pairs(data, "dev", ("fr", "en"))]
+    vocabulary = Vocabulary.of("en", lines, least=1)
+    again = [vocabulary.decode(vocabulary.encode(line)) for line in lines]
+    assert sacrebleu.corpus_bleu(again, [lines]).score > 98
+
+
+def test_weights_that_ship_find_the_notes_of_a_chorale() -> None:
+    first = next(read_pieces(folder("bach10")))
+    found = aligning.align(aligning.Harmonic().features(first.audio), first.score)
+    error = np.abs(found.times - first.truth)
+    assert np.median(error) < 0.05
+    assert (error < 0.1).mean() > 0.85
