@@ -35,11 +35,14 @@ class PlainAttention(nn.Module):
 
 
 def attention(kind: str, size: int) -> nn.Module:
-    """The attention of a name; γ as in appendix C.3 of the paper."""
+    """The attention of a name; γ as in appendix C.3 of the paper.
+
+    With γ = 1 sparsemax gives all its weight to one word after a few steps, and has no gradient to learn from then.
+    """
     if kind not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {kind!r}")
     if kind in ("softmax", "sparsemax"):
-        return PlainAttention(size, Negentropy() if kind == "softmax" else SquaredL2())
+        return PlainAttention(size, Negentropy() if kind == "softmax" else SquaredL2(10.0))
     return SegmentationAttention(size, size, omega=Negentropy(2.0) if kind == "negentropy" else SquaredL2(10.0))
 
 
