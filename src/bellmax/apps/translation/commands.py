@@ -136,10 +136,10 @@ def attention(
             ((text, found),) = translating.translate(model, source, target, [sentence], width)
             if not found.words:
                 raise ValueError(f"sentence must give a translation with words, got none from {path}")
-            title = (
-                config.attention if config.attention in ("softmax", "sparsemax") else f"structured, {config.attention}"
-            )
-            maps.append((f"{title} ({path.name})", target.shown(found.words), found.weights.double().numpy()))
+            kind = config.attention
+            title = kind if kind in ("softmax", "sparsemax") else f"structured, {kind}"
+            title += "" if path.name == kind else f" ({path.name})"
+            maps.append((title, target.shown(found.words), found.weights.double().numpy()))
             typer.echo(f"{path}: {text}")
         draw([*source.tokens(sentence), "</s>"], maps).savefig(output, dpi=150)
     typer.echo(str(output))
