@@ -39,7 +39,14 @@ README = (  # what it is called there, file, table, shape, task, peer
     ("entmax's sparsemax in that loop, l2", "chain", "l2", (64, 128, 32), "value and gradient", "entmax"),
     ("tslearn, soft-DTW from costs", "dtw", "costs", (32, 256, 256), "value and gradient", "tslearn"),
     ("pysdtw, soft-DTW from costs", "dtw", "costs", (8, 1024, 1024), "value and gradient", "pysdtw"),
-    ("dtaidistance in C, hard DTW of short series, one thread", "dtw", "series", (32, 64, 64), None, "dtaidistance"),
+    (
+        "dtaidistance in C, values of hard DTW of short series, one thread",
+        "dtw",
+        "series",
+        (32, 64, 64),
+        None,
+        "dtaidistance",
+    ),
 )
 BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.DOTALL)
 
@@ -256,8 +263,8 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## In short",
         "",
-        "Over all shapes and tasks. *Slower here*: in how many of them the peer is faster than bellmax.",
-        *table("what | peer | least: | median: | greatest: | slower here:", list(summary(panels(results)))),
+        "Over all shapes and tasks. The last column says in how many of them the peer is faster than bellmax.",
+        *table("what | peer | least: | median: | greatest: | faster:", list(summary(panels(results)))),
     ]
     for name, title in TITLES.items():
         lines += ["", f"## {title}", "", f"![How many times slower the others are]({name}.svg)"]
