@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+LIBRARY := .venv/library
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*)
 
@@ -8,11 +9,20 @@ NATIVE := $(wildcard native/*)
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The environment, made anew when what is installed into it changes.
+# The environment, made anew when what is installed into it changes: the library alone, with kernels for this machine, or
+# with all kernels and what the tests need.
+FOR_ALL := -C cmake.define.BELLMAX_BASELINE=ON
+FOR_HERE := $(if $(shell grep -sw avx2 /proc/cpuinfo),$(FOR_ALL:ON=OFF),$(FOR_ALL))
+
+$(LIBRARY): pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_HERE) -e .
+	touch $@
+
 $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_ALL) -e '.[test]'
+	touch $(LIBRARY) $@
 
 test: lint  ## lint, then run every test and every docstring example
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
@@ -26,7 +36,7 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: $(INSTALLED)  ## the main jobs on data made here, as a page: demo/index.html
+demo: $(LIBRARY)  ## the main jobs on data made here, as a page: demo/index.html
 	$(BIN)/python examples/demo.py
 
 # aeon wants an older numba and numpy than the other peers.

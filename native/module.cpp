@@ -30,43 +30,35 @@ bool has_avx2() {
 #endif
 }
 
+#if defined(BELLMAX_HAS_AVX2) && defined(BELLMAX_HAS_BASELINE)
+#define BELLMAX_BEST(kernels) (has_avx2() ? avx2::kernels : baseline::kernels)
+#elif defined(BELLMAX_HAS_AVX2)
+#define BELLMAX_BEST(kernels) avx2::kernels
+#else
+#define BELLMAX_BEST(kernels) baseline::kernels
+#endif
+
 template <class S>
 const DagKernels<S>& dag() {
-#ifdef BELLMAX_HAS_AVX2
-    static const DagKernels<S> kernels = has_avx2() ? avx2::dag_kernels<S>() : baseline::dag_kernels<S>();
-#else
-    static const DagKernels<S> kernels = baseline::dag_kernels<S>();
-#endif
+    static const DagKernels<S> kernels = BELLMAX_BEST(dag_kernels<S>());
     return kernels;
 }
 
 template <class S>
 const ChainKernels<S>& chain() {
-#ifdef BELLMAX_HAS_AVX2
-    static const ChainKernels<S> kernels = has_avx2() ? avx2::chain_kernels<S>() : baseline::chain_kernels<S>();
-#else
-    static const ChainKernels<S> kernels = baseline::chain_kernels<S>();
-#endif
+    static const ChainKernels<S> kernels = BELLMAX_BEST(chain_kernels<S>());
     return kernels;
 }
 
 template <class S>
 const BinaryKernels<S>& binary() {
-#ifdef BELLMAX_HAS_AVX2
-    static const BinaryKernels<S> kernels = has_avx2() ? avx2::binary_kernels<S>() : baseline::binary_kernels<S>();
-#else
-    static const BinaryKernels<S> kernels = baseline::binary_kernels<S>();
-#endif
+    static const BinaryKernels<S> kernels = BELLMAX_BEST(binary_kernels<S>());
     return kernels;
 }
 
 template <class S>
 const DtwKernels<S>& dtw() {
-#ifdef BELLMAX_HAS_AVX2
-    static const DtwKernels<S> kernels = has_avx2() ? avx2::dtw_kernels<S>() : baseline::dtw_kernels<S>();
-#else
-    static const DtwKernels<S> kernels = baseline::dtw_kernels<S>();
-#endif
+    static const DtwKernels<S> kernels = BELLMAX_BEST(dtw_kernels<S>());
     return kernels;
 }
 
