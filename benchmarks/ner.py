@@ -13,10 +13,10 @@ import torch
 import torchcrf
 from measuring import SECONDS, Row, cell, command_line, factor, heading, machine, measure, ratio, report, table
 from torch import Tensor
+from training_step import training_step
 
 from bellmax.apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes
 from bellmax.apps.ner.model import Tagger
-from bellmax.apps.training import clip_gradients
 
 SIZES = 8, 32
 LOSSES = "surrogate", "relaxed"
@@ -47,15 +47,7 @@ def sentences(count: int) -> list[Sentence]:
 
 
 def step(model: Tagger, batch: Batch) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        model(batch).backward()
-        clip_gradients(model.parameters(), 5.0)
-        optimizer.step()
-
-    return run
+    return training_step(model, batch, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 def loss_alone(model: Tagger, batch: Batch) -> Callable[[], None]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 from measuring import Row, cell, command_line, heading, machine, measure, ratio, report, table
+from training_step import training_step
 
-from bellmax.apps.training import clip_gradients
 from bellmax.apps.translation.data import END, Batch
 from bellmax.apps.translation.model import ATTENTIONS, Translator
 
@@ -30,15 +30,7 @@ def made_up() -> Batch:
 
 
 def step(model: Translator, batch: Batch) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        model(batch).backward()
-        clip_gradients(model.parameters(), 5.0)
-        optimizer.step()
-
-    return run
+    return training_step(model, batch, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 
 def attention_alone(model: Translator, batch: Batch) -> Callable[[], None]:
