@@ -135,6 +135,12 @@ def test_errors_are_the_originals(name: str) -> None:
 # --- what is better than the original
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_tags_that_are_no_numbers(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"tags must be of an integer type, got {dtype}"):
+        CRF(3)(torch.zeros(2, 1, 3), torch.ones(2, 1, dtype=dtype))
+
+
 def test_no_steps() -> None:
     with pytest.raises(ValueError, match=r"emissions must have at least one step, got shape \(0, 2, 3\)"):
         CRF(3).decode(torch.zeros(0, 2, 3))

@@ -111,6 +111,8 @@ class CRF(nn.Module):
             raise ValueError(f"emissions must have dimension of 3, got {emissions.dim()}")
         if emissions.size(2) != self.num_tags:
             raise ValueError(f"expected last dimension of emissions is {self.num_tags}, got {emissions.size(2)}")
+        if tags is not None and (tags.is_floating_point() or tags.dtype == torch.bool):
+            raise ValueError(f"tags must be of an integer type, got {tags.dtype}")
         if not emissions.size(1 if self.batch_first else 0):
             raise ValueError(f"emissions must have at least one step, got shape {tuple(emissions.shape)}")
         for name, given in (("tags", tags), ("mask", mask)):
