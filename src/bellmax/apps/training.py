@@ -242,8 +242,9 @@ def _epoch(
             advance(f"loss {total / items * world():.3f}, {tokens / (time.perf_counter() - begun):.0f} tokens/s")
     seconds = time.perf_counter() - begun
     if world() > 1:
+        total = total.to(device)
         distributed.all_reduce(total)
-        slowest = torch.tensor(seconds)  # all are to know the same time, by which they stop
+        slowest = torch.tensor(seconds, device=device)  # all are to know the same time, by which they stop
         distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
         seconds = slowest.item()
     if not total.isfinite():
