@@ -539,7 +539,7 @@ def test_bad_input_is_named(backend: str) -> None:
             "weights must be floating point, got dtype torch.int64",
         ),
         (lambda: dag.paths(torch.zeros(10, device="meta")), "weights must be on the graph's device cpu, got meta"),
-        (lambda: dag.paths(torch.zeros(10), omega="softmax"), "omega must be a Regularizer or one of .* got 'softmax'"),
+        (lambda: dag.paths(torch.zeros(10), omega="soft"), "omega must be a Regularizer or one of .* got 'soft'"),
         (
             lambda: p.hessian_product(torch.zeros(10, device="meta")),
             "z must be on the potentials' device cpu, got meta",

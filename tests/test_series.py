@@ -456,9 +456,9 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     x, y = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4)
     three = torch.tensor([3, 3, 3])
     yield lambda: bx.dtw(x, y[..., :3]), r"same number of features, got 4 in x of shape \(2, 3, 4\) and 3 in y"
-    yield lambda: bx.dtw(x[0, 0], y), r"x must have shape \(\.\.\., length, features\), both at least 1, got \(4,\)"
+    yield lambda: bx.dtw(3.0, y), r"x must have shape \(length,\) or \(\.\.\., length, features\).* got \(\)"
     yield lambda: bx.dtw(x, y[:, :0]), r"y must have shape .* got \(2, 0, 4\)"
-    yield lambda: bx.dtw(x.long(), y), "x must be floating point, got dtype torch.int64"
+    yield lambda: bx.dtw(x + 0j, y), "x must hold real numbers, got dtype torch.complex64"
     yield (
         lambda: bx.dtw(x, y, cost="manhattan"),
         (
@@ -487,14 +487,14 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: bx.dtw(x, y, lengths=(0, 5)), r"lengths\[0\] must be from 1 to 3, got 0"
     yield lambda: bx.dtw(x, y, lengths=(3, 6)), r"lengths\[1\] must be from 1 to 5, got 6"
     yield lambda: bx.dtw(x, y, lengths=(torch.tensor([1, 4]), 5)), r"lengths\[0\] must be from 1 to 3, got 4"
-    yield lambda: bx.dtw(x, y, lengths=(3, torch.tensor([1.0, 2.0]))), r"lengths\[1\] must be int64, got .*float32"
-    yield lambda: bx.dtw(x, y, lengths=three), r"lengths must be a pair \(lengths of x, lengths of y\), got Tensor"
+    yield lambda: bx.dtw(x, y, lengths=(3, torch.tensor([1.0, 2.0]))), r"lengths\[1\] must hold integers, got .*float32"
+    yield lambda: bx.dtw(x, y, lengths=three), r"lengths must be a pair \(lengths_a, lengths_b\), got Tensor"
     yield lambda: bx.dtw(x, y * math.nan), "cost must be finite or .inf, got nan"
     yield lambda: bx.dtw_cdist([x]), r"xs\[0\] must have shape \(length,\) or \(length, features\), got \(2, 3, 4\)"
     yield lambda: bx.dtw_cdist([x[0], x[0, 0]]), r"xs\[1\] must have 4 features like xs\[0\], got 1"
     yield lambda: bx.dtw_cdist([x[0]], [y[0, :, :3]]), r"ys\[0\] must have 4 features like xs\[0\], got 3"
     yield lambda: bx.dtw_cdist([x[0, :0]]), r"xs\[0\] must have shape .* got \(0, 4\)"
-    yield lambda: bx.dtw_cdist([np.arange(3)]), r"xs\[0\] must be floating point, got dtype torch.int64"
+    yield lambda: bx.dtw_cdist([["a", "b"]]), r"xs\[0\] must hold numbers, got dtype <U1"
     yield lambda: bx.dtw_cdist(x * math.nan), r"xs\[0\] must have shape .* got \(0, 4\)"
     yield lambda: bx.dtw_cdist(x, max_cells=0), "max_cells must be at least 1, got 0"
     yield lambda: bx.dtw_cdist(x, omega=bx.Negentropy(three / 1.0)), r"gamma must be one number .* got shape \(3,\)"

@@ -191,35 +191,33 @@ def _slopes(
 
 
 class _Value(_Sweep):
-    """(run, *θ, *index) → DP_Ω(θ) and the tape."""
+    """(run, value, *θ, tape, *index) → the value DP_Ω(θ), which the forward sweep has found, as a function of θ."""
 
     @staticmethod
-    def forward(run: _Runner, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        value, tape = run("forward", tensors[: run.parts], tensors[run.parts :])
-        return value, tape
+    def forward(run: _Runner, value: Tensor, *tensors: Tensor) -> Tensor:
+        return value.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.run, *tensors = inputs
-        tensors.insert(ctx.run.parts, output[1])
-        ctx.mark_non_differentiable(output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.run, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta, (tape,), index = _split(ctx.run, ctx.saved_tensors)
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             gradient = _Gradient.apply(ctx.run, *theta, tape, grad, *index)
         else:
             gradient = ctx.run("backward", theta, tape, grad, index)
-        return None, *gradient, *[None] * len(index)
+        return None, None, *gradient, None, *[None] * len(index)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> Tensor:
         theta, (tape,), index = _split(ctx.run, ctx.saved_tensors)
         z = _zeros_for_none(tangents[: ctx.run.parts], theta)
-        return _Pushed.apply(_Plain(ctx.run, "forward"), tape, *theta, *z, *index)[0], None
+        slopes: Tensor = _Pushed.apply(_Plain(ctx.run, "forward"), tape, *theta, *z, *index)[0]
+        return slopes
 
 
 class _Gradient(_Sweep):
@@ -423,9 +421,16 @@ class _Pushed(_Sweep):
 # --- what the rest of the library calls
 
 
-def value(program: Program, theta: Sequence[Tensor], index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """DP_Ω(θ), (B,), and the tape."""
-    result: tuple[Tensor, Tensor] = _Value.apply(_Runner(program, len(theta)), *theta, *index)
+def forward(program: Program, theta: Sequence[Tensor], index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """DP_Ω(θ), (B,), and the tape, without a graph."""
+    with torch.no_grad():
+        value, tape = _Runner(program, len(theta))("forward", [t.detach() for t in theta], index)
+    return value, tape
+
+
+def value(program: Program, theta: Sequence[Tensor], value: Tensor, tape: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """The value DP_Ω(θ), (B,), that :func:`forward` found, as a function of θ."""
+    result: Tensor = _Value.apply(_Runner(program, len(theta)), value, *theta, tape, *index)
     return result
 
 
@@ -483,7 +488,7 @@ def topk(program: Program, theta: Sequence[Tensor], k: int, index: Sequence[Tens
 
 
 def _allow_in_graph() -> None:
-    for function in (value, expected_path, directional_derivative, hessian_product, log_transitions):
+    for function in (forward, value, expected_path, directional_derivative, hessian_product, log_transitions):
         torch.compiler.allow_in_graph(function)
 
 

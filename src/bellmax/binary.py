@@ -69,7 +69,7 @@ class _Marginals(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         theta = ctx.saved_tensors
         if torch.is_grad_enabled():  # the third derivative of the value is wanted
-            _, tape = autograd.value(ctx.program, theta, ctx.index)
+            _, tape = autograd.forward(ctx.program, theta, ctx.index)
             path = autograd.expected_path(ctx.program, theta, tape, ctx.index)[0]
             return None, None, *_again(path, theta, grad, ctx.needs_input_grad[2:])
         gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in theta]

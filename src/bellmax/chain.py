@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,11 @@ import bellmax.binary as binary
 from bellmax.backends.reference.chain import first_step, kept_steps
 from bellmax.backends.reference.scores import dense
 from bellmax.distribution import PathDistribution
-from bellmax.regularizers import Negentropy, Regularizer, is_readable
+from bellmax.inputs import Lengths, Mask, answers_near_misses, as_lengths, as_mask, check_tensor
+from bellmax.regularizers import Gamma, Negentropy, Regularizer, is_readable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
@@ -28,11 +33,12 @@ class Chain(PathDistribution):
 
     Args:
         potentials: (..., T, S, S) ``[t, current, previous]``; −∞ forbids a transition.
-        lengths: int64 of the batch shape, each from 0 to T, in any order; T for all by default. What lies past the
-            end of a sequence is not looked at, may hold NaN, and gets no gradient. Length 0 has value 0.
-        mask: instead of lengths, bool (..., T), True at the steps that count. It may have holes and begin with False:
-            a step that does not count is skipped, and the previous state of the next is that of the last that did.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        lengths: integers of the batch shape, each from 0 to T, in any order; T for all by default. Padding past the end
+            of a sequence is ignored, may hold NaN, and gets no gradient. Length 0 has value 0.
+        mask: instead of lengths, bool or 0/1 integers (..., T), True at the steps to keep. It may have holes and begin
+            with False: a masked step is skipped, and the previous state of the next is that of the last step kept.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
 
     >>> import bellmax as bx
     >>> theta = torch.zeros(4, 2, 2)                   # four steps, two states
@@ -50,22 +56,26 @@ class Chain(PathDistribution):
     """
 
     structure = "chain"
+    _own_tensors: ClassVar[dict[str, int]] = {"lengths": 0, "_mask": 1}
 
+    @answers_near_misses
     def __init__(
         self,
         potentials: Tensor,
         *,
-        lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        lengths: Lengths | None = None,
+        mask: Mask | None = None,
         omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
     ) -> None:
-        shape = potentials.shape
+        shape = check_tensor("potentials", potentials).shape
         if len(shape) < 3 or shape[-1] != shape[-2] or shape[-1] == 0:
             raise ValueError(f"potentials must have shape (..., T, S, S) with S >= 1, got {tuple(shape)}")
-        super().__init__({"potentials": (potentials, 3)}, shape[:-3], shape[-3:], omega)
+        super().__init__({"potentials": (potentials, 3)}, shape[:-3], shape[-3:], omega, gamma)
         self._set_steps(lengths, mask)
 
     @classmethod
+    @answers_near_misses
     def from_scores(
         cls,
         emissions: Tensor,
@@ -73,9 +83,10 @@ class Chain(PathDistribution):
         *,
         start: Tensor | None = None,
         end: Tensor | None = None,
-        lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        lengths: Lengths | None = None,
+        mask: Mask | None = None,
         omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
     ) -> ScoredChain:
         """A chain whose potentials are sums of scores of states and of transitions, and are never built.
 
@@ -88,7 +99,8 @@ class Chain(PathDistribution):
             lengths: as in :class:`Chain`.
             mask: as in :class:`Chain`. A step that is skipped adds no node: the transition into the later one links its
                 neighbours.
-            omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
 
         >>> import bellmax as bx
         >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
@@ -101,31 +113,30 @@ class Chain(PathDistribution):
                 [0.8125, 0.1875],
                 [0.6250, 0.3750]])
         """
-        return ScoredChain(emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=omega)
+        return ScoredChain(
+            emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=omega, gamma=gamma
+        )
 
-    def _set_steps(self, lengths: Tensor | None, mask: Tensor | None) -> None:
-        """Which steps count: ``lengths`` of the batch shape, and the flat ``_mask``, empty if the first ones do."""
+    def _set_steps(self, lengths: Lengths | None, mask: Mask | None) -> None:
+        """Which steps are kept: ``lengths`` of the batch shape, and ``_mask``, empty if they are the first ones."""
         steps = self.event_shape[0]
-        if mask is None:
-            if lengths is None:
-                lengths = torch.full(self.batch_shape, steps, dtype=torch.int64, device=self.device)
-            mask = torch.empty((*self.batch_shape, 0), dtype=torch.bool, device=self.device)
-        else:
-            needed = (*self.batch_shape, steps)
-            if lengths is not None:
-                raise ValueError("lengths and mask say the same: give one of them")
-            if mask.dtype != torch.bool:
-                raise ValueError(f"mask must be bool, True where a step counts, got dtype {mask.dtype}")
-            if mask.shape != needed:
-                raise ValueError(f"mask must have shape {needed}, got {tuple(mask.shape)}")
-            lengths = mask.sum(-1)
-        if lengths.dtype != torch.int64:
-            raise ValueError(f"lengths must be int64, got dtype {lengths.dtype}")
-        if lengths.shape != self.batch_shape:
-            raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(lengths.shape)}")
-        self._check_device("lengths" if mask.shape[-1] == 0 else "mask", lengths)
-        self.lengths = lengths.clone()  # the tape is made for these steps, whatever becomes of the caller's tensor
-        self._mask = mask.clone()
+        if mask is not None and lengths is not None:
+            raise ValueError("lengths and mask say the same: give one of them")
+        if mask is not None:
+            kept = as_mask("mask", mask, self.device)
+            if kept.shape != (*self.batch_shape, steps):
+                raise ValueError(f"mask must have shape {(*self.batch_shape, steps)}, got {tuple(kept.shape)}")
+            self._mask = kept.clone()  # the tape is made for these steps, whatever becomes of the caller's tensor
+            self.lengths = kept.sum(-1)
+            return
+        self._mask = torch.empty((*self.batch_shape, 0), dtype=torch.bool, device=self.device)
+        if lengths is None:
+            self.lengths = torch.full(self.batch_shape, steps, dtype=torch.int64, device=self.device)
+            return
+        given = as_lengths("lengths", lengths, self.device)
+        if given.shape != self.batch_shape:
+            raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(given.shape)}")
+        self.lengths = given.clone()
 
     # --- states
 
@@ -164,7 +175,7 @@ class Chain(PathDistribution):
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
         """The path (..., T, S, S) of states (..., T): an indicator of the potentials' dtype, 0 where a state is −1."""
         steps, states = self.event_shape[:2]
-        if sequence.shape[-1:] != (steps,) or sequence.is_floating_point():
+        if check_tensor("sequence", sequence).shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
             raise ValueError(f"sequence must be integer of shape (..., {steps}), got {got}")
         if is_readable(sequence) and sequence.numel() and not -1 <= int(sequence.min()) <= int(sequence.max()) < states:
@@ -192,7 +203,7 @@ class Chain(PathDistribution):
         remains of a vector after removing entries is solved anew.
         """
         needed = (*self.batch_shape, *self.event_shape[:2])
-        if allowed.dtype != torch.bool:
+        if check_tensor("allowed", allowed).dtype != torch.bool:
             raise ValueError(f"allowed must be bool, got dtype {allowed.dtype}")
         try:
             forbidden = ~allowed.expand(needed)
@@ -235,6 +246,13 @@ class Chain(PathDistribution):
         other.lengths, other._mask, other.backend = self.lengths, self._mask, self.backend
         return other
 
+    def _without(self, ignored: Tensor) -> Self:
+        """The same scores on fewer steps: those of ``ignored`` (..., T) are masked as well."""
+        other = copy(self)
+        other._cache = {}
+        other._set_steps(None, self._kept & ~ignored)
+        return other
+
     def _is_path(self, value: Tensor) -> Tensor:
         sequence = self.path_to_sequence(value)
         whole = ((sequence >= 0) == self._kept).all(-1)
@@ -269,13 +287,15 @@ class ScoredChain(Chain):
         *,
         start: Tensor | None = None,
         end: Tensor | None = None,
-        lengths: Tensor | None = None,
-        mask: Tensor | None = None,
+        lengths: Lengths | None = None,
+        mask: Mask | None = None,
         omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
     ) -> None:
-        shape = emissions.shape
+        shape = check_tensor("emissions", emissions).shape
         if len(shape) < 2 or shape[-1] == 0:
             raise ValueError(f"emissions must have shape (..., T, S) with S >= 1, got {tuple(shape)}")
+        check_tensor("transitions", transitions)
         batch, steps, states = shape[:-2], shape[-2], shape[-1]
         # Shapes of different lengths are not compared: torch.export would take note that a size is not another one.
         places, dims = max(steps - 1, 0), transitions.ndim - len(shape)
@@ -291,7 +311,7 @@ class ScoredChain(Chain):
             transitions = transitions.unsqueeze(-3)
         ends = []
         for name, given in (("start", start), ("end", end)):
-            score = emissions.new_zeros(states) if given is None else given
+            score = emissions.new_zeros(states) if given is None else check_tensor(name, given)
             needed = (states,) if score.ndim == 1 else (*batch, states)
             if score.shape != needed:
                 raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
@@ -302,6 +322,7 @@ class ScoredChain(Chain):
             batch,
             torch.Size((steps, states, states)),
             omega,
+            gamma,
         )
         self._by_step = by_step
         self._set_steps(lengths, mask)
@@ -368,7 +389,7 @@ class ScoredChain(Chain):
         dims = ((-1,), (-2, -1), (-1,), (-1,))
         scores = [_centred(score.double(), d) for score, d in zip(self._scores, dims, strict=True)]
         precise = self._with(scores, self.omega)
-        theta, value, tape = precise._forward()
+        theta, value, tape = precise._flat_value()
         slopes = autograd.directional_derivative(precise._program, theta, tape, theta, precise._index)
         nowhere = value == -math.inf
         entropy = (value.masked_fill(nowhere, 0) - slopes).reshape(self.batch_shape)
@@ -421,12 +442,14 @@ def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:
     return score - top.masked_fill(~top.isfinite(), 0)
 
 
+@answers_near_misses
 def viterbi(
     potentials: Tensor,
     *,
-    lengths: Tensor | None = None,
-    mask: Tensor | None = None,
+    lengths: Lengths | None = None,
+    mask: Mask | None = None,
     omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
 ) -> Tensor:
     """Vit_Ω: the smoothed best score of a sequence of states, of the batch shape. See :class:`Chain`.
 
@@ -435,4 +458,4 @@ def viterbi(
     >>> viterbi(torch.zeros(3, 2, 2)).exp()  # their number
     tensor(8.)
     """
-    return Chain(potentials, lengths=lengths, mask=mask, omega=omega).value
+    return Chain(potentials, lengths=lengths, mask=mask, omega=omega, gamma=gamma).value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +12,15 @@ from torch import Tensor
 
 from bellmax.backends import native
 from bellmax.distribution import PathDistribution
-from bellmax.regularizers import Regularizer
+from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.regularizers import Gamma, Regularizer
 
 if TYPE_CHECKING:
     import networkx as nx
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
+Edges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[tuple[Hashable, Hashable]]"
 _SHOWN = 10
 
 
@@ -25,10 +28,11 @@ class DAG:
     """A directed acyclic graph with one start node and one end node.
 
     Args:
-        edges: (E, 2) integers in any order, rows (parent, child). Parallel edges are kept apart.
-        num_nodes: N; by default one more than the largest node in ``edges``.
+        edges: rows (parent, child) in any order: (E, 2) integers, or pairs of names, which are any hashable objects and
+            are numbered as they first appear. Parallel edges are kept apart.
+        num_nodes: N, for integers; by default one more than the largest node in ``edges``.
 
-    The nodes are sorted once, here, and every call reuses the order.
+    The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -40,22 +44,34 @@ class DAG:
     >>> p.best_path()
     tensor([1., 0., 1., 0.])
 
+    Names, and costs instead of scores:
+
+    >>> trip = bx.DAG([("home", "bus"), ("home", "bike"), ("bus", "work"), ("bike", "work")])
+    >>> p = trip.paths(torch.tensor([5.0, 1.0, 10.0, 12.0]), omega="hard", minimize=True)
+    >>> p.value, trip.path_nodes(p.best_path())
+    (tensor(13.), ['home', 'bike', 'work'])
+
     """
 
     edges: Tensor
     num_nodes: int
+    nodes: Sequence[Hashable]
     levels: Tensor  # (N,): number of edges on the longest path from the start
 
-    def __init__(self, edges: Tensor | Sequence[tuple[int, int]], num_nodes: int | None = None) -> None:
-        self.edges = _check_edges(edges)
+    def __init__(self, edges: Edges, num_nodes: int | None = None) -> None:
+        numbered, names = _numbered(edges)
+        self.edges = _check_edges(numbered)
         pairs = self.edges.cpu().numpy()
         used = int(pairs.max()) + 1
         self.num_nodes = used if num_nodes is None else num_nodes
+        self.nodes = range(self.num_nodes) if names is None else names
+        if names is not None and num_nodes is not None:
+            raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
         if self.num_nodes < used:
             row = int((pairs >= self.num_nodes).any(1).argmax())
             raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
         level = _levels(pairs, self.num_nodes)
-        _check_graph(pairs, level)
+        _check_graph(pairs, level, self.nodes)
         self.levels, *index = (torch.from_numpy(a).to(self.edges.device) for a in (level, *_sort(pairs, level)))
         self._index = tuple(index)
 
@@ -78,7 +94,7 @@ class DAG:
 
     @classmethod
     def from_networkx(cls, graph: nx.DiGraph[Any]) -> DAG:
-        """The graph of a networkx DiGraph or MultiDiGraph.
+        """The graph of a networkx DiGraph or MultiDiGraph, with its names.
 
         Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``.
 
@@ -86,13 +102,16 @@ class DAG:
         >>> graph = nx.DiGraph()
         >>> graph.add_weighted_edges_from([("home", "bus", 1.0), ("bus", "work", 2.0), ("home", "work", 2.5)])
         >>> weights = torch.tensor([weight for _, _, weight in graph.edges(data="weight")])
-        >>> DAG.from_networkx(graph).paths(weights, omega="hard").best_path()
-        tensor([1., 0., 1.])
+        >>> dag = DAG.from_networkx(graph)
+        >>> dag.path_nodes(dag.paths(weights, omega="hard").best_path())
+        ['home', 'bus', 'work']
         """
         if not graph.is_directed():
             raise ValueError("graph must be directed: a networkx DiGraph or MultiDiGraph")
         number = {node: i for i, node in enumerate(graph.nodes)}
-        return cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
+        dag = cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
+        dag.nodes = list(number)
+        return dag
 
     @property
     def num_edges(self) -> int:
@@ -105,7 +124,8 @@ class DAG:
     def to(self, device: torch.device | str) -> DAG:
         """The same graph on another device."""
         moved = object.__new__(DAG)
-        moved.edges, moved.levels, moved.num_nodes = self.edges.to(device), self.levels.to(device), self.num_nodes
+        moved.edges, moved.levels = self.edges.to(device), self.levels.to(device)
+        moved.num_nodes, moved.nodes = self.num_nodes, self.nodes
         moved._index = tuple(tensor.to(device) for tensor in self._index)
         return moved
 
@@ -128,26 +148,107 @@ class DAG:
         flat = flat.index_add(-1, child * self.num_nodes + parent, values)
         return flat.reshape(*values.shape[:-1], self.num_nodes, self.num_nodes)
 
-    def paths(self, weights: Tensor, *, omega: str | Regularizer = "negentropy") -> DAGPaths:
-        """The distribution over paths from start to end for ``weights`` (..., E); −∞ removes an edge."""
-        return DAGPaths(self, weights, omega=omega)
+    @answers_near_misses
+    def paths(
+        self,
+        weights: Tensor,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> DAGPaths:
+        """The distribution over paths from start to end, given the weights of the edges.
+
+        Args:
+            weights: (..., E) scores; −∞ removes an edge.
+            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+                :class:`SquaredL2` a node with one parent is not free; under ``"sparsemax"`` it is.
+            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            minimize: whether weights are costs: then the value is a smoothed least cost, the best path has the least,
+                ``topk`` ascends, and +∞ removes an edge.
+
+        """
+        return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
+
+    def path_nodes(self, path: Tensor) -> list[Any]:
+        """The nodes that a path (E,) visits, from start to end, by name; nested lists for paths (..., E).
+
+        Where there is no path, for zeros, the list is empty.
+
+        >>> DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).path_nodes(torch.tensor([0, 1, 0, 1]))
+        [0, 2, 3]
+        """
+        if check_tensor("path", path).shape[-1:] != (self.num_edges,):
+            raise ValueError(f"path must have shape (..., {self.num_edges}), got {tuple(path.shape)}")
+        if path.ndim > 1:
+            return [self.path_nodes(one) for one in path]
+        taken = self.edges[path > 0]
+        if not len(taken):
+            return []
+        by_level = taken[self.levels[taken[:, 1]].argsort()]
+        return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
 
     def __repr__(self) -> str:
         return f"DAG(num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
 
 class DAGPaths(PathDistribution):
-    """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges."""
+    """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges.
+
+    With ``minimize`` the scores of the program are the negated costs, and what has the unit of a cost is negated back.
+    """
 
     structure = "dag"
 
-    def __init__(self, dag: DAG, weights: Tensor, *, omega: str | Regularizer = "negentropy") -> None:
-        if weights.ndim < 1 or weights.shape[-1] != dag.num_edges:
+    def __init__(
+        self,
+        dag: DAG,
+        weights: Tensor,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> None:
+        if check_tensor("weights", weights).ndim < 1 or weights.shape[-1] != dag.num_edges:
             raise ValueError(f"weights must have shape (..., {dag.num_edges}), got {tuple(weights.shape)}")
         if weights.device != dag.device:
             raise ValueError(f"weights must be on the graph's device {dag.device}, got {weights.device}")
-        super().__init__({"weights": (weights, 1)}, weights.shape[:-1], weights.shape[-1:], omega)
+        scores = -weights if minimize else weights
+        super().__init__({"weights": (scores, 1)}, weights.shape[:-1], weights.shape[-1:], omega, gamma)
         self.dag = dag
+        self.minimize = minimize
+
+    @property
+    def weights(self) -> Tensor:
+        """(..., E), as they were given."""
+        return -self._scores[0] if self.minimize else self._scores[0]
+
+    @property
+    def value(self) -> Tensor:
+        """DP_Ω, of the batch shape, differentiable to any order; −∞ where no path exists.
+
+        With ``minimize`` it is the smoothed least cost, concave in the weights, and +∞ where no path exists.
+        """
+        return -self._value() if self.minimize else self._value()
+
+    def hessian_product(self, z: Tensor) -> Tensor:
+        """The second derivative of ``value`` applied to z, of the weights' shape. z broadcasts to it."""
+        product = super().hessian_product(z)
+        return -product if self.minimize else product
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k best paths: scores (..., k), best first, and paths (..., k, E).
+
+        Past the number of paths, scores are −∞ (with ``minimize``, +∞) and paths 0. Scores are differentiable.
+        """
+        scores, paths = super().topk(k)
+        return -scores if self.minimize else scores, paths
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same distribution, and its graph, on another device or in another floating point type."""
+        moved = super().to(*args, **kwargs)
+        moved.dag = self.dag.to(moved.device)
+        return moved
 
     @property
     def _index(self) -> tuple[Tensor, ...]:
@@ -181,8 +282,24 @@ class DAGPaths(PathDistribution):
 # --- making the graph
 
 
-def _check_edges(edges: Tensor | Sequence[tuple[int, int]]) -> Tensor:
-    edges = torch.as_tensor(edges)
+def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
+    """Edges between numbers, and the names of the nodes, or None where numbers were given."""
+    if isinstance(edges, Tensor | np.ndarray):
+        return edges, None
+    if isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
+        raise ValueError(f"edges must be rows (parent, child), got a {type(edges).__name__}")
+    rows = [tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else (row,) for row in edges]
+    if all(isinstance(node, int | float | np.number | Tensor) for row in rows for node in row):
+        return rows, None
+    for place, row in enumerate(rows):
+        if len(row) != 2 or not all(isinstance(node, Hashable) for node in row):
+            raise ValueError(f"edges must be pairs (parent, child) of hashable names, got {row!r} at row {place}")
+    number: dict[Hashable, int] = {}
+    return [[number.setdefault(node, len(number)) for node in row] for row in rows], list(number)
+
+
+def _check_edges(given: Any) -> Tensor:
+    edges = torch.as_tensor(given)
     if edges.ndim != 2 or edges.shape[1] != 2 or edges.shape[0] == 0:
         raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(edges.shape)}")
     if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
@@ -198,8 +315,8 @@ def _row(pairs: NDArray[np.int64], row: int) -> str:
     return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
 
 
-def _name(nodes: Iterable[int]) -> str:
-    listed = [int(node) for node in nodes]
+def _name(nodes: Iterable[int], names: Sequence[Hashable]) -> str:
+    listed = [names[int(node)] for node in nodes]
     return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
 
 
@@ -226,22 +343,23 @@ def _levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
     return level
 
 
-def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> None:
+def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]) -> None:
     if (level < 0).any():
-        cycle = _find_cycle(pairs, level)
+        cycle = [names[node] for node in _find_cycle(pairs, level)]
         shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], "…", cycle[-1]]
         raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, shown))}")
     has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
     has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
     lonely = np.flatnonzero(~has_parent & ~has_child)
     if lonely.size:
-        raise ValueError(f"edges must reach every node, but none touches {_name(lonely)} (num_nodes is {len(level)})")
+        raise ValueError(
+            f"edges must reach every node, but none touches {_name(lonely, names)} (num_nodes is {len(level)})"
+        )
     for which, exists, neighbours in (("start", has_parent, "parents"), ("end", has_child, "children")):
         found = np.flatnonzero(~exists)
         if found.size > 1:
-            raise ValueError(
-                f"edges must leave one {which} node, without {neighbours}, got {found.size}: nodes {_name(found)}"
-            )
+            got = f"{found.size}: nodes {_name(found, names)}"
+            raise ValueError(f"edges must leave one {which} node, without {neighbours}, got {got}")
 
 
 def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from torch.distributions import Distribution, constraints, register_kl
 
 import bellmax.autograd as autograd
 from bellmax.backends import backend_for
+from bellmax.inputs import check_tensor
 from bellmax.regularizers import (
+    Gamma,
     Hard,
     Negentropy,
     Regularizer,
@@ -28,6 +32,12 @@ from bellmax.regularizers import (
     promote_half,
     resolve,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_MAX_ENUMERATED = 100_000
 
 
 class PathDistribution(Distribution):
@@ -41,14 +51,18 @@ class PathDistribution(Distribution):
             dimensions is shared by the batch.
         batch_shape: of the distribution.
         event_shape: the shape of a path.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω.
 
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
+    has_enumerate_support = True
     structure: str
     omega: Regularizer
     backend: str
+    _own_tensors: ClassVar[dict[str, int]] = {}
+    """Attributes of a structure that are tensors (..., *own), with their number of dimensions of their own."""
 
     def __init__(
         self,
@@ -56,6 +70,7 @@ class PathDistribution(Distribution):
         batch_shape: torch.Size,
         event_shape: torch.Size,
         omega: str | Regularizer,
+        gamma: Gamma | None = None,
     ) -> None:
         tensors = [tensor for tensor, _ in scores.values()]
         self.device = tensors[0].device
@@ -66,7 +81,7 @@ class PathDistribution(Distribution):
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         self._scores = tuple(tensor.to(self.dtype) for tensor in tensors)
         self._own_dims = tuple(dims for _, dims in scores.values())
-        self.omega = resolve(omega)
+        self.omega = resolve(omega, gamma)
         self.backend = backend_for(self.device)
         super().__init__(batch_shape, event_shape, validate_args=False)
         gamma = self.omega.gamma
@@ -79,7 +94,7 @@ class PathDistribution(Distribution):
                 raise ValueError(
                     f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
                 )
-        self._cache: dict[tuple[bool, tuple[int, ...]], tuple[tuple[Tensor, ...], Tensor, Tensor]] = {}
+        self._cache: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     # --- what a structure supplies
 
@@ -151,11 +166,13 @@ class PathDistribution(Distribution):
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def _version(self) -> tuple[int, ...]:
-        """How often the scores and γ were changed in place, where torch counts it."""
+        """What a sweep's results hold for: the mode, since what inference mode makes is of no use to autograd, and how
+        often the scores and γ were changed in place, where torch counts it."""
         if torch.compiler.is_compiling():
             return ()
         tensors = self._scores if not isinstance(self.omega.gamma, Tensor) else (*self._scores, self.omega.gamma)
-        return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        changes = (0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        return torch.is_inference_mode_enabled(), *changes
 
     def _flat_theta(self) -> tuple[Tensor, ...]:
         """θ/γ as a flat batch."""
@@ -165,12 +182,20 @@ class PathDistribution(Distribution):
         )
 
     def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """θ/γ as a flat batch, DP_Ω(θ/γ) and the tape, computed once with gradients and once without."""
-        mode = torch.is_grad_enabled(), self._version()
-        if mode not in self._cache:
-            theta = self._flat_theta()
-            self._cache[mode] = theta, *autograd.value(self._program, theta, self._index)
-        return self._cache[mode]
+        """θ/γ as a flat batch; DP_Ω(θ/γ) and the tape, without a graph.
+
+        The sweep runs once. What is kept of it has no graph, so that no backward frees what a later access needs.
+        """
+        theta = self._flat_theta()
+        version = self._version()
+        if version not in self._cache:
+            self._cache = {version: autograd.forward(self._program, theta, self._index)}
+        return theta, *self._cache[version]
+
+    def _flat_value(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """θ/γ as a flat batch, DP_Ω(θ/γ) as a function of it, and the tape."""
+        theta, value, tape = self._forward()
+        return theta, autograd.value(self._program, theta, value, tape, self._index), tape
 
     # --- the layers
 
@@ -247,9 +272,7 @@ class PathDistribution(Distribution):
     @property
     def log_num_paths(self) -> Tensor:
         """Logarithm of the number of paths of finite score, of the batch shape, float64."""
-        exists = [score > -math.inf for score in self._detached()]
-        zeros = [torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, -math.inf) for e in exists]
-        return self._with(zeros, Negentropy()).value
+        return self._unweighted(Negentropy())._value()
 
     @property
     def num_paths(self) -> Tensor:
@@ -272,11 +295,125 @@ class PathDistribution(Distribution):
         batch_dims = len(self.batch_shape)
         return paths.movedim(batch_dims, 0)[:k].to(self.dtype), scores.exp().movedim(-1, 0)[:k]
 
+    @property
+    def support(self) -> constraints.Constraint:
+        """The paths of the graph, as torch.distributions describes a support: ``p.support.check(path)``."""
+        return _Paths(self)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Every path of finite score, (K, ..., *event), in the same order for graphs that are the same.
+
+        Members of a batch must have equally many; :meth:`support_paths` pads instead, and has those of positive
+        probability alone. Without ``expand`` the batch dimensions are 1, and all members must have the same paths.
+        """
+        counts = self.num_paths
+        least, most = (float(counts.min()), float(counts.max())) if counts.numel() else (0.0, 0.0)
+        if most > _MAX_ENUMERATED:
+            raise ValueError(f"enumerate_support lists up to {_MAX_ENUMERATED} paths, got {most:.10g}")
+        if least < most:
+            raise ValueError(f"enumerate_support needs equally many paths in the batch, got {least:g} to {most:g}")
+        batch_dims, k = len(self.batch_shape), int(most)
+        paths = self._unweighted(Hard()).topk(max(k, 1))[1].movedim(batch_dims, 0)[:k].to(self.dtype)
+        if expand or not paths.numel():
+            return paths
+        first = paths.flatten(1, batch_dims)[:, :1] if batch_dims else paths
+        first = first.reshape(k, *[1] * batch_dims, *self.event_shape)
+        if not bool((paths == first).all()):
+            raise ValueError("enumerate_support(expand=False) needs the same paths throughout the batch")
+        return first
+
+    # --- torch habits
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
+        """The same distribution with its batch dimensions expanded to ``batch_shape``; nothing is copied."""
+        shape = torch.Size(batch_shape)
+        try:
+            expanded = torch.broadcast_shapes(self.batch_shape, shape) == shape
+        except RuntimeError:
+            expanded = False
+        if not expanded:
+            raise ValueError(f"batch_shape must expand {tuple(self.batch_shape)}, got {tuple(shape)}")
+        return self._mapped(lambda t, own: t.expand(shape + t.shape[t.ndim - own :]), shape)
+
+    def __getitem__(self, index: Any) -> Self:
+        """The distribution of some members of the batch, by any index of torch that leads into its dimensions.
+
+        >>> import bellmax as bx
+        >>> bx.Chain(torch.zeros(4, 5, 2, 2))[1:3].batch_shape
+        torch.Size([2])
+        """
+        batch = self.batch_shape
+        if not batch:
+            raise IndexError("p has no batch dimensions to index")
+        places = torch.arange(batch.numel(), device=self.device).reshape(batch)[index]
+
+        def pick(t: Tensor, own: int) -> Tensor:
+            whole = t.expand(batch + t.shape[t.ndim - own :])
+            return whole.reshape(-1, *whole.shape[len(batch) :])[places]
+
+        return self._mapped(pick, places.shape)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same distribution on another device or in another floating point type, as ``Tensor.to`` takes them."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype must be floating point, got {dtype}")
+
+        def move(t: Tensor, own: int) -> Tensor:
+            return t.to(device, dtype if t.is_floating_point() else None, non_blocking=non_blocking)
+
+        moved = self._mapped(move, self.batch_shape, shared=True)
+        moved.device, moved.dtype = moved._scores[0].device, moved._scores[0].dtype
+        if moved.device != self.device:
+            moved.backend = backend_for(moved.device)
+        return moved
+
+    def detach(self) -> Self:
+        """The same distribution without gradients."""
+        return self._mapped(lambda t, own: t.detach(), self.batch_shape, shared=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """An independent copy, whose scores are leaves of their own."""
+
+        def clone(t: Tensor, own: int) -> Tensor:
+            return t.detach().clone().requires_grad_(t.requires_grad)
+
+        return self._mapped(clone, self.batch_shape, shared=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cache": {}}
+
+    def _mapped(self, function: Callable[[Tensor, int], Tensor], batch_shape: torch.Size, shared: bool = False) -> Self:
+        """This distribution with a function of (tensor, dimensions of its own) applied to its tensors.
+
+        What the batch shares stays as it is unless ``shared``, but for the first score, whose batch is the program's.
+        """
+        other = copy(self)
+        other._cache, other._batch_shape = {}, batch_shape
+        other._scores = tuple(
+            function(score, own) if shared or place == 0 or score.ndim > own else score
+            for place, (score, own) in enumerate(zip(self._scores, self._own_dims, strict=True))
+        )
+        for name, own in self._own_tensors.items():
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(other, name, function(tensor, own))
+        if isinstance(self.omega.gamma, Tensor):
+            other.omega = copy(self.omega)
+            other.omega.gamma = function(self.omega.gamma, 0)
+        return other
+
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
         return f"{type(self).__name__}({shapes}, omega={self.omega})"
 
     # --- helpers
+
+    def _unweighted(self, omega: Regularizer) -> PathDistribution:
+        """The same graph, where every edge that exists has score 0."""
+        exists = [score > -math.inf for score in self._detached()]
+        zeros = [torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, -math.inf) for e in exists]
+        return self._with(zeros, omega)
 
     def _detached(self) -> tuple[Tensor, ...]:
         return tuple(score.detach() for score in self._scores)
@@ -287,8 +424,8 @@ class PathDistribution(Distribution):
         return self._unflatten(autograd.expected_path(self._program, theta, tape, self._index))
 
     def _value(self) -> Tensor:
-        _, value, _ = self._forward()
-        return multiply_by_gamma(value.reshape(self.batch_shape).clone(), self.omega.gamma)
+        _, value, _ = self._flat_value()
+        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
 
     def _path(self) -> Tensor:
         """The expected path, in the computing dtype."""
@@ -341,7 +478,7 @@ class PathDistribution(Distribution):
             raise ValueError(f"{name} must be on the potentials' device {self.device}, got {tensor.device}")
 
     def _like(self, name: str, tensor: Tensor, score: Tensor) -> Tensor:
-        self._check_device(name, tensor)
+        self._check_device(name, check_tensor(name, tensor))
         try:
             return tensor.expand(score.shape)
         except RuntimeError:
@@ -350,7 +487,7 @@ class PathDistribution(Distribution):
             ) from None
 
     def _check_path(self, path: Tensor) -> Tensor:
-        self._check_device("path", path)
+        self._check_device("path", check_tensor("path", path))
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
             raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
@@ -360,6 +497,23 @@ class PathDistribution(Distribution):
             if not bool(valid.all()):
                 raise ValueError(f"path must hold paths of the graph, got none at batch index {_first(~valid)}")
         return path
+
+
+class _Paths(constraints.Constraint):
+    """The paths of a distribution's graph."""
+
+    is_discrete = True
+
+    def __init__(self, p: PathDistribution) -> None:
+        self._p = p
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return len(self._p.event_shape)
+
+    def check(self, value: Tensor) -> Tensor:
+        return self._p._is_path(value)
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,18 @@ import bellmax.autograd as autograd
 from bellmax.backends.reference.dtw import band_of, check, grid, is_end
 from bellmax.dag import DAGPaths
 from bellmax.distribution import PathDistribution
+from bellmax.inputs import (
+    Lengths,
+    Numbers,
+    answers_near_misses,
+    as_floating,
+    as_lengths,
+    as_pair,
+    as_tensor,
+    check_tensor,
+)
 from bellmax.regularizers import (
+    Gamma,
     Hard,
     Negentropy,
     Regularizer,
@@ -35,9 +47,9 @@ class DTW(PathDistribution):
     left.
 
     Args:
-        cost: (..., N, M); +∞ forbids a cell.
-        lengths: (lengths_a, lengths_b), each int64 of the batch shape or a number, from 1 to N and to M; a pair's last
-            cell is (length_a − 1, length_b − 1). What lies outside is not looked at, may hold NaN and gets no gradient.
+        cost: (..., N, M), a tensor, an array or nested lists; +∞ forbids a cell.
+        lengths: (lengths_a, lengths_b), each integers of the batch shape or a number, from 1 to N and to M; a pair's
+            last cell is (length_a − 1, length_b − 1). Padding outside is ignored, may hold NaN and gets no gradient.
         band: half the width of a Sakoe-Chiba band around the slanted diagonal of each pair: with N and M the pair's own
             lengths, cell (i, j) is kept iff \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). For N = M that is
             \\|i − j\\| ≤ band; a path always remains.
@@ -48,7 +60,8 @@ class DTW(PathDistribution):
         open_begin: whether an alignment may begin at any cell of the first row, so that the first series is matched
             with a part of the second.
         open_end: whether it may end at any cell of the last row.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
 
     >>> import bellmax as bx
     >>> x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])
@@ -67,23 +80,27 @@ class DTW(PathDistribution):
     """
 
     structure = "dtw"
+    _own_tensors: ClassVar[dict[str, int]] = {"lengths": 1, "step_weights": 1, "step_penalties": 1}
 
+    @answers_near_misses
     def __init__(
         self,
-        cost: Tensor,
+        cost: Numbers,
         *,
-        lengths: tuple[Tensor | int, Tensor | int] | None = None,
+        lengths: tuple[Lengths, Lengths] | None = None,
         band: float | None = None,
         step_weights: StepWeights | None = None,
         step_penalties: StepWeights | None = None,
         open_begin: bool = False,
         open_end: bool = False,
         omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
     ) -> None:
+        (cost,) = as_floating([as_tensor("cost", cost)])
         shape = cost.shape
         if len(shape) < 2 or shape[-1] == 0 or shape[-2] == 0:
             raise ValueError(f"cost must have shape (..., N, M) with N, M >= 1, got {tuple(shape)}")
-        super().__init__({"cost": (cost, 2)}, shape[:-2], shape[-2:], omega)
+        super().__init__({"cost": (cost, 2)}, shape[:-2], shape[-2:], omega, gamma)
         if band is not None and not band >= 0:
             raise ValueError(f"band must be at least 0, got {band}")
         self.band = math.inf if band is None else float(band)
@@ -92,23 +109,18 @@ class DTW(PathDistribution):
         self.step_penalties = self._check_steps("step_penalties", step_penalties)
         self.open_begin, self.open_end = open_begin, open_end
 
-    def _check_lengths(self, lengths: tuple[Tensor | int, Tensor | int] | None) -> Tensor:
+    def _check_lengths(self, lengths: tuple[Lengths, Lengths] | None) -> Tensor:
         """(..., 2)."""
         if lengths is None:
             return torch.tensor(self.event_shape, device=self.device).expand(*self.batch_shape, 2)
-        if not isinstance(lengths, tuple | list) or len(lengths) != 2:
-            raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
         sides = []
-        for side, length in enumerate(lengths):
-            if isinstance(length, int):
-                length = torch.full(self.batch_shape, length, dtype=torch.int64, device=self.device)
-            if not isinstance(length, Tensor) or length.dtype != torch.int64:
-                got = f"dtype {length.dtype}" if isinstance(length, Tensor) else repr(length)
-                raise ValueError(f"lengths[{side}] must be int64, got {got}")
+        for side, given in enumerate(as_pair(lengths)):
+            length = as_lengths(f"lengths[{side}]", given, self.device)
+            if isinstance(given, int):
+                length = length.expand(self.batch_shape)
             if length.shape != self.batch_shape:
                 needed = tuple(self.batch_shape)
                 raise ValueError(f"lengths[{side}] must have the batch shape {needed}, got {tuple(length.shape)}")
-            self._check_device(f"lengths[{side}]", length)
             sides.append(length)
         return torch.stack(sides, -1)
 
@@ -116,7 +128,7 @@ class DTW(PathDistribution):
         if steps is None:
             return None
         dtype = torch.promote_types(self.dtype, torch.float32)
-        values = torch.as_tensor(steps, device=self.device).to(dtype)
+        values = torch.as_tensor(steps, dtype=dtype, device=self.device)
         if values.shape != (3,) and values.shape != (*self.batch_shape, 3):
             raise ValueError(
                 f"{name} must hold three numbers (diagonal, up, left), shape (3,) or {(*self.batch_shape, 3)}, "
@@ -178,7 +190,7 @@ class DTW(PathDistribution):
 
     def alignment_to_path(self, alignment: Tensor) -> Tensor:
         """The path (..., N, M) of index pairs (..., L, 2), where −1 is padding."""
-        if alignment.shape[-1:] != (2,) or alignment.is_floating_point():
+        if check_tensor("alignment", alignment).shape[-1:] != (2,) or alignment.is_floating_point():
             got = f"{alignment.dtype} of shape {tuple(alignment.shape)}"
             raise ValueError(f"alignment must be integer of shape (..., L, 2), got {got}")
         rows, columns = self.event_shape
@@ -235,8 +247,7 @@ class DTW(PathDistribution):
         if self._has_own_moves:
             return self._edges(detached=True).log_num_paths
         self._check()
-        counted = torch.zeros_like(self.cost, dtype=torch.float64).masked_fill(self.cost.detach() == math.inf, math.inf)
-        return -self._with((counted,), Negentropy()).value
+        return -self._unweighted(Negentropy()).value
 
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
         """Every alignment of positive probability, most probable first: paths (K, ..., N, M), probabilities (K, ...).
@@ -308,6 +319,10 @@ class DTW(PathDistribution):
         ends = path - torch.maximum(torch.maximum(later[..., 1:, :-1], later[..., :-1, 1:]), later[..., 1:, 1:]) * path
         return torch.cat((moves, ends.flatten(-2)), -1)
 
+    def _unweighted(self, omega: Regularizer) -> DTW:
+        closed = self.cost.detach() == math.inf
+        return self._with((torch.zeros_like(self.cost, dtype=torch.float64).masked_fill(closed, math.inf),), omega)
+
     # --- what the base asks for
 
     @property
@@ -361,7 +376,7 @@ class DTW(PathDistribution):
         if self._cache or not self._is_value_enough():
             return super()._value()
         theta = self._flat_theta()
-        value, _ = autograd.value(self._program, theta, self._index_with(keep=0))
+        value, _ = autograd.forward(self._program, theta, self._index_with(keep=0))
         return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
 
     def _path(self) -> Tensor:

@@ -4,15 +4,20 @@ They take a distribution over paths ``p`` and a target, which is one of
 
 - a path: a 0/1 tensor of p's potentials' shape, bool or floating point;
 - a set of paths, those that stay within a 0/1 tensor of that shape: partial labels;
-- for chains, states (..., T) int64, where −1 and −100 stand for any state, or allowed states (..., T, S), bool;
+- for chains, states (..., T) int64, or allowed states (..., T, S), bool. A label of −100 masks its step, as if p were
+  built without it; −1 stands for any state;
 - for alignments, index pairs (..., L, 2) int64 padded with −1.
 
-What a target holds at steps that do not count is not looked at. A target that p cannot take is a ``ValueError``.
+Targets at masked steps and in the padding are ignored. A target that p cannot take is a ``ValueError``.
+
+``reduction`` is "none" for the batch shape, "sum", "mean" over the batch, or for chains "token_mean" over the steps
+that are kept. A sequence of which no step is kept has loss 0, and is left out of the mean.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +28,7 @@ from bellmax.backends.reference.scores import dense
 from bellmax.chain import Chain, ScoredChain
 from bellmax.distribution import PathDistribution
 from bellmax.dtw import DTW
+from bellmax.inputs import check_tensor
 from bellmax.regularizers import (
     Hard,
     Negentropy,
@@ -34,8 +40,9 @@ from bellmax.regularizers import (
     promote_half,
 )
 
-_ANY_STATE = (-1, -100)
-_REDUCTIONS = ("none", "mean", "sum")
+AnyPaths = TypeVar("AnyPaths", bound=PathDistribution)
+_ANY_STATE, _IGNORED = -1, -100
+_REDUCTIONS = ("none", "mean", "sum", "token_mean")
 
 
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
@@ -52,7 +59,7 @@ def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *
         target: see the module.
         cost: C ≥ 0 of p's potentials' shape, or (..., T, S) for chains; what other paths must be worse by. None for 0.
             Where nothing counts it may hold NaN. ``step_weights`` of a DTW weigh C as they weigh its cost.
-        reduction: over the batch: "none", "mean" or "sum".
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
 
     >>> import bellmax as bx
     >>> emissions, transitions = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
@@ -60,15 +67,14 @@ def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *
     >>> surrogate(p, torch.tensor([0, 1])), surrogate(p, torch.tensor([1, 1])), surrogate(p, torch.tensor([-1, 1]))
     (tensor(0.), tensor(2.), tensor(0.))
     """
-    _check_reduction(reduction)
-    allowed = _allowed(p, target)
+    p, allowed = _read(p, target, reduction)
     augmented = p if cost is None else _augment(p, cost)
-    best, restricted = augmented.value, _restricted_value(p, allowed)
-    if is_readable(restricted) and restricted.device.type == "cpu" and bool(restricted.isinf().any()):
+    best, restricted = augmented._value(), _restricted_value(p, allowed)
+    if _is_checked(restricted) and bool(restricted.isinf().any()):
         raise ValueError(_why_impossible(p, allowed, restricted.isinf()))
     gap = restricted - best if isinstance(p, DTW) else best - restricted
     gap = torch.where(gap < 0, gap - gap.detach(), gap)  # rounding; the gradient stays
-    return _reduce(torch.where(restricted.isinf(), math.inf, gap), reduction)
+    return _reduce(p, torch.where(restricted.isinf(), math.inf, gap), reduction)
 
 
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -112,7 +118,7 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
 
     Args:
         p: the distribution.
-        target: see the module. Where any state is right, and at steps that do not count, C is 0.
+        target: see the module. Where any state is right, and at masked steps, C is 0.
         weight: of a mistake, ≥ 0; a number, or a tensor that broadcasts, such as (S,) for each wrong state.
 
     >>> import bellmax as bx
@@ -121,7 +127,7 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
             [1., 0.],
             [0., 0.]])
     """
-    allowed = _allowed(p, target)
+    p, allowed = _read(p, target)
     if isinstance(p, Chain):
         allowed = _states(p, allowed)
     elif isinstance(p, DTW):
@@ -151,7 +157,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
     Args:
         p: the distribution.
         target: see the module.
-        reduction: over the batch: "none", "mean" or "sum".
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
 
     >>> import bellmax as bx
     >>> emissions, transitions = torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2)
@@ -162,12 +168,11 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
     >>> relaxed(p, torch.tensor([0, 1])), relaxed(p, torch.tensor([-1, 1]))
     (tensor(0.0625), tensor(0.))
     """
-    _check_reduction(reduction)
-    allowed = _allowed(p, target)
+    p, allowed = _read(p, target, reduction)
     entropic = isinstance(p.omega, Negentropy)
     if isinstance(p, Chain):
         _check_possible(p, allowed)
-        return _reduce(_relaxed_rows(p, _states(p, allowed), entropic), reduction)
+        return _reduce(p, _relaxed_rows(p, _states(p, allowed), entropic), reduction)
     y = _check_full(p, allowed)
     path = promote_half(p.expected_path)
     if not entropic:
@@ -177,7 +182,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
         loss = -torch.where(allowed, path.clamp(finfo.tiny, 1).log(), torch.log1p(-path.clamp(0, 1 - finfo.eps)))
     else:
         loss = -path.clamp(torch.finfo(path.dtype).tiny, 1).log() * y
-    return _reduce(loss.flatten(-len(p.event_shape)).sum(-1), reduction)
+    return _reduce(p, loss.flatten(-len(p.event_shape)).sum(-1), reduction)
 
 
 def alignment_area(p: DTW, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -189,21 +194,20 @@ def alignment_area(p: DTW, target: Tensor, *, reduction: str = "mean") -> Tensor
     Args:
         p: the alignment.
         target: a path (..., N, M) or index pairs (..., L, 2).
-        reduction: over the batch: "none", "mean" or "sum".
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
 
     >>> import bellmax as bx
     >>> p = bx.DTW(torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0]]), omega="hard")
     >>> alignment_area(p, torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(1.)
     """
-    _check_reduction(reduction)
     if not isinstance(p, DTW):
         raise ValueError(f"p must be a DTW, got {type(p).__name__}")
-    y = _check_full(p, _allowed(p, target))
+    y = _check_full(*_read(p, target, reduction))
     beside = (promote_half(p.expected_path) - y).cumsum(-1)
     columns = torch.arange(p.event_shape[1], device=p.device)
     past = columns >= p.lengths[..., 1, None, None]  # where a row's sum would be counted once more
-    return _reduce(beside.masked_fill(past, 0).square().flatten(-2).sum(-1), reduction)
+    return _reduce(p, beside.masked_fill(past, 0).square().flatten(-2).sum(-1), reduction)
 
 
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
@@ -239,18 +243,19 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
     Args:
         p: the distribution.
         cost: C of p's potentials' shape, or (..., T, S) for chains. What p never takes may cost anything, even ∞.
-        reduction: over the batch: "none", "mean" or "sum".
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
 
     >>> import bellmax as bx
     >>> p = bx.Chain(torch.zeros(3, 2, 2))
     >>> expected_cost(p, hamming_cost(p, torch.tensor([0, 1, -1])))
     tensor(1.)
     """
-    _check_reduction(reduction)
+    _check_reduction(p, reduction)
     cost = _check_cost(p, cost)
     by_state = cost.ndim < len(p.batch_shape) + len(p.event_shape)
     path = p.marginals if isinstance(p, Chain) and by_state else p.expected_path
-    return _reduce(inner(promote_half(path), promote_half(cost), 2 if by_state else len(p.event_shape)), reduction)
+    risk = inner(promote_half(path), promote_half(cost), 2 if by_state else len(p.event_shape))
+    return _reduce(p, risk, reduction)
 
 
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -262,38 +267,54 @@ def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") ->
     Args:
         p: the distribution.
         target: see the module.
-        reduction: over the batch: "none", "mean" or "sum".
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
 
     >>> import bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="l2")
     >>> path_nll(p, torch.tensor([0, 1])).neg().exp(), path_nll(p, torch.tensor([0, 0]))
     (tensor(0.7500), tensor(inf))
     """
-    _check_reduction(reduction)
+    p, allowed = _read(p, target, reduction)
     if isinstance(p.omega, Negentropy):
-        return _reduce(divide_by_gamma(surrogate(p, target, reduction="none"), p.omega.gamma), reduction)
-    allowed = _allowed(p, target)
+        return _reduce(p, divide_by_gamma(surrogate(p, target, reduction="none"), p.omega.gamma), reduction)
     edges: PathDistribution = p._edges() if isinstance(p, DTW) else p._dense() if isinstance(p, ScoredChain) else p
     within = _moves_within(p, allowed) if isinstance(p, DTW) else _over_edges(p, allowed)
     log_q = edges._log_transitions().masked_fill(~within, -math.inf)
     loss = -edges._with((log_q,), Negentropy()).value
-    if is_readable(loss) and loss.device.type == "cpu" and bool((loss == math.inf).any()):
+    if _is_checked(loss) and bool((loss == math.inf).any()):
         impossible = (loss == math.inf) & _restricted_value(p, allowed).isinf()
         if bool(impossible.any()):
             raise ValueError(_why_impossible(p, allowed, impossible))
-    return _reduce(torch.where(loss < 0, loss - loss.detach(), loss), reduction)
+    return _reduce(p, torch.where(loss < 0, loss - loss.detach(), loss), reduction)
 
 
 # --- targets
 
 
+def _is_checked(tensor: Tensor) -> bool:
+    """Whether values are looked at: on a GPU the host would have to wait for them."""
+    return tensor.device.type == "cpu" and is_readable(tensor)
+
+
+def _read(p: AnyPaths, target: Tensor, reduction: str = "none") -> tuple[AnyPaths, Tensor]:
+    """p without the steps whose label says so, and what the target allows: see :func:`_allowed`."""
+    _check_reduction(p, reduction)
+    p._check_device("target", check_tensor("target", target))
+    if isinstance(p, Chain) and _holds_labels(p, target):
+        ignored = (_expand(p, target, p.event_shape[:1]) == _IGNORED) & p._kept
+        if not _is_checked(ignored) or bool(ignored.any()):
+            p = p._without(ignored)
+    return p, _allowed(p, target)
+
+
+def _holds_labels(p: Chain, target: Tensor) -> bool:
+    return target.dtype == torch.int64 and target.ndim == len(p.batch_shape) + 1
+
+
 def _allowed(p: PathDistribution, target: Tensor) -> Tensor:
     """What the target allows, bool: (..., T, S) where a chain's target speaks of states, else (..., *event)."""
-    if not isinstance(target, Tensor):
-        raise ValueError(f"target must be a tensor, got {type(target).__name__}")
-    p._check_device("target", target)
     batch_dims = len(p.batch_shape)
-    if isinstance(p, Chain) and target.dtype == torch.int64 and target.ndim == batch_dims + 1:
+    if isinstance(p, Chain) and _holds_labels(p, target):
         return _allowed_by_labels(p, target)
     if isinstance(p, Chain) and target.dtype == torch.bool and target.ndim == batch_dims + 2:
         return _check_rows(p, _expand(p, target, p.event_shape[:2]) | ~p._kept.unsqueeze(-1))
@@ -305,7 +326,7 @@ def _allowed(p: PathDistribution, target: Tensor) -> Tensor:
     allowed = _expand(p, target, p.event_shape)
     if allowed.dtype == torch.bool:
         return _within_lengths(p, allowed)
-    if is_readable(allowed) and allowed.device.type == "cpu":
+    if _is_checked(allowed):
         bad = (allowed != 0) & (allowed != 1) & _counts(p, allowed.ndim)
         if bool(bad.any()):
             place = tuple(bad.nonzero()[0].tolist())
@@ -339,17 +360,15 @@ def _expand(p: PathDistribution, target: Tensor, own: torch.Size) -> Tensor:
 
 
 def _allowed_by_labels(p: Chain, labels: Tensor) -> Tensor:
-    states, kept = p.event_shape[1], p._kept
+    states = p.event_shape[1]
     labels = _expand(p, labels, p.event_shape[:1])
-    free = ~kept
-    for label in _ANY_STATE:
-        free = free | (labels == label)
-    if is_readable(labels) and labels.device.type == "cpu":
+    free = ~p._kept | (labels == _ANY_STATE)
+    if _is_checked(labels):
         bad = ~free & ((labels < 0) | (labels >= states))
         if bool(bad.any()):
             *batch, step = bad.nonzero()[0].tolist()
             raise ValueError(
-                f"target must hold states from 0 to {states - 1}, or -1 or -100 for any, "
+                f"target must hold states from 0 to {states - 1}, -1 for any, or -100 to mask a step, "
                 f"got {labels[(*batch, step)].item()} at step {step}{_of(batch)}"
             )
     state = torch.arange(states, device=labels.device)
@@ -357,12 +376,12 @@ def _allowed_by_labels(p: Chain, labels: Tensor) -> Tensor:
 
 
 def _check_rows(p: Chain, states: Tensor) -> Tensor:
-    if is_readable(states) and states.device.type == "cpu":
+    if _is_checked(states):
         empty = ~states.any(-1)
         if bool(empty.any()):
             *batch, step = empty.nonzero()[0].tolist()
             raise ValueError(
-                f"target must allow a state at every step that counts, got none at step {step}{_of(batch)}"
+                f"target must allow a state at every step that is kept, got none at step {step}{_of(batch)}"
             )
     return states
 
@@ -390,7 +409,7 @@ def _moves_within(p: DTW, allowed: Tensor) -> Tensor:
 def _check_full(p: PathDistribution, allowed: Tensor) -> Tensor:
     """The target as a 0/1 path in the computing dtype."""
     path = allowed.to(torch.promote_types(p.dtype, torch.float32))
-    if is_readable(path) and path.device.type == "cpu":
+    if _is_checked(path):
         whole = p._is_path(path)
         if not bool(whole.all()):
             batch = (~whole).nonzero()[0].tolist()
@@ -400,7 +419,7 @@ def _check_full(p: PathDistribution, allowed: Tensor) -> Tensor:
 
 
 def _check_possible(p: PathDistribution, allowed: Tensor) -> None:
-    if is_readable(allowed) and is_readable(p._scores[0]) and p.device.type == "cpu":
+    if _is_checked(allowed) and is_readable(p._scores[0]):
         with torch.no_grad():
             impossible = _restricted_value(p._with(p._detached(), Hard()), allowed).isinf()
         if bool(impossible.any()):
@@ -428,7 +447,7 @@ def _under(p: PathDistribution, omega: Regularizer) -> PathDistribution:
 
 def _check_cost(p: PathDistribution, cost: Tensor) -> Tensor:
     """C, of the batch shape and p's event shape or (T, S)."""
-    p._check_device("cost", cost)
+    p._check_device("cost", check_tensor("cost", cost))
     forms = [p.batch_shape + p.event_shape]
     if isinstance(p, Chain):
         forms.append(p.batch_shape + p.event_shape[:2])
@@ -444,7 +463,7 @@ def _check_cost(p: PathDistribution, cost: Tensor) -> Tensor:
 def _augment(p: PathDistribution, cost: Tensor) -> PathDistribution:
     """p with potentials θ + C, for DTW θ − C."""
     cost = _check_cost(p, cost)
-    if is_readable(cost) and cost.device.type == "cpu":
+    if _is_checked(cost):
         bad = ~((cost >= 0) & (cost < math.inf)) & _counts(p, cost.ndim)
         if bool(bad.any()):
             place = tuple(bad.nonzero()[0].tolist())
@@ -479,7 +498,7 @@ def _value_alone(p: PathDistribution, score: Tensor, nodes: Tensor) -> Tensor:
 
 
 def _score_of(p: Chain, sequence: Tensor) -> Tensor:
-    """⟨Y, θ⟩ of states (..., T), whatever they are at steps that do not count; float64."""
+    """⟨Y, θ⟩ of states (..., T), whatever they are at masked steps; float64."""
     kept = p._kept
     steps, states = p.event_shape[:2]
     step = torch.arange(steps, device=p.device)
@@ -560,13 +579,22 @@ def _columns(alignment: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return total / weight.masked_fill(~has, 1), has
 
 
-def _check_reduction(reduction: str) -> None:
+def _check_reduction(p: PathDistribution, reduction: str) -> None:
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(map(repr, _REDUCTIONS))}, got {reduction!r}")
+    if reduction == "token_mean" and not isinstance(p, Chain):
+        raise ValueError(f"reduction='token_mean' is for chains, got a {type(p).__name__}")
 
 
-def _reduce(loss: Tensor, reduction: str) -> Tensor:
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+def _reduce(p: PathDistribution, loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    if not isinstance(p, Chain):
+        return loss.mean()
+    count = p.lengths.sum() if reduction == "token_mean" else (p.lengths > 0).sum()
+    return loss.sum() / count.clamp(min=1)
 
 
 # --- messages

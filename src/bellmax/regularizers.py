@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -25,8 +26,8 @@ def promote_half(x: Tensor) -> Tensor:
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether the values of x can be looked at: not while tracing, and not under vmap."""
-    if torch.compiler.is_compiling():
+    """Whether the values of x can be read: not while tracing, not under vmap, not on the meta device."""
+    if torch.compiler.is_compiling() or x.is_meta:
         return False
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         if torch._C._functorch.is_batchedtensor(x):
@@ -63,8 +64,8 @@ def check_gamma(gamma: Gamma) -> None:
         if is_readable(gamma) and not bool(((gamma > 0) & gamma.isfinite()).all()):
             low, high = gamma.min().item(), gamma.max().item()
             raise ValueError(f"gamma must be finite and > 0, got a tensor from {low:g} to {high:g}")
-    elif not (gamma > 0 and math.isfinite(gamma)):
-        raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}")
+    elif not (isinstance(gamma, int | float | np.number) and 0 < gamma < math.inf):
+        raise ValueError(f"gamma must be a finite number > 0 or a tensor, got {gamma!r}")
 
 
 def _check_floating(x: Tensor) -> Tensor:
@@ -146,7 +147,9 @@ class Regularizer:
     - ``jacobian_product(q, y)``: J_Ω(q) y, the derivative of ``project`` at the x whose projection is q, applied to y.
 
     Everything else follows: max, argmax, min, argmin and their derivatives of any order, γ as a number or a tensor, and
-    every dynamic program of this library (on its reference backend).
+    every dynamic program of this library (on its reference backend). :func:`bellmax.check_regularizer` tests the three.
+
+    Two regularizers are equal if they are of one class and have equal parameters; a tensor equals itself alone.
 
     Args:
         gamma: strength of the smoothing, > 0. A tensor may be learnt, and broadcasts against the batch: the shape of x
@@ -176,15 +179,16 @@ class Regularizer:
 
     def penalty(self, q: Tensor) -> Tensor:
         """Ω(q) for γ = 1: (..., D) → (...)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define penalty(q), which is Ω(q) at γ = 1")
 
     def project(self, x: Tensor) -> Tensor:
         """∇max_Ω(x) for γ = 1 and max(x) = 0: (..., D) → (..., D)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define project(x), which is ∇max_Ω(x) at γ = 1")
 
     def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
         """J_Ω(q) y for γ = 1: (..., D), (..., D) → (..., D)."""
-        raise NotImplementedError
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} must define jacobian_product(q, y), the derivative of project along y")
 
     @property
     def kernel(self) -> tuple[float, float] | None:
@@ -259,6 +263,18 @@ class Regularizer:
     def _gamma_column(self) -> Gamma:
         """γ, ready to broadcast against a vector in the last dimension."""
         return self.gamma.unsqueeze(-1) if isinstance(self.gamma, Tensor) else self.gamma
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        mine, theirs = vars(self), vars(other)
+        return mine.keys() == theirs.keys() and all(
+            value is theirs[name] or (not isinstance(value, Tensor) and bool(value == theirs[name]))
+            for name, value in mine.items()
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.gamma) if isinstance(self.gamma, Tensor) else self.gamma))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(gamma={self.gamma})"
@@ -428,16 +444,40 @@ def _threshold_bisection(x: Tensor, power: float) -> Tensor:
     return low
 
 
-_BY_NAME: dict[str, Callable[[], Regularizer]] = {"negentropy": Negentropy, "l2": SquaredL2, "hard": Hard}
+_BY_NAME: dict[str, Callable[..., Regularizer]] = {
+    "negentropy": Negentropy,
+    "softmax": Negentropy,
+    "l2": SquaredL2,
+    "sparsemax": partial(Tsallis, 2.0),
+    "entmax": partial(Tsallis, 1.5),
+    "hard": Hard,
+}
 
 
-def resolve(omega: str | Regularizer) -> Regularizer:
-    """The regularizer that ``omega`` names: an instance as it is, or "negentropy", "l2", "hard" with γ = 1."""
+def resolve(omega: str | Regularizer, gamma: Gamma | None = None) -> Regularizer:
+    """The regularizer that ``omega`` is or names, with ``gamma`` beside a name; γ = 1 by default.
+
+    >>> resolve("softmax", 0.5), resolve("sparsemax"), resolve(Tsallis(1.5, gamma=2.0))
+    (Negentropy(gamma=0.5), Tsallis(alpha=2.0, gamma=1.0), Tsallis(alpha=1.5, gamma=2.0))
+    """
     if isinstance(omega, Regularizer):
+        if gamma is not None:
+            raise ValueError(
+                f"gamma goes beside a name of omega, got gamma={gamma} beside omega={omega}, which has one"
+            )
         return omega
-    if omega not in _BY_NAME:
-        raise ValueError(f"omega must be a Regularizer or one of {', '.join(map(repr, _BY_NAME))}, got {omega!r}")
-    return _BY_NAME[omega]()
+    if not isinstance(omega, str) or omega not in _BY_NAME:
+        hint = ""
+        if isinstance(omega, int | float | Tensor):
+            hint = f"; for the strength of the smoothing, write gamma={omega}"
+        elif isinstance(omega, type) and issubclass(omega, Regularizer):
+            hint = f"; write {omega.__name__}(), an instance"
+        raise ValueError(f"omega must be a Regularizer or one of {', '.join(map(repr, _BY_NAME))}, got {omega!r}{hint}")
+    if gamma is None:
+        return _BY_NAME[omega]()
+    if omega == "hard":
+        raise ValueError(f"gamma must be left out with omega='hard', which does not smooth, got {gamma}")
+    return _BY_NAME[omega](gamma=gamma)
 
 
 @lru_cache

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn.functional import interpolate
@@ -21,11 +19,20 @@ from torch.utils.checkpoint import checkpoint
 
 import bellmax.fused as fused
 from bellmax.dtw import DTW
-from bellmax.regularizers import Regularizer, inner, promote_half, resolve
+from bellmax.inputs import (
+    Lengths,
+    Numbers,
+    answers_near_misses,
+    as_collection,
+    as_floating,
+    as_lengths,
+    as_pair,
+    as_series,
+)
+from bellmax.regularizers import Gamma, Regularizer, inner, promote_half, resolve
 
 Cost: TypeAlias = "str | Callable[[Tensor, Tensor], Tensor]"
-Series: TypeAlias = "Tensor | NDArray[Any]"
-SeriesCollection: TypeAlias = "Series | Sequence[Series]"
+Collection: TypeAlias = "Numbers | Iterable[Numbers]"
 
 # --- what it costs to match two elements
 
@@ -182,18 +189,22 @@ def pairwise(x: Tensor, y: Tensor, cost: Cost) -> Tensor:
 # --- two series
 
 _DIVERGENCES = ("debiased", "sharp", "mean_cost")
+_NORMALIZATIONS = ("path", "length")
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": Tensor.mean, "sum": Tensor.sum}
 
 
+@answers_near_misses
 def dtw(
-    x: Tensor,
-    y: Tensor,
+    x: Numbers,
+    y: Numbers,
     *,
     cost: Cost = "sqeuclidean",
-    lengths: tuple[Tensor | int, Tensor | int] | None = None,
+    lengths: tuple[Lengths, Lengths] | None = None,
     band: float | None = None,
     omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
     divergence: str | None = None,
+    normalize: str | None = None,
     reduction: str = "none",
 ) -> Tensor:
     """Smoothed dynamic time warping of series x and y, or a divergence made of it; twice differentiable in both.
@@ -210,23 +221,29 @@ def dtw(
     result by γ. There is no proof for other costs, and a sparse Ω does go below 0, as in the last example.
 
     Args:
-        x: (..., N, D).
-        y: (..., M, D). Batch dimensions broadcast.
+        x: (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list, a pandas row. Lists are read as
+            NumPy reads them, and integers take the floating point type of the other series.
+        y: (..., M, D) or (M,) likewise. Batch dimensions broadcast.
         cost: what a match of two elements costs: "sqeuclidean" ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock" ‖x − y‖₁;
             "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean" δ + log(2 − e^−δ)
             with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that gives (..., N, M). Where a distance
             has a kink, at equal points, its gradient is 0.
-        lengths: (lengths of x, lengths of y), each int64 that broadcasts with the batch, or a number, from 1 to N and
-            to M. What lies past the end may hold NaN, and gets no gradient.
+        lengths: (lengths of x, lengths of y), each integers that broadcast with the batch, or a number, from 1 to N and
+            to M. Padding past the end may hold NaN, and gets no gradient.
         band: as in :class:`DTW`, for every term of a divergence.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard". A tensor γ broadcasts with the batch.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default. A tensor broadcasts with the batch.
         divergence: None for the value, "debiased", "sharp" or "mean_cost".
+        normalize: None for the sum along the alignment, which grows with the series; "path" to divide the result by the
+            expected number of matches of x with y; "length" to divide it by N + M, the lengths of the two.
         reduction: over the batch: "none", "mean" or "sum".
 
     Returns:
-        Of the batch shape, or a number.
+        Of the batch shape, or a number, in the widest type given.
 
     >>> import bellmax as bx
+    >>> bx.dtw([0, 1, 2], [0, 2, 2], omega="hard")                # the lists of a first try
+    tensor(1.)
     >>> x = torch.tensor([[1.495], [0.787], [0.23], [-0.123], [1.089]])
     >>> y = torch.tensor([[1.513], [0.835], [0.246], [-0.106], [1.102]])
     >>> bx.dtw(x, y), bx.dtw(x, x), bx.dtw(x, x, divergence="debiased")
@@ -236,33 +253,70 @@ def dtw(
     >>> bx.dtw(x, y, divergence="debiased", omega="l2")
     tensor(-0.0004)
     """
-    measure = _measure(cost, band, omega, divergence)
+    measure = _measure(cost, band, resolve(omega, gamma), divergence)
+    _check_options(normalize, reduction)
+    x, y, of_x, of_y = _check_pair(x, y, lengths, measure.gamma_shape)
+    value = measure(x, y, of_x, of_y)
+    if divergence is not None:
+        value = value - measure(x, x, of_x, of_x) / 2 - measure(y, y, of_y, of_y) / 2
+    if normalize == "path":
+        value = value / measure.matches(x, y, of_x, of_y)
+    elif normalize == "length":
+        value = value / ((x.shape[-2] if of_x is None else of_x) + (y.shape[-2] if of_y is None else of_y))
+    return _REDUCTIONS[reduction](value)
+
+
+def _check_options(normalize: str | None, reduction: str) -> None:
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {_listed(_REDUCTIONS)}, got {reduction!r}")
-    x, y = _check_series("x", x), _check_series("y", y)
-    if x.shape[-1] != y.shape[-1]:
+    if normalize is not None and normalize not in _NORMALIZATIONS:
+        raise ValueError(f"normalize must be None or one of {_listed(_NORMALIZATIONS)}, got {normalize!r}")
+
+
+def _check_pair(
+    x: Numbers, y: Numbers, lengths: tuple[Lengths, Lengths] | None, gamma_shape: torch.Size
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Series (..., N, D) and (..., M, D) of one dtype, cut to a length that is the same for all, and the lengths that
+    remain."""
+    a, b = (promote_half(series) for series in as_floating([as_series("x", x), as_series("y", y)]))
+    if a.shape[-1] != b.shape[-1]:
         raise ValueError(
-            f"x and y must have the same number of features, got {x.shape[-1]} in x of shape {tuple(x.shape)} and "
-            f"{y.shape[-1]} in y of shape {tuple(y.shape)}"
+            f"x and y must have the same number of features, got {a.shape[-1]} in x of shape {tuple(a.shape)} and "
+            f"{b.shape[-1]} in y of shape {tuple(b.shape)}"
         )
-    if x.device != y.device:
-        raise ValueError(f"y must be on the device of x, {x.device}, got {y.device}")
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    x, y = x.to(dtype), y.to(dtype)
-    both = _check_lengths(lengths)
-    shapes = {"x": x.shape[:-2], "y": y.shape[:-2], "gamma": measure.gamma_shape}
-    shapes |= {f"lengths[{side}]": own.shape for side, own in enumerate(both) if isinstance(own, Tensor)}
+    if a.device != b.device:
+        raise ValueError(f"y must be on the device of x, {a.device}, got {b.device}")
+    given = (None, None) if lengths is None else as_pair(lengths)
+    a, of_a = _cut("lengths[0]", a, given[0])
+    b, of_b = _cut("lengths[1]", b, given[1])
+    shapes = {"x": a.shape[:-2], "y": b.shape[:-2], "gamma": gamma_shape}
+    shapes |= {f"lengths[{side}]": own.shape for side, own in enumerate((of_a, of_b)) if own is not None}
     try:
         _broadcast(*shapes.values())
     except RuntimeError:
         each = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if shape)
         raise ValueError(f"batch shapes must broadcast, got {each}") from None
-    x, of_x = _trim("lengths[0]", x, both[0])
-    y, of_y = _trim("lengths[1]", y, both[1])
-    value = measure(x, y, of_x, of_y)
-    if divergence is not None:
-        value = value - measure(x, x, of_x, of_x) / 2 - measure(y, y, of_y, of_y) / 2
-    return _REDUCTIONS[reduction](value)
+    return _without_padding(a, of_a), _without_padding(b, of_b), of_a, of_b
+
+
+def _cut(name: str, series: Tensor, length: Lengths | None) -> tuple[Tensor, Tensor | None]:
+    """The series up to a length that is the same for all, or the lengths of each."""
+    steps = series.shape[-2]
+    if length is None:
+        return series, None
+    if isinstance(length, int):
+        if not 1 <= length <= steps:
+            raise ValueError(f"{name} must be from 1 to {steps}, got {length}")
+        return series[..., :length, :], None
+    return series, as_lengths(name, length, series.device)
+
+
+def _without_padding(series: Tensor, lengths: Tensor | None) -> Tensor:
+    """The series with zeros past the end."""
+    if lengths is None:
+        return series
+    past = torch.arange(series.shape[-2], device=series.device) >= lengths.unsqueeze(-1)
+    return series.masked_fill(past.unsqueeze(-1), 0)
 
 
 @dataclass(frozen=True)
@@ -289,6 +343,22 @@ class _Measure:
         """f of each pair of series (..., N, D) and (..., M, D), of the whole of them where no lengths are given."""
         if self._is_by_blocks(x, y):
             return self._by_blocks(x, y, lengths_x, lengths_y)
+        alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
+        if self.divergence not in ("sharp", "mean_cost"):
+            return alignments.value
+        expected = inner(alignments.expected_path, cost, 2)
+        return expected.masked_fill(alignments.value == math.inf, math.inf)
+
+    def matches(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
+        """The expected number of cells of an alignment of each pair; 1 where there is none."""
+        alignments, _ = self.alignments(x, y, lengths_x, lengths_y)
+        expected = alignments.expected_path.flatten(-2).sum(-1)
+        return expected.masked_fill(expected == 0, 1)
+
+    def alignments(
+        self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
+    ) -> tuple[DTW, Tensor]:
+        """The distribution over alignments, and the cost of a match of each two elements (..., N, M)."""
         cost = pairwise(x, y, self.cost)
         given = [own.shape for own in (lengths_x, lengths_y) if own is not None]
         batch = _broadcast(cost.shape[:-2], self.gamma_shape, *given)
@@ -299,13 +369,8 @@ class _Measure:
         )
         if self.divergence == "mean_cost":
             free = torch.zeros_like(cost).masked_fill(cost.detach() == math.inf, math.inf)
-            alignments = DTW(free, lengths=lengths, band=self.band)
-        else:
-            alignments = DTW(cost, lengths=lengths, band=self.band, omega=self.omega)
-        if self.divergence not in ("sharp", "mean_cost"):
-            return alignments.value
-        expected = inner(alignments.expected_path, cost, 2)
-        return expected.masked_fill(alignments.value == math.inf, math.inf)
+            return DTW(free, lengths=lengths, band=self.band), cost
+        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega), cost
 
     def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
         if self.divergence in ("sharp", "mean_cost") or _is_transformed():
@@ -331,12 +396,12 @@ class _Measure:
         return torch.stack(values).reshape(batch)
 
 
-def _measure(cost: Cost, band: float | None, omega: str | Regularizer, divergence: str | None) -> _Measure:
+def _measure(cost: Cost, band: float | None, omega: Regularizer, divergence: str | None) -> _Measure:
     if not callable(cost) and cost not in _COSTS:
         raise ValueError(f"cost must be a function or one of {_listed(_COSTS)}, got {cost!r}")
     if divergence is not None and divergence not in _DIVERGENCES:
         raise ValueError(f"divergence must be None or one of {_listed(_DIVERGENCES)}, got {divergence!r}")
-    return _Measure(cost, band, resolve(omega), divergence)
+    return _Measure(cost, band, omega, divergence)
 
 
 def _check_range(lengths: Tensor, steps: int) -> None:
@@ -352,41 +417,6 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 
 def _listed(names: Sequence[str] | dict[str, Any]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _check_series(name: str, series: Tensor) -> Tensor:
-    if not series.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got dtype {series.dtype}")
-    if series.ndim < 2 or 0 in series.shape[-2:]:
-        raise ValueError(f"{name} must have shape (..., length, features), both at least 1, got {tuple(series.shape)}")
-    return promote_half(series)
-
-
-def _check_lengths(
-    lengths: tuple[Tensor | int, Tensor | int] | None,
-) -> tuple[Tensor | int | None, Tensor | int | None]:
-    if lengths is None:
-        return None, None
-    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
-        raise ValueError(f"lengths must be a pair (lengths of x, lengths of y), got {type(lengths).__name__}")
-    return lengths[0], lengths[1]
-
-
-def _trim(name: str, series: Tensor, length: Tensor | int | None) -> tuple[Tensor, Tensor | None]:
-    """The series up to a length that is the same for all, or with zeros past the end, and the lengths that remain."""
-    steps = series.shape[-2]
-    if length is None:
-        return series, None
-    if not isinstance(length, Tensor):
-        if not 1 <= length <= steps:
-            raise ValueError(f"{name} must be from 1 to {steps}, got {length}")
-        return series[..., :length, :], None
-    if length.dtype != torch.int64:
-        raise ValueError(f"{name} must be int64, got dtype {length.dtype}")
-    if length.device != series.device:
-        raise ValueError(f"{name} must be on the device of the series, {series.device}, got {length.device}")
-    past = torch.arange(steps, device=series.device) >= length.unsqueeze(-1)
-    return series.masked_fill(past.unsqueeze(-1), 0), length
 
 
 # --- collections
@@ -425,34 +455,24 @@ def _runs(collection: Sequence[Tensor], max_cells: int) -> list[_Run]:
     ]
 
 
-def _check_collections(*named: tuple[str, SeriesCollection]) -> list[list[Tensor]]:
+def _check_collections(**named: Collection) -> list[list[Tensor]]:
     """Each as a list of (N_k, D), all of one dtype, device and D."""
-    lists = [[_as_series(f"{name}[{k}]", given[k], given) for k in range(len(given))] for name, given in named]
-    labelled = [
-        (f"{name}[{k}]", s) for (name, _), series in zip(named, lists, strict=True) for k, s in enumerate(series)
-    ]
-    dtype = torch.float32
+    lists = {name: as_collection(name, given) for name, given in named.items()}
+    labelled = [(f"{name}[{k}]", s) for name, series in lists.items() for k, s in enumerate(series)]
     for name, series in labelled:
         first_name, first = labelled[0]
         if series.shape[1] != first.shape[1]:
             raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
         if series.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
-        dtype = torch.promote_types(dtype, series.dtype)
-    return [[series.to(dtype) for series in collection] for collection in lists]
-
-
-def _as_series(name: str, given: Series, collection: SeriesCollection) -> Tensor:
-    """(N, D), without the rows of NaN that end a series where it is stacked with longer ones."""
-    series = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
-    if series.ndim == 1:
-        series = series.unsqueeze(-1)
-    if series.ndim != 2:
-        raise ValueError(f"{name} must have shape (length,) or (length, features), got {tuple(series.shape)}")
-    if isinstance(collection, Tensor | np.ndarray):
-        filled = (~series.detach().isnan().all(-1)).nonzero()
-        series = series[: int(filled[-1]) + 1 if len(filled) else 0]
-    return _check_series(name, series)
+    if labelled and labelled[0][1].shape[1] > 1 and all(len(series) == 1 for _, series in labelled):
+        raise ValueError(
+            f"{' and '.join(lists)} must hold series (length, features), got only series of length 1 with "
+            f"{labelled[0][1].shape[1]} features; where the layout is (cases, channels, time), as in aeon and sktime, "
+            "give X.swapaxes(1, 2)"
+        )
+    typed = iter(as_floating([series for _, series in labelled]))
+    return [[promote_half(next(typed)) for _ in series] for series in lists.values()]
 
 
 def _check_single_gamma(measure: _Measure) -> None:
@@ -460,13 +480,15 @@ def _check_single_gamma(measure: _Measure) -> None:
         raise ValueError(f"gamma must be one number for all series, got shape {tuple(measure.gamma_shape)}")
 
 
+@answers_near_misses
 def dtw_cdist(
-    xs: SeriesCollection,
-    ys: SeriesCollection | None = None,
+    xs: Collection,
+    ys: Collection | None = None,
     *,
     cost: Cost = "sqeuclidean",
     band: float | None = None,
     omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
     divergence: str | None = None,
     max_cells: int = _CELLS,
     progress: bool = False,
@@ -476,13 +498,15 @@ def dtw_cdist(
     It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again.
 
     Args:
-        xs: K series, each a tensor or array (N_k, D) or (N_k,); or one tensor or array (K, N, D) or (K, N), where rows
-            of NaN at the end of a series are padding.
+        xs: K series, each (N_k, D) or (N_k,): tensors, arrays or lists, one by one; or one tensor or array (K, N, D) or
+            (K, N), or a pandas frame with a series in each row, where NaN at the end of a series is padding. Data of
+            layout (cases, channels, time) must be transposed first: ``X.swapaxes(1, 2)``.
         ys: L series likewise. By default ``xs``, with each pair computed once: a cost that is a function must then be
             symmetric.
         cost: as in :func:`dtw`.
         band: as in :class:`DTW`.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard"; one γ for all pairs.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default, and one for all pairs.
         divergence: as in :func:`dtw`; the terms of one series are computed once.
         max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
         progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
@@ -497,18 +521,19 @@ def dtw_cdist(
     tensor([[14.,  1.,  2.],
             [10.,  2.,  2.]])
     """
-    measure = _measure(cost, band, omega, divergence)
+    measure = _measure(cost, band, resolve(omega, gamma), divergence)
     _check_single_gamma(measure)
     if max_cells < 1:
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
     if ys is None:
-        (left,) = _check_collections(("xs", xs))
+        (left,) = _check_collections(xs=xs)
+        right = left
         rows = columns = _runs(left, max_cells)
     else:
-        left, right = _check_collections(("xs", xs), ("ys", ys))
+        left, right = _check_collections(xs=xs, ys=ys)
         rows, columns = _runs(left, max_cells), _runs(right, max_cells)
     if not rows or not columns:
-        return torch.zeros(len(xs), len(xs if ys is None else ys))
+        return torch.zeros(len(left), len(right))
     values = _all_pairs(measure, rows, columns, progress)
     if divergence is None:
         return values
@@ -576,15 +601,17 @@ def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
         yield lambda done: progress.advance(task, done)
 
 
+@answers_near_misses
 def dtw_barycenter(
-    xs: SeriesCollection,
-    weights: Tensor | Sequence[float] | None = None,
+    xs: Collection,
+    weights: Numbers | None = None,
     *,
-    init: Tensor | None = None,
+    init: Numbers | None = None,
     length: int | None = None,
     cost: Cost = "sqeuclidean",
     band: float | None = None,
     omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
     divergence: str | None = None,
     max_iter: int = 100,
     tol: float = 1e-6,
@@ -597,11 +624,13 @@ def dtw_barycenter(
     Args:
         xs: K series, as in :func:`dtw_cdist`.
         weights: (K,), at least 0; all the same by default. Only their ratios count.
-        init: (L, D), where to begin; by default the weighted mean of the series, each stretched linearly to ``length``.
+        init: (L, D) or (L,), where to begin; by default the weighted mean of the series, each stretched linearly to
+            ``length``.
         length: L; by default that of ``init``, or the median of the lengths.
         cost: as in :func:`dtw`.
         band: as in :class:`DTW`.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
         divergence: as in :func:`dtw`; with None the bias of a smooth Ω flattens z.
         max_iter: how many iterations at most.
         tol: largest entry of the gradient at which to stop.
@@ -611,13 +640,13 @@ def dtw_barycenter(
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 3.0, 0.0, 0.0])]
-    >>> bx.dtw_barycenter(xs, omega=bx.Negentropy(0.1)).squeeze(-1).round().long()  # one bump, not two
+    >>> bx.dtw_barycenter(xs, gamma=0.1).squeeze(-1).round().long()  # one bump, not two
     tensor([0, 2, 0, 0])
     """
-    measure = _measure(cost, band, omega, divergence)
+    measure = _measure(cost, band, resolve(omega, gamma), divergence)
     _check_single_gamma(measure)
     with torch.inference_mode(False), torch.no_grad():
-        (series,) = _check_collections(("xs", xs))
+        (series,) = _check_collections(xs=xs)
         if not series:
             raise ValueError("xs must hold at least one series, got none")
         shares = _check_weights(weights, series[0].new_ones(len(series)))
@@ -651,7 +680,7 @@ def dtw_barycenter(
     return best
 
 
-def _check_weights(weights: Tensor | Sequence[float] | None, ones: Tensor) -> Tensor:
+def _check_weights(weights: Numbers | None, ones: Tensor) -> Tensor:
     """(K,), of sum 1."""
     if weights is None:
         return ones / len(ones)
@@ -663,14 +692,15 @@ def _check_weights(weights: Tensor | Sequence[float] | None, ones: Tensor) -> Te
     return given / given.sum()
 
 
-def _start(series: list[Tensor], shares: Tensor, init: Tensor | None, length: int | None) -> Tensor:
+def _start(series: list[Tensor], shares: Tensor, init: Numbers | None, length: int | None) -> Tensor:
     """(L, D)."""
     features = series[0].shape[1]
     if init is not None:
-        if init.ndim != 2 or init.shape[1] != features or length not in (None, len(init)) or not len(init):
+        first = as_series("init", init)
+        if first.ndim != 2 or first.shape[1] != features or length not in (None, len(first)):
             needed = f"({'length' if length is None else length}, {features})"
-            raise ValueError(f"init must have shape {needed}, got {tuple(init.shape)}")
-        return init.detach().to(series[0])
+            raise ValueError(f"init must have shape {needed}, got {tuple(first.shape)}")
+        return first.detach().to(series[0])
     if length is None:
         length = median_low(len(s) for s in series)
     if length < 1:

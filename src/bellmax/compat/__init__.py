@@ -4,3 +4,14 @@ Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellma
 :mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
 :mod:`~bellmax.compat.torch_struct` and :mod:`~bellmax.compat.entmax`. None of them needs the original.
 """
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["entmax", "soft_dtw_cuda", "torch_struct", "torchcrf", "tslearn"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"bellmax.compat.{name}")
+    raise AttributeError(f"module 'bellmax.compat' has no attribute {name!r}")

@@ -11,8 +11,9 @@ from torch.nn.functional import pad
 
 import bellmax.binary as binary
 from bellmax.chain import Chain
+from bellmax.inputs import Mask, answers_near_misses, as_mask, check_tensor
 from bellmax.nn.pooling import Smoothed
-from bellmax.regularizers import Regularizer, promote_half
+from bellmax.regularizers import Gamma, Regularizer, promote_half
 
 
 class SegmentationAttention(Smoothed):
@@ -23,14 +24,15 @@ class SegmentationAttention(Smoothed):
     key. The weights are the marginal probabilities of being attended to, divided by their sum. Transitions that favour
     staying in a state make them fall into segments; with those of zero, as they are at first, each key is on its own.
 
-    If no key counts, or none has a marginal above 0, as may be under a sparse Ω, the weights of the query, its context
-    and all gradients through them are 0. Marginals that add up to less than about 1e-31 in float32 are taken for 0.
+    If every key is masked, or none has a marginal above 0, as may be under a sparse Ω, the weights of the query, its
+    context and all gradients through them are 0. Marginals that add up to less than about 1e-31 in float32 count as 0.
 
     Args:
         query_size: number of features of a query.
         key_size: number of features of a key.
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard"; the paper trains with γ = 2 for negentropy and
-            γ = 10 for l2, where a small γ leaves few gradients.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard"; the paper trains
+            with γ = 2 for negentropy and γ = 10 for l2, where a small γ leaves few gradients.
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
         bilinear: whether s is the paper's bilinear form z·W x, or the additive v·tanh(A z + B x + b) of Bahdanau et
             al. with ``key_size`` hidden units, which takes memory for each of them, query and key.
 
@@ -45,10 +47,17 @@ class SegmentationAttention(Smoothed):
     tensor([0.4788, 0.0000, 0.3709, 0.1504, 0.0000, 0.0000])
     """
 
+    @answers_near_misses
     def __init__(
-        self, query_size: int, key_size: int, *, omega: str | Regularizer = "negentropy", bilinear: bool = True
+        self,
+        query_size: int,
+        key_size: int,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        bilinear: bool = True,
     ) -> None:
-        super().__init__(omega)
+        super().__init__(omega, gamma)
         for name, size in (("query_size", query_size), ("key_size", key_size)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
@@ -64,6 +73,7 @@ class SegmentationAttention(Smoothed):
 
     def reset_parameters(self) -> None:
         """Draw the score anew, of variance about 1 for features of variance 1, and make the transitions 0."""
+        super().reset_parameters()
         if self.bilinear:
             nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
         else:
@@ -72,7 +82,7 @@ class SegmentationAttention(Smoothed):
         nn.init.zeros_(self.transitions)
 
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Tensor | None = None
+        self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]:
         """Attend to the keys, for each query on its own.
 
@@ -80,20 +90,20 @@ class SegmentationAttention(Smoothed):
             queries: (..., Q, query_size).
             keys: (..., K, key_size).
             values: (..., K, V); the keys by default.
-            mask: bool (..., K), True at the keys that count; it may have holes, over which the keys to both sides are
-                neighbours. Other keys and values may hold NaN, have weight 0, and get no gradient.
+            mask: bool or 0/1 integers (..., K), True at the keys to keep; it may have holes, over which the keys to
+                both sides are neighbours. Masked keys and values may hold NaN, have weight 0, and get no gradient.
 
         Returns:
             The context (..., Q, V), which is the sum of the values by their weights, and the weights (..., Q, K), which
             add up to 1, or are 0.
 
         """
-        self._check(queries, keys, values, mask)
-        if mask is not None:
-            left_out = ~mask.unsqueeze(-1)
+        kept = self._check(queries, keys, values, mask)
+        if kept is not None:
+            left_out = ~kept.unsqueeze(-1)
             keys = keys.masked_fill(left_out, 0)
             values = keys if values is None else values.masked_fill(left_out, 0)
-        weights = self._weights(self._scores(queries, keys), mask)
+        weights = self._weights(self._scores(queries, keys), kept)
         return weights @ (keys if values is None else values), weights
 
     def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -127,24 +137,25 @@ class SegmentationAttention(Smoothed):
                 return binary.weights(omega, precise, self.transitions, mask, generally).to(scores.dtype)
         return generally(precise, self.transitions).to(scores.dtype)
 
-    def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Tensor | None) -> None:
+    def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Mask | None) -> Tensor | None:
+        """The mask as bool."""
         for name, size, tensor in (("queries", self.query_size, queries), ("keys", self.key_size, keys)):
-            if tensor.ndim < 2 or tensor.shape[-1] != size:
+            if check_tensor(name, tensor).ndim < 2 or tensor.shape[-1] != size:
                 raise ValueError(f"{name} must have shape (..., {name[0].upper()}, {size}), got {tuple(tensor.shape)}")
         if queries.shape[:-2] != keys.shape[:-2]:
             raise ValueError(
                 f"queries and keys must have the same batch dimensions, got shapes {tuple(queries.shape)} and "
                 f"{tuple(keys.shape)}"
             )
-        if values is not None and (values.ndim < 2 or values.shape[:-1] != keys.shape[:-1]):
+        if values is not None and (check_tensor("values", values).ndim < 2 or values.shape[:-1] != keys.shape[:-1]):
             needed = ", ".join(map(str, (*keys.shape[:-1], "V")))
             raise ValueError(f"values must have shape ({needed}), got {tuple(values.shape)}")
         if mask is None:
-            return
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask must be bool, True where a key counts, got dtype {mask.dtype}")
-        if mask.shape != keys.shape[:-1]:
-            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(mask.shape)}")
+            return None
+        kept = as_mask("mask", mask, keys.device)
+        if kept.shape != keys.shape[:-1]:
+            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(kept.shape)}")
+        return kept
 
     def extra_repr(self) -> str:
         return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +13,11 @@ from torch import Tensor, nn
 import bellmax.losses as losses
 from bellmax.backends.reference.chain import check_index
 from bellmax.chain import Chain, ScoredChain
+from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
 from bellmax.losses import _check_reduction, _reduce, _score_of, _value_alone
 from bellmax.nn.pooling import Smoothed
 from bellmax.nn.tags import TagConstraints
-from bellmax.regularizers import Regularizer, is_readable
+from bellmax.regularizers import Gamma, Regularizer, is_readable
 
 _LOSSES = "surrogate", "relaxed"
 
@@ -27,18 +30,18 @@ class CRF(Smoothed):
     at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` it is the CRF that the name usually means, and the loss
     its negative log-likelihood.
 
-    Everywhere, ``mask`` is bool (..., T), True at the steps that count: it may have holes (sub-words) and begin with
-    False (left padding), and the steps that count are taken as neighbours. Or ``lengths``, int64 of the batch shape,
-    says how many of the first steps count. Emissions at other steps are not looked at. The loss needs a step that
-    counts in every sequence; the other methods do not.
+    Everywhere, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep: it may have holes (sub-words) and
+    begin with False (left padding), and the steps kept are taken as neighbours. Or ``lengths``, integers of the batch
+    shape, says how many of the first steps are kept. Emissions at masked steps are ignored.
 
     Args:
         num_tags: S.
-        omega: a :class:`~bellmax.Regularizer`, or "negentropy", "l2", "hard". A γ that is a parameter is learnt.
+        omega: a :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". A γ that is
+            a parameter is learnt.
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
         constraints: what :func:`tag_constraints` gives, or such a triple of your own: bool transitions (S, S)
             ``[current, previous]``, starts (S,) and ends (S,), True where allowed. What is forbidden is never decoded
-            and has probability 0. They are buffers (``allowed_transitions``, ``allowed_starts``, ``allowed_ends``), and
-            so are part of the ``state_dict``.
+            and has probability 0. They are configuration, not state: ``state_dict`` does not hold them.
         loss: "surrogate" for :func:`bellmax.losses.surrogate`, "relaxed" for :func:`bellmax.losses.relaxed`.
 
     >>> from bellmax.nn import CRF, tag_constraints
@@ -56,47 +59,78 @@ class CRF(Smoothed):
     transition_scores: nn.Parameter
     start_scores: nn.Parameter
     end_scores: nn.Parameter
-    allowed_transitions: Tensor
-    allowed_starts: Tensor
-    allowed_ends: Tensor
 
+    @answers_near_misses
     def __init__(
         self,
         num_tags: int,
         *,
         omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
         constraints: TagConstraints | Sequence[Tensor] | None = None,
         loss: str = "surrogate",
     ) -> None:
-        super().__init__(omega)
+        super().__init__(omega, gamma)
         if num_tags < 1:
             raise ValueError(f"num_tags must be at least 1, got {num_tags}")
         if loss not in _LOSSES:
             raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
-        shapes = {"transitions": (num_tags, num_tags), "starts": (num_tags,), "ends": (num_tags,)}
-        if constraints is None:
-            constraints = [torch.ones(shape, dtype=torch.bool) for shape in shapes.values()]
-        if len(constraints) != 3:
-            raise ValueError(f"constraints must hold transitions, starts and ends, got {len(constraints)} entries")
-        for (name, shape), allowed in zip(shapes.items(), constraints, strict=True):
-            if allowed.dtype != torch.bool or allowed.shape != shape:
-                got = f"{allowed.dtype} of shape {tuple(allowed.shape)}"
-                raise ValueError(f"{name} of constraints must be bool of shape {shape} for {num_tags} tags, got {got}")
-            self.register_buffer(f"allowed_{name}", allowed.clone())
         self.num_tags = num_tags
         self.loss = loss
+        self._allowed = _check_constraints(constraints, num_tags)
         self.transition_scores = nn.Parameter(torch.zeros(num_tags, num_tags))
         self.start_scores = nn.Parameter(torch.zeros(num_tags))
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
+
+    def reset_parameters(self) -> None:
+        """Make all scores 0 and give γ its first value: for a layer that was built without memory.
+
+        transformers builds models so, and asks ``_init_weights`` of the model for what a checkpoint does not hold::
+
+            def _init_weights(self, module):
+                super()._init_weights(module)
+                if isinstance(module, CRF):
+                    module.reset_parameters()
+        """
+        super().reset_parameters()
+        for parameter in (self.transition_scores, self.start_scores, self.end_scores):
+            nn.init.zeros_(parameter)
+
+    @property
+    def allowed_transitions(self) -> Tensor:
+        """Whether a tag may follow another, bool (S, S) ``[current, previous]``."""
+        return self._allowed.transitions.to(self.transition_scores.device)
+
+    @property
+    def allowed_starts(self) -> Tensor:
+        """Whether a sequence may start with a tag, bool (S,)."""
+        return self._allowed.starts.to(self.transition_scores.device)
+
+    @property
+    def allowed_ends(self) -> Tensor:
+        """Whether a sequence may end with a tag, bool (S,)."""
+        return self._allowed.ends.to(self.transition_scores.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Until version 0.2 the constraints were saved. Those of the layer hold.
+        for name in TagConstraints._fields:
+            saved = state_dict.pop(f"{prefix}allowed_{name}", None)
+            if saved is not None and not saved.is_meta and not torch.equal(saved.cpu(), getattr(self._allowed, name)):
+                warnings.warn(
+                    f"{prefix}allowed_{name} of the state_dict is ignored: it differs from the constraints that the "
+                    "CRF was built with, and they hold",
+                    stacklevel=2,
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"{self.num_tags}, {super().extra_repr()}, loss={self.loss!r}"
 
     def distribution(
-        self, emissions: Tensor, *, mask: Tensor | None = None, lengths: Tensor | None = None
+        self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
         """The distribution over sequences of tags, for emissions (..., T, S): to sample from, entropy, and so on."""
-        if emissions.ndim < 2 or emissions.shape[-1] != self.num_tags:
+        if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         return Chain.from_scores(
             emissions,
@@ -113,8 +147,8 @@ class CRF(Smoothed):
         emissions: Tensor,
         tags: Tensor,
         *,
-        mask: Tensor | None = None,
-        lengths: Tensor | None = None,
+        mask: Mask | None = None,
+        lengths: Lengths | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> Tensor:
@@ -122,31 +156,27 @@ class CRF(Smoothed):
 
         Args:
             emissions: (..., T, S), the score of each tag at each step.
-            tags: int64 (..., T), or for partial annotation bool (..., T, S), True for each tag that may be the right
-                one: a step of nothing but True says nothing. Tags that the constraints forbid are a ValueError; while
-                compiling and on a GPU, where values are not looked at, the loss is infinite instead.
-            mask: bool (..., T), True at the steps that count.
-            lengths: instead, int64 of the batch shape.
-            ignore_index: a step of this tag does not count, exactly as if its mask were False.
-            reduction: "mean" and "sum" over sequences, or "none" for the batch shape.
+            tags: integers (..., T), −1 where any tag may be right; or bool (..., T, S), True for each tag that may be.
+                Tags that the constraints forbid are a ValueError; while compiling and on a GPU, where values are not
+                read, the loss is infinite instead.
+            mask: bool or 0/1 integers (..., T), True at the steps to keep.
+            lengths: instead, integers of the batch shape.
+            ignore_index: a step of this tag is masked, exactly as if its mask were False.
+            reduction: "mean" and "sum" over sequences, "token_mean" over the steps kept, or "none" for the batch
+                shape. A sequence of which no step is kept has loss 0, and is left out of the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
-        >>> crf(emissions, torch.tensor([[0, -100, 1]]), reduction="none")  # the step between does not count
+        >>> crf(emissions, torch.tensor([[0, -100, 1]]), reduction="none")  # the step between is masked
         tensor([0.6265], grad_fn=...)
         >>> crf(emissions[:, [0, 2]], torch.tensor([[0, 1]]), reduction="none")
         tensor([0.6265], grad_fn=...)
-        >>> either = torch.tensor([[[True, True], [False, True], [True, True]]])  # only the second tag is known
-        >>> crf(emissions, either, reduction="none")
+        >>> crf(emissions, torch.tensor([[-1, 1, -1]]), reduction="none")  # only the second tag is known
         tensor([0.0067], grad_fn=...)
         """
-        _check_reduction(reduction)
-        if not isinstance(tags, Tensor):
-            raise ValueError(
-                f"tags must be a tensor of shape {tuple(emissions.shape[:-1])}, got a {type(tags).__name__}"
-            )
         p = self.distribution(emissions, mask=mask, lengths=lengths)
-        p._check_device("tags", tags)
+        _check_reduction(p, reduction)
+        p._check_device("tags", check_tensor("tags", tags))
         readable = emissions.device.type == "cpu" and is_readable(emissions) and is_readable(tags)
         if readable:
             check_index([p._flatten(emissions, 2)], p._index)
@@ -155,23 +185,8 @@ class CRF(Smoothed):
                 raise ValueError(f"tags of sets must have shape {tuple(emissions.shape)}, got {tuple(tags.shape)}")
             gold = p.constrain(tags | ~p._kept.unsqueeze(-1)).value
         else:
-            if tags.dtype != torch.int64 or tags.shape != emissions.shape[:-1]:
-                got = f"{tags.dtype} of shape {tuple(tags.shape)}"
-                raise ValueError(f"tags must be int64 of shape {tuple(emissions.shape[:-1])} or bool sets, got {got}")
-            p._set_steps(None, p._kept & (tags != ignore_index))
-            outside = p._kept & ((tags < 0) | (tags >= self.num_tags))
-            if readable and bool(outside.any()):
-                index = outside.nonzero()[0].tolist()
-                raise ValueError(
-                    f"tags must be from 0 to {self.num_tags - 1}, or {ignore_index} to ignore a step, "
-                    f"got {int(tags[tuple(index)])} at {_place(index)}"
-                )
-            score = _score_of(p, tags.masked_fill(~p._kept | outside, 0)).masked_fill(outside.any(-1), -math.inf)
-            gold = _value_alone(p, score, p.lengths + (p.lengths > 0))
-        if readable and bool((p.lengths == 0).any()):
-            index = (p.lengths == 0).nonzero()[0].tolist()
-            where = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
-            raise ValueError(f"mask, lengths and tags must leave a step to count, got none{where}")
+            p, tags = self._without_ignored(p, tags, ignore_index, readable)
+            gold = self._gold(p, tags)
         forbidden = gold == -math.inf
         if readable and bool(forbidden.any()):
             raise ValueError(self._why_forbidden(p, tags, forbidden))
@@ -180,14 +195,42 @@ class CRF(Smoothed):
         else:
             loss = p.value - gold  # as losses.surrogate, which needs a sweep to know what one sequence is worth
             loss = torch.where(loss < 0, loss - loss.detach(), loss)  # rounding; the gradient stays
-        return _reduce(loss.masked_fill(forbidden, math.inf), reduction)
+        return _reduce(p, loss.masked_fill(forbidden, math.inf), reduction)
 
-    def decode(self, emissions: Tensor, *, mask: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-        """The tags of the highest score, (..., T) int64; −1 at steps that do not count, or if none is allowed."""
+    def _without_ignored(
+        self, p: ScoredChain, tags: Tensor, ignore_index: int, readable: bool
+    ) -> tuple[ScoredChain, Tensor]:
+        """p on the steps that the tags keep, and the tags as int64, −1 for any and at masked steps."""
+        shape = tuple(p.emissions.shape[:-1])
+        if tags.is_floating_point() or tags.is_complex() or tags.shape != shape:
+            got = f"{tags.dtype} of shape {tuple(tags.shape)}"
+            raise ValueError(f"tags must be integers of shape {shape} or bool sets, got {got}")
+        ignored = tags == ignore_index
+        if not readable or bool(ignored.any()):
+            p = p._without(ignored)
+        tags = tags.to(torch.int64).masked_fill(~p._kept, -1)
+        outside = (tags < -1) | (tags >= self.num_tags)
+        if readable and bool(outside.any()):
+            index = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"tags must be from 0 to {self.num_tags - 1}, -1 for any, or {ignore_index} to mask a step, "
+                f"got {int(tags[tuple(index)])} at {_place(index)}"
+            )
+        return p, tags
+
+    def _gold(self, p: ScoredChain, tags: Tensor) -> Tensor:
+        """DP_Ω over the sequences that agree with ``tags`` (..., T), where −1 agrees with all; −∞ if there is none."""
+        if is_readable(tags) and bool(((tags >= 0) | ~p._kept).all()):
+            return _value_alone(p, _score_of(p, tags.clamp(min=0)), p.lengths + (p.lengths > 0))
+        state = torch.arange(self.num_tags, device=tags.device)
+        return p.constrain((tags.unsqueeze(-1) == state) | (tags == -1).unsqueeze(-1)).value
+
+    def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
+        """The tags of the highest score, (..., T) int64; −1 at masked steps, or if no sequence is allowed."""
         return self.distribution(emissions, mask=mask, lengths=lengths).best_sequence()
 
     def topk(
-        self, emissions: Tensor, k: int, *, mask: Tensor | None = None, lengths: Tensor | None = None
+        self, emissions: Tensor, k: int, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> tuple[Tensor, Tensor]:
         """The k best sequences: scores (..., k), best first, without gradient, and tags (..., k, T) as from decode.
 
@@ -201,8 +244,8 @@ class CRF(Smoothed):
         """
         return self.distribution(emissions, mask=mask, lengths=lengths).topk_sequences(k)
 
-    def marginals(self, emissions: Tensor, *, mask: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-        """Probability of each tag at each step, (..., T, S), differentiable; 0 at steps that do not count."""
+    def marginals(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
+        """Probability of each tag at each step, (..., T, S), differentiable; 0 at masked steps."""
         return self.distribution(emissions, mask=mask, lengths=lengths).marginals
 
     def _why_forbidden(self, p: ScoredChain, tags: Tensor, forbidden: Tensor) -> str:
@@ -217,15 +260,34 @@ class CRF(Smoothed):
             if step == steps[-1]:
                 possible = possible & self.allowed_ends
             given = tags[batch][step]
-            wanted = given if tags.dtype == torch.bool else torch.arange(self.num_tags) == given
+            is_set = tags.dtype == torch.bool
+            wanted = given if is_set else (torch.arange(self.num_tags) == given) | (given == -1)
             possible = possible & wanted & finite[step]
             if not bool(possible.any()):
                 break
-        named = f"tag {int(given)}" if tags.dtype != torch.bool else f"tags {wanted.nonzero().flatten().tolist()}"
+        named = f"tags {wanted.nonzero().flatten().tolist()}" if is_set else f"tag {int(given)}"
         return (
             f"tags must be a sequence of finite score that the constraints allow, "
             f"got {named} at {_place((*batch, step))}, where none is left"
         )
+
+
+def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, num_tags: int) -> TagConstraints:
+    """A copy on the CPU, all True for None."""
+    shapes = {"transitions": (num_tags, num_tags), "starts": (num_tags,), "ends": (num_tags,)}
+    if constraints is None:
+        return TagConstraints(*(torch.ones(shape, dtype=torch.bool, device="cpu") for shape in shapes.values()))
+    if len(constraints) != 3:
+        raise ValueError(f"constraints must hold transitions, starts and ends, got {len(constraints)} entries")
+    for (name, shape), allowed in zip(shapes.items(), constraints, strict=True):
+        if check_tensor(f"{name} of constraints", allowed).dtype != torch.bool or allowed.shape != shape:
+            got = f"{allowed.dtype} of shape {tuple(allowed.shape)}"
+            raise ValueError(f"{name} of constraints must be bool of shape {shape} for {num_tags} tags, got {got}")
+        if allowed.is_meta:
+            raise ValueError(
+                f"{name} of constraints must have values, got a tensor on the meta device: give device='cpu'"
+            )
+    return TagConstraints(*(allowed.detach().to("cpu", copy=True) for allowed in constraints))
 
 
 def _place(index: Sequence[int]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from copy import copy
 
+import torch
 from torch import Tensor, nn
 
-from bellmax.regularizers import Regularizer, check_gamma, resolve
+from bellmax.inputs import answers_near_misses
+from bellmax.regularizers import Gamma, Regularizer, check_gamma, resolve
 
 
 class Smoothed(nn.Module):
@@ -16,7 +18,8 @@ class Smoothed(nn.Module):
     logarithm: ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
 
     >>> import torch, bellmax as bx
     >>> layer = SmoothedMax(bx.Negentropy(nn.Parameter(torch.tensor(2.0))))
@@ -26,17 +29,33 @@ class Smoothed(nn.Module):
 
     gamma: Tensor
 
-    def __init__(self, omega: str | Regularizer = "negentropy") -> None:
+    def __init__(self, omega: str | Regularizer = "negentropy", gamma: Gamma | None = None) -> None:
         super().__init__()
-        self._omega = resolve(omega)
+        self._omega = resolve(omega, gamma)
         gamma = self._omega.gamma
         self._has_gamma = isinstance(gamma, Tensor)
         if isinstance(gamma, Tensor):
             self._omega = self._omega.at_unit_gamma()
+            self._first_gamma = None if gamma.is_meta else gamma.detach().clone().cpu()
             if isinstance(gamma, nn.Parameter):
                 self.register_parameter("gamma", gamma)
             else:
                 self.register_buffer("gamma", gamma.detach().clone())
+
+    def reset_parameters(self) -> None:
+        """Give γ the value that it was built with."""
+        if not self._has_gamma:
+            return
+        if self._first_gamma is None:
+            raise ValueError(
+                "gamma must have a value to begin with, got one that was made on the meta device: "
+                "give its tensor device='cpu'"
+            )
+        if self._first_gamma.numel() == 1:
+            nn.init.constant_(self.gamma, self._first_gamma.item())
+        else:
+            with torch.no_grad():
+                self.gamma.copy_(self._first_gamma)
 
     @property
     def omega(self) -> Regularizer:
@@ -57,11 +76,12 @@ class SmoothedMax(Smoothed):
     """max_Ω along a dimension, which it removes: pooling between the max (γ → 0) and, up to a constant, the mean.
 
     The gradient is spread over the entries that come close to the greatest: all of them under negentropy, few under a
-    sparse Ω. Entries that are −∞ do not count. Under negentropy n equal entries give their value plus γ log n.
+    sparse Ω. Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
 
     Args:
-        omega: a :class:`Regularizer`, or "negentropy", "l2", "hard".
-        dim: what to pool over.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        dim: the dimension to pool over.
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
 
     >>> import torch
     >>> pool = SmoothedMax("l2", dim=-2)
@@ -74,8 +94,9 @@ class SmoothedMax(Smoothed):
             [0.0000, 0.0000]])
     """
 
-    def __init__(self, omega: str | Regularizer = "negentropy", dim: int = -1) -> None:
-        super().__init__(omega)
+    @answers_near_misses
+    def __init__(self, omega: str | Regularizer = "negentropy", dim: int = -1, *, gamma: Gamma | None = None) -> None:
+        super().__init__(omega, gamma)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

@@ -81,10 +81,11 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
             known = ", ".join(repr(f"{p}-…") for p in prefixes)
             raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
+    # On the CPU by name: a model that is built on the meta device needs their values all the same.
     return TagConstraints(
-        torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags]),
-        torch.tensor([tag.opens for tag, _ in tags]),
-        torch.tensor([tag.closes for tag, _ in tags]),
+        torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags], device="cpu"),
+        torch.tensor([tag.opens for tag, _ in tags], device="cpu"),
+        torch.tensor([tag.closes for tag, _ in tags], device="cpu"),
     )
 
 

@@ -1,0 +1,213 @@
+"""The door for data: what people have, as the tensors that the library computes with.
+
+Arrays, lists, integers and the rows of a pandas frame become tensors here. pandas is never imported: a frame is known
+by its ``iloc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce, wraps
+from inspect import signature
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bellmax.regularizers import is_readable
+
+Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
+"""A tensor, an array, a list (of lists) of numbers, a pandas row."""
+Lengths: TypeAlias = "Tensor | NDArray[Any] | Sequence[int] | int"
+Mask: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
+
+
+def check_tensor(name: str, given: object) -> Tensor:
+    """``given``, which must be a tensor: what is trained through is not converted behind one's back."""
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one")
+    return given
+
+
+def as_tensor(name: str, given: object) -> Tensor:
+    """Numbers of any kind as a tensor: floating point as it was given, integers and bools as int64."""
+    if isinstance(given, Tensor):
+        if given.is_complex():
+            raise ValueError(f"{name} must hold real numbers, got dtype {given.dtype}")
+        return given
+    if isinstance(given, list | tuple) and any(isinstance(entry, Tensor) for entry in given):
+        entries = [as_tensor(name, entry) for entry in given]
+        if len({entry.shape for entry in entries}) > 1:
+            raise ValueError(_ragged(name))
+        return torch.stack(entries)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise ValueError(_ragged(name)) from None
+    return torch.from_numpy(_plain(name, array))
+
+
+def _ragged(name: str) -> str:
+    return f"{name} must be one block of numbers, got entries of different shapes; dtw_cdist takes such a collection"
+
+
+def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An array that torch can share: float64 or less, or int64, writable, of positive strides."""
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must hold numbers, got {_first_of_others(array)}") from None
+    if array.dtype.kind in "iub":
+        array = array.astype(np.int64)
+    elif array.dtype.kind != "f":
+        raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
+    elif array.dtype.itemsize > 8 or not array.dtype.isnative:
+        array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    is_shareable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return array if is_shareable else array.copy()
+
+
+def _first_of_others(array: NDArray[Any]) -> str:
+    other = next((entry for entry in array.flat if not isinstance(entry, int | float | np.number)), None)
+    return f"{other!r}" if isinstance(other, str | None) else f"a {type(other).__name__}"
+
+
+def as_floating(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors in the widest floating point type among them; torch's default where all hold integers."""
+    types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    widest = reduce(torch.promote_types, types) if types else torch.get_default_dtype()
+    return [tensor.to(widest) for tensor in tensors]
+
+
+def as_series(name: str, given: object) -> Tensor:
+    """One series or a batch of them, (..., length, features), from such or from a vector of numbers."""
+    series = as_tensor(name, given)
+    if series.ndim == 1:
+        series = series.unsqueeze(-1)
+    if series.ndim < 2 or 0 in series.shape[-2:]:
+        needed = "(length,) or (..., length, features), both at least 1"
+        raise ValueError(f"{name} must have shape {needed}, got {tuple(series.shape)}")
+    return series
+
+
+def as_collection(name: str, given: object) -> list[Tensor]:
+    """The series of a collection, each (length, features).
+
+    A collection is one block, (K, N) or (K, N, D), where NaN at the end of a series is padding; a pandas frame, a
+    series in each row; or anything that gives its series one by one.
+    """
+    if hasattr(given, "iloc"):
+        given = _of_pandas(name, given)
+    if isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O"):
+        block = as_tensor(name, given)
+        if block.ndim not in (2, 3):
+            raise ValueError(f"{name} must have shape (K, N) or (K, N, D), got {tuple(block.shape)}")
+        return [as_series(f"{name}[{k}]", _without_padding(series)) for k, series in enumerate(block)]
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} must be a collection of series, got a {type(given).__name__}")
+    return [_one_series(f"{name}[{k}]", series) for k, series in enumerate(given)]
+
+
+def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:
+    """The rows of a frame, by their position, whatever its index: an array, or a list where cells hold series."""
+    array = given.to_numpy()
+    if array.dtype.kind != "O":
+        return np.asarray(array)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    return list(array) if array.ndim == 1 else np.asarray(_plain(name, array))
+
+
+def _one_series(name: str, given: object) -> Tensor:
+    series = as_tensor(name, given)
+    if series.ndim not in (1, 2):
+        raise ValueError(f"{name} must have shape (length,) or (length, features), got {tuple(series.shape)}")
+    return as_series(name, series)
+
+
+def _without_padding(series: Tensor) -> Tensor:
+    """(N,) or (N, D) without the NaN at its end."""
+    filled = (~series.detach().isnan().reshape(len(series), -1).all(-1)).nonzero()
+    return series[: int(filled[-1]) + 1 if len(filled) else 0]
+
+
+def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
+    """Lengths of any integer type as int64."""
+    if isinstance(given, int):
+        return torch.full((), given, dtype=torch.int64, device=device)
+    lengths = as_tensor(name, given)
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(f"{name} must hold integers, got dtype {lengths.dtype}")
+    return _on_device(name, lengths, given, device).to(torch.int64)
+
+
+def as_pair(lengths: object) -> tuple[Any, Any]:
+    """The lengths of both series of a pair."""
+    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+        raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
+    return lengths[0], lengths[1]
+
+
+def as_mask(name: str, given: object, device: torch.device) -> Tensor:
+    """A mask as bool, from bools or from integers 0 and 1."""
+    mask = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    mask = _on_device(name, mask, given, device)
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"{name} must be bool, or integers 0 and 1, True where a step is kept, got dtype {mask.dtype}")
+    if mask.device.type == "cpu" and is_readable(mask):
+        other = (mask != 0) & (mask != 1)
+        if bool(other.any()):
+            place = tuple(other.nonzero()[0].tolist())
+            raise ValueError(f"{name} must hold 0 and 1, got {int(mask[place])} at {place}")
+    return mask != 0
+
+
+def _on_device(name: str, tensor: Tensor, given: object, device: torch.device) -> Tensor:
+    """What was no tensor goes where the scores are; a tensor must be there."""
+    if tensor.device == device:
+        return tensor
+    if isinstance(given, Tensor):
+        raise ValueError(f"{name} must be on the device of the scores, {device}, got {tensor.device}")
+    return tensor.to(device)
+
+
+# --- words that other libraries use
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_WORDS = {
+    "temperature": "gamma",
+    "tau": "gamma",
+    "smoothing": "gamma",
+    "regularizer": "omega",
+    "window": "band",
+    "bandwidth": "band",
+    "radius": "band",
+    "sakoe_chiba_radius": "band",
+    "metric": "cost",
+    "dist_func": "cost",
+    "attention_mask": "mask",
+    "ignore_label": "ignore_index",
+}
+_THREADS = "torch.set_num_threads(n) sets how many threads run"
+
+
+def answers_near_misses(function: _F) -> _F:
+    """A decorator: a keyword that the function does not have, but other libraries do, is answered with ours."""
+    known = signature(function).parameters
+    hints = {word: f"{ours}= is the word here" for word, ours in _WORDS.items() if ours in known and word not in known}
+    hints["n_jobs"] = _THREADS
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for word in kwargs:
+            if word in hints:
+                raise TypeError(f"{function.__qualname__}() has no argument {word!r}: {hints[word]}")
+        return function(*args, **kwargs)
+
+    return cast(_F, call)
