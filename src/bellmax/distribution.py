@@ -349,7 +349,7 @@ class PathDistribution(Distribution):
 
         def pick(t: Tensor, own: int) -> Tensor:
             whole = t.expand(batch + t.shape[t.ndim - own :])
-            return whole.reshape(-1, *whole.shape[len(batch) :])[places]
+            return whole.flatten(0, len(batch) - 1)[places]
 
         return self._mapped(pick, places.shape)
 

@@ -65,7 +65,7 @@ def check_gamma(gamma: Gamma) -> None:
             low, high = gamma.min().item(), gamma.max().item()
             raise ValueError(f"gamma must be finite and > 0, got a tensor from {low:g} to {high:g}")
     elif not (isinstance(gamma, int | float | np.number) and 0 < gamma < math.inf):
-        raise ValueError(f"gamma must be a finite number > 0 or a tensor, got {gamma!r}")
+        raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}")
 
 
 def _check_floating(x: Tensor) -> Tensor:
