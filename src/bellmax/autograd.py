@@ -124,9 +124,12 @@ class _Runner:
 
     def __call__(self, name: str, *args: Any) -> Any:
         if len(self.program) == 2:
-            structure, omega = self.program
-            return _sweep(name, structure, "reference", omega, *args)
+            return self.in_python(name, *self.program, *args)
         return getattr(torch.ops.bellmax, name)(*self.program, *args)
+
+    def in_python(self, name: str, structure: str, omega: Regularizer, *args: Any) -> Any:
+        """A sweep under an Ω written in Python, without an operator."""
+        return _sweep(name, structure, "reference", omega, *args)
 
     def in_plain_torch(self, name: str, index: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
         """A sweep as a function of (*θ, …) that autograd differentiates as often as one likes."""
@@ -488,6 +491,9 @@ def topk(program: Program, theta: Sequence[Tensor], k: int, index: Sequence[Tens
 
 
 def _allow_in_graph() -> None:
+    # An Ω written in Python runs eagerly where the graph breaks, and these are no frames to be compiled then.
+    _Sweep.apply = classmethod(torch.compiler.disable(_Sweep.apply.__func__))  # type: ignore[assignment, attr-defined]
+    _Runner.in_python = torch.compiler.disable(_Runner.in_python)  # type: ignore[method-assign]
     for function in (forward, value, expected_path, directional_derivative, hessian_product, log_transitions):
         torch.compiler.allow_in_graph(function)
 

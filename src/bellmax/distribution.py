@@ -82,6 +82,11 @@ class PathDistribution(Distribution):
         self._scores = tuple(tensor.to(self.dtype) for tensor in tensors)
         self._own_dims = tuple(dims for _, dims in scores.values())
         self.omega = resolve(omega, gamma)
+        if self.omega.kernel is None and torch.compiler.is_compiling():
+            raise NotImplementedError(
+                f"{type(self.omega).__name__} is written in Python and does not run under torch.compile: "
+                "keep the program out of it with torch.compiler.disable"
+            )
         self.backend = backend_for(self.device)
         super().__init__(batch_shape, event_shape, validate_args=False)
         gamma = self.omega.gamma
