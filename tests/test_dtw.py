@@ -909,7 +909,10 @@ def test_bad_input_is_named(backend: str) -> None:
         (lambda: bx.DTW(cost, band=math.nan), "band must be at least 0, got nan"),
         (lambda: bx.DTW(cost, omega="softmin"), "omega must be a Regularizer or one of .* got 'softmin'"),
         (lambda: bx.DTW(cost, lengths=threes), r"lengths must be a pair \(lengths_a, lengths_b\), got Tensor"),
-        (lambda: bx.DTW(cost, lengths=(threes, threes / 1)), r"lengths\[1\] must hold integers, got dtype torch.float32"),
+        (
+            lambda: bx.DTW(cost, lengths=(threes, threes / 1)),
+            r"lengths\[1\] must hold integers, got dtype torch.float32",
+        ),
         (
             lambda: bx.DTW(cost, lengths=(threes[:1], threes)),
             r"lengths\[0\] must have the batch shape \(2,\), got \(1,\)",

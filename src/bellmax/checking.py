@@ -54,12 +54,12 @@ def _complaints(omega: Regularizer, size: int, generator: torch.Generator) -> It
     x, y, z = 2 * draw(), draw(), draw()
     tied = torch.cat((x.round(), torch.zeros(1, size, dtype=x.dtype)))
     x, tied = (t - t.amax(-1, keepdim=True) for t in (x, tied))
-    malformed = [*_malformed(omega, x, y), *_malformed(omega, tied, tied)]
-    if malformed:
-        yield malformed[0]
-        return
+    for vectors, directions in ((x, y), (tied, tied)):
+        fatal = next(_malformed(omega, vectors, directions), None)
+        if fatal:  # whatever follows would follow from it
+            yield fatal
+            return
     q = omega.project(x)
-    yield from _not_probabilities(torch.cat((q, omega.project(tied))))
     yield from _not_the_maximiser(omega, x, q, draw().exp())
     yield from _not_the_derivative(omega, x, q, y, z)
     yield from _moved_by_infinity(omega, x, q, y)
@@ -67,25 +67,23 @@ def _complaints(omega: Regularizer, size: int, generator: torch.Generator) -> It
 
 def _malformed(omega: Regularizer, x: Tensor, y: Tensor) -> Iterator[str]:
     q = omega.project(x)
-    for name, found, shape in (
-        ("project(x)", q, x.shape),
-        ("penalty(q)", omega.penalty(q), x.shape[:-1]),
-        ("jacobian_product(q, y)", omega.jacobian_product(q, y), x.shape),
+    for name, find, shape in (
+        ("project(x)", lambda: q, x.shape),
+        ("penalty(q)", lambda: omega.penalty(q), x.shape[:-1]),
+        ("jacobian_product(q, y)", lambda: omega.jacobian_product(q, y), x.shape),
     ):
+        found = find()
         if found.shape != shape or found.dtype != x.dtype:
             needed, got = (f"shape {tuple(s)} and dtype {d}" for s, d in ((shape, x.dtype), (found.shape, found.dtype)))
             yield f"{name} must have {needed}, got {got}"
         elif not bool(found.isfinite().all()):
             bad = ~found.isfinite()
             yield f"{name} must be finite, got {found[bad][0].item()} for x = {_first(x, bad)}"
-
-
-def _not_probabilities(q: Tensor) -> Iterator[str]:
-    if bool((q < 0).any()):
-        yield f"project(x) must be at least 0, got {q.min().item():.4g}"
-    total = q.sum(-1)
-    if bool(((total - 1).abs() > _TOLERANCE).any()):
-        yield f"project(x) must add up to 1, got {total[(total - 1).abs().argmax()].item():.6g}"
+        elif found is q and bool((q < 0).any()):
+            yield f"project(x) must be at least 0, got {q.min().item():.4g} for x = {_first(x, q < 0)}"
+        elif found is q and bool(((q.sum(-1) - 1).abs() > _TOLERANCE).any()):
+            off = (q.sum(-1) - 1).abs() > _TOLERANCE
+            yield f"project(x) must add up to 1, got {q.sum(-1)[off][0].item():.6g} for x = {_first(x, off)}"
 
 
 def _not_the_maximiser(omega: Regularizer, x: Tensor, q: Tensor, others: Tensor) -> Iterator[str]:
@@ -131,7 +129,7 @@ def _not_the_derivative(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor, z: 
 def _moved_by_infinity(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor) -> Iterator[str]:
     longer = pad(x, (1, 1), value=-math.inf)
     whole = omega.project(longer)
-    if not torch.allclose(whole, pad(q, (1, 1)), atol=_TOLERANCE):
+    if bool(whole[:, [0, -1]].any()) or not torch.allclose(whole, pad(q, (1, 1)), atol=_TOLERANCE):
         got = f"{_numbers(whole[0])} for {_numbers(longer[0])}"
         yield f"project(x) must be 0 where x is -inf, and else as without, got {got}"
         return

@@ -272,7 +272,10 @@ def test_errors() -> None:
         (lambda: crf(emissions, tags.tolist()), r"tags must be a tensor, got list: torch.as_tensor\(tags\) makes one"),
         (lambda: crf(emissions, tags.float()), r"got torch.float32 of shape \(2, 4\)"),
         (lambda: crf(emissions, tags.bool()), r"tags of sets must have shape \(2, 4, 3\), got \(2, 4\)"),
-        (lambda: crf(emissions, wrong), "tags must be from 0 to 2, -1 for any, or -100 .*, got 3 at step 2 of sequence 1"),
+        (
+            lambda: crf(emissions, wrong),
+            "tags must be from 0 to 2, -1 for any, or -100 .*, got 3 at step 2 of sequence 1",
+        ),
         (lambda: crf(emissions, negative), "got -2 at step 0 of sequence 1"),
         (lambda: crf(emissions, tags, mask=mask, lengths=lengths), "lengths and mask say the same"),
         (lambda: crf.decode(emissions, mask=mask, lengths=lengths), "lengths and mask say the same"),
@@ -283,7 +286,10 @@ def test_errors() -> None:
         (lambda: crf(emissions * math.nan, tags), "emissions must be finite or -inf, got nan"),
         (lambda: crf(emissions, tags, reduction="tokens"), "reduction must be"),
         (lambda: crf(emissions, tags, mask=mask.long() * 2), r"mask must hold 0 and 1, got 2 at \(0, 0\)"),
-        (lambda: crf(emissions.numpy(), tags), r"emissions must be a tensor, got ndarray: torch.as_tensor\(emissions\)"),
+        (
+            lambda: crf(emissions.numpy(), tags),
+            r"emissions must be a tensor, got ndarray: torch.as_tensor\(emissions\)",
+        ),
         (lambda: crf.topk(emissions, 0), "k must be at least 1"),
         (lambda: CRF(0), "num_tags must be at least 1, got 0"),
         (lambda: CRF(3, loss="hinge"), "loss must be one of 'surrogate', 'relaxed', got 'hinge'"),

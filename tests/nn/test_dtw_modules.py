@@ -128,7 +128,9 @@ def test_half_precision() -> None:
 def test_repr() -> None:
     shown = "omega=Negentropy(gamma=1.0), cost='cosine', band=3"
     assert repr(SoftAlignment(cost="cosine", band=3)) == f"SoftAlignment({shown})"
-    assert repr(DTWLoss(cost="cosine", band=3)) == f"DTWLoss({shown}, divergence=None, normalize=None, reduction='mean')"
+    assert (
+        repr(DTWLoss(cost="cosine", band=3)) == f"DTWLoss({shown}, divergence=None, normalize=None, reduction='mean')"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""Train a Bert with a CRF head by the Trainer of transformers, save it, load it, and tag new sentences.
+
+Nothing is downloaded: the sentences, a tokenizer that cuts names into sub-words and a tiny Bert with random weights,
+which is saved as the base checkpoint, are made here. For a checkpoint of your own copy BertCRF, encode and tag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import tokenizers as tk
+import torch
+import transformers as hf
+from torch import Tensor
+from transformers.modeling_outputs import TokenClassifierOutput
+
+from bellmax.nn import CRF, tag_constraints
+
+LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+WORDS = ["today", "yesterday", "and", "met", "saw", "slept", "in", "near", ",", "."]
+SYLLABLES = ["ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "vo"]
+
+
+class BertCRF(hf.BertPreTrainedModel):
+    def __init__(self, config: hf.BertConfig) -> None:
+        super().__init__(config)
+        self.bert = hf.BertModel(config, add_pooling_layer=False)
+        self.classifier = torch.nn.Linear(config.hidden_size, config.num_labels)
+        labels = [config.id2label[n] for n in range(config.num_labels)]
+        self.crf = CRF(config.num_labels, constraints=tag_constraints(labels, scheme="IOB2"))
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CRF):  # else from_pretrained of a checkpoint without a CRF leaves random memory in it
+            module.reset_parameters()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> TokenClassifierOutput:
+        logits = self.classifier(self.bert(input_ids, attention_mask).last_hidden_state)
+        loss = None if labels is None else self.crf(logits, labels)  # steps with the label -100 are masked
+        return TokenClassifierOutput(loss=loss, logits=logits)
+
+
+def first_subwords(word_ids: list[int | None]) -> list[bool]:
+    """True at the first sub-word of each word, False at the others, at special tokens and at padding."""
+    return [word is not None and word != before for before, word in pairwise([None, *word_ids])]
+
+
+def encode(tokenizer: hf.PreTrainedTokenizerFast, words: list[str], tags: list[str]) -> dict[str, list[int]]:
+    encoding = tokenizer(words, is_split_into_words=True)
+    ids = encoding.word_ids()
+    labels = [LABELS.index(tags[n]) if first else -100 for n, first in zip(ids, first_subwords(ids), strict=True)]
+    return {**encoding, "labels": labels}
+
+
+@torch.no_grad()
+def tag(model: BertCRF, tokenizer: hf.PreTrainedTokenizerFast, sentences: list[list[str]]) -> list[list[str]]:
+    batch = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="pt")
+    mask = torch.tensor([first_subwords(batch.word_ids(n)) for n in range(len(sentences))])
+    best = model.crf.decode(model(**batch).logits, mask=mask)
+    return [[model.config.id2label[n] for n in row[kept].tolist()] for row, kept in zip(best, mask, strict=True)]
+
+
+def make_tokenizer() -> hf.PreTrainedTokenizerFast:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
+    tokenizer = tk.Tokenizer(tk.models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.post_processor = tk.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    columns = ["input_ids", "attention_mask"]
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=columns, **special)
+
+
+def make_sentence(rng: random.Random) -> tuple[list[str], list[str]]:
+    """Words and tags. Names of people and of places are made of the same syllables: only their context tells."""
+    parts = (
+        ("", "today ,", "yesterday ,"),
+        ("PER", "PER and PER"),
+        ("slept", "met PER", "saw PER"),
+        ("in LOC", "near LOC"),
+    )
+    words, tags = [], []
+    for word in " ".join(rng.choice(part) for part in parts).split():
+        is_name = word in ("PER", "LOC")
+        name = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))]
+        words += name if is_name else [word]
+        tags += [f"B-{word}"] + [f"I-{word}"] * (len(name) - 1) if is_name else ["O"]
+    return [*words, "."], [*tags, "O"]
+
+
+def train(model: BertCRF, tokenizer: hf.PreTrainedTokenizerFast, corpus: list, options: argparse.Namespace) -> None:
+    body = [parameter for name, parameter in model.named_parameters() if not name.startswith("crf.")]
+    groups = [{"params": body, "lr": 3e-3}, {"params": model.crf.parameters(), "lr": 3e-2}]  # pretrained: 5e-5, 5e-3
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    arguments = hf.TrainingArguments(
+        str(options.output), num_train_epochs=options.epochs, per_device_train_batch_size=16, seed=options.seed, **quiet
+    )
+    trainer = hf.Trainer(
+        model,
+        arguments,
+        data_collator=hf.DataCollatorForTokenClassification(tokenizer),  # pads the labels by -100
+        train_dataset=[encode(tokenizer, *sentence) for sentence in corpus],
+        optimizers=(torch.optim.AdamW(groups), None),
+    )
+    trainer.remove_callback(hf.PrinterCallback)
+    trainer.train()
+
+
+def main(argv: list[str] | None = None) -> float:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=Path, help="folder for the base model and the tagger (default: a temporary one)"
+    )
+    parser.add_argument("--epochs", type=int, default=8, help="default: 8")
+    parser.add_argument("--seed", type=int, default=0, help="of sentences, weights and batches (default: 0)")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        options.output = folder = options.output or Path(temporary)
+        hf.logging.set_verbosity_error()
+        hf.logging.disable_progress_bar()
+        hf.set_seed(options.seed)
+        rng = random.Random(options.seed)
+        corpus = [make_sentence(rng) for _ in range(500)]
+        tokenizer = make_tokenizer()
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        hf.BertModel(hf.BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(folder / "base")
+
+        names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: n for n, label in enumerate(LABELS)}}
+        model = BertCRF.from_pretrained(folder / "base", **names)
+        train(model, tokenizer, corpus[:400], options)
+        model.save_pretrained(folder / "tagger")
+        tokenizer.save_pretrained(folder / "tagger")
+
+        model = BertCRF.from_pretrained(folder / "tagger")
+        tokenizer = hf.PreTrainedTokenizerFast.from_pretrained(folder / "tagger")
+    sentences, gold = zip(*corpus[400:], strict=True)
+    found = tag(model, tokenizer, list(sentences))
+    for words, tags in zip(sentences[:3], found, strict=False):
+        print(*(f"{word}/{label}" for word, label in zip(words, tags, strict=True)))
+    right = [a == b for pair in zip(found, gold, strict=True) for a, b in zip(*pair, strict=True)]
+    print(f"{sum(right)} of {len(right)} words in 100 held-out sentences have the right tag")
+    return sum(right) / len(right)
+
+
+if __name__ == "__main__":
+    main()
