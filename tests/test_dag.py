@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,9 +11,10 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from problems import layered_edges, potentials, random_dag
+from problems import diamond, layered_edges, potentials, random_dag
 
 import bellmax as bx
+from bellmax import losses
 from bellmax.backends import native
 
 
@@ -144,3 +146,98 @@ def test_a_unit_flows_through_every_layer(layers: int, width: int, backend: str)
     product = p.hessian_product(torch.ones_like(theta))  # every path has the same number of edges
     assert product.abs().max() < 1e-4
     assert p.best_path().sum() == layers + 1
+
+
+# --- names and costs
+
+
+def test_named_nodes() -> None:
+    edges = [("home", ("bus", 7)), ("home", "bike"), (("bus", 7), "work"), ("bike", "work"), ("home", "work")]
+    dag = bx.DAG(edges)
+    assert dag.nodes == ["home", ("bus", 7), "bike", "work"]
+    assert dag.edges.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3], [0, 3]]
+    p = dag.paths(torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 9.0]]), omega="hard")
+    assert dag.path_nodes(p.best_path()) == [["home", ("bus", 7), "work"], ["home", "work"]]
+    assert dag.path_nodes(torch.zeros(5)) == []
+    assert dag.to("meta").nodes == dag.nodes
+    assert bx.DAG([(0, 2), (0, 1), (1, 2)]).path_nodes(torch.tensor([0, 1, 1])) == [0, 1, 2]
+
+
+def test_path_nodes_of_every_path() -> None:
+    dag = diamond()
+    paths = dag.paths(torch.zeros(10)).enumerate_support()
+    for path, nodes in zip(paths, dag.path_nodes(paths), strict=True):
+        taken = dag.edges[path > 0].tolist()
+        assert sorted(map(list, pairwise(nodes))) == sorted(taken)
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([("a", "b"), ("b", "c"), ("c", "a")], "edges must not form a cycle, got "),
+        ([("a", "b"), ("c", "b")], "edges must leave one start node, without parents, got 2: nodes a, c"),
+        ([("a", "b", "c")], r"edges must be pairs \(parent, child\) of hashable names, got \('a', 'b', 'c'\) at row 0"),
+        ([("a", ["b"])], r"hashable names, got \('a', \['b'\]\) at row 0"),
+        ({("a", "b"): 1.0}, r"edges must be rows \(parent, child\), got a dict"),
+        ("ab", r"edges must be rows \(parent, child\), got a str"),
+        (3, r"edges must be rows \(parent, child\), got a int"),
+        (["ab"], r"edges must be pairs .* got \('ab',\) at row 0"),
+    ],
+)
+def test_wrong_names_are_named(edges: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bx.DAG(edges)
+    with pytest.raises(ValueError, match="num_nodes must be left out where edges hold names, got 3"):
+        bx.DAG([("a", "b")], 3)
+
+
+def test_costs_are_minimised(omega: bx.Regularizer, backend: str) -> None:
+    cost = potentials(3, 10, requires_grad=True)
+    with torch.no_grad():
+        cost[1, 4] = math.inf
+    p, q = diamond().paths(cost, omega=omega, minimize=True), diamond().paths(-cost, omega=omega)
+    z = potentials(3, 10, seed=2)
+    torch.testing.assert_close(p.value, -q.value)
+    torch.testing.assert_close(p.weights, cost)
+    torch.testing.assert_close(torch.autograd.grad(p.value.sum(), cost)[0], p.expected_path)
+    torch.testing.assert_close(p.expected_path, q.expected_path)
+    torch.testing.assert_close(p.directional_derivative(z), (p.expected_path * z).sum(-1))
+    torch.testing.assert_close(p.hessian_product(z), -q.hessian_product(z))
+    (pulled,) = torch.autograd.grad(p.expected_path, cost, z)
+    torch.testing.assert_close(pulled, p.hessian_product(z))
+    costs, paths = p.topk(12)
+    torch.testing.assert_close(costs, -q.topk(12)[0])
+    assert (costs.diff(dim=-1) >= 0)[costs[:, 1:] < math.inf].all()
+    assert (paths.sum(-1) > 0).equal(costs < math.inf)
+    torch.testing.assert_close(p.entropy(), q.entropy())
+    torch.testing.assert_close(p.log_prob(paths[:, 0]), q.log_prob(paths[:, 0]))
+    assert p.best_path().equal(paths[:, 0])
+    assert p.mode.equal(q.mode)
+    assert p.num_paths.equal(q.num_paths)
+
+
+def test_losses_of_costs() -> None:
+    cost = potentials(3, 10)
+    p, q = diamond().paths(cost, minimize=True, omega="l2"), diamond().paths(-cost, omega="l2")
+    target = p.topk(3)[1][:, 2]
+    for loss in (losses.surrogate, losses.relaxed, losses.crf_nll, losses.structured_hinge, losses.path_nll):
+        torch.testing.assert_close(loss(p, target), loss(q, target))
+    assert (losses.surrogate(p, target, reduction="none") >= 0).all()
+
+
+def test_no_path_costs_infinitely_much(backend: str) -> None:
+    p = bx.DAG([(0, 1), (1, 2)]).paths(torch.tensor([math.inf, 1.0], requires_grad=True), minimize=True)
+    assert p.value == math.inf
+    assert not p.expected_path.any()
+    p.value.backward()
+
+
+def test_under_l2_a_node_with_one_parent_is_not_free() -> None:
+    weights = torch.tensor([0.1, 0.0])
+    direct = bx.DAG([("a", "b"), ("a", "b")])
+    detour = bx.DAG([("a", "x"), ("x", "b"), ("a", "b")])
+    around = torch.tensor([0.1, 0.0, 0.0])
+    for omega, moved in (("l2", True), ("sparsemax", False), ("negentropy", False)):
+        plain = direct.paths(weights, omega=omega).expected_path[0]
+        longer = detour.paths(around, omega=omega).expected_path[0]
+        assert bool((plain - longer).abs() > 0.1) == moved

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -566,3 +568,157 @@ def test_bad_weights_are_named_by_index(bad: float, omega: bx.Regularizer, backe
     p = diamond().paths(theta, omega=omega)
     with pytest.raises(ValueError, match=rf"weights .*got {bad} at event index \(7,\) of batch element 1"):
         _ = p.value
+
+
+# --- torch habits
+
+
+def some_distributions(requires_grad: bool = False) -> dict[str, bx.PathDistribution]:
+    """A batch (2, 3) of each structure, γ ≠ 1, with what is shared and what is not."""
+    scores = potentials(2, 3, 5, 4, requires_grad=requires_grad)
+    transitions = potentials(4, 4, seed=1, requires_grad=requires_grad)
+    mask = torch.tensor([1, 0, 1, 1, 0]).bool().expand(2, 3, 5)
+    gamma = potentials(2, 3, seed=4).exp()
+    return {
+        "dag": diamond().paths(potentials(2, 3, 10, requires_grad=requires_grad), omega="l2", gamma=0.5),
+        "costs": diamond().paths(potentials(2, 3, 10, requires_grad=requires_grad), gamma=gamma, minimize=True),
+        "chain": bx.Chain(potentials(2, 3, 5, 4, 4, requires_grad=requires_grad), mask=mask, gamma=0.5),
+        "scores": bx.Chain.from_scores(scores, transitions, lengths=mask.sum(-1), omega="entmax", gamma=gamma),
+        "dtw": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), gamma=0.5),
+        "steps": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), step_weights=(2, 1, 1), gamma=gamma),
+    }
+
+
+@pytest.fixture(params=["dag", "costs", "chain", "scores", "dtw", "steps"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
+    results = []
+    for order in ([0, 1, 2, 0, 1, 2], [2, 1, 0, 2]):
+        p = some_distributions(requires_grad=True)[kind]
+        leaf = p._scores[0]
+        while leaf.grad_fn is not None:  # negated costs
+            leaf = leaf.grad_fn.next_functions[0][0].variable
+        asked = (lambda p: p.value, lambda p: p.entropy(), lambda p: p.expected_path.square())
+        for which in order:
+            leaf.grad = None
+            asked[which](p).sum().backward()
+            results.append((which, leaf.grad))
+    for which, grad in results:
+        torch.testing.assert_close(grad, next(g for w, g in results if w == which))
+
+
+@pytest.mark.parametrize("kind", ["dag", "costs", "chain", "dtw"])  # the others make a graph each time they are asked
+def test_the_sweep_runs_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, run = [], bx.autograd.forward
+    monkeypatch.setattr(bx.autograd, "forward", lambda *args: calls.append(1) or run(*args))
+    p = some_distributions(requires_grad=True)[kind]
+    for _ in range(2):
+        p.value.sum().backward()
+        _ = p.expected_path
+        with torch.no_grad():
+            _ = p.value
+    assert len(calls) == 1
+
+
+def test_inference_mode_first_then_gradients(kind: str) -> None:
+    p = some_distributions(requires_grad=True)[kind]
+    with torch.inference_mode():
+        first = p.value
+    with torch.no_grad():
+        assert p.value.equal(first)
+        _ = p.expected_path, p.entropy()
+    p.value.sum().backward()
+
+
+def test_members_of_a_batch(kind: str, backend: str) -> None:
+    p = some_distributions()[kind]
+    for index in (0, -1, (1, 2), slice(1), (slice(None), 0), (..., 1), torch.tensor([1, 0, 1]), None):
+        q = p[index]
+        torch.testing.assert_close(q.value, p.value[index])
+        assert q.batch_shape == p.value[index].shape
+        part = p.expected_path.flatten(0, 1)[torch.arange(6).reshape(2, 3)[index]]
+        torch.testing.assert_close(q.expected_path, part)
+    assert [q.batch_shape for q in p] == [(3,), (3,)]
+    with pytest.raises(IndexError):
+        _ = p[2]
+    with pytest.raises(IndexError, match="no batch dimensions"):
+        _ = p[0, 0][0]
+
+
+def test_expand(kind: str, backend: str) -> None:
+    p = some_distributions()[kind]
+    wide = p.expand((4, 2, 3))
+    torch.testing.assert_close(wide.value, p.value.expand(4, 2, 3))
+    torch.testing.assert_close(wide.expected_path, p.expected_path.expand(4, *p.expected_path.shape))
+    single = p[0, 0].expand([5])
+    torch.testing.assert_close(single.value, p.value[0, 0].expand(5))
+    assert single.sample((2,)).shape == (2, 5, *p.event_shape)
+    with pytest.raises(ValueError, match=r"batch_shape must expand \(2, 3\), got \(3, 2\)"):
+        p.expand((3, 2))
+
+
+def test_copies_and_moves(kind: str) -> None:
+    p = some_distributions(requires_grad=True)[kind]
+    value = p.value
+    q = copy.deepcopy(p)
+    assert q.value.equal(value)
+    assert q.value.requires_grad
+    with torch.no_grad():
+        q._scores[0].add_(1.0)
+    assert p.value.equal(value)
+    assert not p.detach().value.requires_grad
+    assert p.detach().value.equal(value.detach())
+    narrow = p.to(torch.float32)
+    assert narrow.dtype == narrow.value.dtype == torch.float32
+    torch.testing.assert_close(narrow.value.double(), value, rtol=1e-5, atol=1e-5)
+    assert p.to("meta").device.type == "meta"
+    assert p.to("cpu").value.equal(value)
+    assert pickle.loads(pickle.dumps(p.detach())).value.equal(value.detach())
+    with pytest.raises(ValueError, match=r"dtype must be floating point, got torch.int64"):
+        p.to(torch.int64)
+
+
+def test_support_and_its_enumeration(kind: str, backend: str) -> None:
+    p = some_distributions()[kind]
+    paths = p.enumerate_support()
+    assert paths.shape == (int(p.num_paths[0, 0]), 2, 3, *p.event_shape)
+    assert p.support.check(paths).all()
+    assert not p.support.check(torch.zeros_like(paths)).any()
+    assert p.support.event_dim == len(p.event_shape)
+    assert len(paths.flatten(1).unique(dim=0)) == len(paths)
+    torch.testing.assert_close(p.log_prob(paths).exp().sum(0), torch.ones(2, 3, dtype=torch.float64))
+    narrow = p.enumerate_support(expand=False)
+    assert narrow.shape == (len(paths), 1, 1, *p.event_shape)
+    assert (narrow == paths).all()
+
+
+def test_enumeration_of_different_or_too_many_paths() -> None:
+    theta = torch.zeros(2, 4, 3, 3)
+    with pytest.raises(ValueError, match="needs equally many paths in the batch, got 9 to 81"):
+        bx.Chain(theta, lengths=[2, 4]).enumerate_support()
+    with pytest.raises(ValueError, match="lists up to 100000 paths, got 531441"):
+        bx.Chain(torch.zeros(12, 3, 3)).enumerate_support()
+    with pytest.raises(ValueError, match="needs the same paths throughout the batch"):
+        bx.Chain(theta, mask=[[1, 1, 0, 0], [0, 0, 1, 1]]).enumerate_support(expand=False)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, where the graph breaks
+def test_own_omega_under_compile() -> None:
+    class Own(bx.Negentropy):
+        pass
+
+    def value(theta: torch.Tensor) -> torch.Tensor:
+        return bx.Chain(theta, omega=Own()).value.sum()
+
+    theta = potentials(3, 4, 2, 2, requires_grad=True)
+    with pytest.raises(Exception, match=r"Own is written in Python and does not run under torch.compile: keep the"):
+        torch.compile(value, fullgraph=True, backend="eager")(theta)
+    torch._dynamo.reset()
+    broken = torch.compile(value, backend="eager")(theta)
+    torch.testing.assert_close(broken, value(theta))
+    (grad,) = torch.autograd.grad(broken, theta)
+    torch.testing.assert_close(grad, torch.autograd.grad(value(theta), theta)[0])
+    torch._dynamo.reset()

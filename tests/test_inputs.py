@@ -210,7 +210,7 @@ def test_one_length_for_an_unbatched_chain() -> None:
         ({"mask": torch.ones(2, 4)}, "mask must be bool, or integers 0 and 1, .* got dtype torch.float32"),
         ({"mask": [[1, 1, 1, 2], [1, 0, 0, 0]]}, r"mask must hold 0 and 1, got 2 at \(0, 3\)"),
         ({"mask": [1, 1, 1, 1]}, r"mask must have shape \(2, 4\), got \(4,\)"),
-        ({"lengths": [1.5, 2.0]}, "lengths must hold integers, got dtype torch.float64"),
+        ({"lengths": [1.5, 2.0]}, "lengths must hold integers, got dtype torch.float32"),
         ({"lengths": [1, 2, 3]}, r"lengths must have the batch shape \(2,\), got \(3,\)"),
         (
             {"lengths": torch.tensor([1, 2], device="meta")},

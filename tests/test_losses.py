@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import OMEGAS, Enumerated, diamond, potentials
 from test_chain import KEPT, steps_of, trellis
+from torch import Tensor
 from torch.autograd import gradcheck
 
 import bellmax as bx
@@ -606,3 +608,67 @@ def test_deviation_of_other_integers_is_an_error() -> None:
     pairs = torch.tensor([[0, 0], [1, 0], [2, 1]])
     with pytest.raises(ValueError, match=r"must be floating point or bool for paths, .*, got dtype torch.int32"):
         losses.mean_absolute_deviation(pairs.int(), pairs)
+
+
+# --- labels that mask
+
+
+LOSSES = [losses.surrogate, losses.relaxed, losses.crf_nll, losses.structured_hinge, losses.path_nll]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("from_scores", [False, True])
+def test_minus_100_masks_and_minus_1_is_any(loss: Callable[..., Tensor], from_scores: bool, backend: str) -> None:
+    emissions, transitions = potentials(3, STEPS, STATES), potentials(STATES, STATES, seed=1)
+
+    omega = bx.SquaredL2(4.0)
+    theta = bx.Chain.from_scores(emissions, transitions).potentials
+
+    def chain(**steps: Any) -> bx.Chain:
+        if from_scores:
+            return bx.Chain.from_scores(emissions, transitions, omega=omega, **steps)
+        return bx.Chain(theta, omega=omega, **steps)
+
+    mask = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]).bool()
+    whole, shorter = chain(), chain(mask=mask)
+    masked = LABELS.masked_fill(~mask, -100)
+    close(loss(whole, masked, reduction="none"), loss(shorter, LABELS, reduction="none"))
+    allowed = (LABELS.unsqueeze(-1) == torch.arange(STATES)) | ~mask.unsqueeze(-1)
+    close(loss(whole, LABELS.masked_fill(~mask, -1), reduction="none"), loss(whole, allowed, reduction="none"))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_row_of_nothing_but_minus_100(loss: Callable[..., Tensor], compiled: bool) -> None:
+    emissions = potentials(4, STEPS, STATES, requires_grad=True)
+    transitions = potentials(STATES, STATES, seed=1)
+    labels = torch.cat((LABELS, torch.full((1, STEPS), -100)))
+    labels[1, 2] = -100
+
+    def run(emissions: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        return loss(bx.Chain.from_scores(emissions, transitions), labels, reduction=reduction)
+
+    if compiled:
+        run = torch.compile(run, fullgraph=True, backend="aot_eager")
+    each = run(emissions, labels, "none")
+    assert each[3] == 0
+    close(run(emissions, labels, "mean"), each[:3].mean())
+    close(run(emissions, labels, "token_mean"), each.sum() / 8)
+    close(run(emissions, labels, "sum"), each.sum())
+    assert run(emissions, torch.full_like(labels, -100), "mean") == 0
+    (grad,) = torch.autograd.grad(run(emissions, labels, "mean"), emissions)
+    assert not grad[3].any()
+    assert grad.isfinite().all()
+    if compiled:
+        torch._dynamo.reset()
+
+
+def test_length_0_is_left_out_of_the_mean() -> None:
+    theta = potentials(3, STEPS, STATES, STATES)
+    p = bx.Chain(theta, lengths=[2, 0, 3])
+    each = losses.surrogate(p, LABELS, reduction="none")
+    assert each[1] == 0
+    close(losses.surrogate(p, LABELS), each.sum() / 2)
+    close(losses.surrogate(p, LABELS, reduction="token_mean"), each.sum() / 5)
+    with pytest.raises(ValueError, match="reduction='token_mean' is for chains, got a DTW"):
+        losses.relaxed(bx.DTW(torch.zeros(2, 2)), torch.eye(2), reduction="token_mean")

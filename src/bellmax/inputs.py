@@ -138,7 +138,7 @@ def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
     """Lengths of any integer type as int64."""
     if isinstance(given, int):
         return torch.full((), given, dtype=torch.int64, device=device)
-    lengths = as_tensor(name, given)
+    lengths = torch.as_tensor(given) if isinstance(given, list | tuple) else as_tensor(name, given)
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(f"{name} must hold integers, got dtype {lengths.dtype}")
     return _on_device(name, lengths, given, device).to(torch.int64)
@@ -153,7 +153,7 @@ def as_pair(lengths: object) -> tuple[Any, Any]:
 
 def as_mask(name: str, given: object, device: torch.device) -> Tensor:
     """A mask as bool, from bools or from integers 0 and 1."""
-    mask = given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    mask = torch.as_tensor(given) if isinstance(given, list | tuple) else as_tensor(name, given)
     mask = _on_device(name, mask, given, device)
     if mask.dtype == torch.bool:
         return mask

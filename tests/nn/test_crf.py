@@ -439,3 +439,87 @@ def test_data_parallel_gives_the_gradients_of_one_process(tmp_path) -> None:
         assert gradient.any()
         torch.testing.assert_close(first[name], gradient)
         torch.testing.assert_close(other[name], gradient)
+
+
+# --- what is configuration, what is state
+
+
+def test_constraints_survive_a_foreign_state_dict() -> None:
+    crf, free = CRF(5, constraints=IOB2), CRF(5)
+    torch.nn.init.normal_(free.transition_scores)
+    crf.load_state_dict(free.state_dict())
+    assert crf.allowed_transitions.equal(IOB2.transitions)
+    assert crf.allowed_starts.equal(IOB2.starts)
+    assert crf.transition_scores.equal(free.transition_scores)
+    assert set(crf.state_dict()) == {"transition_scores", "start_scores", "end_scores"}
+
+
+def test_old_checkpoints_load() -> None:
+    model = torch.nn.ModuleDict({"crf": CRF(5, constraints=IOB2)})
+    old = {f"crf.allowed_{name}": tensor for name, tensor in IOB2._asdict().items()}
+    old |= {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    given = dict(old)
+    model.load_state_dict(old)
+    assert old.keys() == given.keys()
+    assert model["crf"].transition_scores.equal(old["crf.transition_scores"])
+    with pytest.warns(UserWarning, match=r"crf.allowed_transitions, crf.allowed_starts of the state_dict are ignored"):
+        torch.nn.ModuleDict({"crf": CRF(5)}).load_state_dict(old)
+
+
+def test_meta_device_and_deferred_initialisation() -> None:
+    gamma = torch.nn.Parameter(torch.tensor(2.0))
+    with torch.device("meta"):
+        crf = CRF(5, constraints=tag_constraints(LABELS, "IOB2"), omega=bx.Negentropy(gamma))
+        attention = bx.nn.SegmentationAttention(3, 4)
+    assert crf.transition_scores.is_meta
+    for layer in (crf, attention):
+        layer.to_empty(device="cpu")
+        for parameter in layer.parameters():
+            torch.nn.init.constant_(parameter, 1e38)
+        layer.reset_parameters()
+    assert crf.gamma == 2
+    assert not crf.transition_scores.any()
+    assert not crf.start_scores.any()
+    assert not crf.end_scores.any()
+    assert crf.allowed_transitions.equal(IOB2.transitions)
+    assert not attention.transitions.any()
+    assert attention.weight.abs().max() < 10
+    with torch.device("meta"), pytest.raises(ValueError, match="transitions of constraints must have values"):
+        CRF(2, constraints=(torch.ones(2, 2).bool(), torch.ones(2).bool(), torch.ones(2).bool()))
+    with torch.device("meta"):
+        lost = CRF(2, omega=bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0))))
+    with pytest.raises(ValueError, match=r"gamma must have a value to begin with, .* device='cpu'"):
+        lost.to_empty(device="cpu").reset_parameters()
+    pair = bx.nn.SmoothedMax(bx.Negentropy(torch.tensor([1.0, 3.0])))
+    pair.to_empty(device="cpu").reset_parameters()
+    assert pair.gamma.tolist() == [1.0, 3.0]
+
+
+def test_attention_masks_as_tokenizers_give_them() -> None:
+    crf, emissions, tags = layer(), scores(4), gold(layer(), MASK).masked_fill(~MASK, 0)
+    assert crf(emissions, tags, mask=MASK.long()).equal(crf(emissions, tags, mask=MASK))
+    assert crf.decode(emissions, mask=MASK.to(torch.uint8)).equal(crf.decode(emissions, mask=MASK))
+    assert crf(emissions, tags.int(), mask=MASK).equal(crf(emissions, tags, mask=MASK))
+
+
+@BOTH_LOSSES
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_without_a_label_and_tags_that_are_unknown(loss: str, compiled: bool, backend: str) -> None:
+    crf, emissions = layer(loss=loss, omega=bx.SquaredL2(4.0)), scores(4)
+    tags = gold(crf, MASK)
+    run = torch.compile(crf, fullgraph=True, backend="aot_eager") if compiled else crf
+    each = run(emissions, tags, reduction="none")
+    none = torch.full_like(tags[:1], -100)
+    more, longer = torch.cat((emissions, emissions[:1])), torch.cat((tags, none))
+    torch.testing.assert_close(run(more, longer, reduction="none"), torch.cat((each, each.new_zeros(1))))
+    torch.testing.assert_close(run(more, longer), each.mean())
+    torch.testing.assert_close(run(more, longer, reduction="token_mean"), each.sum() / MASK.sum())
+    assert run(emissions[:1], none) == 0
+    assert run(emissions, tags, lengths=[6, 0, 0, 0]) == each[0]
+    unknown = tags.clone()
+    unknown[0, 2] = unknown[1, 3] = -1
+    sets = (unknown.unsqueeze(-1) == torch.arange(5)) | (unknown == -1).unsqueeze(-1)
+    torch.testing.assert_close(
+        run(emissions, unknown, reduction="none"), run(emissions, sets, mask=MASK, reduction="none")
+    )
+    torch.testing.assert_close(crf(emissions, unknown), getattr(losses, loss)(crf.distribution(emissions), unknown))

@@ -113,14 +113,17 @@ class CRF(Smoothed):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # Until version 0.2 the constraints were saved. Those of the layer hold.
-        for name in TagConstraints._fields:
-            saved = state_dict.pop(f"{prefix}allowed_{name}", None)
-            if saved is not None and not saved.is_meta and not torch.equal(saved.cpu(), getattr(self._allowed, name)):
-                warnings.warn(
-                    f"{prefix}allowed_{name} of the state_dict is ignored: it differs from the constraints that the "
-                    "CRF was built with, and they hold",
-                    stacklevel=2,
-                )
+        saved = {name: state_dict.pop(f"{prefix}allowed_{name}", None) for name in TagConstraints._fields}
+        other = [
+            f"{prefix}allowed_{name}"
+            for name, allowed in saved.items()
+            if allowed is not None and not allowed.is_meta and not allowed.cpu().equal(getattr(self._allowed, name))
+        ]
+        if other:
+            warnings.warn(
+                f"{', '.join(other)} of the state_dict are ignored: the constraints that the CRF was built with hold",
+                stacklevel=2,
+            )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,250 @@
+"""A CRF as the head of a model of transformers, which builds on the meta device and fills in what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bellmax as bx
+from bellmax.nn import CRF, tag_constraints
+
+hf = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+safetensors = pytest.importorskip("safetensors.torch")
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "huggingface.py"
+spec = importlib.util.spec_from_file_location("huggingface_example", EXAMPLE)
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+
+LABELS = example.LABELS
+NAMES = {"id2label": dict(enumerate(LABELS)), "label2id": {label: n for n, label in enumerate(LABELS)}}
+SIZE = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+SCORES = "transition_scores", "start_scores", "end_scores"
+
+
+class WithGamma(example.BertCRF):
+    """γ is learnt. Its tensor says device="cpu": on the meta device it would have no value to begin with."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        gamma = nn.Parameter(torch.tensor(2.0, device="cpu"))
+        self.crf = CRF(len(LABELS), omega=bx.SquaredL2(gamma), constraints=tag_constraints(LABELS))
+        self.post_init()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The folder of a checkpoint that has no CRF."""
+    folder = tmp_path_factory.mktemp("base")
+    hf.BertModel(hf.BertConfig(**SIZE)).save_pretrained(folder)
+    return folder
+
+
+def dirty_memory():
+    """Leave large numbers and NaN where the next small tensors will be."""
+    shapes = (len(LABELS), len(LABELS)), (len(LABELS),), ()
+    for value in (1e38, float("nan")):
+        held = [torch.full(shape, value) for shape in shapes for _ in range(500)]
+        del held
+
+
+def randomize(crf):
+    for name in SCORES:
+        nn.init.normal_(getattr(crf, name))
+
+
+def assert_fresh(crf):
+    assert all(bool((getattr(crf, name) == 0).all()) for name in SCORES)
+    assert_constrained(crf)
+
+
+def assert_constrained(crf):
+    for name, expected in tag_constraints(LABELS)._asdict().items():
+        assert torch.equal(getattr(crf, f"allowed_{name}"), expected)
+
+
+def some_batch():
+    """Input, the mask of a tokenizer (int64), and labels with special tokens, a continued word and padding."""
+    ids = torch.randint(4, 40, (3, 6))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
+    labels = torch.tensor(
+        [[-100, 1, -100, 2, 0, -100], [-100, 3, 4, -100, -100, -100], [-100, 0, -100, -100, -100, -100]]
+    )
+    return ids, mask, labels
+
+
+@pytest.mark.parametrize("kind", [example.BertCRF, WithGamma])
+def test_base_checkpoint_gives_a_fresh_crf(base, kind):
+    for _ in range(5):
+        dirty_memory()
+        crf = kind.from_pretrained(base, **NAMES).crf
+        assert_fresh(crf)
+        if kind is WithGamma:
+            assert crf.gamma.item() == 2
+            assert crf.gamma.requires_grad
+
+
+@pytest.mark.parametrize("kind", [example.BertCRF, WithGamma])
+def test_what_was_learnt_survives(base, tmp_path, kind):
+    model = kind.from_pretrained(base, **NAMES)
+    randomize(model.crf)
+    if kind is WithGamma:
+        nn.init.constant_(model.crf.gamma, 0.7)
+    model.save_pretrained(tmp_path)
+    dirty_memory()
+    again = kind.from_pretrained(tmp_path)
+    assert again.crf.state_dict().keys() == model.crf.state_dict().keys()
+    for name, tensor in model.crf.state_dict().items():
+        assert torch.equal(again.crf.state_dict()[name], tensor), name
+    assert_constrained(again.crf)
+    batch = some_batch()
+    assert torch.equal(again(*batch).loss, model(*batch).loss)
+
+
+def test_only_what_is_missing_is_made_new(base, tmp_path):
+    model = WithGamma.from_pretrained(base, **NAMES)
+    randomize(model.crf)
+    nn.init.constant_(model.crf.gamma, 0.7)
+    model.save_pretrained(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    del state["crf.start_scores"]
+    safetensors.save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    dirty_memory()
+    again = WithGamma.from_pretrained(tmp_path).crf
+    assert bool((again.start_scores == 0).all())
+    assert torch.equal(again.transition_scores, model.crf.transition_scores)
+    assert again.gamma.item() == pytest.approx(0.7)
+
+
+def test_checkpoints_do_not_hold_the_constraints(base, tmp_path):
+    model = example.BertCRF.from_pretrained(base, **NAMES)
+    model.crf = CRF(len(LABELS))  # trained without
+    randomize(model.crf)
+    model.save_pretrained(tmp_path)
+    assert not any("allowed" in name for name in safetensors.load_file(tmp_path / "model.safetensors"))
+    again = example.BertCRF.from_pretrained(tmp_path).crf
+    assert_constrained(again)
+    assert torch.equal(again.transition_scores, model.crf.transition_scores)
+
+
+def test_constraints_of_an_old_checkpoint_are_ignored(base, tmp_path):
+    model = example.BertCRF.from_pretrained(base, **NAMES)
+    model.save_pretrained(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    for name, allowed in tag_constraints(LABELS)._asdict().items():
+        state[f"crf.allowed_{name}"] = torch.ones_like(allowed)
+    safetensors.save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_fresh(example.BertCRF.from_pretrained(tmp_path).crf)
+
+
+def test_meta_device():
+    gamma = nn.Parameter(torch.tensor(0.5))
+    with torch.device("meta"):
+        crf = CRF(len(LABELS), omega=bx.Negentropy(gamma), constraints=tag_constraints(LABELS))
+    assert crf.transition_scores.is_meta
+    dirty_memory()
+    crf = crf.to_empty(device="cpu")
+    for parameter in crf.parameters():
+        parameter.data.fill_(float("nan"))
+    crf.reset_parameters()
+    assert_fresh(crf)
+    assert crf.gamma.item() == 0.5
+    tags = torch.tensor([1, 2, 0, 3])
+    emissions = torch.randn(4, len(LABELS))
+    expected = CRF(len(LABELS), gamma=0.5, constraints=tag_constraints(LABELS))
+    assert torch.equal(crf(emissions, tags), expected(emissions, tags))
+
+
+def test_deferred_initialisation():
+    """As FSDP and others do: the whole model without memory, then every module resets its own parameters."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, len(LABELS)), CRF(len(LABELS), constraints=tag_constraints(LABELS)))
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert_fresh(model[1])
+    loss = model[1](model[0](torch.randn(2, 4, 3)), torch.zeros(2, 4, dtype=torch.int64))
+    assert bool(loss.isfinite())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_attention_mask_as_it_is(dtype):
+    crf, emissions = CRF(len(LABELS), constraints=tag_constraints(LABELS)), torch.randn(3, 6, len(LABELS))
+    randomize(crf)
+    _, mask, _ = some_batch()
+    tags = torch.zeros(3, 6, dtype=torch.int64)
+    assert torch.equal(crf(emissions, tags, mask=mask.to(dtype)), crf(emissions, tags, mask=mask.bool()))
+    assert torch.equal(crf.decode(emissions, mask=mask.to(dtype)), crf.decode(emissions, mask=mask.bool()))
+    assert torch.equal(crf.marginals(emissions, mask=mask.to(dtype)), crf.marginals(emissions, mask=mask.bool()))
+
+
+def test_labels_mask_like_a_mask():
+    crf, emissions = CRF(len(LABELS), constraints=tag_constraints(LABELS)), torch.randn(3, 6, len(LABELS))
+    _, mask, labels = some_batch()
+    alone = crf(emissions, labels)
+    assert torch.equal(crf(emissions, labels, mask=mask), alone)
+    assert torch.equal(crf(emissions, labels.clamp(min=0), mask=labels != -100), alone)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "compiled"),
+    [("mean", False), ("sum", False), ("token_mean", False), ("mean", True), ("token_mean", True)],
+)
+def test_rows_without_labels_count_for_nothing(reduction, compiled):
+    crf = CRF(len(LABELS), constraints=tag_constraints(LABELS))
+    randomize(crf)
+    _, _, labels = some_batch()
+    labels = torch.cat((labels, torch.full((2, 6), -100)))[[3, 0, 1, 4, 2]]
+    kept = [1, 2, 4]
+    emissions = torch.randn(5, 6, len(LABELS), requires_grad=True)
+    call = torch.compile(crf, backend="aot_eager", fullgraph=True) if compiled else crf
+    loss = call(emissions, labels, reduction=reduction)
+    expected = crf(emissions[kept], labels[kept], reduction=reduction)
+    torch.testing.assert_close(loss, expected)
+    found, wanted = (torch.autograd.grad(value, (emissions, *crf.parameters())) for value in (loss, expected))
+    torch.testing.assert_close(found, wanted)
+    assert bool((found[0][[0, 3]] == 0).all())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
+def test_batch_without_labels(reduction):
+    """A batch of nothing but overflow: a step of the optimizer must not become NaN."""
+    crf = CRF(len(LABELS))
+    emissions = torch.randn(2, 3, len(LABELS), requires_grad=True)
+    loss = crf(emissions, torch.full((2, 3), -100), reduction=reduction)
+    assert loss.item() == 0
+    gradients = torch.autograd.grad(loss, (emissions, *crf.parameters()))
+    assert all(bool((gradient == 0).all()) for gradient in gradients)
+
+
+def test_accumulated_batches_are_one_batch():
+    """``sum`` over the number of labels in all parts is ``token_mean`` of the whole, however uneven the parts."""
+    crf, emissions = CRF(len(LABELS), constraints=tag_constraints(LABELS)), torch.randn(3, 6, len(LABELS))
+    _, _, labels = some_batch()
+    count = (labels != -100).sum()
+    parts = [crf(e, t, reduction="sum") / count for e, t in zip(emissions.split(2), labels.split(2), strict=True)]
+    torch.testing.assert_close(sum(parts), crf(emissions, labels, reduction="token_mean"))
+
+
+def test_example(tmp_path, capsys):
+    accuracy = example.main(["--epochs", "5", "--output", str(tmp_path)])
+    *tagged, last = capsys.readouterr().out.splitlines()
+    assert accuracy > 0.97
+    assert len(tagged) == 3
+    assert "held-out" in last
+    assert all(piece.rpartition("/")[2] in LABELS for line in tagged for piece in line.split())
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "tagger"}  # no checkpoints
+
+
+def test_example_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        example.main(["--help"])
+    assert "--epochs" in capsys.readouterr().out
