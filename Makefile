@@ -24,8 +24,9 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_ALL) -e '.[test]'
 	touch $(LIBRARY) $@
 
+# Workers share the cores: threads that wait for each other must not spin.
 test: lint  ## lint, then run every test and every docstring example
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(BIN)/ruff format --check .

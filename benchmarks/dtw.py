@@ -17,6 +17,7 @@ import torch
 from measuring import (
     SECONDS,
     Row,
+    Run,
     against,
     cell,
     collect,
@@ -44,6 +45,7 @@ from rivals import (
     aligned_series,
     all_pairs,
     check_value,
+    collected_series,
     compare,
     our_dtw,
     random_cost,
@@ -61,6 +63,7 @@ AEON = HERE.parent / "build/peers/bin/python"
 SIZES = "(B,N,M)"
 SHAPES = ((32, 64, 64), (32, 256, 256), (8, 1024, 1024), (1, 4096, 4096))
 QUICK_SHAPES = ((32, 64, 64), (8, 50, 40))
+COLLECTIONS = ((128, 8), (128, 24), (128, 128))  # series, length
 ORDERS = TASKS[:3]  # all but decoding
 OMEGAS = ("bellmax", NEGENTROPY)  # the former is l2
 ACCURACY = (256, 512, 1024, 2048, 4096)
@@ -75,12 +78,12 @@ MEMORY = (  # form, length of both series, band, task
 QUICK_MEMORY = (("costs", 1024, None, "value and gradient"), ("series", 4096, 50, "value"))
 
 
-def from_series(shapes: Sequence[Shape], repeats: int) -> list[Row]:
+def from_series(rivals: Callable[..., dict[str, Run]], shapes: Sequence[Shape], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for threads in sorted({1, torch.get_num_threads()}):
         torch.set_num_threads(threads)
         for shape in shapes:
-            runs = aligned_series(shape, parallel=threads > 1)
+            runs = rivals(shape, parallel=threads > 1)
             rows.append({"threads": threads, "shape": shape, **measure(runs, repeats, SECONDS)})
     return rows
 
@@ -206,6 +209,11 @@ def markdown(results: dict) -> list[str]:
         "against bellmax of the same kind.",
         *series_table(results["series"], results["aeon"]["rows"], peers),
         "",
+        "## All pairs of a collection of series",
+        "",
+        "`bx.dtw_cdist` of K series of one length, under hard DTW, against dtaidistance's `distance_matrix_fast`.",
+        *collections_table(results["collections"], peers),
+        "",
         "## Sparse alignments: l2 against negentropy",
         *omegas_table(results["omegas"]),
         "",
@@ -253,6 +261,11 @@ def series_table(rows: list[Row], aeon_rows: list[Row], peers: dict[str, str | N
         )
     columns = "bellmax, soft: | tslearn, soft: | aeon, soft: | bellmax, hard: | dtaidistance, hard: | librosa, hard:"
     return table(f"threads | {SIZES} | {columns} | dtaidistance to bellmax, soft:", lines)
+
+
+def collections_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
+    lines = [[str(r["threads"]), shown(r["shape"]), cell(r["bellmax"]), slower(r, "dtaidistance", peers)] for r in rows]
+    return table("threads | (K,length) | bellmax: | dtaidistance:", lines)
 
 
 def omegas_table(rows: list[Row]) -> list[str]:
@@ -331,7 +344,8 @@ def main() -> None:
         "memory": lambda: [memory(*case) for case in (QUICK_MEMORY if quick else MEMORY)],
         "costs": lambda: compare(soft_aligned, shapes, repeats, ORDERS),
         "hessian_errors": hessian_errors,
-        "series": lambda: from_series(shapes, repeats),
+        "series": lambda: from_series(aligned_series, shapes, repeats),
+        "collections": lambda: from_series(collected_series, COLLECTIONS[:1] if quick else COLLECTIONS, repeats),
         "aeon": lambda: aeon(shapes, repeats),
         "omegas": lambda: compare(sparse_aligned, shapes, repeats, ORDERS),
         "accuracy": lambda: accuracy(ACCURACY[:1] if quick else ACCURACY),

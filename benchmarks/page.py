@@ -40,13 +40,14 @@ README = (  # what it is called there, file, table, shape, task, peer
     ("tslearn, soft-DTW from costs", "dtw", "costs", (32, 256, 256), "value and gradient", "tslearn"),
     ("pysdtw, soft-DTW from costs", "dtw", "costs", (8, 1024, 1024), "value and gradient", "pysdtw"),
     (
-        "dtaidistance in C, values of hard DTW of short series, one thread",
+        "dtaidistance in C, hard DTW of all pairs of series, one thread",
         "dtw",
-        "series",
-        (32, 64, 64),
+        "collections",
+        (128, 128),
         None,
         "dtaidistance",
     ),
+    ("the same, of short series", "dtw", "collections", (128, 24), None, "dtaidistance"),
 )
 BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.DOTALL)
 
@@ -63,7 +64,7 @@ def panels(results: dict[str, Any]) -> dict[str, Panels]:
         "chain-scores": by_task([*chain["scores"], *spread]),
         "chain-l2": by_task(chain["l2"]),
         "dtw-costs": by_task(dtw["costs"]),
-        "dtw-series": of_series(dtw["series"], dtw["aeon"]["rows"]),
+        "dtw-series": of_series(dtw["series"], dtw["aeon"]["rows"]) | of_collections(dtw["collections"]),
         "layers": of_layers(results),
         "dag": of_graphs(results["dag"]["against_reference"]),
     }
@@ -92,6 +93,14 @@ def of_series(rows: Iterable[Row], aeon: Iterable[Row]) -> Panels:
             own = {name: ratio(row[name], row[f"bellmax, {kind}"]) for name in peers if name in row}
             if own:
                 found.setdefault(f"{kind}, {threads}", {})[shown(row["shape"])] = own
+    return found
+
+
+def of_collections(rows: Iterable[Row]) -> Panels:
+    found: Panels = {}
+    for row in rows:
+        title = f"all pairs, hard, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+        found.setdefault(title, {})[shown(row["shape"])] = {"dtaidistance": ratio(row["dtaidistance"], row["bellmax"])}
     return found
 
 

@@ -336,6 +336,19 @@ def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
     return soft | hard
 
 
+def collected_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
+    """All pairs of a collection, as its users ask for them: K series of one length."""
+    count, length = shape
+    series = np.random.default_rng(0).normal(size=(count, length)).cumsum(1)
+    ours = torch.tensor(series, dtype=torch.float32)
+    runs: dict[str, Run] = {"bellmax": lambda: bx.dtw_cdist(ours, omega="hard")}
+    if matrix := peer("dtaidistance.dtw", "distance_matrix_fast"):
+        runs["dtaidistance"] = lambda: matrix(list(series), compact=True, parallel=parallel)
+        above = torch.ones(count, count).triu(1).bool()
+        check_value("dtaidistance", torch.tensor(runs["dtaidistance"]()).square(), runs["bellmax"]()[above])
+    return runs
+
+
 def all_pairs(shape: Shape) -> tuple[Tensor, Tensor]:
     """(B, N, 1) and (B, M, 1) in float32."""
     x, y = (torch.tensor(series, dtype=torch.float32).unsqueeze(-1) for series in random_series(shape))

@@ -234,6 +234,44 @@ def test_accumulated_batches_are_one_batch():
     torch.testing.assert_close(sum(parts), crf(emissions, labels, reduction="token_mean"))
 
 
+class Accumulated(example.BertCRF):
+    def forward(self, input_ids, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs):
+        logits = super().forward(input_ids, attention_mask).logits
+        return hf.modeling_outputs.TokenClassifierOutput(
+            loss=self.crf(logits, labels, reduction="sum") / num_items_in_batch, logits=logits
+        )
+
+
+def test_trainer_accumulates_batches(tmp_path):
+    """Four parts of two, of uneven lengths and one without labels, make the step that one batch of eight makes."""
+    ids, mask, labels = (torch.cat((given,) * 3)[:8] for given in some_batch())
+    labels[5] = -100
+    rows = [{"input_ids": i, "attention_mask": m, "labels": t} for i, m, t in zip(ids, mask, labels, strict=True)]
+    states = []
+    for size, parts in ((8, 1), (2, 4)):
+        hf.set_seed(0)
+        config = hf.BertConfig(**SIZE, **NAMES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = Accumulated(config)
+        arguments = hf.TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=parts,
+            max_steps=2,
+            max_grad_norm=0.0,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        # SGD: Adam would hide a factor
+        optimizers = torch.optim.SGD(model.parameters(), lr=0.1), None
+        trainer = hf.Trainer(model, arguments, train_dataset=rows, optimizers=optimizers)
+        trainer.train()
+        states.append(model.state_dict())
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-6)
+    assert bool((states[0]["crf.transition_scores"] != 0).any())
+
+
 def test_example(tmp_path, capsys):
     accuracy = example.main(["--epochs", "5", "--output", str(tmp_path)])
     *tagged, last = capsys.readouterr().out.splitlines()

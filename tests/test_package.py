@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 
 import pytest
 
@@ -42,3 +44,10 @@ import bellmax
 print({name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
 """
     assert eval(in_a_new_process(code)) <= {"bellmax", "torch", "numpy", "_bellmax_editable"}
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    text = metadata("bellmax").json["description"]
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) > 20
+    assert all(link.startswith("https://") for link in links)

@@ -490,6 +490,20 @@ def test_meta_device_and_deferred_initialisation() -> None:
         lost = CRF(2, omega=bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0))))
     with pytest.raises(ValueError, match=r"gamma must have a value to begin with, .* device='cpu'"):
         lost.to_empty(device="cpu").reset_parameters()
+
+    class Exp(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+        def right_inverse(self, gamma: Tensor) -> Tensor:
+            return gamma.log()
+
+    learnt = CRF(2, omega=bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0))))
+    torch.nn.utils.parametrize.register_parametrization(learnt, "gamma", Exp())
+    torch.nn.init.zeros_(learnt.parametrizations.gamma.original)
+    learnt.reset_parameters()
+    torch.testing.assert_close(learnt.gamma.detach(), torch.tensor(2.0))
+    learnt.to("meta").reset_parameters()
     pair = bx.nn.SmoothedMax(bx.Negentropy(torch.tensor([1.0, 3.0])))
     pair.to_empty(device="cpu").reset_parameters()
     assert pair.gamma.tolist() == [1.0, 3.0]

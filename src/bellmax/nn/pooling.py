@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from bellmax.inputs import answers_near_misses
 from bellmax.regularizers import Gamma, Regularizer, check_gamma, resolve
@@ -51,11 +54,17 @@ class Smoothed(nn.Module):
                 "gamma must have a value to begin with, got one that was made on the meta device: "
                 "give its tensor device='cpu'"
             )
-        if self._first_gamma.numel() == 1:
-            nn.init.constant_(self.gamma, self._first_gamma.item())
-        else:
+        leaf, first = self.gamma, self._first_gamma
+        if parametrize.is_parametrized(self, "gamma"):
+            parametrizations: Any = self.parametrizations
+            leaf = parametrizations.gamma.original
+            for step in reversed(parametrizations.gamma):
+                first = step.right_inverse(first)
+        # transformers keeps torch.nn.init from touching what a checkpoint holds: where it does, there is no NaN.
+        nn.init.constant_(leaf, math.nan)
+        if not leaf.is_meta and bool(leaf.isnan().all()):
             with torch.no_grad():
-                self.gamma.copy_(self._first_gamma)
+                leaf.copy_(first)
 
     @property
     def omega(self) -> Regularizer:
