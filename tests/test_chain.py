@@ -348,7 +348,10 @@ def test_bad_input_is_named(backend: str) -> None:
     for wrong, message in [
         (lambda: bx.Chain(torch.zeros(3, 4, 5)), r"potentials must have shape \(\.\.\., T, S, S\).* got \(3, 4, 5\)"),
         (lambda: bx.Chain(torch.zeros(2, 2)), r"potentials must have shape \(\.\.\., T, S, S\).* got \(2, 2\)"),
-        (lambda: bx.Chain(theta, lengths=torch.tensor([1.0, 2.0])), "lengths must hold integers, got dtype torch.float32"),
+        (
+            lambda: bx.Chain(theta, lengths=torch.tensor([1.0, 2.0])),
+            "lengths must hold integers, got dtype torch.float32",
+        ),
         (lambda: bx.Chain(theta, lengths=torch.tensor([1])), r"lengths must have the batch shape \(2,\), got \(1,\)"),
         (
             lambda: bx.Chain(theta, lengths=torch.tensor([1, 4])).value,

@@ -249,7 +249,7 @@ class Chain(PathDistribution):
     def _without(self, ignored: Tensor) -> Self:
         """The same scores on fewer steps: those of ``ignored`` (..., T) are masked as well."""
         other = copy(self)
-        other._cache = {}
+        other._forget()
         other._set_steps(None, self._kept & ~ignored)
         return other
 

@@ -99,7 +99,12 @@ class PathDistribution(Distribution):
                 raise ValueError(
                     f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
                 )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep nothing of what was computed: the value and the tape, and θ/γ where no graph belongs to it."""
         self._cache: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._without_graph: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
 
     # --- what a structure supplies
 
@@ -191,8 +196,13 @@ class PathDistribution(Distribution):
 
         The sweep runs once. What is kept of it has no graph, so that no backward frees what a later access needs.
         """
-        theta = self._flat_theta()
         version = self._version()
+        mode = torch.is_grad_enabled(), *version
+        theta = self._without_graph.get(mode)
+        if theta is None:
+            theta = self._flat_theta()
+            if not any(t.requires_grad for t in theta):
+                self._without_graph = {mode: theta}
         if version not in self._cache:
             self._cache = {version: autograd.forward(self._program, theta, self._index)}
         return theta, *self._cache[version]
@@ -386,7 +396,7 @@ class PathDistribution(Distribution):
         return self._mapped(clone, self.batch_shape, shared=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cache": {}}
+        return vars(self) | {"_cache": {}, "_without_graph": {}}
 
     def _mapped(self, function: Callable[[Tensor, int], Tensor], batch_shape: torch.Size, shared: bool = False) -> Self:
         """This distribution with a function of (tensor, dimensions of its own) applied to its tensors.
@@ -394,7 +404,8 @@ class PathDistribution(Distribution):
         What the batch shares stays as it is unless ``shared``, but for the first score, whose batch is the program's.
         """
         other = copy(self)
-        other._cache, other._batch_shape = {}, batch_shape
+        other._forget()
+        other._batch_shape = batch_shape
         other._scores = tuple(
             function(score, own) if shared or place == 0 or score.ndim > own else score
             for place, (score, own) in enumerate(zip(self._scores, self._own_dims, strict=True))

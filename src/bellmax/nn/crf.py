@@ -78,6 +78,7 @@ class CRF(Smoothed):
         self.num_tags = num_tags
         self.loss = loss
         self._allowed = _check_constraints(constraints, num_tags)
+        self._is_constrained = not all(bool(allowed.all()) for allowed in self._allowed)
         self.transition_scores = nn.Parameter(torch.zeros(num_tags, num_tags))
         self.start_scores = nn.Parameter(torch.zeros(num_tags))
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
@@ -135,14 +136,13 @@ class CRF(Smoothed):
         """The distribution over sequences of tags, for emissions (..., T, S): to sample from, entropy, and so on."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
+        scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
+        if self._is_constrained:
+            allowed = self.allowed_transitions, self.allowed_starts, self.allowed_ends
+            scores = tuple(score.masked_fill(~a, -math.inf) for score, a in zip(scores, allowed, strict=True))
+        transitions, start, end = scores
         return Chain.from_scores(
-            emissions,
-            self.transition_scores.masked_fill(~self.allowed_transitions, -math.inf),
-            start=self.start_scores.masked_fill(~self.allowed_starts, -math.inf),
-            end=self.end_scores.masked_fill(~self.allowed_ends, -math.inf),
-            lengths=lengths,
-            mask=mask,
-            omega=self.omega,
+            emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=self.omega
         )
 
     def forward(
