@@ -16,6 +16,7 @@ settings.load_profile("bellmax")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)  # importing tslearn sets another
 
 
 @pytest.fixture(params=["reference", "native"])
