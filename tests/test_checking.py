@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from problems import OMEGAS
@@ -44,6 +45,21 @@ class Constant(bx.Negentropy):
         return super().jacobian_product(q, y).detach()
 
 
+class Detached(bx.Negentropy):
+    def jacobian_product(self, q, y):
+        return super().jacobian_product(q.detach(), y)
+
+
+class Scalar(bx.Negentropy):
+    def penalty(self, q):
+        return 3.0
+
+
+class Flat(bx.Negentropy):
+    def project(self, x):
+        return super().project(x).reshape(-1, x.shape[-1])
+
+
 class Skewed(bx.Negentropy):
     def jacobian_product(self, q, y):
         return q * (y - y.mean(-1, keepdim=True))
@@ -73,7 +89,10 @@ class Sized(bx.Negentropy):
         (Unscaled, r"project\(x\) must add up to 1, got"),
         (Negative, r"project\(x\) must be at least 0, got -"),
         (Undefined, r"penalty\(q\) must (be finite|not change with an entry of 0)"),
-        (Constant, "must consist of differentiable operations"),
+        (Constant, r"operations that are differentiable in q: its derivative is, got 0 where differences give"),
+        (Detached, r"operations that are differentiable in q: its derivative is, got"),
+        (Scalar, r"penalty\(q\) must be a tensor, got float"),
+        (Flat, r"project\(x\) must have shape \(2, 8, 5\)"),
         (Skewed, r"jacobian_product\(q, y\) must be the derivative of project\(x\) along y, got .* differences give"),
         (Skewed, r"jacobian_product must be symmetric"),
         (Unsummed, r"penalty\(q\) must have shape \(16,\) and dtype torch.float64, got shape \(16, 5\)"),
@@ -125,3 +144,14 @@ def test_equal_regularizers() -> None:
     assert bx.Negentropy(gamma) != bx.Negentropy(gamma.clone())
     assert all(omega == omega for omega in OMEGAS.values())
     assert hash(bx.Negentropy(gamma)) == hash(bx.Negentropy(gamma))
+    assert bx.Negentropy(1.0) != bx.Negentropy(gamma)
+    assert bx.Negentropy(gamma) != bx.Negentropy(1.0)
+    assert bx.Negentropy(1.0) != bx.Negentropy(torch.ones(3))
+
+    class Own(bx.Negentropy):
+        def __init__(self, table: np.ndarray) -> None:
+            super().__init__()
+            self.table = table
+
+    assert Own(np.ones(3)) == Own(np.ones(3))
+    assert Own(np.ones(3)) != Own(np.zeros(3))

@@ -163,6 +163,13 @@ def test_named_nodes() -> None:
     assert bx.DAG([(0, 2), (0, 1), (1, 2)]).path_nodes(torch.tensor([0, 1, 1])) == [0, 1, 2]
 
 
+def test_names_from_arrays() -> None:
+    dag = bx.DAG(np.array([["a", "b"], ["b", "c"], ["a", "c"]]))
+    assert dag.nodes == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="path must hold one path, got edges that do not follow each other"):
+        dag.path_nodes(torch.tensor([0.5, 0.5, 0.5]))
+
+
 def test_path_nodes_of_every_path() -> None:
     dag = diamond()
     paths = dag.paths(torch.zeros(10)).enumerate_support()
@@ -181,6 +188,7 @@ def test_path_nodes_of_every_path() -> None:
         ({("a", "b"): 1.0}, r"edges must be rows \(parent, child\), got a dict"),
         ("ab", r"edges must be rows \(parent, child\), got a str"),
         (3, r"edges must be rows \(parent, child\), got a int"),
+        ([(0, 1), (1,)], r"edges must be pairs .* got \(1,\) at row 1"),
         (["ab"], r"edges must be pairs .* got \('ab',\) at row 0"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -722,3 +724,74 @@ def test_own_omega_under_compile() -> None:
     (grad,) = torch.autograd.grad(broken, theta)
     torch.testing.assert_close(grad, torch.autograd.grad(value(theta), theta)[0])
     torch._dynamo.reset()
+
+
+# --- what a review found
+
+
+def test_two_states_on_steps_of_any_strides() -> None:
+    emissions, transitions = potentials(4, 3, 2), potentials(2, 2, seed=1)
+    mask = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 1]]).bool()  # (T, B)
+    wanted = bx.Chain.from_scores(emissions, transitions, mask=mask.T.contiguous()).marginals
+    for kept in (mask.T, mask.long().T, np.asfortranarray(mask.T.numpy())):
+        torch.testing.assert_close(bx.Chain.from_scores(emissions, transitions, mask=kept).marginals, wanted)
+    p = bx.Chain.from_scores(emissions[0], transitions)
+    torch.testing.assert_close(p.expand((5,)).marginals, p.marginals.expand(5, 3, 2))
+
+
+def test_expanded_transitions_of_each_step_stay_of_each_step() -> None:
+    p = bx.Chain.from_scores(potentials(4, 2), potentials(3, 2, 2, seed=1), omega="l2")
+    allowed = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1]]).bool()
+    for count in (3, 5):
+        q = p.expand((count,))
+        torch.testing.assert_close(q.entropy(), p.entropy().expand(count))
+        torch.testing.assert_close(q.constrain(allowed).value, p.constrain(allowed).value.expand(count))
+        torch.testing.assert_close(kl_divergence(q, q), torch.zeros(count, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_a_first_look_from_a_transform_keeps_the_gradients(kind: str) -> None:
+    p = some_distributions(requires_grad=True)[kind]
+    _ = torch.func.grad(lambda s: (p.value * s).sum())(torch.tensor(1.0, dtype=torch.float64))
+    assert p.value.requires_grad
+    assert p.expected_path.requires_grad
+    leaf = potentials(10)
+    late = diamond().paths(leaf, gamma=0.5)
+    _ = late.value
+    leaf.requires_grad_()
+    assert late.value.requires_grad
+
+
+def test_threads_in_different_modes() -> None:
+    p = some_distributions()["chain"]
+    wanted = p.value
+
+    def look(inference: bool) -> bool:
+        with torch.inference_mode(inference):
+            return all(p.value.equal(wanted) for _ in range(50))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(look, [True, False] * 4))
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_compiled_code_sees_a_change_of_the_scores() -> None:
+    weights = potentials(10)
+    p = diamond().paths(weights)
+    run = torch.compile(lambda: p.value * 1, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(run(), diamond().paths(weights).value)
+        weights.add_(1)
+    torch._dynamo.reset()
+
+
+def test_support_takes_bool_and_names_shapes() -> None:
+    for p in some_distributions().values():
+        assert p.support.check(p.best_path().bool()).all()
+        with pytest.raises(ValueError, match="path must have event shape"):
+            p.support.check(torch.zeros(3))
+        with pytest.raises(TypeError, match="no batch dimensions to iterate over"):
+            list(p[0, 0])

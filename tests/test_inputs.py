@@ -108,6 +108,42 @@ def test_a_frame_is_one_series_for_dtw() -> None:
     assert bx.dtw(frame, frame.iloc[:2]).equal(bx.dtw(torch.tensor(ROWS).T.double(), torch.tensor(ROWS).T[:2].double()))
 
 
+def test_what_arrays_and_frames_may_hold() -> None:
+    a = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    objects = np.empty(2, dtype=object)
+    objects[0], objects[1] = a, 2 * a
+    for given in ([a, 2 * a], [[a], [2 * a]], objects):
+        (grad,) = torch.autograd.grad(bx.dtw(given, [1.0, 2.0]), a)
+        assert grad != 0
+    frame = pd.DataFrame(ROWS).astype("Float64")
+    frame.iloc[1, 2:] = pd.NA
+    wanted = bx.dtw_cdist([ROWS[0], ROWS[1][:2], ROWS[2]])
+    torch.testing.assert_close(bx.dtw_cdist(frame), wanted)
+    torch.testing.assert_close(bx.dtw_cdist(frame.astype(object)), wanted)
+    cost = np.array([[0.0, 4.0], [1.0, 2.0]])
+    p = bx.DTW(cost)
+    value = p.value
+    cost[:] = 7.0
+    assert p.value.equal(value)
+    assert bx.DTW(np.zeros((2, 4, 4)), lengths=(np.int64(3), 3)).value.shape == (2,)
+    assert bx.Chain(torch.zeros(2, 4, 3, 3), lengths=3).lengths.tolist() == [3, 3]
+    assert bx.Chain(torch.zeros(0, 4, 3, 3), lengths=[]).value.shape == (0,)
+    weights = pd.Series([1, 2, 1], index=[5, 6, 7])
+    assert bx.dtw_barycenter(ROWS, weights, max_iter=1).equal(bx.dtw_barycenter(ROWS, [1, 2, 1], max_iter=1))
+
+
+def test_lists_of_lengths_under_compile() -> None:
+    x, crf, align = torch.randn(2, 4, 3), CRF(3), SoftAlignment()
+    for program in (
+        lambda t: align(t, t, lengths=(3, [2, 4])),
+        lambda t: bx.Chain.from_scores(t, torch.zeros(3, 3), lengths=[3, 2]).value,
+        lambda t: crf.decode(t, mask=[[1, 1, 0, 1], [0, 1, 1, 1]]),
+    ):
+        compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), program(x))
+        torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("call", [bx.dtw_cdist, bx.dtw_barycenter])
 def test_the_layout_of_aeon_is_named(call: Callable[..., Tensor]) -> None:
     cases = np.random.default_rng(0).normal(size=(5, 1, 30))  # (cases, channels, time)
@@ -115,6 +151,8 @@ def test_the_layout_of_aeon_is_named(call: Callable[..., Tensor]) -> None:
         call(cases)
     with pytest.raises(ValueError, match="swapaxes"):
         call(list(cases))
+    with pytest.raises(ValueError, match=r"length 1 with 30 features.* or x.T of each"):
+        call([cases[0], cases[1][:, :20]])
     call(cases.swapaxes(1, 2))
     with pytest.raises(ValueError, match=r"xs and ys must hold"):
         bx.dtw_cdist(cases, cases)
@@ -140,6 +178,12 @@ def test_barycenter_of_frames_and_lists() -> None:
         (lambda: bx.dtw([torch.zeros(1), torch.zeros(2)], X), "x must be one block of numbers"),
         (lambda: bx.dtw(pd.Series(["a", "b"]), X), "x must hold numbers"),
         (lambda: bx.dtw(pd.to_datetime(["2026-01-01"]), X), r"x must hold numbers, got dtype datetime64"),
+        (lambda: bx.dtw(np.ma.masked_array(X, mask=[0, 0, 0, 1]), Y), "x must be an array without a mask of its own"),
+        (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=[3, None]), "lengths must hold (numbers|integers)"),
+        (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=["3", "2"]), "lengths must hold numbers, got dtype <U1"),
+        (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=[[3], [2, 1]]), "lengths must be one block of numbers"),
+        (lambda: CRF(2, constraints=3), "constraints must hold transitions, starts and ends, got 3"),
+        (lambda: bx.dtw_barycenter(ROWS, "abc"), "weights must hold numbers"),
         (lambda: bx.dtw_cdist({"a": X}), "xs must be a collection of series, got a dict"),
         (lambda: bx.dtw_cdist("abc"), "xs must be a collection of series, got a str"),
         (lambda: bx.dtw_cdist(3), "xs must be a collection of series, got a int"),
@@ -210,7 +254,7 @@ def test_one_length_for_an_unbatched_chain() -> None:
         ({"mask": torch.ones(2, 4)}, "mask must be bool, or integers 0 and 1, .* got dtype torch.float32"),
         ({"mask": [[1, 1, 1, 2], [1, 0, 0, 0]]}, r"mask must hold 0 and 1, got 2 at \(0, 3\)"),
         ({"mask": [1, 1, 1, 1]}, r"mask must have shape \(2, 4\), got \(4,\)"),
-        ({"lengths": [1.5, 2.0]}, "lengths must hold integers, got dtype torch.float32"),
+        ({"lengths": [1.5, 2.0]}, "lengths must hold integers, got dtype torch.float64"),
         ({"lengths": [1, 2, 3]}, r"lengths must have the batch shape \(2,\), got \(3,\)"),
         (
             {"lengths": torch.tensor([1, 2], device="meta")},
@@ -239,6 +283,8 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: bx.Chain(torch.zeros(1, 2, 2), temperature=2.0), "gamma= is the word here"),
         (lambda: bx.Chain.from_scores(torch.zeros(1, 2), torch.zeros(2, 2), attention_mask=None), "mask= is the word"),
         (lambda: bx.DAG([(0, 1)]).paths(torch.zeros(1), temperature=2.0), "gamma= is the word here"),
+        (lambda: CRF(3)(torch.zeros(1, 3), torch.zeros(1), attention_mask=None), "mask= is the word here"),
+        (lambda: CRF(3).decode(torch.zeros(1, 3), attention_mask=None), "mask= is the word here"),
         (lambda: CRF(3, temperature=2.0), "gamma= is the word here"),
         (lambda: DTWLoss(temperature=2.0), "gamma= is the word here"),
         (lambda: SmoothedMax(temperature=2.0), "gamma= is the word here"),

@@ -32,7 +32,7 @@ def _is_seen_through() -> bool:
 
 def _call(kernel: str, tensors: Tensors, *constants: float, index: Tensors) -> Any:
     arrays = [t.detach().contiguous().numpy() for t in tensors]
-    steps = [t.numpy() for t in index]
+    steps = [t.contiguous().numpy() for t in index]
     scale, omega = constants[:-2], constants[-2:]
     return getattr(native.kernels, kernel)(*arrays, *scale, *steps, *omega, torch.get_num_threads())
 

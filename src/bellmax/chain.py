@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -134,6 +134,8 @@ class Chain(PathDistribution):
             self.lengths = torch.full(self.batch_shape, steps, dtype=torch.int64, device=self.device)
             return
         given = as_lengths("lengths", lengths, self.device)
+        if not given.ndim:
+            given = given.expand(self.batch_shape)
         if given.shape != self.batch_shape:
             raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(given.shape)}")
         self.lengths = given.clone()
@@ -239,13 +241,6 @@ class Chain(PathDistribution):
     def _to_paths(self, found: Tensor) -> Tensor:
         return self.sequence_to_path(found)
 
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Chain:
-        return self._on_same_steps(Chain(*scores, omega=omega))
-
-    def _on_same_steps(self, other: AnyChain) -> AnyChain:
-        other.lengths, other._mask, other.backend = self.lengths, self._mask, self.backend
-        return other
-
     def _without(self, ignored: Tensor) -> Self:
         """The same scores on fewer steps: those of ``ignored`` (..., T) are masked as well."""
         other = copy(self)
@@ -265,9 +260,6 @@ class Chain(PathDistribution):
             and self.event_shape == other.event_shape
             and self._kept.equal(other._kept)
         )
-
-
-AnyChain = TypeVar("AnyChain", bound=Chain)
 
 
 class ScoredChain(Chain):
@@ -422,18 +414,15 @@ class ScoredChain(Chain):
         return direction
 
     def _dense(self) -> Chain:
-        return self._on_same_steps(Chain(self.potentials, omega=self.omega))
+        dense = Chain(self.potentials, omega=self.omega)
+        dense.lengths, dense._mask, dense.backend = self.lengths, self._mask, self.backend
+        return dense
 
     def _path(self) -> Tensor:
         return self._dense()._path()
 
     def _log_transitions(self) -> Tensor:
         return self._dense()._log_transitions()
-
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> ScoredChain:
-        emissions, transitions, start, end = scores
-        transitions = transitions if self._by_step else transitions.squeeze(-3)
-        return self._on_same_steps(ScoredChain(emissions, transitions, start=start, end=end, omega=omega))
 
 
 def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:

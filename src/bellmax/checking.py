@@ -54,7 +54,8 @@ def _complaints(omega: Regularizer, size: int, generator: torch.Generator) -> It
     x, y, z = 2 * draw(), draw(), draw()
     tied = torch.cat((x.round(), torch.zeros(1, size, dtype=x.dtype)))
     x, tied = (t - t.amax(-1, keepdim=True) for t in (x, tied))
-    for vectors, directions in ((x, y), (tied, tied)):
+    in_blocks = (t.float().reshape(2, -1, size) for t in (x, y))
+    for vectors, directions in ((x, y), (tied, tied), in_blocks):
         fatal = next(_malformed(omega, vectors, directions), None)
         if fatal:  # whatever follows would follow from it
             yield fatal
@@ -73,6 +74,9 @@ def _malformed(omega: Regularizer, x: Tensor, y: Tensor) -> Iterator[str]:
         ("jacobian_product(q, y)", lambda: omega.jacobian_product(q, y), x.shape),
     ):
         found = find()
+        if not isinstance(found, Tensor):
+            yield f"{name} must be a tensor, got {type(found).__name__}"
+            return
         if found.shape != shape or found.dtype != x.dtype:
             needed, got = (f"shape {tuple(s)} and dtype {d}" for s, d in ((shape, x.dtype), (found.shape, found.dtype)))
             yield f"{name} must have {needed}, got {got}"
@@ -121,9 +125,21 @@ def _not_the_derivative(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor, z: 
             "jacobian_product must be symmetric, <z, J y> = <y, J z>, "
             f"got {one[(one - other).abs().argmax()].item():.4g} and {other[(one - other).abs().argmax()].item():.4g}"
         )
-    leaves = [t.clone().requires_grad_() for t in (q, y)]
-    if bool(found.any()) and not omega.jacobian_product(*leaves).requires_grad:
-        yield "jacobian_product must consist of differentiable operations, got a result without gradient"
+    yield from _not_differentiable(omega, x[smooth], y[smooth], z[smooth])
+
+
+def _not_differentiable(omega: Regularizer, x: Tensor, y: Tensor, z: Tensor) -> Iterator[str]:
+    """Whether the gradient of <z, J(q) y> in q is that of its differences along x."""
+    q = omega.project(x).requires_grad_()
+    product = inner(z, omega.jacobian_product(q, y.clone().requires_grad_()))
+    gradient = None
+    if product.requires_grad:
+        (gradient,) = torch.autograd.grad(product.sum(), q, allow_unused=True)
+    q = q.detach()
+    found = inner(torch.zeros_like(q) if gradient is None else gradient, omega.jacobian_product(q, z))
+    ahead, behind = (inner(z, omega.jacobian_product(omega.project(x + step * z), y)) for step in (_STEP, -_STEP))
+    what = "jacobian_product(q, y) must consist of operations that are differentiable in q: its derivative is"
+    yield from _differs(what, found, (ahead - behind) / (2 * _STEP))
 
 
 def _moved_by_infinity(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor) -> Iterator[str]:
@@ -149,7 +165,8 @@ def _differs(what: str, found: Tensor, wanted: Tensor) -> Iterator[str]:
 
 
 def _first(x: Tensor, where: Tensor) -> str:
-    return _numbers(x[int(where.reshape(len(x), -1).any(-1).nonzero()[0])])
+    rows = x.reshape(-1, x.shape[-1])
+    return _numbers(rows[int(where.reshape(len(rows), -1).any(-1).nonzero()[0])])
 
 
 def _numbers(x: Tensor) -> str:

@@ -164,8 +164,8 @@ class DAG:
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
                 :class:`SquaredL2` a node with one parent is not free; under ``"sparsemax"`` it is.
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-            minimize: whether weights are costs: then the value is a smoothed least cost, the best path has the least,
-                ``topk`` ascends, and +∞ removes an edge.
+            minimize: whether weights are costs, read now: then the value is a smoothed least cost, the best path has
+                the least, ``topk`` ascends, and +∞ removes an edge.
 
         """
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
@@ -186,6 +186,8 @@ class DAG:
         if not len(taken):
             return []
         by_level = taken[self.levels[taken[:, 1]].argsort()]
+        if not by_level[1:, 0].equal(by_level[:-1, 1]):
+            raise ValueError("path must hold one path, got edges that do not follow each other")
         return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
 
     def __repr__(self) -> str:
@@ -258,9 +260,9 @@ class DAGPaths(PathDistribution):
     def _num_choices(self) -> int:
         return self.dag.num_nodes
 
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> DAGPaths:
-        other = DAGPaths(self.dag, *scores, omega=omega)
-        other.backend = self.backend
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self:
+        other = super()._with(scores, omega)
+        other.minimize = False
         return other
 
     def _is_path(self, value: Tensor) -> Tensor:
@@ -284,12 +286,15 @@ class DAGPaths(PathDistribution):
 
 def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
     """Edges between numbers, and the names of the nodes, or None where numbers were given."""
+    if isinstance(edges, np.ndarray) and edges.dtype.kind not in "iuf":
+        edges = edges.tolist()
     if isinstance(edges, Tensor | np.ndarray):
         return edges, None
     if isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
         raise ValueError(f"edges must be rows (parent, child), got a {type(edges).__name__}")
     rows = [tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else (row,) for row in edges]
-    if all(isinstance(node, int | float | np.number | Tensor) for row in rows for node in row):
+    are_numbers = all(isinstance(node, int | float | np.number | Tensor) for row in rows for node in row)
+    if are_numbers and len({len(row) for row in rows}) <= 1:
         return rows, None
     for place, row in enumerate(rows):
         if len(row) != 2 or not all(isinstance(node, Hashable) for node in row):

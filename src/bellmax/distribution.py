@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,6 +99,7 @@ class PathDistribution(Distribution):
                 raise ValueError(
                     f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
                 )
+        self._is_traced = torch.compiler.is_compiling()
         self._forget()
 
     def _forget(self) -> None:
@@ -131,9 +132,13 @@ class PathDistribution(Distribution):
         """What the sweeps ``sample`` and ``topk`` found, (B, K, …), as paths (B, K, *event)."""
         return found
 
-    @abstractmethod
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> PathDistribution:
-        """The same graph, with other scores and Ω."""
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self:
+        """The same graph, with other scores, of the same shapes, and Ω."""
+        other = copy(self)
+        other._forget()
+        other.dtype = reduce(torch.promote_types, (score.dtype for score in scores))
+        other._scores, other.omega = tuple(score.to(other.dtype) for score in scores), omega
+        return other
 
     @abstractmethod
     def _is_path(self, value: Tensor) -> Tensor:
@@ -175,13 +180,18 @@ class PathDistribution(Distribution):
     def _sum_onto(self, flat: Tensor, score: Tensor) -> Tensor:
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
+    @property
+    def _inputs(self) -> tuple[Tensor, ...]:
+        """The scores, and γ if it is a tensor."""
+        gamma = self.omega.gamma
+        return (*self._scores, gamma) if isinstance(gamma, Tensor) else self._scores
+
     def _version(self) -> tuple[int, ...]:
         """What a sweep's results hold for: the mode, since what inference mode makes is of no use to autograd, and how
         often the scores and γ were changed in place, where torch counts it."""
         if torch.compiler.is_compiling():
             return ()
-        tensors = self._scores if not isinstance(self.omega.gamma, Tensor) else (*self._scores, self.omega.gamma)
-        changes = (0 if tensor.is_inference() else tensor._version for tensor in tensors)
+        changes = (0 if tensor.is_inference() else tensor._version for tensor in self._inputs)
         return torch.is_inference_mode_enabled(), *changes
 
     def _flat_theta(self) -> tuple[Tensor, ...]:
@@ -197,15 +207,21 @@ class PathDistribution(Distribution):
         The sweep runs once. What is kept of it has no graph, so that no backward frees what a later access needs.
         """
         version = self._version()
-        mode = torch.is_grad_enabled(), *version
-        theta = self._without_graph.get(mode)
+        needs_graph = torch.is_grad_enabled() and any(t.requires_grad for t in self._inputs)
+        theta = None if needs_graph else self._without_graph.get(version)
         if theta is None:
             theta = self._flat_theta()
-            if not any(t.requires_grad for t in theta):
-                self._without_graph = {mode: theta}
-        if version not in self._cache:
-            self._cache = {version: autograd.forward(self._program, theta, self._index)}
-        return theta, *self._cache[version]
+            if not (needs_graph or self._is_foreign_trace() or torch._C._are_functorch_transforms_active()):
+                self._without_graph = {version: theta}
+        found = None if self._is_foreign_trace() else self._cache.get(version)
+        if found is None:
+            found = autograd.forward(self._program, theta, self._index)
+            self._cache = {version: found}
+        return theta, *found
+
+    def _is_foreign_trace(self) -> bool:
+        """Whether a graph is traced that this distribution was not built in, and which must not keep its numbers."""
+        return torch.compiler.is_compiling() and not self._is_traced
 
     def _flat_value(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) as a function of it, and the tape."""
@@ -368,6 +384,11 @@ class PathDistribution(Distribution):
 
         return self._mapped(pick, places.shape)
 
+    def __iter__(self) -> Iterator[Self]:
+        if not self.batch_shape:
+            raise TypeError("p has no batch dimensions to iterate over")
+        return (self[place] for place in range(self.batch_shape[0]))
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The same distribution on another device or in another floating point type, as ``Tensor.to`` takes them."""
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
@@ -502,12 +523,16 @@ class PathDistribution(Distribution):
                 f"{name} must broadcast to the potentials' shape {tuple(score.shape)}, got {tuple(tensor.shape)}"
             ) from None
 
-    def _check_path(self, path: Tensor) -> Tensor:
+    def _check_event(self, path: Tensor) -> Tensor:
+        """(..., *event), in the computing dtype."""
         self._check_device("path", check_tensor("path", path))
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
             raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
-        path = path.to(torch.promote_types(self.dtype, torch.float32))
+        return path.to(torch.promote_types(self.dtype, torch.float32))
+
+    def _check_path(self, path: Tensor) -> Tensor:
+        path = self._check_event(path)
         if is_readable(path):
             valid = self._is_path(path)
             if not bool(valid.all()):
@@ -529,7 +554,7 @@ class _Paths(constraints.Constraint):
         return len(self._p.event_shape)
 
     def check(self, value: Tensor) -> Tensor:
-        return self._p._is_path(value)
+        return self._p._is_path(self._p._check_event(value))
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:

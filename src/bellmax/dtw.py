@@ -96,7 +96,8 @@ class DTW(PathDistribution):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> None:
-        (cost,) = as_floating([as_tensor("cost", cost)])
+        given = as_tensor("cost", cost)
+        (cost,) = as_floating([given if given is cost else given.clone()])  # not the memory of an array
         shape = cost.shape
         if len(shape) < 2 or shape[-1] == 0 or shape[-2] == 0:
             raise ValueError(f"cost must have shape (..., N, M) with N, M >= 1, got {tuple(shape)}")
@@ -116,7 +117,7 @@ class DTW(PathDistribution):
         sides = []
         for side, given in enumerate(as_pair(lengths)):
             length = as_lengths(f"lengths[{side}]", given, self.device)
-            if isinstance(given, int):
+            if not length.ndim:
                 length = length.expand(self.batch_shape)
             if length.shape != self.batch_shape:
                 needed = tuple(self.batch_shape)
@@ -404,12 +405,6 @@ class DTW(PathDistribution):
         columns = self.event_shape[1]
         pairs = torch.stack((cells // columns, cells % columns), -1)
         return torch.where(cells.unsqueeze(-1) < 0, -1, pairs)
-
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> DTW:
-        other = DTW(*scores, omega=omega)
-        for name in ("band", "lengths", "step_weights", "step_penalties", "open_begin", "open_end", "backend"):
-            setattr(other, name, getattr(self, name))
-        return other
 
     def _is_path(self, value: Tensor) -> Tensor:
         # A run in each row of the pair, which begins where that of the row before ends, or next to it.

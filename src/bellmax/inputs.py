@@ -37,16 +37,27 @@ def as_tensor(name: str, given: object) -> Tensor:
         if given.is_complex():
             raise ValueError(f"{name} must hold real numbers, got dtype {given.dtype}")
         return given
+    if isinstance(given, np.ma.MaskedArray):
+        raise ValueError(f"{name} must be an array without a mask of its own, got a masked array: fill it or cut it")
+    if isinstance(given, np.ndarray) and given.dtype.kind == "O" and given.ndim:
+        given = list(given)
     if isinstance(given, list | tuple) and any(isinstance(entry, Tensor) for entry in given):
-        entries = [as_tensor(name, entry) for entry in given]
-        if len({entry.shape for entry in entries}) > 1:
-            raise ValueError(_ragged(name))
-        return torch.stack(entries)
+        return _stacked(name, given)
     try:
         array = np.asarray(given)
     except ValueError:
         raise ValueError(_ragged(name)) from None
+    except RuntimeError:  # tensors further inside that require gradients
+        return _stacked(name, cast(Sequence[Any], given))
     return torch.from_numpy(_plain(name, array))
+
+
+def _stacked(name: str, given: Sequence[Any]) -> Tensor:
+    """Entries of which some are tensors, with their gradients."""
+    entries = [as_tensor(name, entry) for entry in given]
+    if len({entry.shape for entry in entries}) > 1:
+        raise ValueError(_ragged(name))
+    return torch.stack(as_floating(entries))
 
 
 def _ragged(name: str) -> str:
@@ -118,7 +129,12 @@ def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:
         return np.asarray(array)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    return list(array) if array.ndim == 1 else np.asarray(_plain(name, array))
+    if array.ndim == 1:
+        return list(array)
+    try:
+        return np.asarray(given.to_numpy(dtype=np.float64, na_value=np.nan))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must hold numbers, got {_first_of_others(array)}") from None
 
 
 def _one_series(name: str, given: object) -> Tensor:
@@ -138,10 +154,17 @@ def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
     """Lengths of any integer type as int64."""
     if isinstance(given, int):
         return torch.full((), given, dtype=torch.int64, device=device)
-    lengths = torch.as_tensor(given) if isinstance(given, list | tuple) else as_tensor(name, given)
+    lengths = _listed(name, given)
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(f"{name} must hold integers, got dtype {lengths.dtype}")
     return _on_device(name, lengths, given, device).to(torch.int64)
+
+
+def _listed(name: str, given: object) -> Tensor:
+    """Integers in any form. torch.compile traces lists of numbers, and no NumPy."""
+    if isinstance(given, list | tuple) and (torch.compiler.is_compiling() or not given):
+        return torch.as_tensor(given or torch.empty(0, dtype=torch.int64))
+    return as_tensor(name, given)
 
 
 def as_pair(lengths: object) -> tuple[Any, Any]:
@@ -153,7 +176,7 @@ def as_pair(lengths: object) -> tuple[Any, Any]:
 
 def as_mask(name: str, given: object, device: torch.device) -> Tensor:
     """A mask as bool, from bools or from integers 0 and 1."""
-    mask = torch.as_tensor(given) if isinstance(given, list | tuple) else as_tensor(name, given)
+    mask = _listed(name, given)
     mask = _on_device(name, mask, given, device)
     if mask.dtype == torch.bool:
         return mask

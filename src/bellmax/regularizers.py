@@ -268,16 +268,20 @@ class Regularizer:
         if type(self) is not type(other):
             return NotImplemented
         mine, theirs = vars(self), vars(other)
-        return mine.keys() == theirs.keys() and all(
-            value is theirs[name] or (not isinstance(value, Tensor) and bool(value == theirs[name]))
-            for name, value in mine.items()
-        )
+        return mine.keys() == theirs.keys() and all(_same(value, theirs[name]) for name, value in mine.items())
 
     def __hash__(self) -> int:
         return hash((type(self), id(self.gamma) if isinstance(self.gamma, Tensor) else self.gamma))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(gamma={self.gamma})"
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether two parameters are equal; a tensor equals itself alone."""
+    if a is b:
+        return True
+    return not (isinstance(a, Tensor) or isinstance(b, Tensor)) and np.array_equal(a, b)  # type: ignore[arg-type]
 
 
 def _powered_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:

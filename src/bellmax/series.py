@@ -28,6 +28,7 @@ from bellmax.inputs import (
     as_lengths,
     as_pair,
     as_series,
+    as_tensor,
 )
 from bellmax.regularizers import Gamma, Regularizer, inner, promote_half, resolve
 
@@ -459,18 +460,19 @@ def _check_collections(**named: Collection) -> list[list[Tensor]]:
     """Each as a list of (N_k, D), all of one dtype, device and D."""
     lists = {name: as_collection(name, given) for name, given in named.items()}
     labelled = [(f"{name}[{k}]", s) for name, series in lists.items() for k, s in enumerate(series)]
+    features = max((series.shape[1] for _, series in labelled), default=0)
+    if features > 1 and all(len(series) == 1 for _, series in labelled):
+        raise ValueError(
+            f"{' and '.join(lists)} must hold series (length, features), got only series of length 1 with "
+            f"{features} features; where the layout is (cases, channels, time), as in aeon and sktime, "
+            "give X.swapaxes(1, 2), or x.T of each series"
+        )
     for name, series in labelled:
         first_name, first = labelled[0]
         if series.shape[1] != first.shape[1]:
             raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
         if series.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
-    if labelled and labelled[0][1].shape[1] > 1 and all(len(series) == 1 for _, series in labelled):
-        raise ValueError(
-            f"{' and '.join(lists)} must hold series (length, features), got only series of length 1 with "
-            f"{labelled[0][1].shape[1]} features; where the layout is (cases, channels, time), as in aeon and sktime, "
-            "give X.swapaxes(1, 2)"
-        )
     typed = iter(as_floating([series for _, series in labelled]))
     return [[promote_half(next(typed)) for _ in series] for series in lists.values()]
 
@@ -684,7 +686,7 @@ def _check_weights(weights: Numbers | None, ones: Tensor) -> Tensor:
     """(K,), of sum 1."""
     if weights is None:
         return ones / len(ones)
-    given = torch.as_tensor(weights, dtype=ones.dtype, device=ones.device).detach()
+    given = as_tensor("weights", weights).detach().to(ones)
     if given.shape != ones.shape:
         raise ValueError(f"weights must hold one number for each of {len(ones)} series, got shape {tuple(given.shape)}")
     if not bool((given >= 0).all()) or not 0 < float(given.sum()) < math.inf:

@@ -294,7 +294,7 @@ def test_errors() -> None:
         (lambda: CRF(0), "num_tags must be at least 1, got 0"),
         (lambda: CRF(3, loss="hinge"), "loss must be one of 'surrogate', 'relaxed', got 'hinge'"),
         (lambda: CRF(3, omega="soft"), "omega must be"),
-        (lambda: CRF(3, constraints=IOB2), r"transitions of constraints must be bool of shape \(3, 3\)"),
+        (lambda: CRF(3, constraints=IOB2), r"transitions of constraints must be a bool tensor of shape \(3, 3\)"),
         (lambda: CRF(5, constraints=IOB2[:2]), "constraints must hold transitions, starts and ends, got 2"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -514,14 +514,26 @@ def test_attention_masks_as_tokenizers_give_them() -> None:
     assert crf(emissions, tags, mask=MASK.long()).equal(crf(emissions, tags, mask=MASK))
     assert crf.decode(emissions, mask=MASK.to(torch.uint8)).equal(crf.decode(emissions, mask=MASK))
     assert crf(emissions, tags.int(), mask=MASK).equal(crf(emissions, tags, mask=MASK))
+    many, bytes_ = CRF(200), torch.tensor([[5, 156, 7]], dtype=torch.uint8)  # 156 is -100 in a byte
+    torch.testing.assert_close(many(torch.zeros(1, 3, 200), bytes_), many(torch.zeros(1, 3, 200), bytes_.long()))
 
 
 @BOTH_LOSSES
-@pytest.mark.parametrize("compiled", [False, True])
-def test_rows_without_a_label_and_tags_that_are_unknown(loss: str, compiled: bool, backend: str) -> None:
+def test_rows_without_a_label_and_unknown_tags_under_compile(loss: str) -> None:
+    crf, emissions = layer(loss=loss, omega=bx.SquaredL2(4.0)), scores(5)
+    tags = torch.cat((gold(crf, MASK), torch.full((1, 6), -100)))
+    tags[0, 2] = tags[1, 3] = -1
+    run = torch.compile(crf, fullgraph=True, backend="aot_eager")
+    each = crf(emissions, tags, reduction="none")
+    assert each[4] == 0
+    torch.testing.assert_close(run(emissions, tags, reduction="none"), each)
+    torch.testing.assert_close(run(emissions, tags), each[:4].mean())
+
+
+@BOTH_LOSSES
+def test_rows_without_a_label_and_unknown_tags(loss: str, backend: str) -> None:
     crf, emissions = layer(loss=loss, omega=bx.SquaredL2(4.0)), scores(4)
-    tags = gold(crf, MASK)
-    run = torch.compile(crf, fullgraph=True, backend="aot_eager") if compiled else crf
+    tags, run = gold(crf, MASK), crf
     each = run(emissions, tags, reduction="none")
     none = torch.full_like(tags[:1], -100)
     more, longer = torch.cat((emissions, emissions[:1])), torch.cat((tags, none))

@@ -78,7 +78,7 @@ class CRF(Smoothed):
         self.num_tags = num_tags
         self.loss = loss
         self._allowed = _check_constraints(constraints, num_tags)
-        self._is_constrained = not all(bool(allowed.all()) for allowed in self._allowed)
+        self._is_constrained = constraints is not None
         self.transition_scores = nn.Parameter(torch.zeros(num_tags, num_tags))
         self.start_scores = nn.Parameter(torch.zeros(num_tags))
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
@@ -130,6 +130,7 @@ class CRF(Smoothed):
     def extra_repr(self) -> str:
         return f"{self.num_tags}, {super().extra_repr()}, loss={self.loss!r}"
 
+    @answers_near_misses
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
@@ -145,6 +146,7 @@ class CRF(Smoothed):
             emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=self.omega
         )
 
+    @answers_near_misses
     def forward(
         self,
         emissions: Tensor,
@@ -208,10 +210,11 @@ class CRF(Smoothed):
         if tags.is_floating_point() or tags.is_complex() or tags.shape != shape:
             got = f"{tags.dtype} of shape {tuple(tags.shape)}"
             raise ValueError(f"tags must be integers of shape {shape} or bool sets, got {got}")
+        tags = tags.to(torch.int64)
         ignored = tags == ignore_index
         if not readable or bool(ignored.any()):
             p = p._without(ignored)
-        tags = tags.to(torch.int64).masked_fill(~p._kept, -1)
+        tags = tags.masked_fill(~p._kept, -1)
         outside = (tags < -1) | (tags >= self.num_tags)
         if readable and bool(outside.any()):
             index = outside.nonzero()[0].tolist()
@@ -228,10 +231,12 @@ class CRF(Smoothed):
         state = torch.arange(self.num_tags, device=tags.device)
         return p.constrain((tags.unsqueeze(-1) == state) | (tags == -1).unsqueeze(-1)).value
 
+    @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
         """The tags of the highest score, (..., T) int64; −1 at masked steps, or if no sequence is allowed."""
         return self.distribution(emissions, mask=mask, lengths=lengths).best_sequence()
 
+    @answers_near_misses
     def topk(
         self, emissions: Tensor, k: int, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -247,6 +252,7 @@ class CRF(Smoothed):
         """
         return self.distribution(emissions, mask=mask, lengths=lengths).topk_sequences(k)
 
+    @answers_near_misses
     def marginals(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
         """Probability of each tag at each step, (..., T, S), differentiable; 0 at masked steps."""
         return self.distribution(emissions, mask=mask, lengths=lengths).marginals
@@ -280,12 +286,16 @@ def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, nu
     shapes = {"transitions": (num_tags, num_tags), "starts": (num_tags,), "ends": (num_tags,)}
     if constraints is None:
         return TagConstraints(*(torch.ones(shape, dtype=torch.bool, device="cpu") for shape in shapes.values()))
-    if len(constraints) != 3:
-        raise ValueError(f"constraints must hold transitions, starts and ends, got {len(constraints)} entries")
+    if not isinstance(constraints, tuple | list) or len(constraints) != 3:
+        got = f"{len(constraints)} entries" if isinstance(constraints, tuple | list) else f"{constraints!r}"
+        raise ValueError(f"constraints must hold transitions, starts and ends, got {got}")
     for (name, shape), allowed in zip(shapes.items(), constraints, strict=True):
-        if check_tensor(f"{name} of constraints", allowed).dtype != torch.bool or allowed.shape != shape:
-            got = f"{allowed.dtype} of shape {tuple(allowed.shape)}"
-            raise ValueError(f"{name} of constraints must be bool of shape {shape} for {num_tags} tags, got {got}")
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != shape:
+            is_tensor = isinstance(allowed, Tensor)
+            got = f"{allowed.dtype} of shape {tuple(allowed.shape)}" if is_tensor else f"a {type(allowed).__name__}"
+            raise ValueError(
+                f"{name} of constraints must be a bool tensor of shape {shape} for {num_tags} tags, got {got}"
+            )
         if allowed.is_meta:
             raise ValueError(
                 f"{name} of constraints must have values, got a tensor on the meta device: give device='cpu'"

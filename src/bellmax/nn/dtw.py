@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bellmax.inputs import Lengths, Numbers, answers_near_misses, as_floating, as_pair, as_series
+from bellmax.inputs import Lengths, Numbers, answers_near_misses, as_floating, as_lengths, as_pair, as_series
 from bellmax.nn.pooling import Smoothed
 from bellmax.regularizers import Gamma, Regularizer
 from bellmax.series import Cost, _check_options, _check_pair, _measure
@@ -123,7 +122,7 @@ class SoftAlignment(_Warping):
         measure = _measure(self.cost, self.band, self.omega, None)
         x, y = as_floating([as_series("x", x), as_series("y", y)])
         if lengths is not None:  # a number would cut the series
-            of_x, of_y = (np.asarray(own) if isinstance(own, int) else own for own in as_pair(lengths))
+            of_x, of_y = (as_lengths(f"lengths[{n}]", own, x.device) for n, own in enumerate(as_pair(lengths)))
             lengths = of_x, of_y
         alignments, _ = measure.alignments(*_check_pair(x, y, lengths, measure.gamma_shape))
         return alignments.expected_path.to(x.dtype)
