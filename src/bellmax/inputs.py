@@ -131,10 +131,7 @@ def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:
         array = array[:, 0]
     if array.ndim == 1:
         return list(array)
-    try:
-        return np.asarray(given.to_numpy(dtype=np.float64, na_value=np.nan))
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must hold numbers, got {_first_of_others(array)}") from None
+    return _plain(name, np.where(given.isna().to_numpy(), np.nan, array))
 
 
 def _one_series(name: str, given: object) -> Tensor:
