@@ -27,6 +27,14 @@ OMEGAS = {
 }
 
 
+COMPILERS = {"native": "inductor", "reference": "aot_eager"}  # code is generated for one of the backends
+
+
+def is_one_of_a_kind(omega: bx.Regularizer) -> bool:
+    """Whether derivatives under this Ω are checked entry by entry, and not along one direction: one Ω of each kind."""
+    return not isinstance(omega, bx.Tsallis) or isinstance(omega, bx.SquaredL2) or omega.alpha == 1.5
+
+
 def solve(omega: bx.Regularizer, x: list[float]) -> tuple[float, list[float]]:
     """max_Ω(x) and its gradient, from the definition: q_j = ((α−1)(x_j/γ − τ))₊^(1/(α−1)) with τ by bisection."""
     top = max(x)

@@ -22,7 +22,7 @@ from torch.distributions import kl_divergence
 
 import bellmax as bx
 
-GRAPHS = 300
+GRAPHS = 100
 
 
 class Problem(NamedTuple):
