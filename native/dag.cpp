@@ -3,6 +3,7 @@
 // has lost the digits that its neighbours' differences need.
 #include "dag.h"
 
+#include <atomic>
 #include <cstring>
 #include <type_traits>
 
@@ -418,10 +419,11 @@ void log_transitions_vjp(const Problem<S>& problem, const S* cotangent, S* produ
     });
 }
 
-// One walk from the end for every draw and row: a uniform for each node, of which only the visited ones are used.
+// One walk from the end for every draw and row: its n-th choice takes the n-th uniform. False if there are too few.
 template <class S>
-void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S* paths) {
+bool sample(const Problem<S>& problem, int64_t draws, int64_t choices, const double* uniforms, S* paths) {
     const Graph& graph = problem.graph;
+    std::atomic<bool> enough{true};
     with_omega<double>(problem.omega, [&](const auto& omega) {
         using Omega = std::decay_t<decltype(omega)>;
         parallel_for(draws * problem.batch, problem.threads, [&](int64_t walk) {
@@ -431,7 +433,13 @@ void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S*
             S* path = paths + walk * graph.num_edges;
             for (int64_t e = 0; e < graph.num_edges; ++e) path[e] = 0;
             const auto q = scratch<double>(graph.max_parents);
+            const double* uniform = uniforms + walk * choices;
+            const double* const last = uniform + choices;
             for (int64_t i = graph.num_nodes - 1; i > 0 && value[i] > -infinity<double>;) {
+                if (uniform == last) {
+                    enough = false;
+                    return;
+                }
                 const int64_t begin = graph.offset[i], d = graph.offset[i + 1] - begin;
                 double top = -infinity<double>, total = 0, sum = 0, s;
                 for (int64_t k = 0; k < d; ++k) {
@@ -445,12 +453,14 @@ void sample(const Problem<S>& problem, int64_t draws, const double* uniforms, S*
                 }
                 int64_t k = -1;
                 do sum += q[++k];
-                while (k + 1 < d && sum <= uniforms[walk * graph.num_nodes + i] * total);
+                while (k + 1 < d && sum <= *uniform * total);
+                ++uniform;
                 path[graph.edge[begin + k]] = 1;
                 i = graph.parent[begin + k];
             }
         });
     });
+    return enough;
 }
 
 template <class S>

@@ -36,7 +36,8 @@ struct DagKernels {
     void (*log_transitions)(const Problem<S>&, S* log_q);
     void (*log_transitions_jvp)(const Problem<S>&, const S* z, S* product);
     void (*log_transitions_vjp)(const Problem<S>&, const S* cotangent, S* product);
-    void (*sample)(const Problem<S>&, std::int64_t draws, const double* uniforms, S* paths);
+    // The n-th choice of a walk takes the n-th of its uniforms; false if there are fewer than it makes.
+    bool (*sample)(const Problem<S>&, std::int64_t draws, std::int64_t choices, const double* uniforms, S* paths);
     // As for forward; where it is false there is no result.
     bool (*topk)(const Problem<S>&, std::int64_t k, S* scores, S* paths);
 };

@@ -1,8 +1,13 @@
 // The binding: checks sizes, picks the instruction set, releases the GIL. It knows no mathematics.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -13,6 +18,7 @@
 #include "chain.h"
 #include "dag.h"
 #include "dtw.h"
+#include "labels.h"
 #include "parallel.h"
 
 namespace nb = nanobind;
@@ -71,6 +77,24 @@ void need(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(std::string("bellmax kernels: ") + what);
 }
 
+// The list of Ω: a name, as in Python, and its numbers.
+OmegaParameters omega_of(const char* name, const std::vector<double>& parameters) {
+    const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
+    if (is("negentropy")) return {1, 0};
+    if (is("l2")) return {2, 0.5};
+    if (is("hard")) return {std::numeric_limits<double>::infinity(), 0};
+    need(is("tsallis") && parameters.size() == 1, "no such omega");
+    return {parameters[0], 0};
+}
+
+// A thread has to have this many numbers to read, or waking it takes longer than the work.
+int threads_for(int64_t numbers, int threads) {
+    constexpr int64_t worthwhile = 1 << 13;
+    return int(std::max<int64_t>(1, std::min<int64_t>(threads, numbers / worthwhile)));
+}
+
+#define OMEGA const char *omega, const std::vector<double> &parameters, int threads
+
 template <class S>
 using Theta = In<S, 2>;
 using Index = In<int64_t, 1>;
@@ -78,7 +102,7 @@ using Tape = In<double, 3>;
 
 template <class S>
 Problem<S> problem(const Theta<S>& theta, const Index& offset, const Index& parent, const Index& edge,
-                   double alpha, double vertex, int threads) {
+                   OMEGA) {
     const int64_t edges = static_cast<int64_t>(parent.shape(0));
     need(offset.shape(0) >= 2 && edge.shape(0) == parent.shape(0), "the index does not fit together");
     need(theta.shape(1) == parent.shape(0), "theta does not fit the graph");
@@ -86,7 +110,8 @@ Problem<S> problem(const Theta<S>& theta, const Index& offset, const Index& pare
     int64_t most = 0;
     for (int64_t i = 0; i < nodes; ++i) most = std::max(most, offset.data()[i + 1] - offset.data()[i]);
     const Graph graph{nodes, edges, most, offset.data(), parent.data(), edge.data()};
-    return {graph, {alpha, vertex}, static_cast<int64_t>(theta.shape(0)), threads, theta.data(), nullptr};
+    const int64_t batch = int64_t(theta.shape(0));
+    return {graph, omega_of(omega, parameters), batch, threads_for(batch * edges, threads), theta.data(), nullptr};
 }
 
 template <class S>
@@ -104,8 +129,8 @@ void need_like(const Problem<S>& p, const Array& array) {
 
 // The last array, the groups, is for the reference backend.
 #define GRAPH \
-    const Index &offset, const Index &parent, const Index &edge, const Index &, double alpha, double vertex, int threads
-#define PROBLEM problem(theta, offset, parent, edge, alpha, vertex, threads)
+    const Index &offset, const Index &parent, const Index &edge, const Index &, OMEGA
+#define PROBLEM problem(theta, offset, parent, edge, omega, parameters, threads)
 
 template <class S>
 void bind(nb::module_& m) {
@@ -160,13 +185,13 @@ void bind(nb::module_& m) {
           [](const Theta<S>& theta, const Tape& tape, const In<double, 3>& uniforms, const Out<S, 3>& paths, GRAPH) {
               auto p = PROBLEM;
               set_tape(p, tape);
-              need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.graph.num_nodes,
-                   "the uniforms do not fit theta");
+              need(int64_t(uniforms.shape(0)) == p.batch, "the uniforms do not fit theta");
               need(paths.shape(0) == uniforms.shape(0) && paths.shape(1) == uniforms.shape(1) &&
                        int64_t(paths.shape(2)) == p.graph.num_edges,
                    "the paths do not fit the uniforms");
               nb::gil_scoped_release release;
-              dag<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), paths.data());
+              need(dag<S>().sample(p, int64_t(uniforms.shape(1)), int64_t(uniforms.shape(2)), uniforms.data(), paths.data()),
+                   "a path has more choices than there are uniforms");
           });
     m.def("dag_topk", [](const Theta<S>& theta, const Out<S, 2>& scores, const Out<S, 3>& paths, GRAPH) {
         const auto p = PROBLEM;
@@ -190,21 +215,28 @@ template <class S>
 using Array = In<S, 4>;
 template <class S>
 using Potentials = Array<S>;
-using Lengths = In<int64_t, 1>;
-using Mask = In<bool, 2>;
+using Lengths = std::optional<In<int64_t, 1>>;
+using Mask = std::optional<In<bool, 2>>;
 
-// The steps that count, from a mask; none for one without columns, which stands for the first steps.
+// The steps that are kept: all without lengths, the first ones without a mask.
 struct Kept {
-    std::vector<int64_t> steps;
+    std::vector<int64_t> all, steps;
+    const int64_t* lengths;
 
-    Kept(const Lengths& lengths, const Mask& mask, int64_t batch, int64_t total) {
-        need(int64_t(lengths.shape(0)) == batch && int64_t(mask.shape(0)) == batch, "the index does not fit the scores");
-        for (int64_t b = 0; b < batch; ++b) {
-            need(lengths.data()[b] >= 0 && lengths.data()[b] <= total, "a length is out of range");
+    Kept(const Lengths& given, const Mask& mask, int64_t batch, int64_t total) {
+        if (!given) {
+            all.assign(std::size_t(batch), total);
+            lengths = all.data();
+            return;
         }
-        const int64_t columns = int64_t(mask.shape(1));
-        if (columns == 0) return;
-        need(columns == total, "the mask does not fit the scores");
+        lengths = given->data();
+        need(int64_t(given->shape(0)) == batch, "the index does not fit the scores");
+        for (int64_t b = 0; b < batch; ++b) need(lengths[b] >= 0 && lengths[b] <= total, "a length is out of range");
+        if (mask) read(*mask, batch, total);
+    }
+
+    void read(const In<bool, 2>& mask, int64_t batch, int64_t total) {
+        need(int64_t(mask.shape(0)) == batch && int64_t(mask.shape(1)) == total, "the mask does not fit the scores");
         steps.resize(std::size_t(batch * total));
         bool has_holes = false;
         for (int64_t b = 0; b < batch; ++b) {
@@ -214,7 +246,7 @@ struct Kept {
                 has_holes |= t != n;
                 steps[std::size_t(b * total + n++)] = t;
             }
-            need(n == lengths.data()[b], "the mask does not fit the lengths");
+            need(n == lengths[b], "the mask does not fit the lengths");
         }
         if (!has_holes) steps.clear();
     }
@@ -223,12 +255,12 @@ struct Kept {
 };
 
 template <class S>
-ScoresProblem<S> chain_problem(const Potentials<S>& theta, const Lengths& lengths, const Kept& kept, double alpha,
-                               double vertex, int threads) {
+ScoresProblem<S> chain_problem(const Potentials<S>& theta, const Kept& kept, OMEGA) {
     need(theta.shape(2) == theta.shape(3), "theta does not fit together");
     const int64_t steps = int64_t(theta.shape(1)), states = int64_t(theta.shape(2)), square = states * states;
-    return {int64_t(theta.shape(0)), steps, states, lengths.data(), kept.data(), steps * square, square, 0, 0,
-            {alpha, vertex}, threads, {nullptr, theta.data(), nullptr, nullptr}, nullptr};
+    return {int64_t(theta.shape(0)), steps, states, kept.lengths, kept.data(), steps * square, square, 0, 0,
+            omega_of(omega, parameters), threads_for(int64_t(theta.size()), threads),
+            {nullptr, theta.data(), nullptr, nullptr}, nullptr};
 }
 
 template <class S>
@@ -267,10 +299,10 @@ void need_best(const ScoresProblem<S>& p, const Out<S, 2>& scores, const Out<int
          "scores and sequences do not fit");
 }
 
-#define INDEX const Lengths &lengths, const Mask &mask, double alpha, double vertex, int threads
+#define INDEX const Lengths &lengths, const Mask &mask, OMEGA
 #define CHAIN_PROBLEM                                                                      \
     const Kept kept(lengths, mask, int64_t(theta.shape(0)), int64_t(theta.shape(1)));      \
-    auto p = chain_problem(theta, lengths, kept, alpha, vertex, threads)
+    auto p = chain_problem(theta, kept, omega, parameters, threads)
 
 template <class S>
 void bind_chain(nb::module_& m) {
@@ -341,31 +373,39 @@ using Emissions = In<S, 3>;
 template <class S>
 using States = In<S, 2>;
 
+// (1 or batch, states, states), or for each step (1 or batch, steps − 1, states, states).
+template <class S>
+using Transitions = nb::ndarray<S, nb::c_contig, nb::device::cpu>;
+
 // Whether a tensor has the wanted size, or 1, which stands for all.
 bool one_or(std::size_t size, int64_t wanted) { return size == 1 || int64_t(size) == wanted; }
 
 template <class S>
-ScoresProblem<S> scores_problem(const Emissions<S>& emissions, const Array<S>& transitions, const States<S>& start,
-                                const States<S>& end, const Lengths& lengths, const Kept& kept, double alpha,
-                                double vertex, int threads) {
+ScoresProblem<S> scores_problem(const Emissions<S>& emissions, const Transitions<const S>& transitions,
+                                const States<S>& start, const States<S>& end, const Kept& kept, OMEGA) {
     const int64_t batch = int64_t(emissions.shape(0)), steps = int64_t(emissions.shape(1)),
-                  states = int64_t(emissions.shape(2)), square = states * states, places = int64_t(transitions.shape(1));
-    need(one_or(transitions.shape(0), batch) && one_or(transitions.shape(1), steps - 1) &&
-             int64_t(transitions.shape(2)) == states && int64_t(transitions.shape(3)) == states,
+                  states = int64_t(emissions.shape(2)), square = states * states;
+    const std::size_t dims = transitions.ndim();
+    need(dims == 3 || dims == 4, "the transitions do not fit the emissions");
+    const int64_t places = dims == 4 ? int64_t(transitions.shape(1)) : 1;
+    need(one_or(transitions.shape(0), batch) && (dims == 3 || places == std::max<int64_t>(steps - 1, 0)) &&
+             int64_t(transitions.shape(dims - 2)) == states && int64_t(transitions.shape(dims - 1)) == states,
          "the transitions do not fit the emissions");
     need(one_or(start.shape(0), batch) && int64_t(start.shape(1)) == states && one_or(end.shape(0), batch) &&
              int64_t(end.shape(1)) == states,
          "start or end do not fit the emissions");
     const auto stride = [](std::size_t size, int64_t numbers) { return size == 1 ? int64_t(0) : numbers; };
-    return {batch, steps, states, lengths.data(), kept.data(), stride(transitions.shape(0), places * square),
-            stride(transitions.shape(1), square), stride(start.shape(0), states), stride(end.shape(0), states),
-            {alpha, vertex}, threads, {emissions.data(), transitions.data(), start.data(), end.data()}, nullptr};
+    return {batch, steps, states, kept.lengths, kept.data(), stride(transitions.shape(0), places * square),
+            places > 1 ? square : 0, stride(start.shape(0), states), stride(end.shape(0), states),
+            omega_of(omega, parameters), threads_for(batch * steps * square, threads),
+            {emissions.data(), transitions.data(), start.data(), end.data()}, nullptr};
 }
 
-#define SCORES const Emissions<S> &emissions, const Array<S> &transitions, const States<S> &start, const States<S> &end
+#define SCORES \
+    const Emissions<S> &emissions, const Transitions<const S> &transitions, const States<S> &start, const States<S> &end
 #define SCORES_PROBLEM                                                                             \
     const Kept kept(lengths, mask, int64_t(emissions.shape(0)), int64_t(emissions.shape(1)));      \
-    auto p = scores_problem(emissions, transitions, start, end, lengths, kept, alpha, vertex, threads)
+    auto p = scores_problem(emissions, transitions, start, end, kept, omega, parameters, threads)
 
 // The data of arrays of the scores' shapes.
 template <class S, class Like, class E, class T, class V>
@@ -374,7 +414,8 @@ Scores<S> like_scores(const ScoresProblem<std::remove_const_t<S>>& p, const Like
     need(int64_t(emissions.shape(0)) == p.batch && int64_t(emissions.shape(1)) == p.steps &&
              int64_t(emissions.shape(2)) == p.states,
          "an array is not like the emissions");
-    for (std::size_t d = 0; d < 4; ++d) {
+    need(transitions.ndim() == like.ndim(), "an array is not like the transitions");
+    for (std::size_t d = 0; d < like.ndim(); ++d) {
         need(transitions.shape(d) == like.shape(d), "an array is not like the transitions");
     }
     need(int64_t(start.shape(0)) == (p.start_batch ? p.batch : 1) && int64_t(start.shape(1)) == p.states &&
@@ -385,15 +426,15 @@ Scores<S> like_scores(const ScoresProblem<std::remove_const_t<S>>& p, const Like
 
 template <class S>
 void bind_scores(nb::module_& m) {
-    m.def("scores_forward", [](SCORES, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
+    m.def("scored_chain_forward", [](SCORES, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
         SCORES_PROBLEM;
         set_tape(p, Array<S>(tape));
         need_batch(p, int64_t(value.shape(0)));
         nb::gil_scoped_release release;
         return chain<S>().forward(p, value.data(), tape.data());
     });
-    m.def("scores_backward", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Out<S, 3>& to_emissions,
-                                const Out<S, 4>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end, INDEX) {
+    m.def("scored_chain_backward", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Out<S, 3>& to_emissions,
+                                const Transitions<S>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end, INDEX) {
         SCORES_PROBLEM;
         set_tape(p, tape);
         need_batch(p, int64_t(seed.shape(0)));
@@ -401,9 +442,9 @@ void bind_scores(nb::module_& m) {
         nb::gil_scoped_release release;
         chain<S>().backward(p, seed.data(), out);
     });
-    m.def("scores_hessian", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Emissions<S>& z_emissions,
-                               const Array<S>& z_transitions, const States<S>& z_start, const States<S>& z_end,
-                               const Out<S, 3>& to_emissions, const Out<S, 4>& to_transitions, const Out<S, 2>& to_start,
+    m.def("scored_chain_hessian", [](SCORES, const Array<S>& tape, const In<S, 1>& seed, const Emissions<S>& z_emissions,
+                               const Transitions<const S>& z_transitions, const States<S>& z_start, const States<S>& z_end,
+                               const Out<S, 3>& to_emissions, const Transitions<S>& to_transitions, const Out<S, 2>& to_start,
                                const Out<S, 2>& to_end, INDEX) {
         SCORES_PROBLEM;
         set_tape(p, tape);
@@ -413,7 +454,7 @@ void bind_scores(nb::module_& m) {
         nb::gil_scoped_release release;
         chain<S>().hessian(p, seed.data(), z, out);
     });
-    m.def("scores_sample",
+    m.def("scored_chain_sample",
           [](SCORES, const Array<S>& tape, const In<double, 3>& uniforms, const Out<int64_t, 3>& sequences, INDEX) {
               SCORES_PROBLEM;
               set_tape(p, tape);
@@ -421,11 +462,33 @@ void bind_scores(nb::module_& m) {
               nb::gil_scoped_release release;
               chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
           });
-    m.def("scores_topk", [](SCORES, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
+    m.def("scored_chain_topk", [](SCORES, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
         SCORES_PROBLEM;
         need_best(p, scores, sequences);
         nb::gil_scoped_release release;
         return chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
+    });
+}
+
+template <class S>
+void bind_labels(nb::module_& m) {
+    m.def("scored_chain_score", [](SCORES, const In<int64_t, 2>& labels, const Out<double, 1>& scores, int64_t ignored,
+                                   INDEX) {
+        SCORES_PROBLEM;
+        need(int64_t(labels.shape(0)) == p.batch && int64_t(labels.shape(1)) == p.steps, "labels do not fit");
+        need_batch(p, int64_t(scores.shape(0)));
+        nb::gil_scoped_release release;
+        return score_labels(p, labels.data(), ignored, scores.data());
+    });
+    m.def("scored_chain_subtract", [](SCORES, const In<int64_t, 2>& labels, const In<S, 1>& seed,
+                                      const Out<S, 3>& to_emissions, const Transitions<S>& to_transitions,
+                                      const Out<S, 2>& to_start, const Out<S, 2>& to_end, INDEX) {
+        SCORES_PROBLEM;
+        need(int64_t(labels.shape(0)) == p.batch && int64_t(labels.shape(1)) == p.steps, "labels do not fit");
+        need_batch(p, int64_t(seed.shape(0)));
+        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
+        nb::gil_scoped_release release;
+        subtract_labels(p, labels.data(), seed.data(), out);
     });
 }
 
@@ -439,20 +502,21 @@ void need_binary(const ScoresProblem<S>& p) {
 // The lengths and the mask are of the rows of queries that share their keys.
 template <class S>
 AttentionProblem<S> attention_problem(const In<S, 2>& scores, const In<S, 2>& transitions, double scale,
-                                      const Lengths& lengths, const Kept& kept, double alpha, double vertex, int threads) {
-    const int64_t batch = int64_t(scores.shape(0)), rows = int64_t(lengths.shape(0));
+                                      int64_t rows, const Kept& kept, OMEGA) {
+    const int64_t batch = int64_t(scores.shape(0));
+    const OmegaParameters by_name = omega_of(omega, parameters);
     need(rows > 0 && batch % rows == 0, "the queries do not fit the lengths");
     need(transitions.shape(0) == 2 && transitions.shape(1) == 2, "transitions are (2, 2)");
-    need(alpha == 1 || alpha == 2, "negentropy or l2 is needed");
-    const ScoresProblem<S> chain{batch, int64_t(scores.shape(1)), 2, lengths.data(), kept.data(), 0, 0, 0, 0,
-                                 {alpha, vertex}, threads, {nullptr, transitions.data(), nullptr, nullptr}, nullptr};
+    need(by_name.alpha == 1 || by_name.alpha == 2, "negentropy or l2 is needed");
+    const ScoresProblem<S> chain{batch, int64_t(scores.shape(1)), 2, kept.lengths, kept.data(), 0, 0, 0, 0, by_name,
+                                 threads_for(int64_t(scores.size()), threads), {nullptr, transitions.data(), nullptr, nullptr}, nullptr};
     return {chain, scores.data(), S(scale), batch / rows};
 }
 
 #define ATTENTION const In<S, 2> &scores, const In<S, 2> &transitions
 #define ATTENTION_PROBLEM                                                                        \
-    const Kept kept(lengths, mask, int64_t(lengths.shape(0)), int64_t(scores.shape(1)));         \
-    const auto p = attention_problem(scores, transitions, scale, lengths, kept, alpha, vertex, threads)
+    const Kept kept(lengths, mask, rows, int64_t(scores.shape(1)));                              \
+    const auto p = attention_problem(scores, transitions, scale, rows, kept, omega, parameters, threads)
 
 template <class S, class A, class B>
 void need_sequences(const AttentionProblem<S>& p, const A& each, const B& totals) {
@@ -463,15 +527,15 @@ void need_sequences(const AttentionProblem<S>& p, const A& each, const B& totals
 
 template <class S>
 void bind_binary(nb::module_& m) {
-    m.def("binary_marginals", [](SCORES, const Out<S, 3>& marginals, INDEX) {
+    m.def("two_states_marginals", [](SCORES, const Out<S, 3>& marginals, INDEX) {
         SCORES_PROBLEM;
         need_binary(p);
         like_scores<const S>(p, transitions, Emissions<S>(marginals), transitions, start, end);
         nb::gil_scoped_release release;
         return binary<S>().marginals(p, marginals.data());
     });
-    m.def("binary_marginals_vjp", [](SCORES, const Emissions<S>& cotangent, const Out<S, 3>& to_emissions,
-                                     const Out<S, 4>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end,
+    m.def("two_states_marginals_vjp", [](SCORES, const Emissions<S>& cotangent, const Out<S, 3>& to_emissions,
+                                     const Transitions<S>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end,
                                      INDEX) {
         SCORES_PROBLEM;
         need_binary(p);
@@ -480,14 +544,14 @@ void bind_binary(nb::module_& m) {
         nb::gil_scoped_release release;
         binary<S>().marginals_vjp(p, cotangent.data(), out);
     });
-    m.def("binary_weights", [](ATTENTION, const Out<S, 2>& weights, const Out<S, 1>& totals, double scale, INDEX) {
+    m.def("two_states_weights", [](ATTENTION, const Out<S, 2>& weights, const Out<S, 1>& totals, double scale, int64_t rows, INDEX) {
         ATTENTION_PROBLEM;
         need_sequences(p, weights, totals);
         nb::gil_scoped_release release;
         return binary<S>().weights(p, weights.data(), totals.data());
     });
-    m.def("binary_weights_vjp", [](ATTENTION, const In<S, 2>& weights, const In<S, 1>& totals, const In<S, 2>& cotangent,
-                                   const Out<S, 2>& to_scores, const Out<S, 2>& to_transitions, double scale, INDEX) {
+    m.def("two_states_weights_vjp", [](ATTENTION, const In<S, 2>& weights, const In<S, 1>& totals, const In<S, 2>& cotangent,
+                                   const Out<S, 2>& to_scores, const Out<S, 2>& to_transitions, double scale, int64_t rows, INDEX) {
         ATTENTION_PROBLEM;
         need_sequences(p, weights, totals);
         need_sequences(p, cotangent, totals);
@@ -501,27 +565,49 @@ void bind_binary(nb::module_& m) {
 template <class S>
 using Costs = In<S, 3>;
 
-#define PAIRS const In<int64_t, 2>&lengths, const In<double, 1>&band, const In<bool, 2>&, double alpha, double vertex, int threads
-#define DTW_PROBLEM(tape) dtw_problem<S>(cost, lengths, band, tape, alpha, vertex, threads)
+// The lengths and the band of each pair: without them, those of whole matrices.
+struct Regions {
+    std::vector<int64_t> all;
+    std::vector<double> none;
+    const int64_t* lengths;
+    const double* band;
+
+    Regions(const std::optional<In<int64_t, 2>>& given, const std::optional<In<double, 1>>& bands, int64_t batch,
+            int64_t rows, int64_t columns) {
+        need(given.has_value() == bands.has_value(), "lengths come with bands");
+        if (!given) {
+            for (int64_t b = 0; b < batch; ++b) all.insert(all.end(), {rows, columns});
+            none.assign(std::size_t(batch), std::numeric_limits<double>::infinity());
+            lengths = all.data();
+            band = none.data();
+            return;
+        }
+        lengths = given->data();
+        band = bands->data();
+        need(int64_t(given->shape(0)) == batch && given->shape(1) == 2 && int64_t(bands->shape(0)) == batch,
+             "the index does not fit the cost");
+        for (int64_t b = 0; b < batch; ++b) {
+            need(lengths[2 * b] >= 1 && lengths[2 * b] <= rows && lengths[2 * b + 1] >= 1 && lengths[2 * b + 1] <= columns,
+                 "a length is out of range");
+            need(band[b] >= 0, "a band is negative");
+        }
+    }
+};
+
+#define PAIRS const std::optional<In<int64_t, 2>>&lengths, const std::optional<In<double, 1>>&band, OMEGA
+#define DTW_PROBLEM(tape)                                                                                      \
+    const Regions regions(lengths, band, int64_t(cost.shape(0)), int64_t(cost.shape(1)), int64_t(cost.shape(2))); \
+    const auto p = dtw_problem<S>(cost, regions, tape, omega, parameters, threads)
 
 template <class S, class Tape>
-DtwProblem<S> dtw_problem(const Costs<S>& cost, const In<int64_t, 2>& lengths, const In<double, 1>& band, const Tape& tape,
-                          double alpha, double vertex, int threads) {
+DtwProblem<S> dtw_problem(const Costs<S>& cost, const Regions& regions, const Tape& tape, OMEGA) {
     const int64_t batch = int64_t(cost.shape(0)), rows = int64_t(cost.shape(1)), columns = int64_t(cost.shape(2));
     need(rows > 0 && columns > 0, "the cost is empty");
-    need(int64_t(lengths.shape(0)) == batch && lengths.shape(1) == 2 && int64_t(band.shape(0)) == batch,
-         "the index does not fit the cost");
-    for (int64_t b = 0; b < batch; ++b) {
-        need(lengths.data()[2 * b] >= 1 && lengths.data()[2 * b] <= rows && lengths.data()[2 * b + 1] >= 1 &&
-                 lengths.data()[2 * b + 1] <= columns,
-             "a length is out of range");
-        need(band.data()[b] >= 0, "a band is negative");
-    }
     const int64_t size = int64_t(tape.shape(1));
     need(int64_t(tape.shape(0)) == batch && (size == 0 || size == dtw_tape_size(rows, columns)),
          "the tape does not fit the cost");
-    return {batch, rows, columns, lengths.data(), band.data(), {alpha, vertex}, threads, cost.data(),
-            size ? const_cast<double*>(tape.data()) : nullptr};
+    return {batch, rows, columns, regions.lengths, regions.band, omega_of(omega, parameters),
+            threads_for(int64_t(cost.size()), threads), cost.data(), size ? const_cast<double*>(tape.data()) : nullptr};
 }
 
 template <class S, class A>
@@ -542,8 +628,8 @@ using Line = In<double, 1>;
 // A block of rows of one pair, and what it exchanges with its neighbours: lines as long as the pair's rows.
 template <class S>
 DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const Line& line_above, int64_t rows,
-                        int64_t columns, double band, int64_t row, int64_t column, double alpha, double vertex, int threads,
-                        int64_t* lengths, double* bands) {
+                        int64_t columns, double band, int64_t row, int64_t column, OMEGA, int64_t* lengths,
+                        double* bands) {
     lengths[0] = rows;
     lengths[1] = columns;
     bands[0] = band;
@@ -553,7 +639,7 @@ DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const L
          "the block does not fit the pair");
     need(size == 0 || size == dtw_tape_size(height, column + width), "the tape does not fit the block");
     need(row == 0 || int64_t(line_above.shape(0)) == columns, "a line is not as long as the pair's rows");
-    DtwProblem<S> p{1, height, width, lengths, bands, {alpha, vertex}, threads, cost.data(),
+    DtwProblem<S> p{1, height, width, lengths, bands, omega_of(omega, parameters), threads, cost.data(),
                     size ? const_cast<double*>(tape.data()) : nullptr};
     p.row = row;
     p.column = column;
@@ -561,12 +647,11 @@ DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const L
     return p;
 }
 
-#define BLOCK                                                                                                          \
-    int64_t rows, int64_t columns, double band, int64_t row, int64_t column, double alpha, double vertex, int threads
+#define BLOCK int64_t rows, int64_t columns, double band, int64_t row, int64_t column, OMEGA
 #define DTW_BLOCK                                                                                                      \
     int64_t lengths[2];                                                                                                \
     double bands[1];                                                                                                   \
-    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, alpha, vertex, threads, \
+    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, omega, parameters, threads, \
                        lengths, bands);                                                                                \
     const bool is_last = row + p.rows == rows
 
@@ -577,7 +662,7 @@ void bind_blocks(nb::module_& m) {
                                   bool by_products, BLOCK) {
         DTW_BLOCK;
         need(value.shape(0) == 1 && greatest.shape(0) == 1, "a number for each pair is needed");
-        need(!by_products || (alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
+        need(!by_products || (p.omega.alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
         need(is_last || int64_t(line_below.shape(0)) == columns, "a line is not as long as the pair's rows");
         p.line_below = is_last ? nullptr : line_below.data();
         p.by_products = by_products;
@@ -602,14 +687,14 @@ void bind_blocks(nb::module_& m) {
 template <class S>
 void bind_dtw(nb::module_& m) {
     m.def("dtw_forward", [](const Costs<S>& cost, const Out<S, 1>& value, const Out<double, 2>& tape, PAIRS) {
-        const auto p = DTW_PROBLEM(tape);
+        DTW_PROBLEM(tape);
         need(int64_t(value.shape(0)) == p.batch, "a number for each pair is needed");
         nb::gil_scoped_release release;
         return dtw<S>().forward(p, value.data());
     });
     m.def("dtw_backward",
           [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Out<S, 3>& out, PAIRS) {
-              const auto p = DTW_PROBLEM(tape);
+              DTW_PROBLEM(tape);
               need_seed(p, seed);
               need_like(p, out);
               nb::gil_scoped_release release;
@@ -617,7 +702,7 @@ void bind_dtw(nb::module_& m) {
           });
     m.def("dtw_hessian", [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Costs<S>& z,
                             const Out<S, 3>& out, PAIRS) {
-        const auto p = DTW_PROBLEM(tape);
+        DTW_PROBLEM(tape);
         need_seed(p, seed);
         need_like(p, z);
         need_like(p, out);
@@ -626,7 +711,7 @@ void bind_dtw(nb::module_& m) {
     });
     m.def("dtw_sample", [](const Costs<S>& cost, const In<double, 2>& tape, const In<double, 3>& uniforms,
                            const Out<int64_t, 3>& paths, PAIRS) {
-        const auto p = DTW_PROBLEM(tape);
+        DTW_PROBLEM(tape);
         need(p.tape != nullptr, "the tape was not kept");
         need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.rows + p.columns - 2 &&
                  int64_t(paths.shape(0)) == p.batch && paths.shape(1) == uniforms.shape(1) &&
@@ -652,6 +737,8 @@ NB_MODULE(_native, m) {
     bind_chain<double>(m);
     bind_scores<float>(m);
     bind_scores<double>(m);
+    bind_labels<float>(m);
+    bind_labels<double>(m);
     bind_binary<float>(m);
     bind_binary<double>(m);
     bind_dtw<float>(m);

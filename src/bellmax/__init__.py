@@ -3,15 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import bellmax.dtw as _  # noqa: F401  so that a later import of the module does not hide the function
 from bellmax import losses
-from bellmax.backends import backend_info, use_backend
-from bellmax.chain import Chain, viterbi
+from bellmax.backends.choice import backend_info, use_backend
 from bellmax.checking import check_regularizer
-from bellmax.dag import DAG
 from bellmax.distribution import PathDistribution
-from bellmax.dtw import DTW
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist
+from bellmax.structures.chain import Chain, viterbi
+from bellmax.structures.dag import DAG
+from bellmax.structures.dtw import DTW
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots

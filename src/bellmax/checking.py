@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.regularizers import Regularizer, inner
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import inner
 
 _STEP = 1e-5  # of the differences that derivatives are compared with
 _TOLERANCE = 1e-5

@@ -1,7 +1,6 @@
-"""What holds for every distribution over paths, written once.
+"""The verbs of every distribution over paths, written once.
 
-A structure supplies its potentials as a flat batch, its integer tensors, and how to build itself anew with other
-potentials; the sweeps supply the rest.
+A structure supplies its scores, its integers, and a few hooks; the sweeps supply the rest.
 """
 
 from __future__ import annotations
@@ -18,37 +17,33 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 import bellmax.autograd as autograd
-from bellmax.backends import backend_for
+from bellmax.autograd.operators import sweep
+from bellmax.backends import BACKENDS
+from bellmax.backends.choice import backend_for
+from bellmax.flat import Flat
 from bellmax.inputs import check_tensor
-from bellmax.regularizers import (
-    Gamma,
-    Hard,
-    Negentropy,
-    Regularizer,
-    divide_by_gamma,
-    inner,
-    is_readable,
-    multiply_by_gamma,
-    promote_half,
-    resolve,
-)
+from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, resolve
+from bellmax.targets import Targets
+from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half
+from bellmax.transforms import is_readable, is_transformed, needs_grad
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 _MAX_ENUMERATED = 100_000
+_HARD = Kernel("hard")
 
 
-class PathDistribution(Distribution):
+class PathDistribution(Targets):
     """A distribution over the paths of a graph: the random walk Q(θ) from the end node back to the start (section 3.3).
 
     ``event_shape`` is the shape of one path, an indicator over the potentials; the other dimensions are the batch.
 
     Args:
-        scores: what the program is scored with, by the name that error messages use: tensors (..., *own), floating
-            point, −∞ where there is no edge, each with the number of dimensions of its own. One that has no further
-            dimensions is shared by the batch.
+        scores: the scores of the program, by the name that error messages use: tensors (..., *own), floating point, −∞
+            where there is no edge, each with the number of dimensions of its own. One that has no further dimensions
+            is shared by the batch.
         batch_shape: of the distribution.
         event_shape: the shape of a path.
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
@@ -59,10 +54,11 @@ class PathDistribution(Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
     has_enumerate_support = True
     structure: str
-    omega: Regularizer
     backend: str
+    _sweeps_minimize: ClassVar[bool] = False
+    """Whether the sweeps take costs and give a least cost, as :attr:`sense` −1 asks."""
     _own_tensors: ClassVar[dict[str, int]] = {}
-    """Attributes of a structure that are tensors (..., *own), with their number of dimensions of their own."""
+    """Attributes of a structure that are tensors (..., *own) or None, with their number of dimensions of their own."""
 
     def __init__(
         self,
@@ -74,44 +70,50 @@ class PathDistribution(Distribution):
     ) -> None:
         tensors = [tensor for tensor, _ in scores.values()]
         self.device = tensors[0].device
+        self.dtype = tensors[0].dtype
         for name, (tensor, _) in scores.items():
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} must be floating point, got dtype {tensor.dtype}")
             self._check_device(name, tensor)
-        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-        self._scores = tuple(tensor.to(self.dtype) for tensor in tensors)
+            if tensor.dtype != self.dtype:
+                self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self._scores = tuple(t if t.dtype == self.dtype else t.to(self.dtype) for t in tensors)
         self._own_dims = tuple(dims for _, dims in scores.values())
         self.omega = resolve(omega, gamma)
-        if self.omega.kernel is None and torch.compiler.is_compiling():
+        kernel = self.omega.kernel
+        if kernel is None and torch.compiler.is_compiling():
             raise NotImplementedError(
                 f"{type(self.omega).__name__} is written in Python and does not run under torch.compile: "
                 "keep the program out of it with torch.compiler.disable"
             )
-        self.backend = backend_for(self.device)
-        super().__init__(batch_shape, event_shape, validate_args=False)
-        gamma = self.omega.gamma
-        if isinstance(gamma, Tensor):
-            try:
-                fits = torch.broadcast_shapes(gamma.shape, self.batch_shape) == self.batch_shape
-            except RuntimeError:
-                fits = False
-            if not fits:
-                raise ValueError(
-                    f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
-                )
+        self.backend = backend_for(self.structure, self.device, kernel)
+        Distribution.__init__(self, batch_shape, event_shape, validate_args=False)
+        if isinstance(self.omega.gamma, Tensor):
+            self._check_gamma(self.omega.gamma)
         self._is_traced = torch.compiler.is_compiling()
         self._forget()
+
+    def _check_gamma(self, gamma: Tensor) -> None:
+        try:
+            fits = torch.broadcast_shapes(gamma.shape, self.batch_shape) == self.batch_shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
+            )
 
     def _forget(self) -> None:
         """Keep nothing of what was computed: the value and the tape, and θ/γ where no graph belongs to it."""
         self._cache: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self._without_graph: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
+        self._flat_batch: Flat | None = None
 
     # --- what a structure supplies
 
     @property
     def potentials(self) -> Tensor:
-        """θ, (..., *event)."""
+        """θ, (..., *event): scores, or costs where the program is a min."""
         return self._scores[0]
 
     @property
@@ -125,11 +127,11 @@ class PathDistribution(Distribution):
         """How many uniforms a sampled path consumes."""
 
     def _finite_scores(self) -> tuple[Tensor, ...]:
-        """The scores, fit for arithmetic: finite or −∞ throughout."""
+        """The scores, fit for arithmetic with a tensor γ: finite or infinite throughout, never NaN."""
         return self._scores
 
     def _to_paths(self, found: Tensor) -> Tensor:
-        """What the sweeps ``sample`` and ``topk`` found, (B, K, …), as paths (B, K, *event)."""
+        """The results (B, K, …) of the sweeps ``sample`` and ``topk`` as paths (B, K, *event)."""
         return found
 
     def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self:
@@ -138,7 +140,20 @@ class PathDistribution(Distribution):
         other._forget()
         other.dtype = reduce(torch.promote_types, (score.dtype for score in scores))
         other._scores, other.omega = tuple(score.to(other.dtype) for score in scores), omega
+        if omega.kernel != self.omega.kernel:
+            other.backend = self._backend_under(omega.kernel)
         return other
+
+    def _without_scores(self) -> Self:
+        """The same graph for :meth:`_with`; it holds no scores."""
+        other = copy(self)
+        other._forget()
+        other._scores = ()
+        return other
+
+    def _backend_under(self, kernel: Kernel | None) -> str:
+        """This backend, or the reference where it does not know an Ω."""
+        return self.backend if BACKENDS[self.backend].serves(self.structure, self.device, kernel) else "reference"
 
     @abstractmethod
     def _is_path(self, value: Tensor) -> Tensor:
@@ -148,37 +163,33 @@ class PathDistribution(Distribution):
     def _same_graph(self, other: PathDistribution) -> bool:
         """Whether ``other`` is a distribution over the same paths."""
 
+    # --- the expansion: a distribution over the same paths that has a weight for each edge
+
+    def _expanded(self) -> PathDistribution:
+        """This one, unless the weights of the edges are a linear function of fewer scores."""
+        return self
+
+    def _onto_event(self, edges: Tensor) -> Tensor:
+        """Paths, or numbers, of the expansion's event as this one's."""
+        return edges
+
+    def _from_event(self, path: Tensor) -> Tensor:
+        """Paths of this event as the expansion's."""
+        return path
+
     # --- the flat batch at γ = 1 that the sweeps see
 
-    def _gamma_over(self, dims: int) -> float | Tensor:
-        gamma = self.omega.gamma
-        return gamma.reshape(gamma.shape + (1,) * dims) if isinstance(gamma, Tensor) else gamma
-
     @property
-    def _program(self) -> autograd.Program:
-        if self.omega.kernel is None:
-            return self.structure, self.omega.at_unit_gamma()
-        return self.structure, self.backend, *self.omega.kernel
-
-    def _flatten(self, tensor: Tensor, own_dims: int) -> Tensor:
-        """(..., *own) as (B, *own), or (1, *own) for what the batch shares."""
-        batch_dims = len(self.batch_shape)
-        if tensor.ndim == own_dims:
-            return tensor.unsqueeze(0)
-        own = tensor.shape[tensor.ndim - own_dims :]
-        if tensor.shape != self.batch_shape + own:
-            tensor = tensor.expand(self.batch_shape + own)
-        return tensor.flatten(0, batch_dims - 1) if batch_dims != 1 else tensor
-
-    def _unflatten(self, flat: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Of the scores' own shapes, from the shapes that the sweeps see."""
-        return tuple(
-            f.squeeze(0).reshape(s.shape) if f.numel() == s.numel() else self._sum_onto(f, s)
-            for f, s in zip(flat, self._scores, strict=True)
-        )
-
-    def _sum_onto(self, flat: Tensor, score: Tensor) -> Tensor:
-        return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
+    def _flat(self) -> Flat:
+        if self._flat_batch is None:
+            kernel = self.omega.kernel
+            omega = self.omega.at_unit_gamma() if kernel is None else kernel
+            program = autograd.Program(self.structure, self.backend, omega)
+            is_negated = self.sense < 0 and not self._sweeps_minimize
+            self._flat_batch = Flat(
+                program, self._index, self.batch_shape, self._own_dims, self.omega.gamma, is_negated
+            )
+        return self._flat_batch
 
     @property
     def _inputs(self) -> tuple[Tensor, ...]:
@@ -187,8 +198,8 @@ class PathDistribution(Distribution):
         return (*self._scores, gamma) if isinstance(gamma, Tensor) else self._scores
 
     def _version(self) -> tuple[int, ...]:
-        """What a sweep's results hold for: the mode, since what inference mode makes is of no use to autograd, and how
-        often the scores and γ were changed in place, where torch counts it."""
+        """The key of a sweep's results: the mode, since a tensor made in inference mode is of no use to autograd, and
+        how often the scores and γ were changed in place, where torch counts it."""
         if torch.compiler.is_compiling():
             return ()
         changes = (0 if tensor.is_inference() else tensor._version for tensor in self._inputs)
@@ -196,26 +207,23 @@ class PathDistribution(Distribution):
 
     def _flat_theta(self) -> tuple[Tensor, ...]:
         """θ/γ as a flat batch."""
-        return tuple(
-            self._flatten(divide_by_gamma(promote_half(score), self._gamma_over(dims)), dims)
-            for score, dims in zip(self._finite_scores(), self._own_dims, strict=True)
-        )
+        return self._flat.theta(self._finite_scores() if isinstance(self.omega.gamma, Tensor) else self._scores)
 
     def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch; DP_Ω(θ/γ) and the tape, without a graph.
 
-        The sweep runs once. What is kept of it has no graph, so that no backward frees what a later access needs.
+        The sweep runs once. Its results are kept without a graph, so that no backward frees what a later access needs.
         """
         version = self._version()
-        needs_graph = torch.is_grad_enabled() and any(t.requires_grad for t in self._inputs)
-        theta = None if needs_graph else self._without_graph.get(version)
+        has_graph = needs_grad(*self._inputs)
+        theta = None if has_graph else self._without_graph.get(version)
         if theta is None:
             theta = self._flat_theta()
-            if not (needs_graph or self._is_foreign_trace() or torch._C._are_functorch_transforms_active()):
+            if not (has_graph or self._is_foreign_trace() or torch._C._are_functorch_transforms_active()):
                 self._without_graph = {version: theta}
         found = None if self._is_foreign_trace() else self._cache.get(version)
         if found is None:
-            found = autograd.forward(self._program, theta, self._index)
+            found = autograd.forward(self._flat.program, theta, self._flat.index)
             self._cache = {version: found}
         return theta, *found
 
@@ -226,13 +234,43 @@ class PathDistribution(Distribution):
     def _flat_value(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch, DP_Ω(θ/γ) as a function of it, and the tape."""
         theta, value, tape = self._forward()
-        return theta, autograd.value(self._program, theta, value, tape, self._index), tape
+        return theta, autograd.value(self._flat.program, theta, value, tape, self._flat.index), tape
+
+    def _value(self) -> Tensor:
+        if is_transformed() or isinstance(self.omega.gamma, Tensor):
+            return self._flat.value(self._flat_value()[1])
+        flat, scores = self._flat, self._scores
+        if self._sweeps_minimize and not self._cache and not needs_grad(*scores):  # their tapes are large
+            return flat.value(sweep("value", flat.program, self._theta_without_graph(), flat.index))
+        theta, value, tape = self._swept()
+        fresh = flat.value(value.clone() if flat.gamma == 1 else value)
+        return autograd.Shortcut(flat.vjp, flat.general).attach(fresh, scores, (*theta, tape))
+
+    def _theta_without_graph(self) -> tuple[Tensor, ...]:
+        version = self._version()
+        theta = self._without_graph.get(version)
+        if theta is None:
+            theta = self._flat.theta([score.detach() for score in self._scores])
+            self._without_graph = {version: theta}
+        return theta
+
+    def _swept(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """As :meth:`_forward`, with θ/γ without a graph, where γ is a number and nothing is transformed."""
+        theta, version = self._theta_without_graph(), self._version()
+        found = self._cache.get(version)
+        if found is None:
+            found = sweep("forward", self._flat.program, theta, self._flat.index)
+            self._cache = {version: found}
+        return theta, *found
 
     # --- the layers
 
     @property
     def value(self) -> Tensor:
-        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists."""
+        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists.
+
+        Where the program is a min over costs it is the smoothed least cost, concave, and +∞ where no path exists.
+        """
         return self._value()
 
     @property
@@ -259,19 +297,22 @@ class PathDistribution(Distribution):
         """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
         if type(self.omega) is Negentropy:
             return self.best_path()
-        return self._with((self._log_transitions().detach(),), Hard()).expected_path.to(self.dtype)
+        fine = self._expanded()
+        return self._onto_event(fine._by_log_transitions()._path()).to(self.dtype)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
 
-        Past the number of paths, scores are −∞ and paths 0. Scores are differentiable.
+        Past the number of paths, scores are −∞ (costs +∞) and paths 0. Scores are differentiable.
         """
-        scores, paths = self._topk(k)
-        paths = self._to_paths(paths).reshape((*self.batch_shape, k, *self.event_shape)).to(scores.dtype)
+        fine = self._expanded()
+        found, places = fine._topk(k)
+        paths = fine._to_paths(places).reshape((*self.batch_shape, k, *fine.event_shape)).to(found.dtype)
         # The sweep has the scores in better precision than a sum along the path, which has the gradient.
-        over_k = promote_half(self.potentials).unsqueeze(len(self.batch_shape))
-        along = inner(paths, over_k, len(self.event_shape))
-        return scores.reshape((*self.batch_shape, k)) + (along - along.detach()), paths.to(self.dtype)
+        over_k = promote_half(fine.potentials).unsqueeze(len(self.batch_shape))
+        along = inner(paths, over_k, len(fine.event_shape))
+        scores = fine.sense * found.reshape((*self.batch_shape, k)) + (along - along.detach())
+        return scores * (self.sense * fine.sense), self._onto_event(paths).to(self.dtype)
 
     # --- the distribution
 
@@ -289,21 +330,24 @@ class PathDistribution(Distribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
         shape = torch.Size(sample_shape)
-        paths = self._sample(shape.numel())
-        return self._to_paths(paths).movedim(1, 0).reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
+        paths = self._to_paths(self._sample(shape.numel()))
+        return paths.movedim(1, 0).reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
 
     def log_prob(self, path: Tensor) -> Tensor:
         """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
-        return inner(self._check_path(path), self._log_transitions(), len(self.event_shape))
+        fine = self._expanded()
+        return inner(self._from_event(self._check_path(path)), fine._log_transitions(), len(fine.event_shape))
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
-        return 0 - inner(self._path(), self._log_transitions(), len(self.event_shape))
+        fine = self._expanded()
+        return 0 - inner(fine._path(), fine._log_transitions(), len(fine.event_shape))
 
     @property
     def log_num_paths(self) -> Tensor:
         """Logarithm of the number of paths of finite score, of the batch shape, float64."""
-        return self._unweighted(Negentropy())._value()
+        free = self._unweighted(Negentropy())
+        return free.sense * free._value()
 
     @property
     def num_paths(self) -> Tensor:
@@ -315,8 +359,7 @@ class PathDistribution(Distribution):
 
         K is the largest count in the batch; the others are padded with 0. More than ``max_paths`` is an error.
         """
-        log_q = self._log_transitions().detach()
-        surviving = self._with((log_q,), Hard())
+        surviving = self._expanded()._by_log_transitions()
         counts = surviving.num_paths
         most = float(counts.max()) if counts.numel() else 0.0
         if most > max_paths:
@@ -324,7 +367,8 @@ class PathDistribution(Distribution):
         k = int(most)
         scores, paths = surviving.topk(max(k, 1))
         batch_dims = len(self.batch_shape)
-        return paths.movedim(batch_dims, 0)[:k].to(self.dtype), scores.exp().movedim(-1, 0)[:k]
+        paths = self._onto_event(paths.movedim(batch_dims, 0)[:k]).to(self.dtype)
+        return paths, scores.exp().movedim(-1, 0)[:k]
 
     @property
     def support(self) -> constraints.Constraint:
@@ -344,7 +388,8 @@ class PathDistribution(Distribution):
         if least < most:
             raise ValueError(f"enumerate_support needs equally many paths in the batch, got {least:g} to {most:g}")
         batch_dims, k = len(self.batch_shape), int(most)
-        paths = self._unweighted(Hard()).topk(max(k, 1))[1].movedim(batch_dims, 0)[:k].to(self.dtype)
+        edges = self._expanded()._unweighted(Hard()).topk(max(k, 1))[1]
+        paths = self._onto_event(edges).movedim(batch_dims, 0)[:k].to(self.dtype)
         if expand or not paths.numel():
             return paths
         first = paths.flatten(1, batch_dims)[:, :1] if batch_dims else paths
@@ -401,7 +446,7 @@ class PathDistribution(Distribution):
         moved = self._mapped(move, self.batch_shape, shared=True)
         moved.device, moved.dtype = moved._scores[0].device, moved._scores[0].dtype
         if moved.device != self.device:
-            moved.backend = backend_for(moved.device)
+            moved.backend = backend_for(self.structure, moved.device, self.omega.kernel)
         return moved
 
     def detach(self) -> Self:
@@ -417,7 +462,7 @@ class PathDistribution(Distribution):
         return self._mapped(clone, self.batch_shape, shared=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cache": {}, "_without_graph": {}}
+        return vars(self) | {"_cache": {}, "_without_graph": {}, "_flat_batch": None}
 
     def _mapped(self, function: Callable[[Tensor, int], Tensor], batch_shape: torch.Size, shared: bool = False) -> Self:
         """This distribution with a function of (tensor, dimensions of its own) applied to its tensors.
@@ -448,9 +493,19 @@ class PathDistribution(Distribution):
 
     def _unweighted(self, omega: Regularizer) -> PathDistribution:
         """The same graph, where every edge that exists has score 0."""
-        exists = [score > -math.inf for score in self._detached()]
-        zeros = [torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, -math.inf) for e in exists]
-        return self._with(zeros, omega)
+        closed = -self.sense * math.inf
+        exists = [score != closed for score in self._detached()]
+        return self._with([torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, closed) for e in exists], omega)
+
+    def _by_log_transitions(self) -> PathDistribution:
+        """The most probable path as a best one, of an expansion: a max over sums of log q."""
+        return self._with_weights(self._log_transitions().detach(), Hard())
+
+    def _with_weights(self, weights: Tensor, omega: Regularizer) -> PathDistribution:
+        """The same graph with weights to be maximised, for a distribution that is its own expansion."""
+        other = self._with((weights,), omega)
+        other.sense = 1
+        return other
 
     def _detached(self) -> tuple[Tensor, ...]:
         return tuple(score.detach() for score in self._scores)
@@ -458,31 +513,24 @@ class PathDistribution(Distribution):
     def _gradient(self) -> tuple[Tensor, ...]:
         """∇DP_Ω(θ), of the scores' shapes, in the computing dtype."""
         theta, _, tape = self._forward()
-        return self._unflatten(autograd.expected_path(self._program, theta, tape, self._index))
-
-    def _value(self) -> Tensor:
-        _, value, _ = self._flat_value()
-        return multiply_by_gamma(value.reshape(self.batch_shape), self.omega.gamma)
+        flat = self._flat
+        return flat.onto(autograd.expected_path(flat.program, theta, tape, flat.index), self._scores)
 
     def _path(self) -> Tensor:
         """The expected path, in the computing dtype."""
         return self._gradient()[0]
 
-    def _flat_direction(self, z: Sequence[Tensor], theta: Sequence[Tensor]) -> list[Tensor]:
-        flat = (self._flatten(d.to(t.dtype), dims) for d, t, dims in zip(z, theta, self._own_dims, strict=True))
-        return [f.expand(t.shape) for f, t in zip(flat, theta, strict=True)]
-
     def _directional_derivative(self, z: Sequence[Tensor]) -> Tensor:
         theta, _, tape = self._forward()
-        flat = self._flat_direction(z, theta)
-        slopes = autograd.directional_derivative(self._program, theta, tape, flat, self._index)
+        flat = self._flat
+        slopes = autograd.directional_derivative(flat.program, theta, tape, flat.direction(z, theta), flat.index)
         return slopes.reshape(self.batch_shape)
 
     def _hessian_product(self, z: Sequence[Tensor]) -> tuple[Tensor, ...]:
         theta, _, tape = self._forward()
-        flat = self._flat_direction(z, theta)
-        products = autograd.hessian_product(self._program, theta, tape, flat, self._index)
-        gamma = self.omega.gamma
+        flat = self._flat
+        products = autograd.hessian_product(flat.program, theta, tape, flat.direction(z, theta), flat.index)
+        gamma = flat.gamma
         if isinstance(gamma, Tensor):
             gamma = gamma.reshape(()) if gamma.numel() == 1 else gamma.expand(self.batch_shape).reshape(-1)
         over = [
@@ -490,25 +538,29 @@ class PathDistribution(Distribution):
             for dims in self._own_dims
         ]
         products = tuple(divide_by_gamma(p, g) for p, g in zip(products, over, strict=True))
-        return tuple(p.to(self.dtype) for p in self._unflatten(products))
+        signed = (-p if flat.is_negated else p for p in flat.onto(products, self._scores))
+        return tuple(p.to(self.dtype) for p in signed)
 
     def _topk(self, k: int) -> tuple[Tensor, Tensor]:
+        """Scores of the sweeps' own sense, (B, k), and paths in the sweeps' own form."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        theta = [self._flatten(promote_half(s), dims) for s, dims in zip(self._scores, self._own_dims, strict=True)]
-        return autograd.topk((self.structure, self.backend, math.inf, 0.0), theta, k, self._index)
+        flat = self._flat
+        program = autograd.Program(self.structure, self._backend_under(_HARD), _HARD)
+        return autograd.topk(program, flat.unscaled(self._scores), k, flat.index)
 
     def _sample(self, draws: int) -> Tensor:
         with torch.no_grad():
             theta, _, tape = self._forward()
             shape = theta[0].shape[0], draws, self._num_choices
             uniforms = torch.rand(shape, dtype=torch.float64, device=self.device)
-            return autograd.sample(self._program, theta, tape, uniforms, self._index)
+            return autograd.sample(self._flat.program, theta, tape, uniforms, self._flat.index)
 
     def _log_transitions(self) -> Tensor:
         """log q of every edge, in the computing dtype."""
         theta, _, tape = self._forward()
-        return self._unflatten(autograd.log_transitions(self._program, theta, tape, self._index))[0]
+        flat = self._flat
+        return flat.onto(autograd.log_transitions(flat.program, theta, tape, flat.index), self._scores)[0]
 
     def _check_device(self, name: str, tensor: Tensor) -> None:
         if tensor.device != self.device:
@@ -565,6 +617,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
     if not p._same_graph(r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
+    p, r = p._expanded(), r._expanded()
     path, ratio = p._path(), p._log_transitions() - r._log_transitions()
     outside = (path > 0) & (ratio == math.inf)  # paths of p that r does not have
     finite = inner(path, ratio.masked_fill(outside, 0), len(p.event_shape))

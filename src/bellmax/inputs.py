@@ -6,7 +6,7 @@ by its ``iloc``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce, wraps
 from inspect import signature
 from typing import Any, TypeAlias, TypeVar, cast
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmax.regularizers import is_readable
+from bellmax.transforms import is_readable
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 """A tensor, an array, a list (of lists) of numbers, a pandas row."""
@@ -29,6 +29,12 @@ def check_tensor(name: str, given: object) -> Tensor:
     if not isinstance(given, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one")
     return given
+
+
+def check_choice(name: str, given: object, choices: Collection[str], other: str = "") -> None:
+    """Raise a ValueError for an argument that is none of the choices; ``other`` names what else it may be."""
+    if given not in choices:
+        raise ValueError(f"{name} must be {other}one of {', '.join(map(repr, choices))}, got {given!r}")
 
 
 def as_tensor(name: str, given: object) -> Tensor:

@@ -26,18 +26,29 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def _topk(
-    structure: str, backend: str, alpha: float, vertex: float, theta: Sequence[Any], k: int, index: Sequence[Any]
+    structure: str,
+    backend: str,
+    omega: str,
+    parameters: Sequence[float],
+    theta: Sequence[Any],
+    k: int,
+    index: Sequence[Any],
 ) -> tuple[Any, Any]:
     """The operator ``bellmax::topk``, for k = 1 and a chain from scores."""
-    if structure != "scores" or k != 1:
+    if structure != "scored_chain" or k != 1:
         raise ValueError(
             "only the best sequence of a chain from scores (CRF.decode, Chain.from_scores(...).best_sequence) "
             f"exports to ONNX, got k={k} for the structure {structure!r}"
         )
     emissions, transitions, start, end = (op.Cast(part, to=DOUBLE.dtype) for part in theta)
-    lengths, kept = index
-    if kept.shape[-1] == 0:
-        kept = op.Less(op.Range(0, op.Squeeze(op.Shape(emissions, start=1, end=2)), 1), op.Unsqueeze(lengths, [1]))
+    if transitions.shape is None or len(transitions.shape) == 3:
+        transitions = op.Unsqueeze(transitions, [1])
+    if len(index) == 2:
+        kept = index[1]
+    elif index:
+        kept = op.Less(op.Range(0, op.Squeeze(op.Shape(emissions, start=1, end=2)), 1), op.Unsqueeze(index[0], [1]))
+    else:
+        kept = op.Expand(True, op.Shape(emissions, start=0, end=2))
     scores, sequences = _viterbi(emissions, transitions, start, end, kept)
     return op.CastLike(scores, theta[0]), sequences
 

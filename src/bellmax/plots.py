@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bellmax.dag import DAGPaths
-from bellmax.dtw import DTW
+from bellmax.structures.dag import DAGPaths
+from bellmax.structures.dtw import DTW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

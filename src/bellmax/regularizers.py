@@ -10,51 +10,22 @@ import math
 from collections.abc import Callable
 from copy import copy
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-Gamma: TypeAlias = "float | Tensor"
+from bellmax.tensors import Gamma, divide_by_gamma, inner, multiply_by_gamma, promote_half
+from bellmax.transforms import is_readable
 
 
-def promote_half(x: Tensor) -> Tensor:
-    """float32 for half precision, any other tensor as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+class Kernel(NamedTuple):
+    """What a compiled Ω at γ = 1 is known by, to operators and backends: the name in :data:`KERNELS`, and numbers."""
 
-
-def is_readable(x: Tensor) -> bool:
-    """Whether the values of x can be read: not while tracing, not under vmap, not on the meta device."""
-    if torch.compiler.is_compiling() or x.is_meta:
-        return False
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
-            return False
-        x = torch._C._functorch.get_unwrapped(x)
-    return True
-
-
-def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
-    """x / γ, where an infinite x stays as it is and gives γ no gradient."""
-    if not isinstance(gamma, Tensor):
-        return x if gamma == 1 else x / gamma
-    infinite = x.isinf()
-    return torch.where(infinite, x, x.masked_fill(infinite, 0) / gamma)
-
-
-def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
-    """γ x, where an infinite x stays as it is and gives γ no gradient."""
-    if not isinstance(gamma, Tensor):
-        return x if gamma == 1 else x * gamma
-    infinite = x.isinf()
-    return torch.where(infinite, x, x.masked_fill(infinite, 0) * gamma)
-
-
-def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:
-    """⟨path, z⟩ over the last ``event_dims`` dimensions, where a zero of the path hides an infinite or NaN z."""
-    return (path * z.masked_fill(path == 0, 0)).flatten(-event_dims).sum(-1)
+    name: str
+    parameters: tuple[float, ...] = ()
 
 
 def check_gamma(gamma: Gamma) -> None:
@@ -191,8 +162,8 @@ class Regularizer:
         raise NotImplementedError(f"{name} must define jacobian_product(q, y), the derivative of project along y")
 
     @property
-    def kernel(self) -> tuple[float, float] | None:
-        """(α, Ω at a vertex) of the compiled kernel that serves this Ω at γ = 1; None for one of the user's own."""
+    def kernel(self) -> Kernel | None:
+        """The compiled Ω at γ = 1 that this one is; None for one that is written in Python alone."""
         return None
 
     def max(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -322,8 +293,8 @@ class Negentropy(Regularizer):
         return y - q * y.sum(-1, keepdim=True)
 
     @property
-    def kernel(self) -> tuple[float, float] | None:
-        return (1.0, 0.0) if type(self) is Negentropy else None
+    def kernel(self) -> Kernel | None:
+        return Kernel("negentropy") if type(self) is Negentropy else None
 
 
 class Tsallis(Regularizer):
@@ -358,8 +329,8 @@ class Tsallis(Regularizer):
         return _powered_jacobian_product(q, y, 2 - self.alpha)
 
     @property
-    def kernel(self) -> tuple[float, float] | None:
-        return (self.alpha, 0.0) if type(self) is Tsallis else None
+    def kernel(self) -> Kernel | None:
+        return Kernel("tsallis", (self.alpha,)) if type(self) is Tsallis else None
 
     def __repr__(self) -> str:
         return f"Tsallis(alpha={self.alpha}, gamma={self.gamma})"
@@ -382,8 +353,8 @@ class SquaredL2(Tsallis):
         return q.square().sum(-1) / 2
 
     @property
-    def kernel(self) -> tuple[float, float] | None:
-        return (2.0, 0.5) if type(self) is SquaredL2 else None
+    def kernel(self) -> Kernel | None:
+        return Kernel("l2") if type(self) is SquaredL2 else None
 
     def __repr__(self) -> str:
         return f"SquaredL2(gamma={self.gamma})"
@@ -410,8 +381,8 @@ class Hard(Regularizer):
         return torch.zeros_like(y)
 
     @property
-    def kernel(self) -> tuple[float, float] | None:
-        return (math.inf, 0.0) if type(self) is Hard else None  # Tsallis vanishes on the whole simplex as α → ∞
+    def kernel(self) -> Kernel | None:
+        return Kernel("hard") if type(self) is Hard else None
 
     def __repr__(self) -> str:
         return "Hard()"
@@ -490,11 +461,21 @@ def resolve(omega: str | Regularizer, gamma: Gamma | None = None) -> Regularizer
     return _BY_NAME[omega](gamma=gamma)
 
 
+KERNELS: dict[str, Callable[..., Regularizer]] = {
+    "negentropy": Negentropy,
+    "tsallis": Tsallis,
+    "l2": SquaredL2,
+    "hard": Hard,
+}
+
+
 @lru_cache
-def from_kernel(alpha: float, vertex: float) -> Regularizer:
-    """The regularizer at γ = 1 whose :attr:`Regularizer.kernel` is (alpha, vertex)."""
-    if alpha == 1:
-        return Negentropy()
-    if alpha == math.inf:
-        return Hard()
-    return SquaredL2() if vertex else Tsallis(alpha)
+def from_kernel(kernel: Kernel) -> Regularizer:
+    """The regularizer at γ = 1 whose :attr:`Regularizer.kernel` it is."""
+    return KERNELS[kernel.name](*kernel.parameters)
+
+
+@lru_cache
+def penalty_at_vertex(kernel: Kernel) -> float:
+    """Ω of a vector with a single entry, at γ = 1: what a node with one parent takes off the score of a path."""
+    return float(from_kernel(kernel).penalty(torch.ones(1, dtype=torch.float64)))

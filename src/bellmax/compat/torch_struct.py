@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, kl_divergence
 
-from bellmax.backends.reference.dtw import grid
-from bellmax.chain import Chain
-from bellmax.dag import DAGPaths
 from bellmax.distribution import PathDistribution
-from bellmax.regularizers import Hard, Regularizer, inner, is_readable
+from bellmax.layouts.grid import grid
+from bellmax.regularizers import Hard, Regularizer
+from bellmax.structures.chain import Chain
+from bellmax.structures.dag import DAG, DAGPaths
+from bellmax.tensors import inner
+from bellmax.transforms import is_readable
 
 
 class StructDistribution(Distribution):
@@ -219,7 +221,7 @@ class AlignmentCRF(StructDistribution):
         moves = moves.masked_fill((begin > 0) & (begin < columns), -torch.inf)
         last = torch.arange(rows * columns, device=theta.device) == lengths.unsqueeze(-1) * columns - 1
         ends = torch.zeros_like(last, dtype=theta.dtype).masked_fill(~last, -torch.inf)
-        return DAGPaths(grid(rows, columns, theta.device).dag, torch.cat((moves, ends), 1), omega=omega)
+        return DAGPaths(DAG._of_grid(grid(rows, columns, theta.device)), torch.cat((moves, ends), 1), omega=omega)
 
     def _events(self, paths: Tensor) -> Tensor:
         events = paths.new_zeros((*paths.shape[:-1], self.event_shape.numel()))

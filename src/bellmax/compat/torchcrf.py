@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bellmax.chain import ScoredChain
-from bellmax.losses import _score_of
-from bellmax.regularizers import is_readable
+from bellmax.structures.chain import ScoredChain
+from bellmax.transforms import is_readable
 
 
 class CRF(nn.Module):
@@ -77,7 +76,7 @@ class CRF(nn.Module):
         kept = p._kept
         tags = (tags if self.batch_first else tags.T).long()
         self._check_tags(tags, kept)
-        likelihood = _score_of(p, tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
+        likelihood = p._score(tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
         if reduction == "none":
             return likelihood
         if reduction == "mean":

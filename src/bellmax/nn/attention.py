@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-import bellmax.binary as binary
-from bellmax.chain import Chain
+from bellmax.autograd import Shortcut
+from bellmax.backends import BACKENDS
+from bellmax.backends.choice import backend_for
 from bellmax.inputs import Mask, answers_near_misses, as_mask, check_tensor
-from bellmax.nn.pooling import Smoothed
-from bellmax.regularizers import Gamma, Regularizer, promote_half
+from bellmax.nn.smoothed import Smoothed
+from bellmax.regularizers import Regularizer
+from bellmax.structures.chain import Chain
+from bellmax.tensors import Gamma, Tensors, promote_half
+from bellmax.transforms import is_transformed
 
 
 class SegmentationAttention(Smoothed):
@@ -116,26 +119,12 @@ class SegmentationAttention(Smoothed):
 
     def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """(..., Q, K), from scores of that shape."""
-        precise, omega = promote_half(scores), self.omega
-
-        def generally(scores: Tensor, transitions: Tensor) -> Tensor:
-            chain = Chain.from_scores(
-                pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
-                transitions,
-                start=transitions[:, 0],
-                mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
-                omega=omega,
-            )
-            marginals = chain.marginals[..., 1]
-            total = marginals.sum(-1, keepdim=True)
-            limits = torch.finfo(total.dtype)
-            nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
-            return marginals / total.masked_fill(nothing, math.inf)
-
-        if binary.serves_weights(omega, precise):
-            with suppress(binary.UnservedError):
-                return binary.weights(omega, precise, self.transitions, mask, generally).to(scores.dtype)
-        return generally(precise, self.transitions).to(scores.dtype)
+        precise = promote_half(scores)
+        omega, transitions = self.omega, self.transitions.to(precise.dtype)
+        weights = None if is_transformed() else _weights_in_one_go(omega, precise, transitions, mask)
+        if weights is None:
+            weights = _weights_of_chain(omega, precise, transitions, mask)
+        return weights.to(scores.dtype)
 
     def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Mask | None) -> Tensor | None:
         """The mask as bool."""
@@ -159,3 +148,43 @@ class SegmentationAttention(Smoothed):
 
     def extra_repr(self) -> str:
         return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"
+
+
+def _weights_of_chain(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor:
+    chain = Chain.from_scores(
+        pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
+        transitions,
+        start=transitions[:, 0],
+        mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
+        omega=omega,
+    )
+    marginals = chain.marginals[..., 1]
+    total = marginals.sum(-1, keepdim=True)
+    limits = torch.finfo(total.dtype)
+    nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
+    return marginals / total.masked_fill(nothing, math.inf)
+
+
+def _weights_in_one_go(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The same by a kernel; None where there is none, or it declines these scores."""
+    kernel, gamma = omega.kernel, omega.gamma
+    shortcut = BACKENDS[backend_for("scored_chain", scores.device, kernel)].shortcut("attention.weights")
+    if shortcut is None or isinstance(gamma, Tensor) or not shortcut.serves(kernel, scores):
+        return None
+    index: Tensors = ()
+    if mask is not None:
+        rows = mask.reshape(scores.shape[:-2].numel(), -1)
+        index = rows.sum(-1), rows
+    scale = 1 / gamma
+    found = shortcut.run(kernel, scale, scores, transitions, index)
+    if found is None:
+        return None
+
+    def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
+        gradients: Tensors = shortcut.vjp(kernel, scale, inputs, kept, index, grad)
+        return gradients
+
+    def general(inputs: Tensors, kept: Tensors) -> Tensor:
+        return _weights_of_chain(omega, inputs[0], inputs[1], mask)
+
+    return Shortcut(vjp, general).attach(found[0], (scores, transitions), found)

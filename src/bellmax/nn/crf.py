@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bellmax.losses as losses
-from bellmax.backends.reference.chain import check_index
-from bellmax.chain import Chain, ScoredChain
-from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
-from bellmax.losses import _check_reduction, _reduce, _score_of, _value_alone
-from bellmax.nn.pooling import Smoothed
+from bellmax.inputs import Lengths, Mask, answers_near_misses, check_choice, check_tensor
+from bellmax.losses.expectations import relaxed_of
+from bellmax.losses.margins import surrogate_of
+from bellmax.nn.smoothed import Smoothed
 from bellmax.nn.tags import TagConstraints
-from bellmax.regularizers import Gamma, Regularizer, is_readable
+from bellmax.regularizers import Regularizer
+from bellmax.structures.chain import Chain, ScoredChain
+from bellmax.tensors import Gamma
 
 _LOSSES = "surrogate", "relaxed"
 
@@ -73,8 +73,7 @@ class CRF(Smoothed):
         super().__init__(omega, gamma)
         if num_tags < 1:
             raise ValueError(f"num_tags must be at least 1, got {num_tags}")
-        if loss not in _LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
+        check_choice("loss", loss, _LOSSES)
         self.num_tags = num_tags
         self.loss = loss
         self._allowed = _check_constraints(constraints, num_tags)
@@ -180,56 +179,19 @@ class CRF(Smoothed):
         tensor([0.0067], grad_fn=...)
         """
         p = self.distribution(emissions, mask=mask, lengths=lengths)
-        _check_reduction(p, reduction)
-        p._check_device("tags", check_tensor("tags", tags))
-        readable = emissions.device.type == "cpu" and is_readable(emissions) and is_readable(tags)
-        if readable:
-            check_index([p._flatten(emissions, 2)], p._index)
-        if tags.dtype == torch.bool:
-            if tags.shape != emissions.shape:
-                raise ValueError(f"tags of sets must have shape {tuple(emissions.shape)}, got {tuple(tags.shape)}")
-            gold = p.constrain(tags | ~p._kept.unsqueeze(-1)).value
-        else:
-            p, tags = self._without_ignored(p, tags, ignore_index, readable)
-            gold = self._gold(p, tags)
-        forbidden = gold == -math.inf
-        if readable and bool(forbidden.any()):
-            raise ValueError(self._why_forbidden(p, tags, forbidden))
+        self._check_tags(emissions, tags)
         if self.loss == "relaxed":
-            loss = losses.relaxed(p, tags, reduction="none")
-        else:
-            loss = p.value - gold  # as losses.surrogate, which needs a sweep to know what one sequence is worth
-            loss = torch.where(loss < 0, loss - loss.detach(), loss)  # rounding; the gradient stays
-        return _reduce(p, loss.masked_fill(forbidden, math.inf), reduction)
+            return relaxed_of(p, tags, reduction, "tags", ignore_index)
+        return surrogate_of(p, tags, None, reduction, "tags", ignore_index)
 
-    def _without_ignored(
-        self, p: ScoredChain, tags: Tensor, ignore_index: int, readable: bool
-    ) -> tuple[ScoredChain, Tensor]:
-        """p on the steps that the tags keep, and the tags as int64, −1 for any and at masked steps."""
-        shape = tuple(p.emissions.shape[:-1])
-        if tags.is_floating_point() or tags.is_complex() or tags.shape != shape:
-            got = f"{tags.dtype} of shape {tuple(tags.shape)}"
-            raise ValueError(f"tags must be integers of shape {shape} or bool sets, got {got}")
-        tags = tags.to(torch.int64)
-        ignored = tags == ignore_index
-        if not readable or bool(ignored.any()):
-            p = p._without(ignored)
-        tags = tags.masked_fill(~p._kept, -1)
-        outside = (tags < -1) | (tags >= self.num_tags)
-        if readable and bool(outside.any()):
-            index = outside.nonzero()[0].tolist()
-            raise ValueError(
-                f"tags must be from 0 to {self.num_tags - 1}, -1 for any, or {ignore_index} to mask a step, "
-                f"got {int(tags[tuple(index)])} at {_place(index)}"
-            )
-        return p, tags
-
-    def _gold(self, p: ScoredChain, tags: Tensor) -> Tensor:
-        """DP_Ω over the sequences that agree with ``tags`` (..., T), where −1 agrees with all; −∞ if there is none."""
-        if is_readable(tags) and bool(((tags >= 0) | ~p._kept).all()):
-            return _value_alone(p, _score_of(p, tags.clamp(min=0)), p.lengths + (p.lengths > 0))
-        state = torch.arange(self.num_tags, device=tags.device)
-        return p.constrain((tags.unsqueeze(-1) == state) | (tags == -1).unsqueeze(-1)).value
+    def _check_tags(self, emissions: Tensor, tags: Tensor) -> None:
+        shape = check_tensor("tags", tags).shape
+        if tags.dtype == torch.bool:
+            if shape != emissions.shape:
+                raise ValueError(f"tags of sets must have shape {tuple(emissions.shape)}, got {tuple(shape)}")
+        elif tags.is_floating_point() or tags.is_complex() or shape != emissions.shape[:-1]:
+            needed, got = tuple(emissions.shape[:-1]), f"{tags.dtype} of shape {tuple(shape)}"
+            raise ValueError(f"tags must be integers of shape {needed} or bool sets, got {got}")
 
     @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
@@ -257,29 +219,6 @@ class CRF(Smoothed):
         """Probability of each tag at each step, (..., T, S), differentiable; 0 at masked steps."""
         return self.distribution(emissions, mask=mask, lengths=lengths).marginals
 
-    def _why_forbidden(self, p: ScoredChain, tags: Tensor, forbidden: Tensor) -> str:
-        """A sentence on the first step of the first forbidden sequence by which nothing is left of its ``tags``."""
-        batch = tuple(forbidden.nonzero()[0].tolist())
-        steps = p._kept[batch].nonzero().flatten().tolist()
-        finite = p.emissions[batch] > -math.inf
-        possible = self.allowed_starts
-        for step in steps:
-            if step > steps[0]:
-                possible = (self.allowed_transitions & possible).any(-1)
-            if step == steps[-1]:
-                possible = possible & self.allowed_ends
-            given = tags[batch][step]
-            is_set = tags.dtype == torch.bool
-            wanted = given if is_set else (torch.arange(self.num_tags) == given) | (given == -1)
-            possible = possible & wanted & finite[step]
-            if not bool(possible.any()):
-                break
-        named = f"tags {wanted.nonzero().flatten().tolist()}" if is_set else f"tag {int(given)}"
-        return (
-            f"tags must be a sequence of finite score that the constraints allow, "
-            f"got {named} at {_place((*batch, step))}, where none is left"
-        )
-
 
 def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, num_tags: int) -> TagConstraints:
     """A copy on the CPU, all True for None."""
@@ -301,9 +240,3 @@ def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, nu
                 f"{name} of constraints must have values, got a tensor on the meta device: give device='cpu'"
             )
     return TagConstraints(*(allowed.detach().to("cpu", copy=True) for allowed in constraints))
-
-
-def _place(index: Sequence[int]) -> str:
-    *batch, step = index
-    sequence = batch[0] if len(batch) == 1 else tuple(batch)
-    return f"step {step} of sequence {sequence}" if batch else f"step {step}"

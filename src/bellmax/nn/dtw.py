@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import Lengths, Numbers, answers_near_misses, as_floating, as_lengths, as_pair, as_series
-from bellmax.nn.pooling import Smoothed
-from bellmax.regularizers import Gamma, Regularizer
-from bellmax.series import Cost, _check_options, _check_pair, _measure
-from bellmax.series import dtw as dtw_of_series
+from bellmax.nn.smoothed import Smoothed
+from bellmax.regularizers import Regularizer
+from bellmax.series.costs import Cost
+from bellmax.series.pairs import check_options, check_pair, measure_of
+from bellmax.series.pairs import dtw as dtw_of_series
+from bellmax.tensors import Gamma
 
 
 class _Warping(Smoothed):
@@ -17,7 +19,7 @@ class _Warping(Smoothed):
 
     def __init__(self, omega: str | Regularizer, gamma: Gamma | None, cost: Cost, band: float | None) -> None:
         super().__init__(omega, gamma)
-        _measure(cost, band, self.omega, None)
+        measure_of(cost, band, self.omega, None)
         if band is not None and not band >= 0:
             raise ValueError(f"band must be at least 0, got {band}")
         self.cost, self.band = cost, band
@@ -61,8 +63,8 @@ class DTWLoss(_Warping):
         normalize: str | None = None,
     ) -> None:
         super().__init__(omega, gamma, cost, band)
-        _measure(cost, band, self.omega, divergence)
-        _check_options(normalize, reduction)
+        measure_of(cost, band, self.omega, divergence)
+        check_options(normalize, reduction)
         self.divergence, self.normalize, self.reduction = divergence, normalize, reduction
 
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
@@ -119,10 +121,10 @@ class SoftAlignment(_Warping):
 
         ``lengths`` is a pair, the lengths of x and of y, as in :func:`bellmax.dtw`. Differentiable in x and y.
         """
-        measure = _measure(self.cost, self.band, self.omega, None)
+        measure = measure_of(self.cost, self.band, self.omega, None)
         x, y = as_floating([as_series("x", x), as_series("y", y)])
         if lengths is not None:  # a number would cut the series
             of_x, of_y = (as_lengths(f"lengths[{n}]", own, x.device) for n, own in enumerate(as_pair(lengths)))
             lengths = of_x, of_y
-        alignments, _ = measure.alignments(*_check_pair(x, y, lengths, measure.gamma_shape))
+        alignments, _ = measure.alignments(*check_pair(x, y, lengths, measure.gamma_shape))
         return alignments.expected_path.to(x.dtype)

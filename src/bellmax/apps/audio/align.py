@@ -19,8 +19,8 @@ import bellmax.apps.audio.features as features
 import bellmax.apps.training as training
 from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model, onset_frames
 from bellmax.apps.audio.score import Score
-from bellmax.dtw import DTW
 from bellmax.regularizers import Negentropy
+from bellmax.structures.dtw import DTW
 
 CELLS = 6_000_000
 """Of frames and columns, in one piece. Above that, a coarse alignment of the whole tells where to look."""

@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 import bellmax.apps.audio.features as features
 from bellmax import losses
 from bellmax.apps.audio.score import Score, first_frames, true_alignment
-from bellmax.dtw import DTW
 from bellmax.regularizers import Regularizer
+from bellmax.structures.dtw import DTW
 
 SILENCE = features.KEYS
 """The key that stands for no key: a score begins and ends with it."""

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bellmax.apps.ner.data import Batch, Vocabulary
-from bellmax.chain import ScoredChain
 from bellmax.nn import CRF, tag_constraints
 from bellmax.regularizers import Regularizer
+from bellmax.structures.chain import ScoredChain
 
 
 class Tagger(nn.Module):

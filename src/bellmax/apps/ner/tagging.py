@@ -17,8 +17,8 @@ import bellmax.apps.training as training
 from bellmax.apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
 from bellmax.apps.ner.model import Tagger
 from bellmax.apps.ner.schemes import Entity, entities, to_iob2
-from bellmax.chain import ScoredChain
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2, Tsallis
+from bellmax.structures.chain import ScoredChain
 
 OMEGAS = "negentropy", "l2", "tsallis"
 

@@ -1,1 +1,33 @@
-"""Pure torch: any device, any Ω, derivatives of any order by autograd. Right before fast."""
+"""Plain torch: any device, any Ω, derivatives of any order by autograd. Right before fast."""
+
+from __future__ import annotations
+
+import torch
+
+from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference import chain, graph
+from bellmax.backends.reference.expanded import Expanded
+from bellmax.layouts import EXPANSIONS
+from bellmax.regularizers import Kernel
+
+_ENGINES: dict[str, Sweeps] = {"dag": graph, "chain": chain}
+
+
+class Reference:
+    """The definition of every structure."""
+
+    name = "reference"
+    status = "available"
+
+    def __init__(self) -> None:
+        expanded = {name: Expanded(layout, _ENGINES[layout.engine]) for name, layout in EXPANSIONS.items()}
+        self._sweeps: dict[str, Sweeps] = {**_ENGINES, **expanded}
+
+    def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
+        return True
+
+    def sweeps(self, structure: str) -> Sweeps:
+        return self._sweeps[structure]
+
+    def shortcut(self, name: str) -> None:
+        return None

@@ -1,10 +1,9 @@
 """The sweeps of a chain in plain torch, state values in float64 (Algorithms 3 and 4 of the paper, mended).
 
-θ is one tensor (B, T, S, S) ``[t, current, previous]``, and ``index`` is (lengths, mask): the steps that count are
-those where the mask (B, T) is True or, where it is empty, (B, 0), the first ones. Before the first of them every path
-is in state 0: v_0 = (0, −∞, …, −∞). A step that does not count passes everything on unchanged.
+θ and ``index`` are as in :mod:`bellmax.layouts.steps`. Before the first step every path is in state 0:
+v_0 = (0, −∞, …, −∞). A masked step passes everything on unchanged.
 
-The edges into the end node have no potential of their own. Whatever belongs to them is counted with the last step.
+The edges into the end node have no potential of their own. Their probabilities belong to the last step.
 """
 
 from __future__ import annotations
@@ -15,62 +14,32 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.backends.potentials import Tensors, reject
+from bellmax.layouts.steps import check, first_step, kept_steps, last_step, nodes
 from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
 
-index_is_batched = True
-
-
-def empty_tape(inputs: Tensors, index: Tensors) -> Tensor:
-    batch, steps, states = inputs[0].shape[:3]
-    return inputs[0].new_empty((batch, steps + 1, states), dtype=torch.float64)
+__all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
+__all__ += ["log_transitions_vjp", "sample", "topk", "value"]
 
 
-def empty_paths(inputs: Tensors, count: int) -> Tensor:
-    batch, steps = inputs[0].shape[:2]
-    return inputs[0].new_empty((batch, count, steps), dtype=torch.int64)
-
-
-def kept_steps(index: Tensors, steps: int) -> Tensor:
-    """(B, T): the steps that count."""
-    lengths, mask = index
-    return mask if mask.shape[-1] else torch.arange(steps, device=lengths.device) < lengths.unsqueeze(-1)
-
-
-def first_step(kept: Tensor) -> Tensor:
-    """(B, T): the first of the steps that count."""
-    return kept & (kept.cumsum(-1) == 1)
-
-
-def last_step(kept: Tensor) -> Tensor:
-    """(B, T): the last of the steps that count."""
-    return first_step(kept.flip(-1)).flip(-1)
+def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
+    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=torch.float64)
 
 
 def _skipped(theta: Tensor, index: Tensors) -> Tensor:
-    """(B, T, 1, 1): the steps that do not count."""
-    return ~kept_steps(index, theta.shape[1])[..., None, None]
+    """(B, T, 1, 1): the masked steps."""
+    return ~kept_steps(theta, index)[..., None, None]
 
 
 def _nowhere(theta: Tensor, index: Tensors) -> Tensor:
     """(B, T, 1, S): before the first step there are no states but 0."""
     state = torch.arange(theta.shape[-1], device=theta.device)
-    return first_step(kept_steps(index, theta.shape[1]))[..., None, None] & (state > 0)
+    return first_step(kept_steps(theta, index))[..., None, None] & (state > 0)
 
 
-def check_index(inputs: Tensors, index: Tensors) -> None:
-    lengths, steps = index[0], inputs[0].shape[1]
-    if lengths.device.type == "cpu" and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= steps:
-        batch = int(((lengths < 0) | (lengths > steps)).nonzero()[0])
-        raise ValueError(
-            f"lengths must be from 0 to {steps}, got {int(lengths[batch])} for batch element {batch} (batch flattened)"
-        )
-
-
-def check(inputs: Tensors, index: Tensors) -> None:
-    check_index(inputs, index)
-    (theta,) = inputs
-    reject("potentials", theta, ~(theta < math.inf) & ~_skipped(theta, index) & ~_nowhere(theta, index))
+def _is_empty(theta: Tensor, index: Tensors) -> Tensor:
+    """(B,): sequences of which no step is kept."""
+    return ~kept_steps(theta, index).any(-1)
 
 
 def _edges(theta: Tensor, index: Tensors) -> Tensor:
@@ -90,8 +59,12 @@ def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor
     skipped = _skipped(theta, index)[..., 0]
     for t, edges in enumerate(_edges(theta, index).unbind(1)):
         v.append(torch.where(skipped[:, t], v[-1], omega.max(edges + v[-1].unsqueeze(1))))
-    value = omega.max(v[-1]).masked_fill(index[0] == 0, 0)
+    value = omega.max(v[-1]).masked_fill(_is_empty(theta, index), 0)
     return value.to(theta.dtype, copy=True), torch.stack(v, 1)
+
+
+def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    return forward(inputs, index, omega)[0]
 
 
 def _steps(theta: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Iterator[tuple[int, Tensor]]:
@@ -114,9 +87,9 @@ def _walk_back(theta: Tensor, index: Tensors, mass: Tensor, parts: Sequence[tupl
     return torch.stack(spread[::-1], 1).to(theta.dtype)
 
 
-def _end(tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+def _end(theta: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
     """q of the edges into the end node, (B, S)."""
-    return omega.argmax(tape[:, -1]).masked_fill((index[0] == 0).unsqueeze(-1), 0)
+    return omega.argmax(tape[:, -1]).masked_fill(_is_empty(theta, index).unsqueeze(-1), 0)
 
 
 def _seeded(result: Tensor, seed: Tensor) -> Tensors:
@@ -127,7 +100,7 @@ def backward(inputs: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega:
     (theta,) = inputs
     zero = tape.new_zeros(())
     parts = [(omega.argmax(x), zero) for _, x in _steps(theta, tape, index, omega)]
-    return _seeded(_walk_back(theta, index, _end(tape, index, omega), parts), seed)
+    return _seeded(_walk_back(theta, index, _end(theta, tape, index, omega), parts), seed)
 
 
 class _Tangent:
@@ -143,7 +116,7 @@ class _Tangent:
             v_dot = torch.where(skipped[:, t, 0], v_dot, (q * y.masked_fill(q == 0, 0)).sum(-1))
             self.q.append(q)
             self.y.append(y)
-        self.end_q = _end(tape, index, omega)
+        self.end_q = _end(theta, tape, index, omega)
         self.end_y = v_dot
 
 
@@ -167,7 +140,7 @@ def hessian(
 
 def _is_last(theta: Tensor, index: Tensors) -> Tensor:
     """(B, T, 1, 1): the last step of each sequence."""
-    return last_step(kept_steps(index, theta.shape[1]))[..., None, None]
+    return last_step(kept_steps(theta, index))[..., None, None]
 
 
 def log_transitions(inputs: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -208,7 +181,7 @@ def log_transitions_vjp(
     for t, x in _steps(theta, tape, index, omega):
         q = omega.argmax(x)
         parts.append((q, omega.log_argmax_vjp(q, given[:, t].masked_fill(x == -math.inf, 0))))
-    return [_walk_back(theta, index, omega.log_argmax_vjp(_end(tape, index, omega), into_end), parts)]
+    return [_walk_back(theta, index, omega.log_argmax_vjp(_end(theta, tape, index, omega), into_end), parts)]
 
 
 def _draw(q: Tensor, uniform: Tensor) -> Tensor:
@@ -220,9 +193,9 @@ def _draw(q: Tensor, uniform: Tensor) -> Tensor:
 def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
     """Sequences (B, K, T), −1 where a step is skipped, drawn with ``uniforms`` (B, K, T): one for each step's state."""
     (theta,) = inputs
-    kept = kept_steps(index, theta.shape[1])
+    kept = kept_steps(theta, index)
     last = last_step(kept)
-    end = _end(tape, index, omega)
+    end = _end(theta, tape, index, omega)
     exists = end.any(-1, keepdim=True)
     state = torch.zeros_like(uniforms[..., :1], dtype=torch.int64).sum(-1)
     later = torch.zeros_like(tape[:, :1]).expand(-1, theta.shape[2], -1)  # q of the step after t
@@ -241,7 +214,7 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
     """Scores (B, k) and sequences (B, k, T), −1 where a step is skipped and past the number of sequences."""
     (theta,) = inputs
     batch, steps, size = theta.shape[:3]
-    kept = kept_steps(index, steps)
+    kept = kept_steps(theta, index)
     best = theta.new_full((batch, size, k), -math.inf, dtype=torch.float64)
     best[:, 0, 0] = 0
     back = []
@@ -251,8 +224,9 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
         back.append(ways.indices[..., :k])
     ends = best.flatten(1).sort(dim=-1, descending=True, stable=True)
     scores, place = ends.values[:, :k], ends.indices[:, :k]
-    scores = scores.masked_fill(index[0].unsqueeze(-1) == 0, -math.inf)
-    scores[:, 0] = scores[:, 0].masked_fill(index[0] == 0, 0)
+    empty = _is_empty(theta, index)
+    scores = scores.masked_fill(empty.unsqueeze(-1), -math.inf)
+    scores[:, 0] = scores[:, 0].masked_fill(empty, 0)
     sequences = []
     for t in reversed(range(steps)):
         here = kept[:, t, None]

@@ -1,118 +1,21 @@
 """Value → expected path → Hessian product, wired into autograd once for every structure, backend and Ω.
 
-The sweeps are opaque operators that know vmap but no derivatives; the Functions below give them, for reverse and
-forward mode.
+The sweeps know no derivatives; the Functions here give them, for reverse and forward mode.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from bellmax.backends import sweeps
-from bellmax.regularizers import Regularizer, from_kernel, inner, is_readable
-
-# What to run: (structure, backend, α, Ω at a vertex), constants that torch.compile can write into a graph,
-# or (structure, Ω) for an Ω written in Python, which the reference backend runs without an operator.
-Program: TypeAlias = "tuple[str, str, float, float] | tuple[str, Regularizer]"
-
-# --- operators: an operator's name is the sweep's name
-
-_PROGRAM = "str structure, str backend, float alpha, float vertex"
-_OPERATORS = {
-    "forward": "Tensor[] theta, Tensor[] index) -> (Tensor, Tensor)",
-    "backward": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] index) -> Tensor[]",
-    "hessian": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] z, Tensor[] index) -> Tensor[]",
-    "log_transitions": "Tensor[] theta, Tensor tape, Tensor[] index) -> Tensor[]",
-    "log_transitions_jvp": "Tensor[] theta, Tensor tape, Tensor[] z, Tensor[] index) -> Tensor[]",
-    "log_transitions_vjp": "Tensor[] theta, Tensor tape, Tensor[] cotangent, Tensor[] index) -> Tensor[]",
-    "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
-    "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
-}
-_library = torch.library.Library("bellmax", "DEF")
-
-
-def _sweep(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
-    module = sweeps(structure, backend)
-    if name in ("forward", "topk") and is_readable(args[0][0]):
-        module.check(args[0], args[-1])
-    return getattr(module, name)(*args, omega)
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    def run(structure: str, backend: str, alpha: float, vertex: float, *args: Any) -> Any:
-        return _sweep(name, structure, backend, from_kernel(alpha, vertex), *args)
-
-    return run
-
-
-def _fake(name: str) -> Callable[..., Any]:
-    def shapes(structure: str, backend: str, alpha: float, vertex: float, theta: Sequence[Tensor], *args: Any) -> Any:
-        first, module = theta[0], sweeps(structure, backend)
-        if name == "forward":
-            return first.new_empty(first.shape[0]), module.empty_tape(theta, args[-1])
-        if name == "sample":
-            return module.empty_paths(theta, args[1].shape[1])
-        if name == "topk":
-            return first.new_empty(first.shape[0], args[0]), module.empty_paths(theta, args[0])
-        return [t.new_empty(t.shape) for t in theta]
-
-    return shapes
-
-
-def _batched(name: str) -> Callable[..., Any]:
-    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first."""
-
-    def run(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        program, theta, index = args[:4], args[4], args[-1]
-        maps = info.batch_size
-
-        def unmapped(tensor: Tensor, dim: int | None) -> tuple[int, ...]:
-            return tuple(size for d, size in enumerate(tensor.shape) if d != dim)
-
-        batch = unmapped(theta[0], in_dims[4][0])[0]
-
-        def merge(argument: Any, dim: Any) -> Any:
-            if isinstance(argument, list | tuple):
-                return [merge(a, d) for a, d in zip(argument, dim, strict=True)]
-            if not isinstance(argument, Tensor):
-                return argument
-            mapped = argument.expand(maps, *argument.shape) if dim is None else argument.movedim(dim, 0)
-            return mapped.expand(maps, batch, *mapped.shape[2:]).flatten(0, 1)
-
-        def split(result: Tensor) -> Tensor:
-            return result.reshape(maps, batch, *result.shape[1:])
-
-        merged = [merge(argument, dim) for argument, dim in zip(args[4:-1], in_dims[4:-1], strict=True)]
-        if sweeps(*program[:2]).index_is_batched:
-            index = merge(index, in_dims[-1])
-        results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
-        if isinstance(results, Tensor):
-            return split(results), 0
-        results = [split(result) for result in results]
-        if name not in ("forward", "topk"):
-            # What the whole batch shares has a batch of one, and what each member contributed is added up.
-            shared = (unmapped(t, d)[0] != batch for t, d in zip(theta, in_dims[4], strict=True))
-            results = [r.sum(1, keepdim=True) if s else r for r, s in zip(results, shared, strict=True)]
-            return results, [0] * len(results)
-        return tuple(results), (0,) * len(results)
-
-    return run
-
-
-for _name, _schema in _OPERATORS.items():
-    _library.define(f"{_name}({_PROGRAM}, {_schema}")
-    _library.impl(_name, _operator(_name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"bellmax::{_name}", _fake(_name), lib=_library)
-    torch.library.register_vmap(f"bellmax::{_name}", _batched(_name), lib=_library)
+from bellmax.autograd.operators import Program, run, sweep
+from bellmax.tensors import inner
+from bellmax.transforms import is_eager, is_readable, needs_grad, once_dynamo_is_imported
 
 
 @dataclass(frozen=True)
@@ -123,34 +26,29 @@ class _Runner:
     parts: int
 
     def __call__(self, name: str, *args: Any) -> Any:
-        if len(self.program) == 2:
-            return self.in_python(name, *self.program, *args)
-        return getattr(torch.ops.bellmax, name)(*self.program, *args)
-
-    def in_python(self, name: str, structure: str, omega: Regularizer, *args: Any) -> Any:
-        """A sweep under an Ω written in Python, without an operator."""
-        return _sweep(name, structure, "reference", omega, *args)
+        return sweep(name, self.program, *args)
 
     def in_plain_torch(self, name: str, index: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
         """A sweep as a function of (*θ, …) that autograd differentiates as often as one likes."""
-        omega = self.program[1] if len(self.program) == 2 else from_kernel(*self.program[2:])
-        reference = sweeps(self.program[0], "reference")
 
-        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def by_reference(name: str, *args: Any) -> Any:
+            return run(name, self.program.structure, "reference", self.program.regularizer, *args)
+
+        def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
             theta, more = tensors[: self.parts], tensors[self.parts :]
-            value, tape = reference.forward(theta, index, omega)
+            value, tape = by_reference("forward", theta, index)
             if name == "forward":
                 return (value,)
-            return tuple(getattr(reference, name)(theta, tape, *_grouped(name, more), index, omega))
+            return tuple(by_reference(name, theta, tape, *_grouped(name, more), index))
 
-        return run
+        return of_tensors
 
 
-def _grouped(sweep: str, more: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The arguments of a sweep after the tape: a seed, or what it is applied to, or both."""
-    if sweep == "backward":
+def _grouped(name: str, more: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The arguments of a sweep after the tape: a seed, or the direction it is applied to, or both."""
+    if name == "backward":
         return (more[0],)
-    return (more[0], more[1:]) if sweep == "hessian" else (more,)
+    return (more[0], more[1:]) if name == "hessian" else (more,)
 
 
 # --- derivatives
@@ -427,7 +325,7 @@ class _Pushed(_Sweep):
 def forward(program: Program, theta: Sequence[Tensor], index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """DP_Ω(θ), (B,), and the tape, without a graph."""
     with torch.no_grad():
-        value, tape = _Runner(program, len(theta))("forward", [t.detach() for t in theta], index)
+        value, tape = sweep("forward", program, [t.detach() for t in theta], index)
     return value, tape
 
 
@@ -442,6 +340,8 @@ def expected_path(
 ) -> tuple[Tensor, ...]:
     """∇DP_Ω(θ), of θ's shapes."""
     ones = theta[0].new_ones(theta[0].shape[0])
+    if _is_unseen(theta):
+        return tuple(sweep("backward", program, theta, tape, ones, index))
     path: tuple[Tensor, ...] = _Gradient.apply(_Runner(program, len(theta)), *theta, tape, ones, *index)
     return path
 
@@ -458,6 +358,8 @@ def hessian_product(
 ) -> tuple[Tensor, ...]:
     """∇²DP_Ω(θ) z, of θ's shapes."""
     ones = theta[0].new_ones(theta[0].shape[0])
+    if _is_unseen((*theta, *z)):
+        return tuple(sweep("hessian", program, theta, tape, ones, z, index))
     run = _Runner(program, len(theta))
     product: tuple[Tensor, ...] = _Last.apply("hessian", run, *theta, tape, ones, *z, *index)
     return product
@@ -467,6 +369,8 @@ def log_transitions(
     program: Program, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """log q of every edge, of θ's shapes."""
+    if _is_unseen(theta):
+        return tuple(sweep("log_transitions", program, theta, tape, index))
     log_q: tuple[Tensor, ...] = _LogTransitions.apply(_Runner(program, len(theta)), *theta, tape, *index)
     return log_q
 
@@ -475,16 +379,19 @@ def sample(
     program: Program, theta: Sequence[Tensor], tape: Tensor, uniforms: Tensor, index: Sequence[Tensor]
 ) -> Tensor:
     """K paths drawn with ``uniforms`` (B, K, choices), in the structure's own form, without gradient."""
-    run = _Runner(program, len(theta))
-    paths: Tensor = run("sample", [t.detach() for t in theta], tape, uniforms, index)
+    paths: Tensor = sweep("sample", program, [t.detach() for t in theta], tape, uniforms, index)
     return paths
 
 
 def topk(program: Program, theta: Sequence[Tensor], k: int, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Scores (B, k) of the best paths, descending, and the paths, in the structure's own form, without gradient."""
-    run = _Runner(program, len(theta))
-    result: tuple[Tensor, Tensor] = run("topk", [t.detach() for t in theta], k, index)
+    result: tuple[Tensor, Tensor] = sweep("topk", program, [t.detach() for t in theta], k, index)
     return result
+
+
+def _is_unseen(tensors: Sequence[Tensor]) -> bool:
+    """Whether nobody differentiates or traces: then a sweep needs no Function."""
+    return is_eager() and forward_ad._current_level < 0 and not needs_grad(*tensors)
 
 
 # --- torch.compile
@@ -493,38 +400,8 @@ def topk(program: Program, theta: Sequence[Tensor], k: int, index: Sequence[Tens
 def _allow_in_graph() -> None:
     # An Ω written in Python runs eagerly where the graph breaks, and these are no frames to be compiled then.
     _Sweep.apply = classmethod(torch.compiler.disable(_Sweep.apply.__func__))  # type: ignore[assignment, attr-defined]
-    _Runner.in_python = torch.compiler.disable(_Runner.in_python)  # type: ignore[method-assign]
     for function in (forward, value, expected_path, directional_derivative, hessian_product, log_transitions):
         torch.compiler.allow_in_graph(function)
 
 
-class _OnceDynamoIsImported(importlib.abc.MetaPathFinder):
-    """Marks the functions above for torch.compile when its front end is first imported, which costs seconds."""
-
-    asking = False  # for the finders that come after this one
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "torch._dynamo" or self.asking:
-            return None
-        self.asking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.asking = False
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_mark(module: Any) -> None:
-            sys.meta_path.remove(self)
-            execute(module)
-            _allow_in_graph()
-
-        spec.loader.exec_module = execute_and_mark  # type: ignore[method-assign]
-        return spec
-
-
-if "torch._dynamo" in sys.modules:
-    _allow_in_graph()
-else:
-    sys.meta_path.insert(0, _OnceDynamoIsImported())
+once_dynamo_is_imported(_allow_in_graph)

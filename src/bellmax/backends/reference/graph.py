@@ -1,7 +1,7 @@
-"""The sweeps of a DAG in plain torch, node values in float64.
+"""The sweeps of a graph in plain torch, node values in float64.
 
-``index`` is (offset, parent, edge, group): see :class:`bellmax.dag.DAG`. The nodes of a group share their level and
-their number of parents, so a group's edges are a slice that reshapes to (nodes, parents) without padding.
+θ and ``index`` are as in :mod:`bellmax.layouts.graph`. The nodes of a group share their level and their number of
+parents, so a group's edges are a slice that reshapes to (nodes, parents) without padding.
 """
 
 from __future__ import annotations
@@ -12,30 +12,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.backends.potentials import Tensors, reject
+from bellmax.layouts.graph import check, nodes
 from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
+
+__all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
+__all__ += ["log_transitions_vjp", "sample", "topk", "value"]
 
 Group = tuple[slice, slice, int]
 
-index_is_batched = False
 
-
-def empty_tape(inputs: Tensors, index: Tensors) -> Tensor:
-    return inputs[0].new_empty((inputs[0].shape[0], index[0].shape[0] - 1), dtype=torch.float64)
-
-
-def empty_paths(inputs: Tensors, count: int) -> Tensor:
-    (theta,) = inputs
-    return theta.new_empty(theta.shape[0], count, theta.shape[1])
-
-
-def check_index(inputs: Tensors, index: Tensors) -> None:
-    """A graph is checked when it is made."""
-
-
-def check(inputs: Tensors, index: Tensors) -> None:
-    (theta,) = inputs
-    reject("weights", theta, ~(theta < math.inf))
+def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
+    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=torch.float64)
 
 
 def _groups(index: Tensors) -> list[Group]:
@@ -80,6 +68,10 @@ def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor
     for group in _groups(index):
         v[:, group[0]] = omega.max(_local_scores(sorted_theta, v, index, group))
     return v[:, -1].to(theta.dtype, copy=True), v
+
+
+def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    return forward(inputs, index, omega)[0]
 
 
 def _walk_back(mass: Tensor, index: Tensors, theta: Tensor, edge_mass: Callable[[Group, Tensor], Tensor]) -> Tensor:
@@ -174,16 +166,22 @@ def log_transitions_vjp(
 
 
 def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+    """Paths drawn with ``uniforms`` (B, K, choices): the n-th choice of a walk back from the end takes the n-th."""
     (theta,) = inputs
     sorted_theta = _sort_edges(theta, index)
+    taken = torch.zeros(uniforms.shape[:2], dtype=torch.int64, device=theta.device)
 
     def spread(group: Group, visits: Tensor) -> Tensor:
+        nonlocal taken
         q = omega.argmax(_local_scores(sorted_theta, tape, index, group)).unsqueeze(1)
         cumulative = q.cumsum(-1)
-        target = uniforms[:, :, group[0]].unsqueeze(-1) * cumulative[..., -1:]
+        uniform = uniforms.gather(2, taken.clamp(max=uniforms.shape[2] - 1).unsqueeze(-1)).unsqueeze(-1)
+        taken = taken + visits.any(-1)
+        target = uniform * cumulative[..., -1:]
         return ((cumulative - q <= target) & (target < cumulative)) * visits.unsqueeze(-1)
 
-    return _walk_back(_at_end(uniforms.shape, tape), index, theta, spread)
+    visits = _at_end((*uniforms.shape[:2], tape.shape[1]), tape)
+    return _walk_back(visits, index, theta, spread)
 
 
 def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:

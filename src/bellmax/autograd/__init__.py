@@ -1,0 +1,17 @@
+"""The sweeps as differentiable functions."""
+
+from bellmax.autograd.functions import (
+    directional_derivative,
+    expected_path,
+    forward,
+    hessian_product,
+    log_transitions,
+    sample,
+    topk,
+    value,
+)
+from bellmax.autograd.operators import Program
+from bellmax.autograd.shortcut import Shortcut
+
+__all__ = ["Program", "Shortcut", "directional_derivative", "expected_path", "forward", "hessian_product"]
+__all__ += ["log_transitions", "sample", "topk", "value"]

@@ -1,0 +1,131 @@
+"""The sweeps as opaque operators of torch that know vmap but no derivatives: for torch.compile, export and torch.func.
+
+An operator's name is the sweep's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bellmax.backends import BACKENDS
+from bellmax.layouts import LAYOUTS
+from bellmax.regularizers import Kernel, Regularizer, from_kernel
+from bellmax.transforms import is_eager, is_readable
+
+_PROGRAM = "str structure, str backend, str omega, float[] parameters"
+_OPERATORS = {
+    "forward": "Tensor[] theta, Tensor[] index) -> (Tensor, Tensor)",
+    "backward": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] index) -> Tensor[]",
+    "hessian": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] z, Tensor[] index) -> Tensor[]",
+    "log_transitions": "Tensor[] theta, Tensor tape, Tensor[] index) -> Tensor[]",
+    "log_transitions_jvp": "Tensor[] theta, Tensor tape, Tensor[] z, Tensor[] index) -> Tensor[]",
+    "log_transitions_vjp": "Tensor[] theta, Tensor tape, Tensor[] cotangent, Tensor[] index) -> Tensor[]",
+    "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
+    "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
+}
+_library = torch.library.Library("bellmax", "DEF")
+
+
+class Program(NamedTuple):
+    """What to sweep, who sweeps, and Ω at γ = 1.
+
+    A :class:`Kernel` is constants, which torch.compile can write into a graph. An Ω written in Python runs on the
+    reference backend, without an operator.
+    """
+
+    structure: str
+    backend: str
+    omega: Kernel | Regularizer
+
+    @property
+    def regularizer(self) -> Regularizer:
+        return from_kernel(self.omega) if isinstance(self.omega, Kernel) else self.omega
+
+
+def sweep(name: str, program: Program, *args: Any) -> Any:
+    """Run a sweep: at once where nobody but autograd looks, else as an operator."""
+    if isinstance(program.omega, Kernel) and not is_eager():
+        return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
+    return run(name, *program[:2], program.regularizer, *args)
+
+
+def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
+    """Run a sweep now."""
+    sweeps = BACKENDS[backend].sweeps(structure)
+    if name in ("forward", "topk", "value") and is_readable(args[0][0]):
+        sweeps.check(args[0], args[-1])
+    return getattr(sweeps, name)(*args, omega)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(structure: str, backend: str, omega: str, parameters: Sequence[float], *args: Any) -> Any:
+        return run(name, structure, backend, from_kernel(Kernel(omega, tuple(parameters))), *args)
+
+    return operate
+
+
+def _fake(name: str) -> Callable[..., Any]:
+    def shapes(
+        structure: str, backend: str, omega: str, parameters: Sequence[float], theta: Sequence[Tensor], *args: Any
+    ) -> Any:
+        first, layout = theta[0], LAYOUTS[structure]
+        if name == "forward":
+            return first.new_empty(first.shape[0]), BACKENDS[backend].sweeps(structure).empty_tape(theta, args[-1])
+        if name == "sample":
+            return layout.empty_paths(theta, args[1].shape[1])
+        if name == "topk":
+            return first.new_empty(first.shape[0], args[0]), layout.empty_paths(theta, args[0])
+        return [t.new_empty(t.shape) for t in theta]
+
+    return shapes
+
+
+def _batched(name: str) -> Callable[..., Any]:
+    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first."""
+
+    def operate(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        program, theta, index = args[:4], args[4], args[-1]
+        maps = info.batch_size
+
+        def unmapped(tensor: Tensor, dim: int | None) -> tuple[int, ...]:
+            return tuple(size for d, size in enumerate(tensor.shape) if d != dim)
+
+        batch = unmapped(theta[0], in_dims[4][0])[0]
+
+        def merge(argument: Any, dim: Any) -> Any:
+            if isinstance(argument, list | tuple):
+                return [merge(a, d) for a, d in zip(argument, dim, strict=True)]
+            if not isinstance(argument, Tensor):
+                return argument
+            mapped = argument.expand(maps, *argument.shape) if dim is None else argument.movedim(dim, 0)
+            return mapped.expand(maps, batch, *mapped.shape[2:]).flatten(0, 1)
+
+        def split(result: Tensor) -> Tensor:
+            return result.reshape(maps, batch, *result.shape[1:])
+
+        merged = [merge(argument, dim) for argument, dim in zip(args[4:-1], in_dims[4:-1], strict=True)]
+        if index and LAYOUTS[program[0]].index_is_batched:
+            index = merge(index, in_dims[-1])
+        results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
+        if isinstance(results, Tensor):
+            return split(results), 0
+        results = [split(result) for result in results]
+        if name not in ("forward", "topk"):
+            # A shared tensor has batch size 1; the members' contributions are summed.
+            shared = (unmapped(t, d)[0] != batch for t, d in zip(theta, in_dims[4], strict=True))
+            results = [r.sum(1, keepdim=True) if s else r for r, s in zip(results, shared, strict=True)]
+            return results, [0] * len(results)
+        return tuple(results), (0,) * len(results)
+
+    return operate
+
+
+for _name, _schema in _OPERATORS.items():
+    _library.define(f"{_name}({_PROGRAM}, {_schema}")
+    _library.impl(_name, _operator(_name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"bellmax::{_name}", _fake(_name), lib=_library)
+    torch.library.register_vmap(f"bellmax::{_name}", _batched(_name), lib=_library)

@@ -1,0 +1,28 @@
+"""The score of given states in a scored chain, and its gradient, in one pass over the labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bellmax.backends.native.loading import arrays, call
+from bellmax.regularizers import Kernel
+from bellmax.tensors import Tensors
+
+_ANY = Kernel("hard")  # an Ω has no part in it
+
+
+class LabelScores:
+    """⟨Y, θ⟩ of the sequences Y that labels (B, T) name."""
+
+    def run(self, theta: Tensors, index: Tensors, labels: Tensor, ignored: int) -> Tensor | None:
+        """(B,) float64; None if a label is no state, or ``ignored``, or a score is infinite."""
+        scores = torch.empty(labels.shape[0], dtype=torch.float64)
+        given = arrays((*theta, labels, scores))
+        served = call("scored_chain_score", *given, ignored, *arrays(index), *[None] * (2 - len(index)), *_ANY)
+        return scores if served else None
+
+    def subtract(self, gradients: Tensors, theta: Tensors, index: Tensors, labels: Tensor, seed: Tensor) -> None:
+        """``gradients`` −= ``seed`` Y, in place."""
+        given = arrays((*theta, labels, seed, *gradients))
+        call("scored_chain_subtract", *given, *arrays(index), *[None] * (2 - len(index)), *_ANY)

@@ -1,0 +1,22 @@
+"""The levels of a graph, by the kernels if they are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bellmax.backends.native import loading
+from bellmax.layouts import graph
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """As :func:`bellmax.layouts.graph.levels`."""
+    if loading.kernels is None:
+        return graph.levels(pairs, num_nodes)
+    level = np.empty(num_nodes, dtype=np.int64)
+    loading.kernels.dag_levels(pairs, level)
+    return level

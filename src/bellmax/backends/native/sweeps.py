@@ -1,0 +1,103 @@
+"""The sweeps of each structure, run by its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bellmax.backends.native.loading import arrays, call, empty_like
+from bellmax.layouts import LAYOUTS
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
+
+_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dtw": 2, "dag": 4}
+STRUCTURES = tuple(_INDEX_SIZE)
+
+
+class NativeSweeps:
+    """The kernels look at the values as they read them, and the layout says what is wrong with them."""
+
+    def __init__(self, structure: str) -> None:
+        self.structure = structure
+        self.layout = LAYOUTS[structure]
+
+    def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
+        missing = [None] * (_INDEX_SIZE[self.structure] - len(index))
+        assert omega.kernel is not None
+        try:
+            return call(f"{self.structure}_{name}", *arrays(tensors), *arrays(index), *missing, *omega.kernel)
+        except ValueError:
+            self.layout.check_index(tensors, index)  # names the argument and the value
+            raise
+
+    def _like_theta(self, name: str, theta: Tensors, more: Tensors, index: Tensors, omega: Regularizer) -> Tensors:
+        results = empty_like(theta)
+        self._call(name, (*theta, *more, *results), index, omega)
+        return results
+
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        first = theta[0]
+        if self.structure == "dtw":
+            return first.new_empty((first.shape[0], _dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
+        # Values and thresholds. A chain's are relative to the greatest of their step.
+        dtype = torch.float64 if self.structure == "dag" else first.dtype
+        return first.new_empty((first.shape[0], 2, *self.layout.nodes(theta, index)), dtype=dtype)
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
+        """The kernels do."""
+
+    def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        value = theta[0].new_empty(theta[0].shape[0])
+        if not self._call("forward", (*theta, value, tape), index, omega):
+            self.layout.check(theta, index)
+        return value
+
+    def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        if self.structure != "dtw":
+            return self.forward(theta, index, omega)[0]
+        return self._forward(theta, theta[0].new_empty((theta[0].shape[0], 0), dtype=torch.float64), index, omega)
+
+    def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        tape = self.empty_tape(theta, index)
+        return self._forward(theta, tape, index, omega), tape
+
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        return self._like_theta("backward", theta, (tape, seed), index, omega)
+
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("hessian", theta, (tape, seed, *z), index, omega)
+
+    def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        return self._like_theta("log_transitions", theta, (tape,), index, omega)
+
+    def log_transitions_jvp(
+        self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("log_transitions_jvp", theta, (tape, *z), index, omega)
+
+    def log_transitions_vjp(
+        self, theta: Tensors, tape: Tensor, cotangent: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        return self._like_theta("log_transitions_vjp", theta, (tape, *cotangent), index, omega)
+
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        paths = self.layout.empty_paths(theta, uniforms.shape[1])
+        self._call("sample", (*theta, tape, uniforms, paths), index, omega)
+        return paths
+
+    def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.layout.empty_paths(theta, k)
+        if not self._call("topk", (*theta, scores, paths), index, omega):
+            self.layout.check(theta, index)
+        return scores, paths
+
+
+def _dtw_tape_size(rows: int, columns: int) -> int:
+    """As in native/dtw.h; torch.compile may ask with symbols for sizes."""
+    strip = 64
+    strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
+    return 1 + strips * (columns + chunks * 2 * strip)

@@ -1,0 +1,63 @@
+"""The sweeps of a structure whose edges' weights are a linear function of its scores, by those of its engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bellmax.backends.protocol import Sweeps
+from bellmax.layouts import Expansion
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
+
+
+class Expanded:
+    """Weights are built for every sweep; backends with kernels of their own do without."""
+
+    def __init__(self, layout: Expansion, engine: Sweeps) -> None:
+        self.layout, self.engine = layout, engine
+        self.check = layout.check
+
+    def _graph(self, theta: Tensors, index: Tensors) -> tuple[Tensors, Tensors]:
+        return [self.layout.weights(theta, index)], self.layout.engine_index(theta, index)
+
+    def _onto(self, edges: Tensors, theta: Tensors, index: Tensors) -> Tensors:
+        scores = self.layout.onto_scores(edges[0], theta, index)
+        return scores if self.layout.sense > 0 else [-score for score in scores]
+
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        return theta[0].new_empty((theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=torch.float64)
+
+    def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        return self.forward(theta, index, omega)[0]
+
+    def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        weights, inner = self._graph(theta, index)
+        value, tape = self.engine.forward(weights, inner, omega)
+        if self.layout.extra_nodes:
+            at_vertex = omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
+            value = value + self.layout.extra_nodes * at_vertex
+        return value if self.layout.sense > 0 else -value, tape
+
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        weights, inner = self._graph(theta, index)
+        return self._onto(self.engine.backward(weights, tape, seed, inner, omega), theta, index)
+
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        weights, inner = self._graph(theta, index)
+        along = [self.layout.along(z, index)]
+        return self._onto(self.engine.hessian(weights, tape, seed, along, inner, omega), theta, index)
+
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        weights, inner = self._graph(theta, index)
+        if self.layout.extra_nodes:  # whose choice, and that of the first node, is none
+            uniforms = pad(uniforms, (self.layout.extra_nodes, 1), value=0.5)
+        return self.layout.found_paths(self.engine.sample(weights, tape, uniforms, inner, omega), theta)
+
+    def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        weights, inner = self._graph(theta, index)
+        scores, found = self.engine.topk(weights, k, inner, omega)
+        return self.layout.sense * scores, self.layout.found_paths(found, theta)

@@ -1,0 +1,70 @@
+"""The integer facts of each structure, and what its values must satisfy, whichever backend runs.
+
+Nothing here sweeps, and nothing knows autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from bellmax.layouts import graph, grid, scored_chain, steps
+from bellmax.tensors import Tensors
+
+
+class Layout(Protocol):
+    """How a structure's tensors are laid out: ``theta``, batch first, and the integers of its ``index``."""
+
+    index_is_batched: bool
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        """The shape of a number for each node."""
+        ...
+
+    def empty_paths(self, theta: Tensors, count: int) -> Tensor:
+        """Room for (B, count) paths in the form that ``sample`` and ``topk`` give them."""
+        ...
+
+    def check_index(self, theta: Tensors, index: Tensors) -> None:
+        """Raise a ValueError for integers out of range."""
+        ...
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
+        """Raise a ValueError for values that no sweep can take."""
+        ...
+
+
+class Expansion(Layout, Protocol):
+    """A layout whose edges' weights are a linear function of its scores: an ``engine`` with more of them sweeps.
+
+    The value is ``sense`` · DP_Ω of the engine's graph, which has ``extra_nodes`` with a single parent.
+    """
+
+    engine: str
+    sense: int
+    extra_nodes: int
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        """The engine's integers."""
+        ...
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        """Of the engine's shape; −∞ where there is no edge."""
+        ...
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        """The change of the weights for a change of the scores."""
+        ...
+
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        """The transpose of ``along``."""
+        ...
+
+    def found_paths(self, found: Tensor, theta: Tensors) -> Tensor:
+        """The engine's paths in the structure's own form."""
+        ...
+
+
+EXPANSIONS: dict[str, Expansion] = {"scored_chain": scored_chain, "dtw": grid}
+LAYOUTS: dict[str, Layout] = {"dag": graph, "chain": steps, **EXPANSIONS}

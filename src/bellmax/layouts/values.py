@@ -1,0 +1,35 @@
+"""Messages about values: which one is wrong, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def reject(name: str, theta: Tensor, bad: Tensor) -> None:
+    """Raise a ValueError that names the first entry of ``theta`` (B, *event) where ``bad`` is True. CPU only."""
+    if theta.device.type != "cpu" or not bool(bad.any()):
+        return
+    batch, *event = bad.nonzero()[0].tolist()
+    raise ValueError(
+        f"{name} must be finite or -inf, got {theta[(batch, *event)].item()} at event index {tuple(event)} "
+        f"of batch element {batch} (batch flattened)"
+    )
+
+
+def check_lengths(name: str, lengths: Tensor, least: int, most: int) -> None:
+    """Raise a ValueError for a length of a flat batch (B,) that is out of range. CPU only."""
+    if lengths.device.type != "cpu" or not lengths.numel():
+        return
+    if not least <= int(lengths.min()) <= int(lengths.max()) <= most:
+        batch = int(((lengths < least) | (lengths > most)).nonzero()[0])
+        raise ValueError(
+            f"{name} must be from {least} to {most}, got {int(lengths[batch])} for batch element {batch} "
+            "(batch flattened)"
+        )
+
+
+def of_sequence(batch: Sequence[int]) -> str:
+    """Which member of the batch, by its index."""
+    return f" of sequence {batch[0] if len(batch) == 1 else tuple(batch)}" if batch else ""

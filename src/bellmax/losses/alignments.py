@@ -1,0 +1,95 @@
+"""Losses and errors of alignments (section 5.3 of the paper)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bellmax.distribution import PathDistribution
+from bellmax.layouts.values import of_sequence
+from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.tensors import promote_half
+from bellmax.transforms import is_readable
+
+
+def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """‖L(Y − Y_true)ᵀ‖²_F with L the lower triangular matrix of ones and Y the soft alignment (section 5.3).
+
+    Row by row, it compares how much of Y and of Y_true lies up to each column. For two alignments with one cell in each
+    row it is the area between them, N times their :func:`mean_absolute_deviation`. It is convex in Y.
+
+    Args:
+        p: the alignment.
+        target: a path (..., N, M) or index pairs (..., L, 2).
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
+
+    >>> import bellmax as bx
+    >>> p = bx.DTW(torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0]]), omega="hard")
+    >>> alignment_area(p, torch.tensor([[0, 0], [1, 1], [2, 1]]))
+    tensor(1.)
+    """
+    if p.structure != "dtw":
+        raise ValueError(f"p must be a DTW, got {type(p).__name__}")
+    check_reduction(p, reduction)
+    p, allowed = p._read("target", target)
+    beside = (promote_half(p.expected_path) - p._check_one_path("target", allowed)).cumsum(-1)
+    within = p._is_used(beside.ndim).any(
+        -2, keepdim=True
+    )  # past the last column a row's sum would be counted once more
+    return reduce(p, beside.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
+
+
+def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
+    """The mean over rows of \\|column of a − column of b\\|, between alignments of the same pairs; of the batch shape.
+
+    The column of a row is the mean over its cells. Where each row of both has one cell (frames of a recording, each
+    given one note of the score), it is the area between the alignments divided by the number of rows, and so is
+    :func:`alignment_area`. Otherwise the two differ, since the latter also counts how many cells a row has.
+
+    Args:
+        a: a path (..., N, M), hard or soft, or index pairs (..., L, 2) int64 padded with −1.
+        b: the other, in either form. Rows that neither has, past the end, do not count.
+
+    >>> mean_absolute_deviation(torch.tensor([[0, 0], [1, 0], [2, 1]]), torch.tensor([[0, 0], [1, 1], [2, 1]]))
+    tensor(0.3333)
+    """
+    rows = max(_num_rows("a", a), _num_rows("b", b))
+    (column_a, has_a), (column_b, has_b) = _columns(a, rows), _columns(b, rows)
+    if column_a.shape != column_b.shape:
+        raise ValueError(
+            f"a and b must be of the same batch, got {tuple(column_a.shape[:-1])} and {tuple(column_b.shape[:-1])}"
+        )
+    if is_readable(has_a) and is_readable(has_b) and bool((has_a != has_b).any()):
+        *batch, row = (has_a != has_b).nonzero()[0].tolist()
+        lacking = "b" if bool(has_a[(*batch, row)]) else "a"
+        raise ValueError(f"a and b must have the same rows, but {lacking} has no cell in row {row}{of_sequence(batch)}")
+    return (column_a - column_b).abs().sum(-1) / has_a.sum(-1).clamp(min=1)
+
+
+def _num_rows(name: str, alignment: Tensor) -> int:
+    if alignment.ndim < 2:
+        needed = "(..., N, M), or (..., L, 2) int64"
+        raise ValueError(f"{name} must have shape {needed}, got {tuple(alignment.shape)}")
+    if not (alignment.is_floating_point() or alignment.dtype in (torch.bool, torch.int64)):
+        needed = "floating point or bool for paths, int64 for index pairs"
+        raise ValueError(f"{name} must be {needed}, got dtype {alignment.dtype}")
+    if alignment.dtype == torch.int64 and alignment.shape[-1] == 2:
+        return int(alignment[..., 0].max()) + 1 if alignment.numel() else 0
+    return alignment.shape[-2]
+
+
+def _columns(alignment: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The mean column of each row (..., rows), and whether the row has any cell."""
+    if alignment.dtype == torch.int64 and alignment.shape[-1] == 2:
+        i, j = alignment.unbind(-1)
+        at = torch.where(i < 0, rows, i)
+        zeros = torch.zeros((*i.shape[:-1], rows + 1), dtype=torch.get_default_dtype(), device=i.device)
+        weight = zeros.scatter_add(-1, at, torch.ones_like(j, dtype=zeros.dtype))[..., :-1]
+        total = zeros.scatter_add(-1, at, j.to(zeros.dtype))[..., :-1]
+    else:
+        cells = promote_half(alignment if alignment.is_floating_point() else alignment.to(torch.get_default_dtype()))
+        cells = torch.nn.functional.pad(cells, (0, 0, 0, rows - cells.shape[-2]))
+        weight = cells.sum(-1)
+        total = (cells * torch.arange(cells.shape[-1], dtype=cells.dtype, device=cells.device)).sum(-1)
+    has = weight > 0
+    return total / weight.masked_fill(~has, 1), has

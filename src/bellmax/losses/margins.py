@@ -1,0 +1,122 @@
+"""Losses by a difference of values: convex in θ for a full path (section 5.1 of the paper)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bellmax.distribution import PathDistribution
+from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.regularizers import Hard, Negentropy, Regularizer
+from bellmax.tensors import without_rounding_below_zero
+from bellmax.transforms import is_checked
+
+
+def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
+    """DP_Ω(θ + C) − DP_Ω(θ restricted to the target), the convex loss of section 5.1 for every Ω.
+
+    The paper subtracts the score ⟨Y, θ⟩ of the target. For a full path that differs by a constant, what Ω adds along
+    it, without which the loss would not end at 0 under :class:`SquaredL2`. It is convex in θ for full paths, and not in
+    general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) − DTW_Ω(θ − C).
+
+    If the allowed cells form one alignment, only that alignment counts, even where a diagonal shortcut would also fit.
+
+    Args:
+        p: the distribution; Ω is its own.
+        target: see the module.
+        cost: C ≥ 0 of p's potentials' shape, or (..., T, S) for chains: the margin by which other paths must be worse.
+            None for 0. At masked steps it may hold NaN. ``step_weights`` of a DTW weigh C as they weigh its cost.
+        reduction: "none", "mean", "sum" or "token_mean": see the module.
+
+    >>> import bellmax as bx
+    >>> emissions, transitions = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
+    >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+    >>> surrogate(p, torch.tensor([0, 1])), surrogate(p, torch.tensor([1, 1])), surrogate(p, torch.tensor([-1, 1]))
+    (tensor(0.), tensor(2.), tensor(0.))
+    """
+    return surrogate_of(p, target, cost, reduction, "target")
+
+
+def surrogate_of(
+    p: PathDistribution, target: Tensor, cost: Tensor | None, reduction: str, name: str, ignore_index: int = -100
+) -> Tensor:
+    """:func:`surrogate` of a target that errors call ``name``, and where another label than −100 may mask a step."""
+    check_reduction(p, reduction)
+    quick = None if cost is not None else p._excess_by_kernels(target, ignore_index)
+    if quick is not None:
+        return reduce(p, quick, reduction)
+    p, allowed = p._read(name, target, ignore_index)
+    best = (p if cost is None else p._augment(cost))._value()
+    restricted = p._restricted_value(allowed)
+    impossible = restricted.isinf()
+    if is_checked(impossible) and bool(impossible.any()):
+        raise ValueError(p._why_impossible(name, allowed, impossible))
+    excess = without_rounding_below_zero(p.sense * (best - restricted))
+    return reduce(p, excess.masked_fill(impossible, math.inf), reduction)
+
+
+def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """The loss of conditional random fields: :func:`surrogate` under :class:`Negentropy` with p's γ.
+
+    It is γ times the negative log-likelihood of the target (of all paths within it, for partial labels).
+
+    >>> import bellmax as bx
+    >>> crf_nll(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # one of eight
+    tensor(2.0794)
+    """
+    omega = p.omega if isinstance(p.omega, Negentropy) else Negentropy(p.omega.gamma)
+    return surrogate(_under(p, omega), target, reduction=reduction)
+
+
+def structured_hinge(
+    p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
+) -> Tensor:
+    """The hinge loss with margins of :func:`hamming_cost`: :func:`surrogate` under :class:`Hard`, whatever p's Ω.
+
+    >>> import bellmax as bx
+    >>> structured_hinge(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # as many as states may be wrong
+    tensor(3.)
+    """
+    return surrogate(_under(p, Hard()), target, hamming_cost(p, target, weight), reduction=reduction)
+
+
+def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """How much the best path is better than the target: :func:`surrogate` under :class:`Hard`, whatever p's Ω.
+
+    >>> import bellmax as bx
+    >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+    >>> structured_perceptron(dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5])), torch.tensor([0, 1, 0, 1]))
+    tensor(0.5000)
+    """
+    return surrogate(_under(p, Hard()), target, reduction=reduction)
+
+
+def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0) -> Tensor:
+    """The C with ⟨C, Y⟩ = how often Y is not within the target: states (..., T, S) for chains, else edges or cells.
+
+    Args:
+        p: the distribution.
+        target: see the module. Where any state is right, and at masked steps, C is 0.
+        weight: of a mistake, ≥ 0; a number, or a tensor that broadcasts, such as (S,) for each wrong state.
+
+    >>> import bellmax as bx
+    >>> hamming_cost(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, -1]))
+    tensor([[0., 1.],
+            [1., 0.],
+            [0., 0.]])
+    """
+    p, allowed = p._read("target", target)
+    allowed = p._mistakes(allowed)
+    weight = torch.as_tensor(weight, device=p.device)
+    dtype = torch.promote_types(p.dtype, weight.dtype) if weight.is_floating_point() and weight.ndim else p.dtype
+    try:
+        weight = weight.to(dtype).expand(allowed.shape)
+    except RuntimeError:
+        raise ValueError(f"weight must broadcast to {tuple(allowed.shape)}, got shape {tuple(weight.shape)}") from None
+    return weight.masked_fill(allowed, 0)
+
+
+def _under(p: PathDistribution, omega: Regularizer) -> PathDistribution:
+    return p if type(omega) is type(p.omega) else p._with(p._scores, omega)

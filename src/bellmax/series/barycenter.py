@@ -1,0 +1,126 @@
+"""The barycenter of a collection of series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median_low
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from bellmax.inputs import Numbers, answers_near_misses, as_series, as_tensor
+from bellmax.regularizers import Regularizer, resolve
+from bellmax.series.collections import CELLS, Collection, check_collections, check_single_gamma, runs_of
+from bellmax.series.costs import Cost
+from bellmax.series.pairs import measure_of
+from bellmax.tensors import Gamma
+
+
+@answers_near_misses
+def dtw_barycenter(
+    xs: Collection,
+    weights: Numbers | None = None,
+    *,
+    init: Numbers | None = None,
+    length: int | None = None,
+    cost: Cost = "sqeuclidean",
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
+    divergence: str | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+) -> Tensor:
+    """The series z that is least far from a collection: it minimises Σ_k w_k dtw(z, x_k) by L-BFGS.
+
+    The objective is not convex: what is found depends on where the search begins. With "hard" it has kinks too, where
+    the search may end early; a small γ does better.
+
+    Args:
+        xs: K series, as in :func:`dtw_cdist`.
+        weights: (K,), at least 0; all the same by default. Only their ratios count.
+        init: (L, D) or (L,), where to begin; by default the weighted mean of the series, each stretched linearly to
+            ``length``.
+        length: L; by default that of ``init``, or the median of the lengths.
+        cost: as in :func:`dtw`.
+        band: as in :class:`DTW`.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        divergence: as in :func:`dtw`; with None the bias of a smooth Ω flattens z.
+        max_iter: how many iterations at most.
+        tol: largest entry of the gradient at which to stop.
+
+    Returns:
+        (L, D), without gradient.
+
+    >>> import bellmax as bx
+    >>> xs = [torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 3.0, 0.0, 0.0])]
+    >>> bx.dtw_barycenter(xs, gamma=0.1).squeeze(-1).round().long()  # one bump, not two
+    tensor([0, 2, 0, 0])
+    """
+    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
+    check_single_gamma(measure)
+    with torch.inference_mode(False), torch.no_grad():
+        (series,) = check_collections(xs=xs)
+        if not series:
+            raise ValueError("xs must hold at least one series, got none")
+        shares = _check_weights(weights, series[0].new_ones(len(series)))
+        start = _start(series, shares, init, length)
+        runs = runs_of(series, CELLS)
+        z = start.clone().requires_grad_()
+        best, least = start, math.inf
+
+        def terms() -> Iterator[Tensor]:
+            for run in runs:
+                yield shares[run.places] @ measure(z, run.series, None, run.lengths)
+            if divergence is not None:
+                yield measure(z, z) / -2
+
+        def closure() -> float:
+            nonlocal best, least
+            z.grad = torch.zeros_like(z)
+            objective = 0.0
+            with torch.enable_grad():
+                for term in terms():
+                    z.grad += torch.autograd.grad(term, z)[0]
+                    objective += term.item()
+            if objective < least:
+                best, least = z.detach().clone(), objective
+            return objective
+
+        search = torch.optim.LBFGS(
+            [z], max_iter=max_iter, tolerance_grad=tol, tolerance_change=tol**2, line_search_fn="strong_wolfe"
+        )
+        search.step(closure)
+    return best
+
+
+def _check_weights(weights: Numbers | None, ones: Tensor) -> Tensor:
+    """(K,), of sum 1."""
+    if weights is None:
+        return ones / len(ones)
+    given = as_tensor("weights", weights).detach().to(ones)
+    if given.shape != ones.shape:
+        raise ValueError(f"weights must hold one number for each of {len(ones)} series, got shape {tuple(given.shape)}")
+    if not bool((given >= 0).all()) or not 0 < float(given.sum()) < math.inf:
+        raise ValueError(f"weights must be at least 0 and not all 0, got {given.tolist()}")
+    return given / given.sum()
+
+
+def _start(series: list[Tensor], shares: Tensor, init: Numbers | None, length: int | None) -> Tensor:
+    """(L, D)."""
+    features = series[0].shape[1]
+    if init is not None:
+        first = as_series("init", init)
+        if first.ndim != 2 or first.shape[1] != features or length not in (None, len(first)):
+            needed = f"({'length' if length is None else length}, {features})"
+            raise ValueError(f"init must have shape {needed}, got {tuple(first.shape)}")
+        return first.detach().to(series[0])
+    if length is None:
+        length = median_low(len(s) for s in series)
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    stretched = [interpolate(s.mT.unsqueeze(0), size=length, mode="linear", align_corners=True) for s in series]
+    return (torch.cat(stretched).mT * shares[:, None, None]).sum(0)

@@ -1,0 +1,202 @@
+"""All pairs of collections of series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from bellmax.inputs import Numbers, answers_near_misses, as_collection, as_floating
+from bellmax.regularizers import Regularizer, resolve
+from bellmax.series.costs import Cost
+from bellmax.series.pairs import Measure, measure_of
+from bellmax.tensors import Gamma, promote_half
+
+Collection: TypeAlias = "Numbers | Iterable[Numbers]"
+
+CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
+_ALIKE = 1.25  # how much longer than the shortest of its run a series may be
+
+
+class Run(NamedTuple):
+    """Series of a collection that are about as long as each other."""
+
+    places: Tensor  # (K,), in the collection
+    series: Tensor  # (K, N, D), zeros past the end
+    lengths: Tensor  # (K,)
+
+
+def runs_of(collection: Sequence[Tensor], max_cells: int) -> list[Run]:
+    """The collection from short to long, in runs of which two have ``max_cells`` cells between them, if they can."""
+    runs: list[list[int]] = []
+    for k in sorted(range(len(collection)), key=lambda k: len(collection[k])):
+        length, features = collection[k].shape
+        if runs:
+            fits = (len(runs[-1]) + 1) * (length + features) <= math.isqrt(max_cells)
+            if fits and length <= _ALIKE * len(collection[runs[-1][0]]):
+                runs[-1].append(k)
+                continue
+        runs.append([k])
+    device = collection[0].device if collection else None
+    return [
+        Run(
+            torch.tensor(run, device=device),
+            pad_sequence([collection[k] for k in run], batch_first=True),
+            torch.tensor([len(collection[k]) for k in run], device=device),
+        )
+        for run in runs
+    ]
+
+
+def check_collections(**named: Collection) -> list[list[Tensor]]:
+    """Each as a list of (N_k, D), all of one dtype, device and D."""
+    lists = {name: as_collection(name, given) for name, given in named.items()}
+    labelled = [(f"{name}[{k}]", s) for name, series in lists.items() for k, s in enumerate(series)]
+    features = max((series.shape[1] for _, series in labelled), default=0)
+    if features > 1 and all(len(series) == 1 for _, series in labelled):
+        raise ValueError(
+            f"{' and '.join(lists)} must hold series (length, features), got only series of length 1 with "
+            f"{features} features; where the layout is (cases, channels, time), as in aeon and sktime, "
+            "give X.swapaxes(1, 2), or x.T of each series"
+        )
+    for name, series in labelled:
+        first_name, first = labelled[0]
+        if series.shape[1] != first.shape[1]:
+            raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
+        if series.device != first.device:
+            raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
+    typed = iter(as_floating([series for _, series in labelled]))
+    return [[promote_half(next(typed)) for _ in series] for series in lists.values()]
+
+
+def check_single_gamma(measure: Measure) -> None:
+    if measure.gamma_shape.numel() != 1:
+        raise ValueError(f"gamma must be one number for all series, got shape {tuple(measure.gamma_shape)}")
+
+
+@answers_near_misses
+def dtw_cdist(
+    xs: Collection,
+    ys: Collection | None = None,
+    *,
+    cost: Cost = "sqeuclidean",
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
+    divergence: str | None = None,
+    max_cells: int = CELLS,
+    progress: bool = False,
+) -> Tensor:
+    """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
+
+    It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again.
+
+    Args:
+        xs: K series, each (N_k, D) or (N_k,): tensors, arrays or lists, one by one; or one tensor or array (K, N, D) or
+            (K, N), or a pandas frame with a series in each row, where NaN at the end of a series is padding. Data of
+            layout (cases, channels, time) must be transposed first: ``X.swapaxes(1, 2)``.
+        ys: L series likewise. By default ``xs``, with each pair computed once: a cost that is a function must then be
+            symmetric.
+        cost: as in :func:`dtw`.
+        band: as in :class:`DTW`.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default, and one for all pairs.
+        divergence: as in :func:`dtw`; the terms of one series are computed once.
+        max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
+        progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+
+    Returns:
+        (K, L).
+
+    >>> import bellmax as bx
+    >>> xs = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])]
+    >>> ys = [torch.tensor([3.0]), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, 3.0])]
+    >>> bx.dtw_cdist(xs, ys, omega="hard")
+    tensor([[14.,  1.,  2.],
+            [10.,  2.,  2.]])
+    """
+    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
+    check_single_gamma(measure)
+    if max_cells < 1:
+        raise ValueError(f"max_cells must be at least 1, got {max_cells}")
+    if ys is None:
+        (left,) = check_collections(xs=xs)
+        right = left
+        rows = columns = runs_of(left, max_cells)
+    else:
+        left, right = check_collections(xs=xs, ys=ys)
+        rows, columns = runs_of(left, max_cells), runs_of(right, max_cells)
+    if not rows or not columns:
+        return torch.zeros(len(left), len(right))
+    values = _all_pairs(measure, rows, columns, progress)
+    if divergence is None:
+        return values
+    if rows is columns:
+        of_rows = of_columns = values.diagonal() / 2
+    else:
+        of_rows, of_columns = (_with_itself(measure, runs) / 2 for runs in (rows, columns))
+    return values - (of_rows.unsqueeze(-1) + of_columns)
+
+
+def _all_pairs(measure: Measure, rows: list[Run], columns: list[Run], progress: bool) -> Tensor:
+    """f of all pairs, (K, L)."""
+    height, width = (sum(len(run.places) for run in runs) for runs in (rows, columns))
+    where = torch.zeros(height, width, dtype=torch.int64, device=rows[0].places.device)  # a pair is in what is found
+    found: list[Tensor] = []
+    count = 0
+    # A checkpoint forgets a block until its gradient is asked for; under torch.func there are none.
+    wanted = measure.may_require_grad or any(run.series.requires_grad for run in (*rows, *columns))
+    keep = not (wanted and torch.is_grad_enabled()) or torch._C._are_functorch_transforms_active()
+    with _bar(progress, height * (height + 1) // 2 if rows is columns else height * width) as advance:
+        for row, column, i, j in _blocks(rows, columns):
+            block = partial(_block, measure, row, column, i, j)
+            found.append(block() if keep else checkpoint(block, use_reentrant=False, preserve_rng_state=False))
+            numbers = torch.arange(count, count + len(i), device=where.device)
+            where[row.places[i], column.places[j]] = numbers
+            if rows is columns:
+                where[column.places[j], row.places[i]] = numbers
+            count += len(i)
+            advance(len(i))
+    return torch.cat(found)[where]
+
+
+def _blocks(rows: list[Run], columns: list[Run]) -> Iterator[tuple[Run, Run, Tensor, Tensor]]:
+    """Two runs and the members of their pairs; if the rows are the columns, a pair and not its mirror image."""
+    for r, row in enumerate(rows):
+        for column in columns[r if rows is columns else 0 :]:
+            i, j = torch.ones(len(row.places), len(column.places), device=row.places.device).nonzero().unbind(-1)
+            once = i <= j if row is column else slice(None)
+            yield row, column, i[once], j[once]
+
+
+def _block(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) -> Tensor:
+    return measure(row.series[i], column.series[j], row.lengths[i], column.lengths[j])
+
+
+def _with_itself(measure: Measure, runs: list[Run]) -> Tensor:
+    """f of every series with itself, (K,)."""
+    found = [measure(run.series, run.series, run.lengths, run.lengths) for run in runs]
+    return torch.cat(found)[torch.cat([run.places for run in runs]).argsort()]
+
+
+@contextmanager
+def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
+    """What to tell how many more pairs are done."""
+    if not shown:
+        yield lambda done: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError as error:
+        raise ImportError("progress=True needs rich: pip install 'bellmax[progress]'") from error
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("pairs", total=total)
+        yield lambda done: progress.advance(task, done)

@@ -1,0 +1,274 @@
+"""The warped distance of two series, or of a batch of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bellmax.autograd import Shortcut
+from bellmax.backends import BACKENDS
+from bellmax.backends.choice import backend_for
+from bellmax.inputs import (
+    Lengths,
+    Numbers,
+    answers_near_misses,
+    as_floating,
+    as_lengths,
+    as_pair,
+    as_series,
+    check_choice,
+)
+from bellmax.layouts.values import check_lengths
+from bellmax.regularizers import Regularizer, resolve
+from bellmax.series.costs import COSTS, Cost, broadcast, pairwise
+from bellmax.structures.dtw import DTW
+from bellmax.tensors import Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half
+from bellmax.transforms import is_transformed, needs_grad
+
+_DIVERGENCES = ("debiased", "sharp", "mean_cost")
+_NORMALIZATIONS = ("path", "length")
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": Tensor.mean, "sum": Tensor.sum}
+
+
+@answers_near_misses
+def dtw(
+    x: Numbers,
+    y: Numbers,
+    *,
+    cost: Cost = "sqeuclidean",
+    lengths: tuple[Lengths, Lengths] | None = None,
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
+    divergence: str | None = None,
+    normalize: str | None = None,
+    reduction: str = "none",
+) -> Tensor:
+    """Smoothed dynamic time warping of series x and y, or a divergence made of it; twice differentiable in both.
+
+    The value DTW_Ω(x, y) is biased: it is not least at x = y, and may be negative. The divergences subtract the bias,
+    f(x, y) − f(x, x)/2 − f(y, y)/2, and are exactly 0 at x = y:
+
+    - "debiased": f is DTW_Ω, the value;
+    - "sharp": f is the cost ⟨E, C⟩ of the expected alignment E = ∇DTW_Ω(C), without what Ω adds;
+    - "mean_cost": f is the mean cost of all alignments, to which "sharp" tends under negentropy as γ → ∞.
+
+    "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band (Blondel, Mensch,
+    Vert, 2021): exp(−DTW_Ω) is then a positive definite kernel. For another γ, divide the series by √γ and multiply the
+    result by γ. There is no proof for other costs, and a sparse Ω does go below 0, as in the last example.
+
+    Args:
+        x: (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list, a pandas row. Lists are read as
+            NumPy reads them, and integers take the floating point type of the other series.
+        y: (..., M, D) or (M,) likewise. Batch dimensions broadcast.
+        cost: what a match of two elements costs: "sqeuclidean" ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock" ‖x − y‖₁;
+            "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean" δ + log(2 − e^−δ)
+            with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that gives (..., N, M). Where a distance
+            has a kink, at equal points, its gradient is 0.
+        lengths: (lengths of x, lengths of y), each integers that broadcast with the batch, or a number, from 1 to N and
+            to M. Padding past the end may hold NaN, and gets no gradient.
+        band: as in :class:`DTW`, for every term of a divergence.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default. A tensor broadcasts with the batch.
+        divergence: None for the value, "debiased", "sharp" or "mean_cost".
+        normalize: None for the sum along the alignment, which grows with the series; "path" to divide the result by the
+            expected number of matches of x with y; "length" to divide it by N + M, the lengths of the two.
+        reduction: over the batch: "none", "mean" or "sum".
+
+    Returns:
+        Of the batch shape, or a number, in the widest type given.
+
+    >>> import bellmax as bx
+    >>> bx.dtw([0, 1, 2], [0, 2, 2], omega="hard")                # the lists of a first try
+    tensor(1.)
+    >>> x = torch.tensor([[1.495], [0.787], [0.23], [-0.123], [1.089]])
+    >>> y = torch.tensor([[1.513], [0.835], [0.246], [-0.106], [1.102]])
+    >>> bx.dtw(x, y), bx.dtw(x, x), bx.dtw(x, x, divergence="debiased")
+    (tensor(-3.7042), tensor(-3.7066), tensor(0.))
+    >>> bx.dtw(x, y, divergence="debiased", cost="log_sqeuclidean")
+    tensor(0.0021)
+    >>> bx.dtw(x, y, divergence="debiased", omega="l2")
+    tensor(-0.0004)
+    """
+    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
+    check_options(normalize, reduction)
+    x, y, of_x, of_y = check_pair(x, y, lengths, measure.gamma_shape)
+    value = measure(x, y, of_x, of_y)
+    if divergence is not None:
+        value = value - measure(x, x, of_x, of_x) / 2 - measure(y, y, of_y, of_y) / 2
+    if normalize == "path":
+        value = value / measure.matches(x, y, of_x, of_y)
+    elif normalize == "length":
+        value = value / ((x.shape[-2] if of_x is None else of_x) + (y.shape[-2] if of_y is None else of_y))
+    return _REDUCTIONS[reduction](value)
+
+
+def check_options(normalize: str | None, reduction: str) -> None:
+    check_choice("reduction", reduction, _REDUCTIONS)
+    if normalize is not None:
+        check_choice("normalize", normalize, _NORMALIZATIONS, "None or ")
+
+
+def check_pair(
+    x: Numbers, y: Numbers, lengths: tuple[Lengths, Lengths] | None, gamma_shape: torch.Size
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Series (..., N, D) and (..., M, D) of one dtype, cut to a length that is the same for all, and the lengths that
+    remain."""
+    a, b = (promote_half(series) for series in as_floating([as_series("x", x), as_series("y", y)]))
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError(
+            f"x and y must have the same number of features, got {a.shape[-1]} in x of shape {tuple(a.shape)} and "
+            f"{b.shape[-1]} in y of shape {tuple(b.shape)}"
+        )
+    if a.device != b.device:
+        raise ValueError(f"y must be on the device of x, {a.device}, got {b.device}")
+    given = (None, None) if lengths is None else as_pair(lengths)
+    a, of_a = _cut("lengths[0]", a, given[0])
+    b, of_b = _cut("lengths[1]", b, given[1])
+    shapes = {"x": a.shape[:-2], "y": b.shape[:-2], "gamma": gamma_shape}
+    shapes |= {f"lengths[{side}]": own.shape for side, own in enumerate((of_a, of_b)) if own is not None}
+    try:
+        broadcast(*shapes.values())
+    except RuntimeError:
+        each = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items() if shape)
+        raise ValueError(f"batch shapes must broadcast, got {each}") from None
+    return _zeros_past_end(a, of_a), _zeros_past_end(b, of_b), of_a, of_b
+
+
+def _cut(name: str, series: Tensor, length: Lengths | None) -> tuple[Tensor, Tensor | None]:
+    """The series up to a length that is the same for all, or the lengths of each."""
+    steps = series.shape[-2]
+    if length is None:
+        return series, None
+    if isinstance(length, int):
+        if not 1 <= length <= steps:
+            raise ValueError(f"{name} must be from 1 to {steps}, got {length}")
+        return series[..., :length, :], None
+    return series, as_lengths(name, length, series.device)
+
+
+def _zeros_past_end(series: Tensor, lengths: Tensor | None) -> Tensor:
+    """The series with zeros past the end."""
+    if lengths is None:
+        return series
+    past = torch.arange(series.shape[-2], device=series.device) >= lengths.unsqueeze(-1)
+    return series.masked_fill(past.unsqueeze(-1), 0)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The f of a divergence, and the value where there is none."""
+
+    cost: Cost
+    band: float | None
+    omega: Regularizer
+    divergence: str | None
+
+    @property
+    def gamma_shape(self) -> torch.Size:
+        return self.omega.gamma.shape if isinstance(self.omega.gamma, Tensor) else torch.Size()
+
+    @property
+    def may_require_grad(self) -> bool:
+        """Whether something other than the series may ask for a gradient: γ, or the parameters of a function."""
+        return callable(self.cost) or (isinstance(self.omega.gamma, Tensor) and self.omega.gamma.requires_grad)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, lengths_x: Tensor | None = None, lengths_y: Tensor | None = None
+    ) -> Tensor:
+        """f of each pair of series (..., N, D) and (..., M, D), of the whole of them where no lengths are given."""
+        blocks = self._blocks(x, y)
+        if blocks is not None:
+            return self._by_blocks(blocks, x, y, lengths_x, lengths_y)
+        alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
+        if self.divergence not in ("sharp", "mean_cost"):
+            return alignments.value
+        expected = inner(alignments.expected_path, cost, 2)
+        return expected.masked_fill(alignments.value == math.inf, math.inf)
+
+    def matches(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
+        """The expected number of cells of an alignment of each pair; 1 where there is none."""
+        alignments, _ = self.alignments(x, y, lengths_x, lengths_y)
+        expected = alignments.expected_path.flatten(-2).sum(-1)
+        return expected.masked_fill(expected == 0, 1)
+
+    def alignments(
+        self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
+    ) -> tuple[DTW, Tensor]:
+        """The distribution over alignments, and the cost of a match of each two elements (..., N, M)."""
+        cost = pairwise(x, y, self.cost)
+        given = [own.shape for own in (lengths_x, lengths_y) if own is not None]
+        batch = broadcast(cost.shape[:-2], self.gamma_shape, *given)
+        cost = cost.expand(*batch, *cost.shape[-2:])
+        lengths = None
+        if given:
+            lengths = (
+                x.shape[-2] if lengths_x is None else lengths_x.expand(batch),
+                y.shape[-2] if lengths_y is None else lengths_y.expand(batch),
+            )
+        if self.divergence == "mean_cost":
+            free = torch.zeros_like(cost).masked_fill(cost.detach() == math.inf, math.inf)
+            return DTW(free, lengths=lengths, band=self.band), cost
+        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega), cost
+
+    def _blocks(self, x: Tensor, y: Tensor) -> Any | None:
+        """The kernels for pairs so large that their cost matrices had better not exist, if they serve."""
+        if self.divergence in ("sharp", "mean_cost") or isinstance(self.omega.gamma, Tensor) or is_transformed():
+            return None
+        rows, columns, kernel = x.shape[-2], y.shape[-2], self.omega.kernel
+        batch = broadcast(x.shape[:-2], y.shape[:-2]).numel()
+        shortcut = BACKENDS[backend_for("dtw", x.device, kernel)].shortcut("dtw.blocks")
+        return shortcut if shortcut is not None and shortcut.serves(kernel, batch, rows, columns) else None
+
+    def _by_blocks(
+        self, shortcut: Any, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
+    ) -> Tensor:
+        sides = ((x, lengths_x), (y, lengths_y))
+        shapes = [series.shape[:-2] for series, _ in sides]
+        batch = broadcast(*shapes, *(own.shape for _, own in sides if own is not None))
+        flat = []
+        for side, (series, own) in enumerate(sides):
+            every = series.expand(*batch, *series.shape[-2:]).reshape(-1, *series.shape[-2:]).unbind()
+            if own is None:
+                flat.append(every)
+                continue
+            each = own.expand(batch).reshape(-1)
+            check_lengths(f"lengths[{side}]", each, 1, series.shape[-2])
+            flat.append(tuple(s[:n] for s, n in zip(every, each.tolist(), strict=True)))
+        values = [self._value_in_blocks(shortcut, a, b) for a, b in zip(*flat, strict=True)]
+        return torch.stack(values).reshape(batch)
+
+    def _value_in_blocks(self, shortcut: Any, x: Tensor, y: Tensor) -> Tensor:
+        """DTW_Ω, a number, of x (N, D) and y (M, D). The second derivative goes through the whole matrix."""
+        kernel, gamma, band = self.omega.kernel, self.omega.gamma, self.band
+        reach = math.inf if band is None else float(band)
+        unit = self.omega.at_unit_gamma()
+
+        def costs(x: Tensor, y: Tensor) -> Tensor:
+            return divide_by_gamma(pairwise(x, y, self.cost), gamma)
+
+        with torch.no_grad():
+            value, lines, by_products = shortcut.run(kernel, x, y, costs, reach, needs_grad(x, y))
+
+        def vjp(inputs: Tensors, lines: Tensors, grad: Tensor) -> Tensors:
+            seed = grad.reshape(1).to(inputs[0].dtype)
+            gradients: Tensors = shortcut.vjp(kernel, inputs, costs, reach, lines, by_products, seed)
+            return gradients
+
+        def general(inputs: Tensors, lines: Tensors) -> Tensor:
+            return DTW(costs(*inputs), band=band, omega=unit).value
+
+        return multiply_by_gamma(Shortcut(vjp, general).attach(value, (x, y), lines), gamma)
+
+
+def measure_of(cost: Cost, band: float | None, omega: Regularizer, divergence: str | None) -> Measure:
+    if not callable(cost):
+        check_choice("cost", cost, COSTS, "a function or ")
+    if divergence is not None:
+        check_choice("divergence", divergence, _DIVERGENCES, "None or ")
+    return Measure(cost, band, omega, divergence)

@@ -1,0 +1,350 @@
+"""Dynamic programs on any directed acyclic graph: the definition of every other structure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmax.backends.native import sorting
+from bellmax.distribution import PathDistribution
+from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.layouts import graph as layout
+from bellmax.layouts.grid import Grid
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import Gamma
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+Edges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[tuple[Hashable, Hashable]]"
+_SHOWN = 10
+
+
+class DAG:
+    """A directed acyclic graph with one start node and one end node.
+
+    Args:
+        edges: rows (parent, child) in any order: (E, 2) integers, or pairs of names, which are any hashable objects and
+            are numbered as they first appear. Parallel edges are kept apart.
+        num_nodes: N, for integers; by default one more than the largest node in ``edges``.
+
+    The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
+
+    >>> import bellmax as bx
+    >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+    >>> p = dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5]), omega="l2")
+    >>> p.value
+    tensor(1.0625)
+    >>> p.expected_path
+    tensor([0.7500, 0.2500, 0.7500, 0.2500])
+    >>> p.best_path()
+    tensor([1., 0., 1., 0.])
+
+    Names, and costs instead of scores:
+
+    >>> trip = bx.DAG([("home", "bus"), ("home", "bike"), ("bus", "work"), ("bike", "work")])
+    >>> p = trip.paths(torch.tensor([5.0, 1.0, 10.0, 12.0]), omega="hard", minimize=True)
+    >>> p.value, trip.path_nodes(p.best_path())
+    (tensor(13.), ['home', 'bike', 'work'])
+
+    """
+
+    edges: Tensor
+    num_nodes: int
+    nodes: Sequence[Hashable]
+    levels: Tensor  # (N,): number of edges on the longest path from the start
+
+    def __init__(self, edges: Edges, num_nodes: int | None = None) -> None:
+        numbered, names = _numbered(edges)
+        self.edges = _check_edges(numbered)
+        pairs = self.edges.cpu().numpy()
+        used = int(pairs.max()) + 1
+        self.num_nodes = used if num_nodes is None else num_nodes
+        self.nodes = range(self.num_nodes) if names is None else names
+        if names is not None and num_nodes is not None:
+            raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
+        if self.num_nodes < used:
+            row = int((pairs >= self.num_nodes).any(1).argmax())
+            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
+        level = sorting.levels(pairs, self.num_nodes)
+        _check_graph(pairs, level, self.nodes)
+        self.levels, *index = (torch.from_numpy(a).to(self.edges.device) for a in (level, *layout.sort(pairs, level)))
+        self._index = tuple(index)
+        self._depth = int(level.max())
+
+    @classmethod
+    def from_matrix(cls, theta: Tensor) -> DAG:
+        """The graph of a matrix of weights (..., N, N) ``[child, parent]``, −∞ (in the whole batch) where no edge is.
+
+        Edges are numbered row by row; :meth:`matrix_to_edges` reads their weights.
+
+        >>> theta = torch.full((3, 3), -torch.inf)
+        >>> theta[1, 0], theta[2, 0], theta[2, 1] = 1.0, 2.5, 1.0
+        >>> dag = DAG.from_matrix(theta)
+        >>> dag.paths(dag.matrix_to_edges(theta), omega="hard").value
+        tensor(2.5000)
+        """
+        if theta.ndim < 2 or theta.shape[-1] != theta.shape[-2]:
+            raise ValueError(f"theta must have shape (..., N, N), got {tuple(theta.shape)}")
+        exists = (theta != -math.inf).flatten(0, -3).any(0) if theta.ndim > 2 else theta != -math.inf
+        return cls(exists.nonzero().flip(1), theta.shape[-1])
+
+    @classmethod
+    def from_networkx(cls, graph: nx.DiGraph[Any]) -> DAG:
+        """The graph of a networkx DiGraph or MultiDiGraph, with its names.
+
+        Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``.
+
+        >>> import networkx as nx
+        >>> graph = nx.DiGraph()
+        >>> graph.add_weighted_edges_from([("home", "bus", 1.0), ("bus", "work", 2.0), ("home", "work", 2.5)])
+        >>> weights = torch.tensor([weight for _, _, weight in graph.edges(data="weight")])
+        >>> dag = DAG.from_networkx(graph)
+        >>> dag.path_nodes(dag.paths(weights, omega="hard").best_path())
+        ['home', 'bus', 'work']
+        """
+        if not graph.is_directed():
+            raise ValueError("graph must be directed: a networkx DiGraph or MultiDiGraph")
+        number = {node: i for i, node in enumerate(graph.nodes)}
+        dag = cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
+        dag.nodes = list(number)
+        return dag
+
+    @classmethod
+    def _of_grid(cls, grid: Grid) -> DAG:
+        """The graph of the moves between the cells of a grid."""
+        dag = object.__new__(cls)
+        dag.edges, dag.levels, dag._index = grid.edges, grid.levels, grid.graph
+        dag.num_nodes, dag._depth = len(grid.levels), int(grid.levels[-1])
+        dag.nodes = range(dag.num_nodes)
+        return dag
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.edges.device
+
+    def to(self, device: torch.device | str) -> DAG:
+        """The same graph on another device."""
+        moved = object.__new__(DAG)
+        moved.edges, moved.levels = self.edges.to(device), self.levels.to(device)
+        moved.num_nodes, moved.nodes = self.num_nodes, self.nodes
+        moved._index = tuple(tensor.to(device) for tensor in self._index)
+        moved._depth = self._depth
+        return moved
+
+    def matrix_to_edges(self, matrix: Tensor) -> Tensor:
+        """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
+        if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
+            raise ValueError(
+                f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}"
+            )
+        parent, child = self.edges.unbind(1)
+        picked: Tensor = matrix[..., child, parent]
+        return picked
+
+    def edges_to_matrix(self, values: Tensor) -> Tensor:
+        """(..., E) as (..., N, N) ``[child, parent]``: 0 where no edge is, the sum of parallel edges."""
+        if values.shape[-1:] != (self.num_edges,):
+            raise ValueError(f"values must have shape (..., {self.num_edges}), got {tuple(values.shape)}")
+        parent, child = self.edges.unbind(1)
+        flat = values.new_zeros((*values.shape[:-1], self.num_nodes**2))
+        flat = flat.index_add(-1, child * self.num_nodes + parent, values)
+        return flat.reshape(*values.shape[:-1], self.num_nodes, self.num_nodes)
+
+    @answers_near_misses
+    def paths(
+        self,
+        weights: Tensor,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> DAGPaths:
+        """The distribution over paths from start to end, given the weights of the edges.
+
+        Args:
+            weights: (..., E) scores; −∞ removes an edge.
+            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+                :class:`SquaredL2` a node with one parent is not free; under ``"sparsemax"`` it is.
+            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            minimize: whether weights are costs, read now: then the value is a smoothed least cost, the best path has
+                the least, ``topk`` ascends, and +∞ removes an edge.
+
+        """
+        return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
+
+    def path_nodes(self, path: Tensor) -> list[Any]:
+        """The nodes that a path (E,) visits, from start to end, by name; nested lists for paths (..., E).
+
+        Where there is no path, for zeros, the list is empty.
+
+        >>> DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).path_nodes(torch.tensor([0, 1, 0, 1]))
+        [0, 2, 3]
+        """
+        if check_tensor("path", path).shape[-1:] != (self.num_edges,):
+            raise ValueError(f"path must have shape (..., {self.num_edges}), got {tuple(path.shape)}")
+        if path.ndim > 1:
+            return [self.path_nodes(one) for one in path]
+        taken = self.edges[path > 0]
+        if not len(taken):
+            return []
+        by_level = taken[self.levels[taken[:, 1]].argsort()]
+        if not by_level[1:, 0].equal(by_level[:-1, 1]):
+            raise ValueError("path must hold one path, got edges that do not follow each other")
+        return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
+
+    def __repr__(self) -> str:
+        return f"DAG(num_nodes={self.num_nodes}, num_edges={self.num_edges})"
+
+
+class DAGPaths(PathDistribution):
+    """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges.
+
+    With ``minimize`` the weights are costs, and the program is a min.
+    """
+
+    structure = "dag"
+
+    def __init__(
+        self,
+        dag: DAG,
+        weights: Tensor,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> None:
+        if check_tensor("weights", weights).ndim < 1 or weights.shape[-1] != dag.num_edges:
+            raise ValueError(f"weights must have shape (..., {dag.num_edges}), got {tuple(weights.shape)}")
+        if weights.device != dag.device:
+            raise ValueError(f"weights must be on the graph's device {dag.device}, got {weights.device}")
+        super().__init__({"weights": (weights, 1)}, weights.shape[:-1], weights.shape[-1:], omega, gamma)
+        self.dag = dag
+        self.sense = -1 if minimize else 1
+
+    @property
+    def weights(self) -> Tensor:
+        """(..., E), as they were given."""
+        return self._scores[0]
+
+    @property
+    def minimize(self) -> bool:
+        """Whether weights are costs."""
+        return self.sense < 0
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same distribution, and its graph, on another device or in another floating point type."""
+        moved = super().to(*args, **kwargs)
+        moved.dag = self.dag.to(moved.device)
+        return moved
+
+    @property
+    def _index(self) -> tuple[Tensor, ...]:
+        return self.dag._index
+
+    @property
+    def _num_choices(self) -> int:
+        return self.dag._depth
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        # A flow of one unit: what enters a node leaves it, but for the end, which comes last, and the start.
+        parent, child = self.dag.edges.unbind(1)
+        levels = self.dag.levels
+        gain = (levels == levels.max()).to(value.dtype) - (levels == 0).to(value.dtype)
+        flow = value.new_zeros((*value.shape[:-1], self.dag.num_nodes))
+        flow = flow.index_add(-1, child, value).index_add(-1, parent, value, alpha=-1)
+        return (flow == gain).all(-1) & ((value == 0) | (value == 1)).all(-1)
+
+    def _same_graph(self, other: PathDistribution) -> bool:
+        return isinstance(other, DAGPaths) and (
+            self.dag is other.dag
+            or (self.dag.num_nodes == other.dag.num_nodes and self.dag.edges.equal(other.dag.edges))
+        )
+
+
+# --- making the graph
+
+
+def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
+    """Edges between numbers, and the names of the nodes, or None where numbers were given."""
+    if isinstance(edges, np.ndarray) and edges.dtype.kind not in "iuf":
+        edges = edges.tolist()
+    if isinstance(edges, Tensor | np.ndarray):
+        return edges, None
+    if isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
+        raise ValueError(f"edges must be rows (parent, child), got a {type(edges).__name__}")
+    rows = [tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else (row,) for row in edges]
+    are_numbers = all(isinstance(node, int | float | np.number | Tensor) for row in rows for node in row)
+    if are_numbers and len({len(row) for row in rows}) <= 1:
+        return rows, None
+    for place, row in enumerate(rows):
+        if len(row) != 2 or not all(isinstance(node, Hashable) for node in row):
+            raise ValueError(f"edges must be pairs (parent, child) of hashable names, got {row!r} at row {place}")
+    number: dict[Hashable, int] = {}
+    return [[number.setdefault(node, len(number)) for node in row] for row in rows], list(number)
+
+
+def _check_edges(given: Any) -> Tensor:
+    edges = torch.as_tensor(given)
+    if edges.ndim != 2 or edges.shape[1] != 2 or edges.shape[0] == 0:
+        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(edges.shape)}")
+    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
+        raise ValueError(f"edges must hold integers, got dtype {edges.dtype}")
+    edges = edges.to(torch.int64, copy=True)
+    if bool((edges < 0).any()):
+        pairs = edges.cpu().numpy()
+        raise ValueError(f"edges must hold nodes >= 0, got {_row(pairs, int((pairs < 0).any(1).argmax()))}")
+    return edges
+
+
+def _row(pairs: NDArray[np.int64], row: int) -> str:
+    return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
+
+
+def _name(nodes: Iterable[int], names: Sequence[Hashable]) -> str:
+    listed = [names[int(node)] for node in nodes]
+    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+
+
+def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]) -> None:
+    if (level < 0).any():
+        cycle = [names[node] for node in _find_cycle(pairs, level)]
+        shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], "…", cycle[-1]]
+        raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, shown))}")
+    has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
+    has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
+    lonely = np.flatnonzero(~has_parent & ~has_child)
+    if lonely.size:
+        raise ValueError(
+            f"edges must reach every node, but none touches {_name(lonely, names)} (num_nodes is {len(level)})"
+        )
+    for which, exists, neighbours in (("start", has_parent, "parents"), ("end", has_child, "children")):
+        found = np.flatnonzero(~exists)
+        if found.size > 1:
+            got = f"{found.size}: nodes {_name(found, names)}"
+            raise ValueError(f"edges must have exactly one {which} node (no {neighbours}), got {got}")
+
+
+def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]:
+    """A cycle i, j, …, i, found by walking from parent to parent among the nodes that could not be sorted."""
+    stuck = pairs[(level[pairs] < 0).all(1)]
+    parent_of = dict(zip(stuck[:, 1].tolist(), stuck[:, 0].tolist(), strict=True))
+    node = int(stuck[0, 1])
+    seen: dict[int, int] = {}
+    walk: list[int] = []
+    while node not in seen:
+        seen[node] = len(walk)
+        walk.append(node)
+        node = parent_of[node]
+    return [node, *reversed(walk[seen[node] :])]

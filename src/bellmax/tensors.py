@@ -1,0 +1,43 @@
+"""Arithmetic that the whole library shares, where −∞ is a score like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = Sequence[Tensor]
+Gamma: TypeAlias = "float | Tensor"
+
+
+def promote_half(x: Tensor) -> Tensor:
+    """float32 for half precision, any other tensor as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
+    """x / γ, where an infinite x stays as it is and gives γ no gradient."""
+    if not isinstance(gamma, Tensor):
+        return x if gamma == 1 else x / gamma
+    infinite = x.isinf()
+    return torch.where(infinite, x, x.masked_fill(infinite, 0) / gamma)
+
+
+def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
+    """γ x, where an infinite x stays as it is and gives γ no gradient."""
+    if not isinstance(gamma, Tensor):
+        return x if gamma == 1 else x * gamma
+    infinite = x.isinf()
+    return torch.where(infinite, x, x.masked_fill(infinite, 0) * gamma)
+
+
+def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:
+    """⟨path, z⟩ over the last ``event_dims`` dimensions, where a zero of the path hides an infinite or NaN z."""
+    return (path * z.masked_fill(path == 0, 0)).flatten(-event_dims).sum(-1)
+
+
+def without_rounding_below_zero(x: Tensor) -> Tensor:
+    """x, with 0 for what rounding put below 0; the gradient stays."""
+    return torch.where(x < 0, x - x.detach(), x)
