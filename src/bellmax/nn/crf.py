@@ -23,25 +23,25 @@ _LOSSES = "surrogate", "relaxed"
 
 
 class CRF(Smoothed):
-    """Scores of tags at each step in, a loss out: it learns which tag follows which, and decodes with it.
+    """A CRF layer: it learns which tag follows which, gives a loss for the scores of tags, and decodes.
 
-    A sequence of tags scores its emissions, plus ``transition_scores`` (S, S) ``[current, previous]`` for each
-    neighbouring pair, plus ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag. All start
-    at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` it is the CRF that the name usually means, and the loss
-    its negative log-likelihood.
+    The score of a sequence of tags is the sum of its emissions, of ``transition_scores`` (S, S) ``[current, previous]``
+    for each neighbouring pair, and of ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag. All
+    start at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual CRF, and the loss is its negative
+    log-likelihood.
 
-    Everywhere, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep: it may have holes (sub-words) and
-    begin with False (left padding), and the steps kept are taken as neighbours. Or ``lengths``, integers of the batch
-    shape, says how many of the first steps are kept. Emissions at masked steps are ignored.
+    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. It may have holes (sub-words)
+    and begin with False (left padding); the steps kept become neighbours. Or give ``lengths``, integers of the batch
+    shape: the number of first steps to keep. Emissions at masked steps are ignored.
 
     Args:
         num_tags: S.
         omega: a :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". A γ that is
             a parameter is learnt.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-        constraints: what :func:`tag_constraints` gives, or such a triple of your own: bool transitions (S, S)
-            ``[current, previous]``, starts (S,) and ends (S,), True where allowed. What is forbidden is never decoded
-            and has probability 0. They are configuration, not state: ``state_dict`` does not hold them.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        constraints: from :func:`tag_constraints`, or a custom triple: bool transitions (S, S) ``[current, previous]``,
+            starts (S,) and ends (S,), True where allowed. Forbidden sequences are never decoded and have probability 0.
+            Constraints are configuration, not state: ``state_dict`` does not hold them.
         loss: "surrogate" for :func:`bellmax.losses.surrogate`, "relaxed" for :func:`bellmax.losses.relaxed`.
 
     >>> from bellmax.nn import CRF, tag_constraints
@@ -84,9 +84,9 @@ class CRF(Smoothed):
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
 
     def reset_parameters(self) -> None:
-        """Make all scores 0 and give γ its first value: for a layer that was built without memory.
+        """Set all scores to 0 and γ to its first value: for a layer that was built on the meta device.
 
-        transformers builds models so, and asks ``_init_weights`` of the model for what a checkpoint does not hold::
+        transformers builds models this way, and calls ``_init_weights`` for weights that a checkpoint does not hold::
 
             def _init_weights(self, module):
                 super()._init_weights(module)
@@ -113,7 +113,7 @@ class CRF(Smoothed):
         return self._allowed.ends.to(self.transition_scores.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Until version 0.2 the constraints were saved. Those of the layer hold.
+        # Before version 0.2 constraints were saved. They are ignored: the layer keeps its constraints.
         saved = {name: state_dict.pop(f"{prefix}allowed_{name}", None) for name in TagConstraints._fields}
         other = [
             f"{prefix}allowed_{name}"
@@ -122,7 +122,7 @@ class CRF(Smoothed):
         ]
         if other:
             warnings.warn(
-                f"{', '.join(other)} of the state_dict are ignored: the constraints that the CRF was built with hold",
+                f"{', '.join(other)} of the state_dict are ignored: the CRF keeps the constraints it was built with",
                 stacklevel=2,
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -134,7 +134,7 @@ class CRF(Smoothed):
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
-        """The distribution over sequences of tags, for emissions (..., T, S): to sample from, entropy, and so on."""
+        """The distribution over sequences of tags for emissions (..., T, S), with samples, entropy and so on."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
@@ -162,13 +162,13 @@ class CRF(Smoothed):
         Args:
             emissions: (..., T, S), the score of each tag at each step.
             tags: integers (..., T), −1 where any tag may be right; or bool (..., T, S), True for each tag that may be.
-                Tags that the constraints forbid are a ValueError; while compiling and on a GPU, where values are not
-                read, the loss is infinite instead.
+                Tags that the constraints forbid are a ValueError. Under compile and on a GPU values are not checked,
+                and the loss is infinite instead.
             mask: bool or 0/1 integers (..., T), True at the steps to keep.
-            lengths: instead, integers of the batch shape.
-            ignore_index: a step of this tag is masked, exactly as if its mask were False.
+            lengths: instead of a mask, integers of the batch shape.
+            ignore_index: steps with this tag are masked, exactly as if their mask were False.
             reduction: "mean" and "sum" over sequences, "token_mean" over the steps kept, or "none" for the batch
-                shape. A sequence of which no step is kept has loss 0, and is left out of the mean.
+                shape. A fully masked sequence has loss 0, and is left out of the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
@@ -198,14 +198,14 @@ class CRF(Smoothed):
         if self.loss == "relaxed":
             loss = losses.relaxed(p, tags, reduction="none")
         else:
-            loss = p.value - gold  # as losses.surrogate, which needs a sweep to know what one sequence is worth
+            loss = p.value - gold  # losses.surrogate, for a gold score that is known already
             loss = torch.where(loss < 0, loss - loss.detach(), loss)  # rounding; the gradient stays
         return _reduce(p, loss.masked_fill(forbidden, math.inf), reduction)
 
     def _without_ignored(
         self, p: ScoredChain, tags: Tensor, ignore_index: int, readable: bool
     ) -> tuple[ScoredChain, Tensor]:
-        """p on the steps that the tags keep, and the tags as int64, −1 for any and at masked steps."""
+        """p with ignored steps masked, and the tags as int64, −1 where any tag may be right and at masked steps."""
         shape = tuple(p.emissions.shape[:-1])
         if tags.is_floating_point() or tags.is_complex() or tags.shape != shape:
             got = f"{tags.dtype} of shape {tuple(tags.shape)}"
@@ -225,7 +225,7 @@ class CRF(Smoothed):
         return p, tags
 
     def _gold(self, p: ScoredChain, tags: Tensor) -> Tensor:
-        """DP_Ω over the sequences that agree with ``tags`` (..., T), where −1 agrees with all; −∞ if there is none."""
+        """DP_Ω over the sequences that match ``tags`` (..., T), where −1 matches all; −∞ if there is none."""
         if is_readable(tags) and bool(((tags >= 0) | ~p._kept).all()):
             return _value_alone(p, _score_of(p, tags.clamp(min=0)), p.lengths + (p.lengths > 0))
         state = torch.arange(self.num_tags, device=tags.device)
@@ -258,7 +258,7 @@ class CRF(Smoothed):
         return self.distribution(emissions, mask=mask, lengths=lengths).marginals
 
     def _why_forbidden(self, p: ScoredChain, tags: Tensor, forbidden: Tensor) -> str:
-        """A sentence on the first step of the first forbidden sequence by which nothing is left of its ``tags``."""
+        """The error message: the first step of the first forbidden sequence at which no allowed tag is left."""
         batch = tuple(forbidden.nonzero()[0].tolist())
         steps = p._kept[batch].nonzero().flatten().tolist()
         finite = p.emissions[batch] > -math.inf
@@ -277,7 +277,7 @@ class CRF(Smoothed):
         named = f"tags {wanted.nonzero().flatten().tolist()}" if is_set else f"tag {int(given)}"
         return (
             f"tags must be a sequence of finite score that the constraints allow, "
-            f"got {named} at {_place((*batch, step))}, where none is left"
+            f"got {named} at {_place((*batch, step))}, where no sequence is left"
         )
 
 

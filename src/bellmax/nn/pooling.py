@@ -1,4 +1,4 @@
-"""Pooling by a smoothed max, and what modules that have an Ω share."""
+"""Pooling by a smoothed max, and the base class of modules with an Ω."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bellmax.regularizers import Gamma, Regularizer, check_gamma, resolve
 
 
 class Smoothed(nn.Module):
-    """A module that has an Ω. A γ that is a tensor is saved, moved and, if it is a parameter, learnt with it.
+    """A module with an Ω. A γ that is a tensor is saved and moved with it and, if it is a parameter, learnt.
 
-    A step of the optimizer may take γ below 0, which is a ValueError when it is next used. To keep it above, learn its
-    logarithm: ``torch.nn.utils.parametrize`` with a module that takes the exponential.
+    An optimizer may take γ below 0, which is a ValueError at the next use. To keep it above 0, learn its logarithm:
+    ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
 
     >>> import torch, bellmax as bx
     >>> layer = SmoothedMax(bx.Negentropy(nn.Parameter(torch.tensor(2.0))))
@@ -46,13 +46,13 @@ class Smoothed(nn.Module):
                 self.register_buffer("gamma", gamma.detach().clone())
 
     def reset_parameters(self) -> None:
-        """Give γ the value that it was built with."""
+        """Reset γ to its first value."""
         if not self._has_gamma:
             return
         if self._first_gamma is None:
             raise ValueError(
-                "gamma must have a value to begin with, got one that was made on the meta device: "
-                "give its tensor device='cpu'"
+                "gamma must have an initial value, got a tensor that was made on the meta device: "
+                "make it with device='cpu'"
             )
         leaf, first = self.gamma, self._first_gamma
         if parametrize.is_parametrized(self, "gamma"):
@@ -60,7 +60,7 @@ class Smoothed(nn.Module):
             leaf = parametrizations.gamma.original
             for step in reversed(parametrizations.gamma):
                 first = step.right_inverse(first)
-        # transformers keeps torch.nn.init from touching what a checkpoint holds: where it does, there is no NaN.
+        # transformers disables torch.nn.init for weights that were loaded from a checkpoint: those do not become NaN.
         nn.init.constant_(leaf, math.nan)
         if not leaf.is_meta and bool(leaf.isnan().all()):
             with torch.no_grad():
@@ -68,7 +68,7 @@ class Smoothed(nn.Module):
 
     @property
     def omega(self) -> Regularizer:
-        """Ω, with the γ of now."""
+        """Ω with the current γ."""
         if not self._has_gamma:
             return self._omega
         omega = copy(self._omega)
@@ -82,15 +82,15 @@ class Smoothed(nn.Module):
 
 
 class SmoothedMax(Smoothed):
-    """max_Ω along a dimension, which it removes: pooling between the max (γ → 0) and, up to a constant, the mean.
+    """max_Ω over a dimension: pooling between the max (γ → 0) and, up to a constant, the mean.
 
-    The gradient is spread over the entries that come close to the greatest: all of them under negentropy, few under a
-    sparse Ω. Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
+    The gradient is spread over the entries near the maximum: all of them under negentropy, few under a sparse Ω.
+    Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
 
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         dim: the dimension to pool over.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
 
     >>> import torch
     >>> pool = SmoothedMax("l2", dim=-2)
@@ -109,7 +109,7 @@ class SmoothedMax(Smoothed):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shape of x without ``dim``; float32 for half precision."""
+        """Pool x over ``dim``, which is removed; half precision gives float32."""
         if not -x.ndim <= self.dim < x.ndim:
             raise ValueError(f"x must have a dimension {self.dim}, got shape {tuple(x.shape)}")
         return self.omega.max(x, self.dim)

@@ -33,9 +33,7 @@ from bellmax.apps.commands import (
 from bellmax.apps.translation.data import SPLITS, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 
-app = typer.Typer(
-    no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention."
-)
+app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
 
 Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
 Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
