@@ -281,7 +281,7 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: bx.dtw_barycenter(ROWS, tau=1.0), "use gamma="),
         (lambda: bx.DTW(torch.zeros(2, 2), bandwidth=1), "use band="),
         (lambda: bx.Chain(torch.zeros(1, 2, 2), temperature=2.0), "use gamma="),
-        (lambda: bx.Chain.from_scores(torch.zeros(1, 2), torch.zeros(2, 2), attention_mask=None), "mask= is the word"),
+        (lambda: bx.Chain.from_scores(torch.zeros(1, 2), torch.zeros(2, 2), attention_mask=None), "use mask="),
         (lambda: bx.DAG([(0, 1)]).paths(torch.zeros(1), temperature=2.0), "use gamma="),
         (lambda: CRF(3)(torch.zeros(1, 3), torch.zeros(1), attention_mask=None), "use mask="),
         (lambda: CRF(3).decode(torch.zeros(1, 3), attention_mask=None), "use mask="),
