@@ -47,7 +47,7 @@ template <class S>
 struct Softplus;
 
 // What δ is kept as, and how it goes on: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have. `Wide` serves where a score is farther from 0 than `far`.
+// with its score would have. `Wide` is used where a score is farther from 0 than `far`.
 
 // Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. No product
 // overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
@@ -313,7 +313,7 @@ void with_function(const OmegaParameters& omega, const Shared<S>& shared, Action
     action(Difference<S, Softplus<S>>());
 }
 
-// No sweep writes to the steps that do not count.
+// No sweep writes to masked steps.
 template <class S>
 void clear(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size) {
     const int64_t rows = p.batch / sharing;

@@ -42,7 +42,7 @@ public:
 #endif
 };
 
-// Which cells of a pair count.
+// The unmasked cells of a pair.
 struct Region {
     int64_t rows, columns;
     double reach;  // |i (columns − 1) − j (rows − 1)| ≤ reach
@@ -146,7 +146,7 @@ struct Seen {
     }
 };
 
-// A chunk of a matrix as the steps see it: tile[k * R + r] is row r at step k. Where no cell counts, `outside`.
+// A chunk of a matrix as the steps see it: tile[k * R + r] is row r at step k. Masked cells are `outside`.
 template <class S, class Look>
 void fill(const S* matrix, int64_t stride, const Strip& strip, int64_t c, S outside, S* tile, Look look) {
     constexpr int V = lanes_of<S>;

@@ -193,7 +193,7 @@ using Potentials = Array<S>;
 using Lengths = In<int64_t, 1>;
 using Mask = In<bool, 2>;
 
-// The steps that count, from a mask; none for one without columns, which stands for the first steps.
+// The unmasked steps; none for a mask without columns, which means the first steps.
 struct Kept {
     std::vector<int64_t> steps;
 

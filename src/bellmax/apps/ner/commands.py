@@ -117,9 +117,9 @@ def evaluate(
         ("precision", "precision"),
         ("recall", "recall"),
         ("f1", "F1"),
-        ("tags_per_word", "tags a word"),
+        ("tags_per_word", "tags per word"),
     ):
-        typer.echo(f"{title:12}{found[name]:7.2f}")
+        typer.echo(f"{title:14}{found[name]:7.2f}")
 
 
 @app.command()

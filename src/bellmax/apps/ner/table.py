@@ -64,7 +64,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         lines += [
             f"## {name}",
             "",
-            "| Ω | γ | loss | test F1 | dev F1 | best epoch | tags a word | s an epoch |",
+            "| Ω | γ | loss | test F1 | dev F1 | best epoch | tags per word | s per epoch |",
             "|---|---:|---|---:|---:|---:|---:|---:|",
         ]
         for row in own:
