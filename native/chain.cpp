@@ -692,7 +692,7 @@ void clear_skipped(const Lanes<W>& lanes, S* data, int64_t size) {
     }
 }
 
-// What the sequences of a thread add to the gradient of scores that the batch shares.
+// The contribution of a thread's sequences to the gradient of scores that the batch shares.
 struct Totals {
     std::vector<double> transitions, start, end;
 };

@@ -133,7 +133,7 @@ struct Strip {
     }
 };
 
-// What the checks of a cost matrix found.
+// The results of checking a cost matrix.
 template <class S>
 struct Seen {
     Vec<S> greatest{};  // of the finite magnitudes
@@ -212,7 +212,7 @@ void clear_outside(S* matrix, int64_t stride, int64_t first, int64_t end, const 
     }
 }
 
-// What one thread sweeps with.
+// The buffers of one thread.
 template <class P, class S>
 struct Workspace {
     std::unique_ptr<S[]> cost = scratch<S>(R * chunk_size), path = scratch<S>(R * chunk_size);

@@ -782,7 +782,7 @@ struct Forward {
     }
 };
 
-// What a worker adds up for the batch, besides transitions.
+// The sums of a worker over the batch, except transitions.
 template <class S>
 struct Ends {
     Numbers<S> start, end;

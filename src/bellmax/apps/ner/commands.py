@@ -158,7 +158,7 @@ def plot(
     run: Run,
     sentence: Annotated[str, typer.Argument(help="Tokens separated by spaces; or, with --data, a sentence number.")],
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("tags.png"),
-    data: Annotated[Path | None, typer.Option(help="Take the sentence from dev of this folder, from 0.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder: take the sentence of this number, from 0, in dev.")] = None,
     beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw below. May be repeated.")] = None,
 ) -> None:
     """Plot the probability of each tag for each word: grey border, not 0; red dot, the true tag."""
@@ -196,7 +196,7 @@ def table(
     epochs: Epochs = 15,
     minutes: Minutes = None,
     embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
-    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable [negentropy and l2].")] = None,
+    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2.")] = None,
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
     decay: Decay = 1.0,

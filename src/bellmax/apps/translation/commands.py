@@ -147,7 +147,7 @@ def attention(
 def table(
     data: Data,
     output: TableFolder,
-    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable [fr-en and en-fr].")] = None,
+    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable. Default fr-en and en-fr.")] = None,
     epochs: Epochs = 10,
     minutes: Minutes = None,
     optimizer: Optimizer = "adamw",
