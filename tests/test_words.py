@@ -13,7 +13,7 @@ ENDINGS = {".md", ".py", ".toml", ".cpp", ".h"}
 UNCLEAR = (
     "not looked at",
     "say the same: give",
-    "must leave one start",
+    "must leave one (start|{)",
     "the reference backend serves",
     "that backend is",
     "got another set",
