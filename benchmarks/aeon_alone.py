@@ -1,6 +1,6 @@
-"""aeon's soft-DTW, one pair of series after the other. It wants an older numba and numpy: a Python of its own.
+"""aeon's soft-DTW, one pair of series at a time. It needs an older numba and numpy, so a separate environment.
 
-Takes what to measure, and prints its version, values and times, as JSON.
+Takes the shapes to measure, and prints its version, values and times as JSON.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ OMEGAS = {"negentropy": bx.Negentropy(2.0), "l2": bx.SquaredL2(10.0)}  # as in a
 
 
 class SoftmaxAttention(nn.Module):
-    """softmax of the same bilinear form."""
+    """Softmax attention with the same bilinear form."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def module(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
 
 
 def random_mask(batch: int, keys: int) -> Tensor:
-    """Of padding: the first keys, at least one."""
+    """A padding mask: the first keys are kept, at least one."""
     return torch.arange(keys) < torch.randint(1, keys + 1, (batch, 1))
 
 
@@ -112,7 +112,7 @@ def markdown(results: dict) -> list[str]:
     return [
         *heading("Attention to segments", results["machine"]),
         "",
-        "Softmax attention of the same sizes is 1×; ratios are of medians. A mask is of padding, half of the keys on",
+        "Softmax attention of the same sizes is 1×; ratios are of medians. Masks are padding, half of the keys on",
         "average. Whole Python calls with fresh outputs.",
         "",
         "## The step alone",

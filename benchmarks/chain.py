@@ -109,7 +109,7 @@ def make_ours(form: str, shape: Sequence[int]) -> Rival:
 
 
 def memory(form: str, *shape: int) -> Row:
-    """In a process of its own."""
+    """Measured in a separate process."""
     return json.loads(in_own_process(__file__, "--memory", json.dumps((form, *shape))))
 
 
@@ -126,7 +126,7 @@ def print_memory(form: str, *shape: int) -> None:
 
 
 def torch_operators(repeats: int) -> list[Row]:
-    """To be called before the first call of a kernel of ours."""
+    """Must be called before the first call of a bellmax kernel."""
     square, wide = torch.randn(512, 512), torch.randn(3200, 200)
     operators = {"matmul": lambda: square @ square, "softmax": lambda: wide.softmax(-1)}
     alone = measure(operators, 5 * repeats, SECONDS)
@@ -149,11 +149,11 @@ def markdown(results: dict) -> list[str]:
         f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
         "",
         "Whole Python calls with fresh outputs. The Hessian product includes the gradient: bellmax differentiates its",
-        "expected path, the others the gradient of the value. A dash: it takes too long, too much memory, or cannot.",
+        "expected path, the others the gradient of the value. A dash: too slow, too much memory, or not supported.",
         "",
         "## Dense potentials, negentropy",
         "",
-        "The good loop goes over `theta.unbind(1)`, the plain one over `theta[:, t]`; compilation is not counted.",
+        "The good loop goes over `theta.unbind(1)`, the plain one over `theta[:, t]`; compile time is not included.",
         "torch-struct decodes to an indicator of the path, the others to states.",
         *against(results["dense"], SIZES, ("good loop", "plain loop", "torch.compile", "torch-struct"), peers),
         "",
@@ -167,22 +167,22 @@ def markdown(results: dict) -> list[str]:
         "Gradients with respect to emissions, transitions, start and end.",
         *against(results["scores"], SIZES, ("pytorch-crf", "TorchCRF"), peers),
         "",
-        f"Transitions of standard deviation {SPREAD:.0f}, which spread over more than 100:",
+        f"Transitions with standard deviation {SPREAD:.0f}, which range over more than 100:",
         *against(results["spread"], SIZES, ("pytorch-crf", "TorchCRF"), peers),
         "",
         "## Structured attention",
         "",
-        "Marginals; the softmax is of as many numbers as the dense potentials have.",
+        "Marginals; the softmax has as many inputs as the dense potentials.",
         *attention_table(results["attention"]),
         "",
         "## Growth",
         "",
-        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/edge is of the median.",
+        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/edge is from the median.",
         *growth_table(results["growth"]),
         "",
         "## Memory",
         "",
-        'Value and gradient in a process of its own; MB. "Beyond" is the peak less inputs and outputs.',
+        'Value and gradient in a separate process; MB. "Beyond" is the peak minus inputs and outputs.',
         *memory_table(results["memory"]),
         "",
         "## torch in the same process",
@@ -260,7 +260,7 @@ def main() -> None:
     shapes = QUICK_SHAPES if quick else SHAPES
     slow = {QUICK_SHAPES[0]: ("torch-struct",)} if quick else SLOW
     tables = {
-        "torch_operators": lambda: torch_operators(repeats),  # before any call of ours
+        "torch_operators": lambda: torch_operators(repeats),  # before any call of bellmax
         "dense": lambda: compare(lambda shape: dense(shape, slow=slow.get(shape, ())), shapes, repeats),
         "l2": lambda: compare(sparse, SPARSE[:1] if quick else SPARSE, repeats, TASKS[:3]),
         "scores": lambda: compare(scored, shapes, repeats),

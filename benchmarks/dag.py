@@ -31,7 +31,7 @@ OMEGAS = {"negentropy": bx.Negentropy(), "l2": bx.SquaredL2(), "Tsallis 1.5": bx
 
 
 def layered(layers: int, width: int) -> torch.Tensor:
-    """A source, ``layers`` fully linked layers of ``width`` nodes, a sink: as deep as a graph of its size gets."""
+    """A source, ``layers`` fully connected layers of ``width`` nodes, a sink: a very deep graph for its size."""
     column = torch.arange(width)
     between = torch.cartesian_prod(column, column)
     first = 1 + width * torch.arange(layers - 1).reshape(-1, 1, 1)
@@ -73,7 +73,7 @@ def growth(repeats: int) -> list[dict[str, object]]:
 
 
 def memory(edges: int) -> float:
-    """Peak MB above the graph and its weights during value, gradient and Hessian product, in a process of its own."""
+    """Peak MB above the graph and its weights during value, gradient and Hessian product, in a separate process."""
     return float(in_own_process(__file__, "--memory", str(edges)))
 
 
@@ -144,7 +144,7 @@ def markdown(results: dict) -> list[str]:
         "## Cost against the number of edges",
         "",
         f"Layers of {WIDTH} nodes, one after the other; negentropy; native; batch of one.",
-        "`ns/edge` is of the gradient's median; memory is the peak above the graph and its weights.",
+        "`ns/edge` is from the gradient's median; memory is the peak above the graph and its weights.",
         *table("nodes: | edges: | build: | value: | gradient: | Hessian product: | ns/edge: | memory, MB:", growth),
         "",
         "## Native against reference on a deep graph",

@@ -1,6 +1,6 @@
 """DTW against plain torch and against peers: time, accuracy, growth with the lengths, memory.
 
-Every comparison runs in one process, interleaved, but for aeon, which has an environment of its own; a row gives the
+Every comparison runs in one process, interleaved, except aeon, which needs a separate environment; a row gives the
 minimum and the median of its runs. Peers that are not installed (`make bench` installs them) are left out.
 """
 
@@ -117,7 +117,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(sizes: Sequence[int]) -> list[Row]:
-    """Of float32 against our float64, itself against plain torch where peers take part."""
+    """Errors of float32 against bellmax in float64, which is checked against plain torch if peers take part."""
     return [accuracy_at(n, soft_dtws() if n <= PEERS_ACCURACY else {"bellmax": soft_dtws()["bellmax"]}) for n in sizes]
 
 
@@ -150,7 +150,7 @@ def growth(sizes: Sequence[int], repeats: int) -> list[Row]:
 
 
 def memory(form: str, length: int, band: int | None, task: str) -> Row:
-    """In a process of its own, which fails where it wants more than there is."""
+    """Measured in a separate process, which fails if it runs out of memory."""
     case = {"form": form, "length": length, "band": band, "task": task}
     try:
         return case | json.loads(in_own_process(__file__, "--memory", json.dumps(list(case.values()))))
@@ -159,7 +159,7 @@ def memory(form: str, length: int, band: int | None, task: str) -> Row:
 
 
 def print_memory(form: str, length: int, band: int | None, task: str) -> None:
-    """MB of costs, whether or not they are formed, of inputs, outputs and at the peak; and seconds."""
+    """MB of the cost matrix (built or not), of inputs, of outputs and at the peak; and seconds."""
     run = Rival.gradient if task == "value and gradient" else torch.no_grad()(lambda rival: [rival.value()])
     rival = make_ours(form, length, band)
     run(make_ours(form, 8, band))
@@ -192,21 +192,21 @@ def markdown(results: dict) -> list[str]:
         f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
         "",
         "Whole Python calls with fresh outputs, γ = 1. The Hessian product includes the gradient:",
-        "bellmax differentiates its expected path, plain torch the gradient of the value. A dash: it cannot, or takes",
-        "too much time or memory.",
+        "bellmax differentiates its expected path, plain torch the gradient of the value. A dash: not supported, too",
+        "slow, or too much memory.",
         "",
         "## From costs, negentropy",
         "",
-        "anti-diagonals: plain torch, a whole one of the whole batch at a time. tslearn: its `SoftDTWLossPyTorch`.",
-        "Neither tslearn nor pysdtw has second derivatives: with respect to costs autograd refuses; with respect to",
-        f"series it does not, and the Hessian product is wrong ({errors(results['hessian_errors'])}).",
+        "anti-diagonals: plain torch, one anti-diagonal of the whole batch at a time. tslearn: its",
+        "`SoftDTWLossPyTorch`. Neither tslearn nor pysdtw has second derivatives: with respect to costs autograd",
+        f"raises an error; with respect to series the Hessian product is wrong ({errors(results['hessian_errors'])}).",
         *against(results["costs"], SIZES, ("anti-diagonals", "tslearn", "pysdtw"), peers),
         "",
         "## From series of numbers to values",
         "",
-        "All pairs of a few series, B pairs in all. The peers compute in float64. tslearn (`soft_dtw`), aeon and",
-        "librosa take one pair after the other; dtaidistance (in C) takes all, with threads over pairs. In brackets,",
-        "against bellmax of the same kind.",
+        "All pairs of a few series, B pairs in total. The peers compute in float64. tslearn (`soft_dtw`), aeon and",
+        "librosa take one pair at a time; dtaidistance (in C) takes all, with threads over pairs. In brackets, the",
+        "ratio to bellmax of the same kind.",
         *series_table(results["series"], results["aeon"]["rows"], peers),
         "",
         "## All pairs of a collection of series",
@@ -222,19 +222,19 @@ def markdown(results: dict) -> list[str]:
         "",
         "## Accuracy of float32",
         "",
-        "One pair of standard normal series of two dimensions: largest error of the expected path / relative error of",
+        "One pair of standard normal series with two features: largest error of the expected path / relative error of",
         "the value, against float64.",
         *accuracy_table(results["accuracy"]),
         "",
         "## Growth",
         "",
-        "ns/cell is of the median.",
+        "ns/cell is from the median.",
         *growth_table(results["growth"]),
         "",
         "## Memory",
         "",
-        'One pair, in a process of its own; MB. "Beyond" is the peak less inputs and outputs, also as a multiple of a',
-        "matrix of costs. Series have two dimensions.",
+        'One pair, in a separate process; MB. "Beyond" is the peak minus inputs and outputs, also as a multiple of the',
+        "cost matrix. Series have two features.",
         *memory_table(results["memory"]),
     ]
 

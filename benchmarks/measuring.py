@@ -1,6 +1,6 @@
-"""What the benchmarks share: interleaved timing, peak memory, the machine, tables, the command line.
+"""Shared by all benchmarks: interleaved timing, peak memory, the machine, tables, the command line.
 
-Importable without torch, for peers in an environment of their own.
+Importable without torch, for peers in a separate environment.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SECONDS = 1.0  # for the repeats of each run
 
 
 def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> dict[str, Times]:
-    """Milliseconds of each run: minimum and median over interleaved repeats, after one that warms up.
+    """Milliseconds of each run: minimum and median over interleaved repeats, after one warm-up.
 
-    A run whose repeats have taken ``seconds`` is left alone after that, but has at least two.
+    A run is repeated at least twice, and no longer once its repeats have taken ``seconds``.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
@@ -42,7 +42,7 @@ def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> di
 
 
 def ratio(slow: Times, fast: Times) -> float:
-    """Of medians."""
+    """The ratio of medians."""
     return slow["median"] / fast["median"]
 
 
@@ -53,19 +53,19 @@ def forget_peak() -> int:
 
 
 def peak() -> int:
-    """Greatest resident memory since the peak was last forgotten, in KB. Linux only."""
+    """Peak resident memory since :func:`forget_peak`, in KB. Linux only."""
     status = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 
 
 def in_own_process(script: str | Path, *arguments: str, python: str | Path = sys.executable) -> str:
-    """What ``script`` prints when it is run with these arguments."""
+    """The output of ``script`` run with these arguments."""
     done = subprocess.run([python, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
 def collect(tables: dict[str, Callable[[], object]]) -> dict[str, object]:
-    """Make the tables one after the other, and say which."""
+    """Make the tables one by one, and print their names."""
     results = {}
     for name, make in tables.items():
         print(f"{name} …", file=sys.stderr)
@@ -116,7 +116,7 @@ def factor(number: float) -> str:
 
 
 def nanoseconds(times: Times, count: int) -> str:
-    """The median, for one of ``count``."""
+    """The median per item, for ``count`` items."""
     return f"{times['median'] * 1e6 / count:.2f}"
 
 
@@ -154,7 +154,7 @@ def command_line(description: str | None, name: str, repeats: int) -> argparse.A
     parser.add_argument(
         "--repeats", type=int, default=repeats, help=f"runs of each task after the first (default: {repeats})"
     )
-    parser.add_argument("--memory", help=argparse.SUPPRESS)  # what in_own_process is to measure
+    parser.add_argument("--memory", help=argparse.SUPPRESS)  # the case for in_own_process
     return parser
 
 

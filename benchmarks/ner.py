@@ -1,4 +1,4 @@
-"""A step of training the tagger of section 5.2 of the paper: what the CRF takes of it, and what pytorch-crf would.
+"""A training step of the tagger of section 5.2 of the paper: the share of the CRF, and the step with pytorch-crf.
 
 Sentences are made up: 12 to 52 tokens, words of 2 to 12 letters, four types of entities. Interleaved in one process.
 """
@@ -24,7 +24,7 @@ OMEGAS = "negentropy", "l2"
 
 
 class WithPytorchCRF(Tagger):
-    """The same, but for the loss."""
+    """The same tagger with the loss of pytorch-crf."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary, sparse=True)

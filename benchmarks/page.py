@@ -1,6 +1,6 @@
-"""The page of all benchmarks: every ratio in pictures, growth, memory, the machine and the peers.
+"""The overview page of the benchmarks: figures of all ratios, growth, memory, the machine and the peers.
 
-From the results that the other benchmarks have written; also fills the table of the README.
+It is made from the results of the other benchmarks. It also fills the table of the README.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TITLES = {
     "layers": "Layers, and steps of training with them",
     "dag": "Any graph: kernels against the reference backend in plain torch",
 }
-README = (  # what it is called there, file, table, shape, task, peer
+README = (  # label in the README, file, table, shape, task, peer
     ("pytorch-crf, likelihood from scores", "chain", "scores", (64, 128, 32), "value and gradient", "pytorch-crf"),
     ("torch-struct, dense potentials", "chain", "dense", (64, 128, 32), "value and gradient", "torch-struct"),
     ("a good loop in plain torch, the same", "chain", "dense", (64, 128, 32), "value and gradient", "good loop"),
@@ -56,7 +56,7 @@ BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.
 
 
 def panels(results: dict[str, Any]) -> dict[str, Panels]:
-    """Every ratio there is, by picture."""
+    """All ratios, by figure."""
     chain, dtw = results["chain"], results["dtw"]
     spread = [{**row, "shape": f"{shown(row['shape'])}, spread 100"} for row in chain["spread"]]
     return {
@@ -136,11 +136,11 @@ def of_graphs(rows: Iterable[Row]) -> Panels:
     return found
 
 
-# --- pictures
+# --- figures
 
 
 def draw_ratios(panels: Panels) -> Figure:
-    """A bar for each ratio, from 1× to the right where the peer is slower, to the left where it is faster."""
+    """A bar for each ratio, starting at 1×: to the right if the peer is slower, to the left if it is faster."""
     peers = list(dict.fromkeys(peer for rows in panels.values() for own in rows.values() for peer in own))
     titles = list(panels)
     pairs = [titles[start : start + 2] for start in range(0, len(titles), 2)]
@@ -186,7 +186,7 @@ def _bars(ax: Axes, rows: dict[str, dict[str, float]], peers: Sequence[str]) -> 
 
 
 def draw_growth(results: dict[str, Any]) -> Figure:
-    """Time against size; a grey line is where twice as much takes twice as long."""
+    """Time against size; grey lines show linear growth."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots(1, 3)
     graph, chain, dtw = (results[name]["growth"] for name in ("dag", "chain", "dtw"))
@@ -222,7 +222,7 @@ def _curve(ax: Axes, label: str, points: Sequence[tuple[int, Times]]) -> None:
 
 
 def draw_memory(results: dict[str, Any]) -> Figure:
-    """Of one call in a process of its own, in MB."""
+    """Memory of one call in a separate process, in MB."""
     rows = {}
     for row in results["chain"]["memory"]:
         rows[f"chain, {row['form']}, {shown(row['shape'])}"] = row
@@ -262,18 +262,18 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "    make bench",
         "",
-        "installs the peers, measures everything on these pages and writes them. The machine should have nothing else",
-        f"to do meanwhile. These come from an {m['processor']}, {m['threads']} threads, {m['instructions']}; Python "
-        f"{m['python']}, torch {m['torch']};",
+        "installs the peers, measures everything on these pages and writes them. Run it on an otherwise idle machine.",
+        "Each page names its machine; for chains it is",
+        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']};",
         ", ".join(f"{name} {version}" for name, version in peers.items() if version) + ".",
         "",
         "A ratio says how many times slower a peer is, by the medians of whole Python calls in float32, interleaved in",
-        "one process. Bars to the left of 1× are where bellmax loses. All times: " + ", ".join(_pages()) + ".",
+        "one process. Bars to the left of 1×: bellmax is slower. All times: " + ", ".join(_pages()) + ".",
         "",
-        "## In short",
+        "## Overview",
         "",
-        "Over all shapes and tasks. The last column says in how many of them the peer is faster than bellmax.",
-        *table("what | peer | least: | median: | greatest: | faster:", list(summary(panels(results)))),
+        "Ratios over all shapes and tasks. The last column counts the cases in which the peer is faster than bellmax.",
+        *table("benchmark | peer | minimum: | median: | maximum: | faster:", list(summary(panels(results)))),
     ]
     for name, title in TITLES.items():
         lines += ["", f"## {title}", "", f"![How many times slower the others are]({name}.svg)"]
@@ -281,14 +281,14 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## Growth",
         "",
-        "Grey lines are where twice as much takes twice as long.",
+        "Grey lines show linear growth.",
         "",
         "![Time against size](growth.svg)",
         "",
         "## Memory",
         "",
-        "Value and gradient, or for the last the value, in a process of its own. *Beyond* is the peak less inputs and",
-        "outputs. DTW from series does not form the matrix of costs.",
+        "One call in a separate process: value and gradient, or the value only in the last row. *Beyond* is the peak",
+        "minus inputs and outputs. DTW from series does not build the cost matrix.",
         "",
         "![Memory of inputs, outputs and beyond](memory.svg)",
     ]
@@ -325,9 +325,9 @@ def readme_table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--results", type=Path, default=Path("docs/benchmarks"), help="folder of results, and of the page"
+        "--results", type=Path, default=Path("docs/benchmarks"), help="folder of the results and of the page"
     )
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file with a table to fill")
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the table to fill")
     args = parser.parse_args()
     results = {name: json.loads((args.results / f"{name}.json").read_text()) for name in NAMES}
     import matplotlib

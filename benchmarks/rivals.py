@@ -42,7 +42,7 @@ class Rival:
         return torch.autograd.grad(self.value().sum(), self.inputs)
 
     def runs(self) -> dict[str, Run]:
-        """What it can do in reasonable time, by task."""
+        """The tasks that it can do in reasonable time."""
         z = [torch.randn_like(x) for x in self.inputs]
 
         def value() -> object:
@@ -74,7 +74,7 @@ def compare(
 
 
 def check(runs: dict[str, dict[str, Run]]) -> None:
-    """That all agree on the value, and that our gradient is finite."""
+    """Check that all agree on the value, and that our gradient is finite."""
     value = runs["bellmax"]["value"]()
     for name, run in runs.items():
         if name != NEGENTROPY:
@@ -90,16 +90,16 @@ def check_value(name: str, value: Any, expected: Any) -> None:
 
 
 def versions(peers: Sequence[str]) -> dict[str, str | None]:
-    """None where one is not installed."""
+    """The versions of the peers; None if not installed."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {name: installed.get(name) for name in peers}
 
 
 def peer(module: str, name: str, method: str = "__call__") -> Any:
-    """What ``module`` calls ``name``, or None where there is no such thing with that method.
+    """The attribute ``name`` of ``module``, or None if it is missing or has no such method.
 
     pytorch-crf installs ``torchcrf`` and TorchCRF installs ``TorchCRF``: where file names ignore case, the later of the
-    two overwrites the other, and the method tells which one is there.
+    two overwrites the other, and the method shows which one is installed.
     """
     try:
         found = getattr(importlib.import_module(module), name)
@@ -132,7 +132,7 @@ def dense(shape: Shape, *, slow: Sequence[str]) -> dict[str, Rival]:
 
 
 def sparse(shape: Shape) -> dict[str, Rival]:
-    """Under the squared l2 norm; and bellmax under negentropy beside it."""
+    """Rivals under the squared l2 norm, and bellmax under negentropy for comparison."""
     theta = random_potentials(shape)
     rivals = {"bellmax": ours(theta, "l2"), NEGENTROPY: ours(theta, "negentropy")}
     if sparsemax := peer("entmax", "sparsemax"):
@@ -197,7 +197,7 @@ def viterbi(theta: Tensor) -> Tensor:
 
 
 def torch_struct(theta: Tensor) -> Rival:
-    """It has no first step of its own: the scores of starting join those of the second step."""
+    """torch-struct has no scores of the first step: they are added to those of the second."""
     chain = peer("torch_struct", "LinearChainCRF")
     potentials = theta.detach()[:, 1:].clone()
     potentials[:, 0] += theta.detach()[:, 0, None, :, 0]
@@ -272,7 +272,7 @@ def soft_aligned(shape: Shape) -> dict[str, Rival]:
 
 
 def sparse_aligned(shape: Shape) -> dict[str, Rival]:
-    """bellmax under the squared l2 norm, and under negentropy beside it."""
+    """bellmax under the squared l2 norm, and under negentropy for comparison."""
     cost = random_cost(shape)
     return {"bellmax": our_dtw(cost, "l2"), NEGENTROPY: our_dtw(cost, "negentropy")}
 
@@ -289,7 +289,7 @@ def our_dtw(cost: Tensor, omega: str) -> Rival:
 
 
 def soft_dtw(cost: Tensor) -> Tensor:
-    """A whole anti-diagonal of the whole batch at a time.
+    """One anti-diagonal of the whole batch at a time.
 
     ``last`` and ``before`` are the two previous ones, (rows, B), with a row that no path reaches at either end.
     """
@@ -317,7 +317,7 @@ def anti_diagonals(rows: int, columns: int) -> tuple[Tensor, list[int]]:
 
 
 def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
-    """Where not ``parallel``, also those that take one pair after the other."""
+    """If not ``parallel``, also those that take one pair at a time."""
     x, y = random_series(shape)
     ours = all_pairs(shape)
     soft: dict[str, Run] = {"bellmax, soft": lambda: bx.dtw(*ours)}
@@ -337,7 +337,7 @@ def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
 
 
 def collected_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
-    """All pairs of a collection, as its users ask for them: K series of one length."""
+    """All pairs of a collection of K series of one length."""
     count, length = shape
     series = np.random.default_rng(0).normal(size=(count, length)).cumsum(1)
     ours = torch.tensor(series, dtype=torch.float32)

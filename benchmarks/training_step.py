@@ -1,4 +1,4 @@
-"""A step of training, as the applications take it."""
+"""A training step, as in the applications."""
 
 from __future__ import annotations
 

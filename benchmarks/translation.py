@@ -1,4 +1,4 @@
-"""A step of training the translator of section 6 of the paper, with each attention; and what the attention takes of it.
+"""A training step of the translator of section 6 of the paper with each attention, and the share of the attention.
 
 Sentences are made up, of 6 to 25 words on either side, as in Multi30k. Interleaved in one process.
 """
@@ -34,7 +34,7 @@ def step(model: Translator, batch: Batch) -> Callable[[], None]:
 
 
 def attention_alone(model: Translator, batch: Batch) -> Callable[[], None]:
-    """All calls of a step, one for each word of the target, and back from each."""
+    """All calls of attention in a step, one for each target word, with their backward."""
     keys, mask, state = model.read(batch.source, batch.lengths)
     keys, queries = keys.detach().requires_grad_(), state.hidden.detach().unsqueeze(1).requires_grad_()
     inputs = [queries, keys, *model.attention.parameters()]
@@ -70,8 +70,8 @@ def markdown(results: dict) -> list[str]:
         *heading("Training a translator", results["machine"]),
         "",
         f"One step of AdamW on {SENTENCES} pairs of at most {LONGEST} words out of {WORDS}: forward, backward,",
-        "clipping, update. *Speed* is in tokens a second, with softmax attention 1×. The attention alone is all its",
-        "calls of a step, one for each word of the target, with their backward.",
+        "clipping, update. *Speed* is in tokens per second, relative to softmax attention. The attention alone is all",
+        "its calls in a step, one for each target word, with their backward.",
         *table("size | attention | step: | speed: | attention alone: | of the step:", lines),
     ]
 

@@ -1,4 +1,4 @@
-"""The main jobs of bellmax on data made here: aligning, tagging, attending, and a program of one's own; as a page."""
+"""A demo page of bellmax on synthetic data: alignment, tagging, attention, and a custom dynamic program."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Frames = dict[str, list[Any]]
 
 
 def frames(of: Any) -> Frames:
-    """What ``of`` gives for each Ω and each γ of the sliders."""
+    """The results of ``of`` for each Ω and γ of the controls."""
     return {name: [of(omega(gamma)) for gamma in GAMMAS] for name, omega in OMEGAS.items()}
 
 
 def packed(probabilities: Tensor) -> dict[str, Any]:
-    """A matrix for the page: bytes from 0 to 255, and 0 for exactly 0 alone."""
+    """A matrix for the page, as bytes from 0 to 255; only exact zeros become 0."""
     cells = torch.where(probabilities > 0, (255 * probabilities).round().clamp(1, 255), 0).to(torch.uint8)
     return {"shape": list(cells.shape), "cells": base64.b64encode(cells.numpy().tobytes()).decode()}
 
@@ -36,7 +36,7 @@ def packed(probabilities: Tensor) -> dict[str, Any]:
 
 
 def align() -> dict[str, Any]:
-    print("Two noisy series, one of them warped, are aligned …")
+    print("Align two noisy series, one of them warped …")
     generator = torch.Generator().manual_seed(0)
 
     def bumps(time: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def align() -> dict[str, Any]:
 # --- a tagger
 
 TAGS = ["O", "B-ORG", "I-ORG", "B-LOC"]
-PHRASES = {  # a phrase, its tags, and how often it is seen
+PHRASES = {  # phrases, their tags, and how often they occur
     "the Bank of Rome": ("O B-ORG I-ORG I-ORG", 6),
     "the Bank of Rome ": ("O B-ORG O B-LOC", 4),
     "a train to Oslo": ("O O O B-LOC", 5),
@@ -70,7 +70,7 @@ PHRASES = {  # a phrase, its tags, and how often it is seen
 
 
 def tag() -> dict[str, Any]:
-    print("A small tagger is trained, with a CRF under each Ω …")
+    print("Train a small tagger, with a CRF under each Ω …")
     words = sorted({word for phrase in PHRASES for word in phrase.split()})
     sentence = ["the", "Bank", "of", "Rome"]
     trained = {name: _train(words, omega()) for name, omega in OMEGAS.items()}
@@ -100,7 +100,7 @@ def tag() -> dict[str, Any]:
 
 
 def _context(words: list[str], sentence: list[str]) -> Tensor:
-    """A number for each word with the word before it."""
+    """An index for each pair of a word and the word before it."""
     numbers = [0, *(1 + words.index(word) for word in sentence)]
     return torch.tensor([before * (len(words) + 1) + word for before, word in pairwise(numbers)])
 
@@ -135,7 +135,7 @@ SCORES = torch.tensor(
 
 
 def attend() -> dict[str, Any]:
-    print("Three queries attend to segments of a sentence …")
+    print("Attend to segments of a sentence, with three queries …")
 
     def frame(omega: bx.Regularizer) -> dict[str, Any]:
         attention = SegmentationAttention(3, len(KEYS), omega=omega)
@@ -151,7 +151,7 @@ def attend() -> dict[str, Any]:
     return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
 
 
-# --- a program of one's own
+# --- a custom graph
 
 EDGES = [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (2, 4), (2, 5), (3, 5), (4, 6), (5, 6), (1, 2)]
 WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.3, 1.1, -0.5], dtype=torch.float64)
@@ -160,7 +160,7 @@ WEIGHTS = torch.tensor([2.0, 1.4, 0.3, 0.2, 1.4, 1.9, 0.7, 0.5, 1.3, 1.1, -0.5],
 def follow() -> dict[str, Any]:
     dag = bx.DAG(EDGES)
     count = int(dag.paths(WEIGHTS).num_paths)
-    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges, through which {count} paths lead …")
+    print(f"A graph of {dag.num_nodes} nodes and {dag.num_edges} edges, with {count} paths …")
 
     def frame(omega: bx.Regularizer) -> dict[str, Any]:
         p = dag.paths(WEIGHTS, omega=omega)
@@ -171,12 +171,12 @@ def follow() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (found[name][8]["left"] for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[8]}, {dense} are left under negentropy, {sparse} under l2\n")
+    print(f"  at γ = {GAMMAS[8]}, {dense} paths are above 0 under negentropy, {sparse} under l2\n")
     return {"edges": EDGES, "weights": WEIGHTS.tolist(), "levels": dag.levels.tolist(), "frames": found}
 
 
 def _in_order(path: list[float]) -> list[int]:
-    """The edges of a path from its first to its last."""
+    """The edges of a path, from first to last."""
     return sorted((n for n, on in enumerate(path) if on), key=lambda n: EDGES[n])
 
 
@@ -186,14 +186,14 @@ def main() -> None:
     output: Path = parser.parse_args().output
     begun = time.perf_counter()
     torch.set_default_dtype(torch.float64)
-    print("bellmax smooths the max in a dynamic program, so that its value and its solution become layers.\n")
+    print("bellmax smooths the max in a dynamic program: its value and its solution become layers.\n")
     data = {"gammas": GAMMAS, "align": align(), "tag": tag(), "attend": attend(), "follow": follow()}
     page = Path(__file__).with_name("demo.html").read_text(encoding="utf-8")
     output.mkdir(parents=True, exist_ok=True)
     # "</" would end the script that holds the data.
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     (output / "index.html").write_text(page.replace("{{ data }}", text), encoding="utf-8")
-    print(f"{output / 'index.html'}, after {time.perf_counter() - begun:.1f} s: open it in a browser.")
+    print(f"wrote {output / 'index.html'} in {time.perf_counter() - begun:.1f} s: open it in a browser")
 
 
 if __name__ == "__main__":

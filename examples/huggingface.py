@@ -1,7 +1,7 @@
-"""Train a Bert with a CRF head by the Trainer of transformers, save it, load it, and tag new sentences.
+"""Train Bert with a CRF head using the Trainer of transformers, save it, load it, and tag new sentences.
 
-Nothing is downloaded: the sentences, a tokenizer that cuts names into sub-words and a tiny Bert with random weights,
-which is saved as the base checkpoint, are made here. For a checkpoint of your own copy BertCRF, encode and tag.
+Nothing is downloaded: the sentences, a tokenizer that splits names into sub-words and a tiny Bert with random weights,
+which is saved as the base checkpoint, are made here. For another checkpoint copy BertCRF, encode and tag.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BertCRF(hf.BertPreTrainedModel):
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, CRF):  # else from_pretrained of a checkpoint without a CRF leaves random memory in it
+        if isinstance(module, CRF):  # from_pretrained leaves weights that the checkpoint lacks uninitialised
             module.reset_parameters()
 
     def forward(
@@ -77,7 +77,7 @@ def make_tokenizer() -> hf.PreTrainedTokenizerFast:
 
 
 def make_sentence(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Words and tags. Names of people and of places are made of the same syllables: only their context tells."""
+    """Words and tags. Names of people and places have the same syllables: only the context tells them apart."""
     who, did, where = ("PER", "PER and PER"), ("slept", "met PER", "saw PER"), ("in LOC .", "near LOC .")
     words, tags = [], []
     for word in " ".join(map(rng.choice, (("", "today ,", "yesterday ,"), who, did, where))).split():

@@ -1,8 +1,8 @@
-"""Classify time series by their nearest neighbour, under the warped distances and divergences of bellmax.
+"""Nearest-neighbour classification of time series, with the DTW distances and divergences of bellmax.
 
-DATA is a folder of sets in the format of the UCR archive (www.cs.ucr.edu/~eamonn/time_series_data_2018), each in a
-folder of its own: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, in each row a label and then the values.
-Beside them DataSummary.csv holds the published errors, with which the column "hard" agrees to the last digit.
+DATA is a folder of datasets in the format of the UCR archive (www.cs.ucr.edu/~eamonn/time_series_data_2018), each in a
+separate folder: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, with a label and then the values in each
+row. DataSummary.csv in DATA holds the published errors; the column "hard" agrees with them to the last digit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Split(NamedTuple):
 
 
 def read(folder: Path, part: str) -> Split:
-    """One half of a set; a series that is shorter than others ends in NaN."""
+    """Read one split of a dataset; shorter series are padded with NaN."""
     found = sorted(folder.glob(f"{folder.name}_{part}.tsv*"))
     if not found:
         raise SystemExit(f"no {folder.name}_{part}.tsv or .tsv.gz in {folder}")
@@ -58,7 +58,7 @@ def read(folder: Path, part: str) -> Split:
 
 
 def published(data: Path) -> dict[str, str]:
-    """The error of each set by the archive's own account."""
+    """The published error of each dataset."""
     summary = data / "DataSummary.csv"
     if not summary.exists():
         return {}
@@ -73,13 +73,13 @@ def distances(xs: Tensor, ys: Tensor | None, measure: Measure, gamma: float, pro
 
 
 def error(train: Split, test: Split, measure: Measure, gamma: float = 1.0, progress: bool = False) -> float:
-    """Share of the test series whose nearest training series, the first of several, has another label."""
+    """Share of the test series whose nearest training series (the first, if tied) has another label."""
     nearest = distances(test.series, train.series, measure, gamma, progress).argmin(1)
     return float((train.labels[nearest] != test.labels).double().mean())
 
 
 def best_gamma(train: Split, measure: Measure, gammas: list[float], progress: bool) -> float:
-    """The γ of least error when each training series is classified by the others."""
+    """The γ of least leave-one-out error on the training series."""
 
     def error_without_itself(gamma: float) -> float:
         apart = distances(train.series, None, measure, gamma, progress).fill_diagonal_(torch.inf)
@@ -90,10 +90,10 @@ def best_gamma(train: Split, measure: Measure, gammas: list[float], progress: bo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder of the sets")
-    parser.add_argument("sets", nargs="*", help="names of sets (default: all)")
+    parser.add_argument("data", type=Path, help="folder of the datasets")
+    parser.add_argument("sets", nargs="*", help="names of datasets (default: all)")
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=["hard"], help="default: hard")
-    chosen = "smoothings to choose from, by leaving out each training series in turn (default: 0.1 1 10)"
+    chosen = "values of γ to choose from, by leave-one-out on the training series (default: 0.1 1 10)"
     parser.add_argument("--gammas", nargs="+", type=float, default=[0.1, 1.0, 10.0], help=chosen)
     arguments = parser.parse_args()
     sets = arguments.sets or sorted(path.name for path in arguments.data.iterdir() if path.is_dir())

@@ -23,7 +23,7 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
-// What a transition adds to δ, and its exponential.
+// The contribution of a transition to δ, and its exponential.
 template <class S>
 struct Shift {
     S sum, factor;
@@ -34,8 +34,8 @@ inline V positive(V x) {
     return x > V{} ? x : V{};
 }
 
-// What a step before has state 1 with, as the current state is 1 (q) or 0 (r), and what it has state 0 with: not 1 − q,
-// which would lose the digits of what is improbable.
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as 1 − q,
+// which would lose the digits of small probabilities.
 template <class V>
 struct Before {
     V q, q_less, r, r_less;
@@ -47,7 +47,7 @@ template <class S>
 struct Softplus;
 
 // What δ is kept as, and how it goes on: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have. `Wide` serves where a score is farther from 0 than `far`.
+// with its score would have. `Wide` is used where a score is farther from 0 than `far`.
 
 // Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. No product
 // overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
@@ -162,7 +162,7 @@ Shared<S> shared_of(const AttentionProblem<S>& p) {
     return {transitions, transitions[2] - transitions[0], S(0)};
 }
 
-// What Σ ⟨cotangent, marginals⟩ gains by transitions [current, previous], and by state 1 at the start and at the end.
+// The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and at the end.
 struct Totals {
     double transitions[4], start, end;
 };
@@ -313,7 +313,7 @@ void with_function(const OmegaParameters& omega, const Shared<S>& shared, Action
     action(Difference<S, Softplus<S>>());
 }
 
-// No sweep writes to the steps that do not count.
+// No sweep writes to masked steps.
 template <class S>
 void clear(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size) {
     const int64_t rows = p.batch / sharing;

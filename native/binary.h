@@ -15,7 +15,7 @@ struct AttentionProblem {
     std::int64_t sharing;
 };
 
-// What the binding calls, compiled once for each instruction set. Emissions and what is like them: (batch, steps, 2).
+// The interface for the binding, compiled once for each instruction set. Emissions and the like are (batch, steps, 2).
 template <class S>
 struct BinaryKernels {
     // Whether it could: not where a score is NaN, both states of a step are forbidden, or a shared score is infinite.

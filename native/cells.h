@@ -1,4 +1,4 @@
-// What a cell of dynamic time warping knows of the best ways to it, and how it follows from the cells before.
+// The value of a cell of dynamic time warping, and how it follows from the cells before.
 //
 // combine: a cell from its neighbours, in vectors of cells, and the probabilities q of the moves diagonal, up, left.
 // tilt: from the tangents y of the neighbours' values, those of the probabilities; returns Σ q y.

@@ -180,7 +180,7 @@ Records node_records(const ScoresProblem<S>& problem) {
     return {problem.states, problem.states, problem.steps * problem.states};
 }
 
-// A row of the tape for each step that counts, and one before the first.
+// A row of the tape for each unmasked step, and one before the first.
 template <class S>
 Records tape_records(const ScoresProblem<S>& problem, int64_t more = 1) {
     return {problem.states, problem.states, 2 * (problem.steps + 1) * problem.states, 0, true, more};
@@ -247,8 +247,8 @@ struct Unit {
     int64_t vectors(int64_t n) const { return n == 0 ? 1 : across ? states : padded / W; }
     Edge edge(int row, int64_t k) const { return {(across ? 0 : row * padded) + k * W, k * W, row}; }
 
-    // For each row of group g, or once for what lies across, calls enter(row), and what that returns for every edge at
-    // step n; with `rest`, for the edges that the first step has not.
+    // For each row of group g, or once if rows are lanes, calls enter(row), and its result for every edge at step n; with
+    // `rest`, for the edges that the first step does not have.
     template <class Enter>
     void for_edges(int64_t n, int64_t g, Enter enter, bool rest = false) const {
         const int64_t first = rest ? 1 : 0, end = vectors(rest ? 1 : n);
@@ -679,7 +679,7 @@ bool in_log_space(const ScoresProblem<S>& problem, int64_t b) {
     return !in_exp_space(problem) || problem.tape[(2 * b + 1) * (problem.steps + 1) * problem.states] != 1;
 }
 
-// Zeros at the steps that do not count.
+// Zeros at masked steps.
 template <class S, int W>
 void clear_skipped(const Lanes<W>& lanes, S* data, int64_t size) {
     for (int l = 0; l < lanes.valid; ++l) {
@@ -692,7 +692,7 @@ void clear_skipped(const Lanes<W>& lanes, S* data, int64_t size) {
     }
 }
 
-// What the sequences of a thread add to the gradient of scores that the batch shares.
+// The contribution of a thread's sequences to the gradient of scores that the batch shares.
 struct Totals {
     std::vector<double> transitions, start, end;
 };
@@ -745,7 +745,7 @@ public:
                        : clear_skipped(lanes, out.transitions, unit.states * unit.states);
     }
 
-    // Takes what enter(row) returns for the edges into a group; the first step of scores has none of its own.
+    // Stores the results of enter(row) for the edges into a group; the first step of scores has no edges.
     template <class Enter>
     void put_edges(int64_t n, int64_t g, Enter enter) {
         if (U::is_factored && n == 0) {

@@ -1,4 +1,4 @@
-// What the binding calls: the sweeps of a chain, compiled once for each instruction set.
+// The interface for the binding: the sweeps of a chain, compiled once for each instruction set.
 #pragma once
 
 #include <cstdint>

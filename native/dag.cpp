@@ -38,7 +38,7 @@ struct Rows {
     }
 };
 
-// What the sweeps after the first see of a block of W rows: values and thresholds by node, side by side.
+// A block of W rows for the sweeps after the first: values and thresholds by node, side by side.
 template <class S, class Omega, int W>
 struct Block {
     using Real = typename Omega::Real;

@@ -42,7 +42,7 @@ public:
 #endif
 };
 
-// Which cells of a pair count.
+// The unmasked cells of a pair.
 struct Region {
     int64_t rows, columns;
     double reach;  // |i (columns − 1) − j (rows − 1)| ≤ reach
@@ -133,7 +133,7 @@ struct Strip {
     }
 };
 
-// What the checks of a cost matrix found.
+// The results of checking a cost matrix.
 template <class S>
 struct Seen {
     Vec<S> greatest{};  // of the finite magnitudes
@@ -146,7 +146,7 @@ struct Seen {
     }
 };
 
-// A chunk of a matrix as the steps see it: tile[k * R + r] is row r at step k. Where no cell counts, `outside`.
+// A chunk of a matrix as the steps see it: tile[k * R + r] is row r at step k. Masked cells are `outside`.
 template <class S, class Look>
 void fill(const S* matrix, int64_t stride, const Strip& strip, int64_t c, S outside, S* tile, Look look) {
     constexpr int V = lanes_of<S>;
@@ -212,7 +212,7 @@ void clear_outside(S* matrix, int64_t stride, int64_t first, int64_t end, const 
     }
 }
 
-// What one thread sweeps with.
+// The buffers of one thread.
 template <class P, class S>
 struct Workspace {
     std::unique_ptr<S[]> cost = scratch<S>(R * chunk_size), path = scratch<S>(R * chunk_size);

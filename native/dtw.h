@@ -1,4 +1,4 @@
-// What the binding calls: the sweeps of dynamic time warping, compiled once for each instruction set.
+// The interface for the binding: the sweeps of dynamic time warping, compiled once for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ inline std::int64_t dtw_tape_size(std::int64_t rows, std::int64_t columns) {
 
 template <class S>
 struct DtwKernels {
-    // Whether every cost that counts was above −∞ and not NaN.
+    // Whether every unmasked cost was above −∞ and not NaN.
     bool (*forward)(const DtwProblem<S>&, S* value);
     // The same for a block: its value, if the last cell is in it, and the greatest finite magnitude of its costs.
     bool (*forward_block)(const DtwProblem<S>&, S* value, S* greatest);

@@ -71,7 +71,7 @@ struct Lanes {
 
     bool has_holes() const { return kept[0] != nullptr; }
 
-    // The n-th step that counts; some step for a sequence that has ended.
+    // The n-th unmasked step; any step for a sequence that has ended.
     int64_t step(int l, int64_t n) const {
         return kept[l] ? (length[l] ? kept[l][std::min(n, length[l] - 1)] : 0) : n;
     }
@@ -81,7 +81,7 @@ struct Lanes {
 struct Records {
     int64_t size, stride, batch;
     int64_t shift = 0;     // the first step's record is missing
-    bool compact = false;  // one for each step that counts, rather than for each step
+    bool compact = false;  // one for each unmasked step, rather than for each step
     int64_t more = 0;      // records after the last step's
 };
 

@@ -80,7 +80,7 @@ struct Numbers {
     explicit operator bool() const { return first != nullptr; }
 };
 
-// The states of a step in whole vectors. What lies past the last state is read as 0, or as −∞, and never written.
+// The states of a step in whole vectors. Entries past the last state are read as 0 or as −∞, and never written.
 template <class S>
 struct Line {
     static constexpr int lanes = lanes_of<S>;
@@ -366,7 +366,7 @@ struct Single {
     }
 };
 
-// As many sequences as there are lanes, each in a lane of its own: a step is one vector for each state.
+// As many sequences as there are lanes, each in a separate lane: a step is one vector for each state.
 template <class S>
 struct Bundle {
     static constexpr int lanes = lanes_of<S>, sequences = lanes;
@@ -453,7 +453,7 @@ struct Bundle {
         });
     }
 
-    // A call of its own: where it is inlined, the compiler runs out of registers.
+    // Not inlined: otherwise the compiler runs out of registers.
     template <int G>
     __attribute__((noinline)) void add_rows(Vec<S> (&sum)[G][1], const S* column, int64_t along, const S* step) const {
         accumulate<G, 1, S>(sum, cells, column, 1, along, step, lanes);
@@ -474,7 +474,7 @@ struct Bundle {
         }
     }
 
-    // tile[g][v] = Σ left[g] right[v] over steps; what lies past the last state is read, too.
+    // tile[g][v] = Σ left[g] right[v] over steps; entries past the last state are read too.
     template <int G, int V>
     __attribute__((noinline)) void pair(Vec<S> (&tile)[G][V], const S* left, const S* right, int64_t steps) const {
         Vec<S> sum[G][V] = {};
@@ -782,7 +782,7 @@ struct Forward {
     }
 };
 
-// What a worker adds up for the batch, besides transitions.
+// The sums of a worker over the batch, except transitions.
 template <class S>
 struct Ends {
     Numbers<S> start, end;
@@ -867,7 +867,7 @@ void sweep_back(const Group<Layout, S>& group, const Weights<S>& weights, const 
 }
 
 // The tangent forward sweep: v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative
-// to a base of its own, for the sake of its digits, and μ_n to that of v̇_{n−1}.
+// to a separate base, which keeps its precision, and μ_n to that of v̇_{n−1}.
 template <class Layout, class S>
 void sweep_tangent(const Group<Layout, S>& group, const Weights<S>& weights, const Matrix<S>& tilted,
                    const Scores<const S>& z, S* tangents, S* means) {

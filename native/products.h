@@ -11,8 +11,8 @@ namespace bellmax {
 // backward and hessian leave the others alone.
 template <class S>
 struct ProductKernels {
-    // Whether every score that counts was below +∞ and not NaN. Where underflowed[b] is set, value and tape of
-    // sequence b mean nothing.
+    // Whether every unmasked score was below +∞ and not NaN. Where underflowed[b] is set, value and tape of sequence b
+    // are undefined.
     bool (*forward)(const ScoresProblem<S>&, S* value, S* tape, std::uint8_t* underflowed);
     // Emission rows of a sequence are overwritten, with zeros at steps that are not kept; the rest is added to.
     void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);

@@ -7,8 +7,8 @@
 
 namespace bellmax {
 
-// What a chain is scored with, or a gradient, or a direction, of that shape. An array that serves the whole batch has
-// no stride along it; transitions that serve every step have none along the steps.
+// The scores of a chain, or a gradient or a direction of that shape. An array that the batch shares has stride 0 along
+// it; transitions that all steps share have stride 0 along the steps.
 template <class S>
 struct Scores {
     S* emissions;    // (batch, steps, states)

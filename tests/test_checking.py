@@ -84,12 +84,12 @@ class Sized(bx.Negentropy):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Doubled, r"project\(x\) must maximise .*another beats by"),
+        (Doubled, r"project\(x\) must maximise .*another q is better by"),
         (Doubled, r"project\(x\) must be the gradient of"),
         (Unscaled, r"project\(x\) must add up to 1, got"),
         (Negative, r"project\(x\) must be at least 0, got -"),
         (Undefined, r"penalty\(q\) must (be finite|not change with an entry of 0)"),
-        (Constant, r"operations that are differentiable in q: its derivative is, got 0 where differences give"),
+        (Constant, r"operations that are differentiable in q: its derivative is, got 0 where finite differences give"),
         (Detached, r"operations that are differentiable in q: its derivative is, got"),
         (Scalar, r"penalty\(q\) must be a tensor, got float"),
         (Flat, r"project\(x\) must have shape \(2, 8, 5\)"),

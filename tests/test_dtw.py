@@ -904,7 +904,7 @@ def test_bad_input_is_named(backend: str) -> None:
         (lambda: bx.DTW(torch.zeros(4)), r"cost must have shape \(\.\.\., N, M\) with N, M >= 1, got \(4,\)"),
         (lambda: bx.DTW(torch.zeros(2, 0, 4)), r"cost must have shape .* got \(2, 0, 4\)"),
         (lambda: bx.DTW(cost + 0j), "cost must hold real numbers, got dtype torch.complex64"),
-        (lambda: bx.DTW([[0.0, 1.0], [2.0]]), "cost must be one block of numbers, got entries of different shapes"),
+        (lambda: bx.DTW([[0.0, 1.0], [2.0]]), "cost must be a rectangular array, got entries of different shapes"),
         (lambda: bx.DTW(cost, band=-1), "band must be at least 0, got -1"),
         (lambda: bx.DTW(cost, band=math.nan), "band must be at least 0, got nan"),
         (lambda: bx.DTW(cost, omega="softmin"), "omega must be a Regularizer or one of .* got 'softmin'"),

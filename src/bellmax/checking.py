@@ -1,4 +1,4 @@
-"""A test of the regularizers that users write."""
+"""A test for custom regularizers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.nn.functional import pad
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import inner
 
-_STEP = 1e-5  # of the differences that derivatives are compared with
+_STEP = 1e-5  # of the finite differences
 _TOLERANCE = 1e-5
 
 
 def check_regularizer(omega: Regularizer) -> None:
-    """Test the three methods of a regularizer, and say what is wrong with them.
+    """Test the three methods of a regularizer, and report what is wrong.
 
-    At γ = 1, on random vectors of several sizes, with ties and with −∞: ``project`` gives probability vectors; they
-    maximise ⟨q, x⟩ − ``penalty(q)``, and so are the gradient of the maximum; ``jacobian_product`` is the derivative of
-    ``project``, symmetric, and made of differentiable operations; an entry of −∞ changes nothing.
+    The tests, at γ = 1, on random vectors of several sizes, with ties and with −∞: ``project`` gives probability
+    vectors; they maximise ⟨q, x⟩ − ``penalty(q)``, and are the gradient of the maximum; ``jacobian_product`` is the
+    derivative of ``project``, symmetric, and differentiable in q; an entry of −∞ changes nothing.
 
     Raises:
-        ValueError: a line for each thing that is wrong.
+        ValueError: one line per failed test.
 
     >>> import bellmax as bx
     >>> check_regularizer(bx.Tsallis(1.5))
@@ -34,7 +34,7 @@ def check_regularizer(omega: Regularizer) -> None:
     >>> check_regularizer(Doubled())
     Traceback (most recent call last):
     ValueError: Doubled is not a regularizer yet:
-    - jacobian_product(q, y) must be the derivative of project(x) along y, got ... where differences give ...
+    - jacobian_product(q, y) must be the derivative of project(x) along y, got ... where finite differences give ...
     """
     if not isinstance(omega, Regularizer):
         raise ValueError(f"omega must be a Regularizer, got {omega!r}")
@@ -58,7 +58,7 @@ def _complaints(omega: Regularizer, size: int, generator: torch.Generator) -> It
     in_blocks = (t.float().reshape(2, -1, size) for t in (x, y))
     for vectors, directions in ((x, y), (tied, tied), in_blocks):
         fatal = next(_malformed(omega, vectors, directions), None)
-        if fatal:  # whatever follows would follow from it
+        if fatal:  # further errors would only follow from it
             yield fatal
             return
     q = omega.project(x)
@@ -101,7 +101,7 @@ def _not_the_maximiser(omega: Regularizer, x: Tensor, q: Tensor, others: Tensor)
     between = torch.cat([q + share * (rivals - q) for share in (1.0, 0.1, 0.01)])
     gain = max((objective(rival, x) - objective(q, x)).max().item() for rival in between)
     if gain > _TOLERANCE:
-        yield f"project(x) must maximise <q, x> - penalty(q), got a q that another beats by {gain:.4g}"
+        yield f"project(x) must maximise <q, x> - penalty(q), but another q is better by {gain:.4g}"
     slopes = torch.stack(
         [
             objective(omega.project(x + step), x + step) - objective(omega.project(x - step), x - step)
@@ -130,7 +130,7 @@ def _not_the_derivative(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor, z: 
 
 
 def _not_differentiable(omega: Regularizer, x: Tensor, y: Tensor, z: Tensor) -> Iterator[str]:
-    """Whether the gradient of <z, J(q) y> in q is that of its differences along x."""
+    """Compare the gradient of <z, J(q) y> in q with finite differences along x."""
     q = omega.project(x).requires_grad_()
     product = inner(z, omega.jacobian_product(q, y.clone().requires_grad_()))
     gradient = None
@@ -148,13 +148,14 @@ def _moved_by_infinity(omega: Regularizer, x: Tensor, q: Tensor, y: Tensor) -> I
     whole = omega.project(longer)
     if bool(whole[:, [0, -1]].any()) or not torch.allclose(whole, pad(q, (1, 1)), atol=_TOLERANCE):
         got = f"{_numbers(whole[0])} for {_numbers(longer[0])}"
-        yield f"project(x) must be 0 where x is -inf, and else as without, got {got}"
+        yield f"project(x) must be 0 where x is -inf, and must not change elsewhere, got {got}"
         return
     if not torch.allclose(omega.penalty(whole), omega.penalty(q), atol=_TOLERANCE):
         yield "penalty(q) must not change with an entry of 0"
     product = omega.jacobian_product(whole, pad(y, (1, 1), value=1.0))
     if not torch.allclose(product, pad(omega.jacobian_product(q, y), (1, 1)), atol=_TOLERANCE):
-        yield f"jacobian_product(q, y) must be 0 where x is -inf, and else as without, got {_numbers(product[0])}"
+        got = _numbers(product[0])
+        yield f"jacobian_product(q, y) must be 0 where x is -inf, and must not change elsewhere, got {got}"
 
 
 def _differs(what: str, found: Tensor, wanted: Tensor) -> Iterator[str]:
@@ -162,7 +163,7 @@ def _differs(what: str, found: Tensor, wanted: Tensor) -> Iterator[str]:
     if error.numel() and error.max().item() > 10 * _TOLERANCE:
         place = error.argmax()
         got, needed = found.flatten()[place].item(), wanted.flatten()[place].item()
-        yield f"{what}, got {got:.4g} where differences give {needed:.4g}"
+        yield f"{what}, got {got:.4g} where finite differences give {needed:.4g}"
 
 
 def _first(x: Tensor, where: Tensor) -> str:

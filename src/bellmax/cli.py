@@ -1,4 +1,4 @@
-"""The command ``bellmax``: what it can do depends on the extras that are installed."""
+"""The command ``bellmax``: its subcommands depend on the extras that are installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     try:
         import typer
     except ImportError:
-        sys.exit("bellmax has no commands without an extra: try pip install 'bellmax[ner]'")
+        sys.exit("the bellmax command needs an extra: try pip install 'bellmax[ner]'")
     app = typer.Typer(no_args_is_help=True, help="Applications of differentiable dynamic programming.")
     for name, title in APPLICATIONS.items():
         app.add_typer(_commands(name, title), name=name)
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _commands(name: str, title: str) -> typer.Typer:
-    """Those of an application, or, without its extra, an explanation."""
+    """The commands of an application, or an error message if its extra is not installed."""
     import typer
 
     try:

@@ -1,7 +1,7 @@
-"""The door for data: what people have, as the tensors that the library computes with.
+"""Conversion of user data to tensors.
 
-Arrays, lists, integers and the rows of a pandas frame become tensors here. pandas is never imported: a frame is known
-by its ``iloc``.
+Arrays, lists, integers and the rows of a pandas frame become tensors here. pandas is never imported: a frame is
+recognised by its ``iloc``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Mask: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 
 
 def check_tensor(name: str, given: object) -> Tensor:
-    """``given``, which must be a tensor: what is trained through is not converted behind one's back."""
+    """``given``, which must be a tensor: inputs that need gradients are not converted silently."""
     if not isinstance(given, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one")
     return given
@@ -44,7 +44,7 @@ def as_tensor(name: str, given: object) -> Tensor:
             raise ValueError(f"{name} must hold real numbers, got dtype {given.dtype}")
         return given
     if isinstance(given, np.ma.MaskedArray):
-        raise ValueError(f"{name} must be an array without a mask of its own, got a masked array: fill it or cut it")
+        raise ValueError(f"{name} must be an array without a mask, got a masked array: fill it or cut it")
     if isinstance(given, np.ndarray) and given.dtype.kind == "O" and given.ndim:
         given = list(given)
     if isinstance(given, list | tuple) and any(isinstance(entry, Tensor) for entry in given):
@@ -59,7 +59,7 @@ def as_tensor(name: str, given: object) -> Tensor:
 
 
 def _stacked(name: str, given: Sequence[Any]) -> Tensor:
-    """Entries of which some are tensors, with their gradients."""
+    """Stack entries of which some are tensors; gradients are kept."""
     entries = [as_tensor(name, entry) for entry in given]
     if len({entry.shape for entry in entries}) > 1:
         raise ValueError(_ragged(name))
@@ -67,11 +67,11 @@ def _stacked(name: str, given: Sequence[Any]) -> Tensor:
 
 
 def _ragged(name: str) -> str:
-    return f"{name} must be one block of numbers, got entries of different shapes; dtw_cdist takes such a collection"
+    return f"{name} must be a rectangular array, got entries of different shapes; dtw_cdist takes ragged collections"
 
 
 def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An array that torch can share: float64 or less, or int64, writable, of positive strides."""
+    """An array that torch can share: at most float64, or int64; writable, with positive strides."""
     if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)
@@ -93,14 +93,14 @@ def _first_of_others(array: NDArray[Any]) -> str:
 
 
 def as_floating(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors in the widest floating point type among them; torch's default where all hold integers."""
+    """Tensors in the widest floating point type among them; torch's default dtype if all hold integers."""
     types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     widest = reduce(torch.promote_types, types) if types else torch.get_default_dtype()
     return [tensor.to(widest) for tensor in tensors]
 
 
 def as_series(name: str, given: object) -> Tensor:
-    """One series or a batch of them, (..., length, features), from such or from a vector of numbers."""
+    """One series or a batch of series, (..., length, features), from such a shape or from a vector (length,)."""
     series = as_tensor(name, given)
     if series.ndim == 1:
         series = series.unsqueeze(-1)
@@ -113,8 +113,8 @@ def as_series(name: str, given: object) -> Tensor:
 def as_collection(name: str, given: object) -> list[Tensor]:
     """The series of a collection, each (length, features).
 
-    A collection is one block, (K, N) or (K, N, D), where NaN at the end of a series is padding; a pandas frame, a
-    series in each row; or anything that gives its series one by one.
+    A collection is an array (K, N) or (K, N, D), where NaN at the end of a series is padding; a pandas frame with one
+    series per row; or any iterable of series.
     """
     if hasattr(given, "iloc"):
         given = _of_pandas(name, given)
@@ -129,7 +129,7 @@ def as_collection(name: str, given: object) -> list[Tensor]:
 
 
 def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:
-    """The rows of a frame, by their position, whatever its index: an array, or a list where cells hold series."""
+    """The rows of a frame, by position, not by index: an array, or a list if cells hold series."""
     array = given.to_numpy()
     if array.dtype.kind != "O":
         return np.asarray(array)
@@ -164,7 +164,7 @@ def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
 
 
 def _listed(name: str, given: object) -> Tensor:
-    """Integers in any form. torch.compile traces lists of numbers, and no NumPy."""
+    """Integers in any form. torch.compile traces lists of numbers, but not NumPy."""
     if isinstance(given, list | tuple) and (torch.compiler.is_compiling() or not given):
         return torch.as_tensor(given or torch.empty(0, dtype=torch.int64))
     return as_tensor(name, given)
@@ -194,7 +194,7 @@ def as_mask(name: str, given: object, device: torch.device) -> Tensor:
 
 
 def _on_device(name: str, tensor: Tensor, given: object, device: torch.device) -> Tensor:
-    """What was no tensor goes where the scores are; a tensor must be there."""
+    """Data that was not a tensor is moved to the device of the scores; a tensor must be there already."""
     if tensor.device == device:
         return tensor
     if isinstance(given, Tensor):
@@ -202,7 +202,7 @@ def _on_device(name: str, tensor: Tensor, given: object, device: torch.device) -
     return tensor.to(device)
 
 
-# --- words that other libraries use
+# --- argument names of other libraries
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -220,13 +220,13 @@ _WORDS = {
     "attention_mask": "mask",
     "ignore_label": "ignore_index",
 }
-_THREADS = "torch.set_num_threads(n) sets how many threads run"
+_THREADS = "use torch.set_num_threads(n)"
 
 
 def answers_near_misses(function: _F) -> _F:
-    """A decorator: a keyword that the function does not have, but other libraries do, is answered with ours."""
+    """A decorator: for a keyword of another library, the error message names ours."""
     known = signature(function).parameters
-    hints = {word: f"{ours}= is the word here" for word, ours in _WORDS.items() if ours in known and word not in known}
+    hints = {word: f"use {ours}=" for word, ours in _WORDS.items() if ours in known and word not in known}
     hints["n_jobs"] = _THREADS
 
     @wraps(function)

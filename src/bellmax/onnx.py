@@ -1,6 +1,6 @@
-"""Decoding in ONNX: what :meth:`bellmax.nn.CRF.decode` becomes in a graph that runs without torch and bellmax.
+"""Export of :meth:`bellmax.nn.CRF.decode` to ONNX, to run without torch and bellmax.
 
-It needs ``onnxscript``, as :func:`torch.onnx.export` does, and is therefore not imported with bellmax.
+It needs ``onnxscript``, as :func:`torch.onnx.export` does, so bellmax does not import it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ op: Any = opset18  # its annotations know no Python numbers, which it takes
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What to give :func:`torch.onnx.export` as ``custom_translation_table``.
+    """The ``custom_translation_table`` for :func:`torch.onnx.export`.
 
-    It serves ``CRF.decode``, and ``best_sequence`` of what :meth:`bellmax.Chain.from_scores` gives, with a mask, with
-    lengths or with neither. Batch and steps may be dynamic, and onnxruntime needs a step or more. The graph adds scores
+    It covers ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`, with a mask, with
+    lengths or with neither. Batch and steps may be dynamic; onnxruntime needs at least one step. The graph adds scores
     in float64, and does not check them.
     """
     return {torch.ops.bellmax.topk.default: _topk}
@@ -55,13 +55,13 @@ def _topk(
 
 @script(Opset("bellmax", 1), default_opset=opset18)
 def _viterbi(emissions: DOUBLE, transitions: DOUBLE, start: DOUBLE, end: DOUBLE, kept: BOOL) -> tuple[DOUBLE, INT64]:
-    """Scores (B, 1) and sequences (B, 1, T), −1 but at ``kept`` (B, T) steps, from θ as the sweeps get it."""
+    """Scores (B, 1) and sequences (B, 1, T), −1 where ``kept`` (B, T) is False, from θ as the sweeps take it."""
     steps = op.Range(0, op.Squeeze(op.Shape(emissions, start=1, end=2)), 1)
     places = op.Min(steps, op.Squeeze(op.Shape(transitions, start=1, end=2)))
     into = op.Pad(transitions, [0, 1, 0, 0, 0, 0, 0, 0])  # places[t] leads to step t
     # Scan could go along axis 1, but there onnxruntime 1.31 crashes (SIGFPE) if the batch is empty.
     by_step = op.Transpose(emissions, perm=[1, 0, 2])
-    counts = op.Unsqueeze(op.Transpose(kept, perm=[1, 0]), [-1])
+    is_kept = op.Unsqueeze(op.Transpose(kept, perm=[1, 0]), [-1])
 
     @graph()
     def enter(best, begun, emission, place, here):  # type: ignore[no-untyped-def]
@@ -76,11 +76,11 @@ def _viterbi(emissions: DOUBLE, transitions: DOUBLE, start: DOUBLE, end: DOUBLE,
     batch = op.Shape(emissions, end=1)
     starts = op.Expand(start, op.Concat(batch, op.Shape(start, start=1), axis=0))
     none = op.Expand(False, op.Concat(batch, [1], axis=0))
-    best, begun, origins = op.Scan(starts, none, by_step, places, counts, body=enter, num_scan_inputs=3)
+    best, begun, origins = op.Scan(starts, none, by_step, places, is_kept, body=enter, num_scan_inputs=3)
     top, state = op.TopK(best + end, [1])
     score = op.Where(begun, top, op.CastLike(0.0, top))
     _, states = op.Scan(
-        state, origins, counts, body=leave, num_scan_inputs=2, scan_input_directions=[1, 1], scan_output_directions=[1]
+        state, origins, is_kept, body=leave, num_scan_inputs=2, scan_input_directions=[1, 1], scan_output_directions=[1]
     )
     nowhere = op.Unsqueeze(op.IsInf(score), [-1])
     return score, op.Where(nowhere, -1, op.Transpose(states, perm=[1, 2, 0]))

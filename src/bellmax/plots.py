@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None) -> Axes:
-    """Draw a graph with the probability of each edge under ``p``: wider is likelier, dashed is exactly 0.
+    """Draw a graph with the probability of each edge under ``p``: wider is more probable, dashed is exactly 0.
 
     Args:
         p: a distribution with an empty batch shape.
@@ -54,7 +54,7 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
 
 
 def _layout(levels: Tensor) -> NDArray[np.float64]:
-    """Level to the right, the nodes of a level one above the other: (N, 2)."""
+    """Positions (N, 2): levels from left to right, the nodes of a level one above the other."""
     place = np.empty((len(levels), 2))
     for level in levels.unique():
         nodes = (levels == level).nonzero()[:, 0].numpy()
@@ -79,7 +79,7 @@ def _draw_edge(
     )  # fmt: skip
     along = stop - start
     control = (start + stop) / 2 + bend * np.array((along[1], -along[0]))
-    x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # nearer to the parent: crossing edges keep their labels apart
+    x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # nearer to the parent: labels of crossing edges do not overlap
     ax.text(x, y, "0" if dead else f"{probability:.2f}", color="0.5" if dead else "black", fontsize=8, ha="center",
             va="center", bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
 
@@ -92,7 +92,7 @@ def alignment(
 ) -> Axes:
     """Draw the soft alignment of two series, with the alignment of least cost on top (figure 1 of the paper).
 
-    Darker is likelier. Cells of positive probability have a border, the others are white.
+    Darker is more probable. Cells with positive probability have a border, the others are white.
 
     Args:
         dtw: a distribution with an empty batch shape.
@@ -118,7 +118,7 @@ def alignment(
     path = dtw.expected_path.detach().cpu().double().numpy()[:rows, :columns]
     ax.imshow(np.ma.masked_equal(path, 0), cmap="Blues", vmin=0, vmax=1)
     ax.set_aspect("equal" if max(path.shape) < 4 * min(path.shape) else "auto")
-    fine = min(1.0, 40 / max(path.shape))  # lines are thinner where cells are smaller
+    fine = min(1.0, 40 / max(path.shape))  # thinner lines for smaller cells
     ax.add_collection(LineCollection(_borders(path > 0), colors="0.8", linewidths=0.7 * fine, capstyle="projecting"))
     pairs = dtw.best_alignment().cpu().numpy()
     pairs = pairs[pairs[:, 0] >= 0]
@@ -143,7 +143,7 @@ def _series(name: str, series: Tensor | NDArray[np.floating], length: int) -> ND
 
 
 def _draw_margin(ax: Axes, side: int, values: NDArray[np.float64]) -> None:
-    """A series (length, D) to the left of ``ax`` (side 0), where it runs downwards, or above it (side 1)."""
+    """Draw a series (length, D) to the left of ``ax`` (side 0), from top to bottom, or above it (side 1)."""
     place, marker = np.arange(len(values)), "o" if len(values) <= 50 else ""
     if side == 0:
         margin = ax.inset_axes((-0.22, 0, 0.2, 1), sharey=ax)
@@ -158,7 +158,7 @@ def _draw_margin(ax: Axes, side: int, values: NDArray[np.float64]) -> None:
 
 
 def _borders(inside: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """Lines around each cell that is ``inside``, (2, 2) each, where neighbours share theirs."""
+    """Lines (2, 2) around each cell that is ``inside``; neighbours share their line."""
     lines = []
     for turned, cells in ((False, inside), (True, inside.T)):
         wall = np.pad(cells, ((1, 0), (1, 1))) | np.pad(cells, ((0, 1), (1, 1)))

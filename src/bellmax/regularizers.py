@@ -1,7 +1,7 @@
 """Smoothed max operators (section 2 of the paper).
 
 A regularizer Ω turns the max of a vector x into max_Ω(x) = max over q in the simplex of ⟨q, x⟩ − Ω(q). The maximiser
-q = ∇max_Ω(x) is a probability vector, and max_{γΩ}(x) = γ max_Ω(x/γ): everything below this line knows γ = 1 only.
+q = ∇max_Ω(x) is a probability vector. Since max_{γΩ}(x) = γ max_Ω(x/γ), the computations need γ = 1 only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _check_floating(x: Tensor) -> Tensor:
 
 
 def _recentre(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x − max(x) along the last dimension, and max(x). A row of nothing but −∞ becomes zeros; its maximum tells."""
+    """x − max(x) along the last dimension, and max(x). A row of only −∞ becomes zeros, with maximum −∞."""
     top = x.amax(-1, keepdim=True)
     empty = top == -math.inf
     return (x - top.masked_fill(empty, 0)).masked_fill(empty, 0), top
@@ -111,22 +111,22 @@ class _Argmax(Function):
 class Regularizer:
     """A strongly convex Ω on the simplex, scaled by γ > 0.
 
-    To define your own, subclass it and write three methods *for γ = 1, along the last dimension*:
+    For a custom Ω, subclass it and write three methods *for γ = 1, along the last dimension*:
 
     - ``penalty(q)``: Ω(q), from (..., D) to (...);
     - ``project(x)``: the maximiser q of ⟨q, x⟩ − Ω(q), of x's shape (..., D); x comes with maximum 0 and may hold −∞;
     - ``jacobian_product(q, y)``: J_Ω(q) y, the derivative of ``project`` at the x whose projection is q, applied to y.
 
     Everything else follows: max, argmax, min, argmin and their derivatives of any order, γ as a number or a tensor, and
-    every dynamic program of this library (on its reference backend). :func:`bellmax.check_regularizer` tests the three.
+    every dynamic program of this library (on its reference backend). :func:`bellmax.check_regularizer` tests them.
 
-    Two regularizers are equal if they are of one class and have equal parameters; a tensor equals itself alone.
+    Two regularizers are equal if they have the same class and equal parameters; a tensor equals only itself.
 
     Args:
         gamma: strength of the smoothing, > 0. A tensor may be learnt, and broadcasts against the batch: the shape of x
             without its ``dim``, or the batch shape of a dynamic program.
 
-    The Gini entropy of sparsemax, written as a user would:
+    For example, the Gini entropy of sparsemax:
 
     >>> class Gini(Regularizer):
     ...     def penalty(self, q):
@@ -167,7 +167,7 @@ class Regularizer:
         return None
 
     def max(self, x: Tensor, dim: int = -1) -> Tensor:
-        """max_Ω(x) along ``dim``. −∞ entries do not count; a row of nothing else gives −∞.
+        """max_Ω(x) along ``dim``. Entries of −∞ are ignored; a row of only −∞ gives −∞.
 
         >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
         tensor(0.6931)
@@ -176,7 +176,7 @@ class Regularizer:
         return multiply_by_gamma(value, self.gamma)
 
     def argmax(self, x: Tensor, dim: int = -1) -> Tensor:
-        """∇max_Ω(x) along ``dim``: a probability vector, or zeros where x is −∞ throughout.
+        """∇max_Ω(x) along ``dim``: a probability vector, or zeros for a row of only −∞.
 
         >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
         tensor([0.7500, 0.2500, 0.0000])
@@ -185,7 +185,7 @@ class Regularizer:
         return q.movedim(-1, dim).to(x.dtype)
 
     def min(self, x: Tensor, dim: int = -1) -> Tensor:
-        """min_Ω(x) = −max_Ω(−x) along ``dim``. +∞ entries do not count."""
+        """min_Ω(x) = −max_Ω(−x) along ``dim``. Entries of +∞ are ignored."""
         return -self.max(-x, dim)
 
     def argmin(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -193,7 +193,7 @@ class Regularizer:
         return self.argmax(-x, dim)
 
     def hessian_product(self, q: Tensor, z: Tensor, dim: int = -1) -> Tensor:
-        """∇²max_Ω(x) z along ``dim``, from q = ∇max_Ω(x) alone. For min_Ω it is the negative.
+        """∇²max_Ω(x) z along ``dim``, from q = ∇max_Ω(x). For min_Ω it is the negative.
 
         >>> q = Negentropy().argmax(torch.zeros(2))
         >>> Negentropy().hessian_product(q, torch.tensor([1.0, 0.0]))
@@ -232,7 +232,7 @@ class Regularizer:
         return divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
 
     def _gamma_column(self) -> Gamma:
-        """γ, ready to broadcast against a vector in the last dimension."""
+        """γ in a shape that broadcasts against vectors in the last dimension."""
         return self.gamma.unsqueeze(-1) if isinstance(self.gamma, Tensor) else self.gamma
 
     def __eq__(self, other: object) -> bool:
@@ -249,7 +249,7 @@ class Regularizer:
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether two parameters are equal; a tensor equals itself alone."""
+    """Whether two parameters are equal; a tensor equals only itself."""
     if a is b:
         return True
     return not (isinstance(a, Tensor) or isinstance(b, Tensor)) and np.array_equal(a, b)  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ class Tsallis(Regularizer):
         return (q.pow(self.alpha).sum(-1) - 1) / (self.alpha * (self.alpha - 1))
 
     def project(self, x: Tensor) -> Tensor:
-        # q = ((α−1)x − τ)₊^(1/(α−1)) with τ in [−1, 0): what lies below −1 has probability 0, and −2 does for −∞.
+        # q = ((α−1)x − τ)₊^(1/(α−1)) with τ in [−1, 0): entries below −1 have probability 0, so −2 can replace −∞.
         x = (x * (self.alpha - 1)).clamp(min=-2)
         if self.alpha == 2:
             return (x - _threshold_l2(x)).clamp(min=0)
@@ -339,8 +339,8 @@ class Tsallis(Regularizer):
 class SquaredL2(Tsallis):
     """Ω(q) = γ/2 ‖q‖²: its gradient is the projection of x/γ on the simplex (sparsemax), sparse.
 
-    Ω is γ/2 at a vertex, so a node with a single parent adds −γ/2 to the score of a path: paths with more edges pay
-    more. ``Tsallis(2)`` is the same function shifted to 0 at the vertices.
+    Ω is γ/2 at a vertex, so a node with a single parent adds −γ/2 to the score of a path: longer paths lose more.
+    ``Tsallis(2)`` is the same function shifted to 0 at the vertices.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))
@@ -411,8 +411,8 @@ def _threshold_root(x: Tensor) -> Tensor:
 def _threshold_newton(x: Tensor, power: float) -> Tensor:
     """τ with Σ (x − τ)₊^power = 1, where max(x) = 0, to the precision of the dtype.
 
-    ‖(x − τ)₊‖_power is convex in τ and at least 1 at τ = −1: Newton's method comes from the left and never passes the
-    root. Eight steps are enough for a thousand entries and every power.
+    ‖(x − τ)₊‖_power is convex in τ and at least 1 at τ = −1: Newton's method approaches the root from the left and
+    never passes it. Eight steps are enough for a thousand entries and every power.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     for _ in range(12):
@@ -436,16 +436,14 @@ _BY_NAME: dict[str, Callable[..., Regularizer]] = {
 
 
 def resolve(omega: str | Regularizer, gamma: Gamma | None = None) -> Regularizer:
-    """The regularizer that ``omega`` is or names, with ``gamma`` beside a name; γ = 1 by default.
+    """The regularizer that ``omega`` is or names; ``gamma`` is for a name, 1 by default.
 
     >>> resolve("softmax", 0.5), resolve("sparsemax"), resolve(Tsallis(1.5, gamma=2.0))
     (Negentropy(gamma=0.5), Tsallis(alpha=2.0, gamma=1.0), Tsallis(alpha=1.5, gamma=2.0))
     """
     if isinstance(omega, Regularizer):
         if gamma is not None:
-            raise ValueError(
-                f"gamma goes beside a name of omega, got gamma={gamma} beside omega={omega}, which has one"
-            )
+            raise ValueError(f"gamma must be left out if omega is a Regularizer, got gamma={gamma} and omega={omega}")
         return omega
     if not isinstance(omega, str) or omega not in _BY_NAME:
         hint = ""

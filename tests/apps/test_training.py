@@ -107,7 +107,7 @@ def test_says_how_it_goes(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_explodes_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"the loss became (inf|nan) in epoch \d: try a smaller step"):
+    with pytest.raises(FloatingPointError, match=r"the loss became (inf|nan) in epoch \d: try a smaller learning rate"):
         fit(Regression(), Settings(epochs=30, step_size=1e30, clip=1e30), tmp_path)
 
 

@@ -149,7 +149,7 @@ def test_no_steps() -> None:
 def test_tags_out_of_range() -> None:
     crf, (emissions, tags, mask) = CRF(TAGS), batch(False)
     expected = crf(emissions, tags, mask)
-    assert torch.equal(crf(emissions, tags.masked_fill(~mask, -100), mask), expected)  # not looked at
+    assert torch.equal(crf(emissions, tags.masked_fill(~mask, -100), mask), expected)  # ignored
     assert torch.equal(crf(emissions, tags.to(torch.uint8), mask), expected)
     tags[2, 3] = -1
     with pytest.raises(ValueError, match="tags must be from 0 to 2, got -1 in sequence 3 at step 2"):

@@ -488,7 +488,7 @@ def test_meta_device_and_deferred_initialisation() -> None:
         CRF(2, constraints=(torch.ones(2, 2).bool(), torch.ones(2).bool(), torch.ones(2).bool()))
     with torch.device("meta"):
         lost = CRF(2, omega=bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0))))
-    with pytest.raises(ValueError, match=r"gamma must have a value to begin with, .* device='cpu'"):
+    with pytest.raises(ValueError, match=r"gamma must have an initial value, .* device='cpu'"):
         lost.to_empty(device="cpu").reset_parameters()
 
     class Exp(torch.nn.Module):

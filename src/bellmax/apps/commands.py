@@ -1,4 +1,4 @@
-"""What the commands of all applications have in common."""
+"""Options and helpers shared by the commands of all applications."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from rich.console import Console
 import bellmax.apps.training as training
 from bellmax.apps.runs import train_all
 
-Run = Annotated[Path, typer.Argument(help="What 'train' wrote.")]
-RunFolder = Annotated[Path, typer.Option(help="The folder to write the run to.")]
-TableFolder = Annotated[Path, typer.Option(help="A folder for the runs, table.md and table.json.")]
-Epochs = Annotated[int, typer.Option(help="How many epochs at most.")]
-Minutes = Annotated[float | None, typer.Option(help="No epoch begins after so many minutes of training.")]
-Optimizer = Annotated[str, typer.Option(help="sgd or adamw.")]
-StepSize = Annotated[float, typer.Option(help="Of the optimizer.")]
-Decay = Annotated[float, typer.Option(help="What the step is multiplied by after an epoch that was not the best.")]
-CoolDown = Annotated[int, typer.Option(help="In how many of the last epochs the step goes down nearly to 0.")]
-Dropout = Annotated[float, typer.Option(help="Share of features left out in training.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
-Resume = Annotated[bool, typer.Option(help="Go on from where the run was left.")]
-Jobs = Annotated[int, typer.Option(help="Runs at a time.")]
+Run = Annotated[Path, typer.Argument(help="The folder that 'train' wrote.")]
+RunFolder = Annotated[Path, typer.Option(help="Folder to write the run to.")]
+TableFolder = Annotated[Path, typer.Option(help="Folder for the runs, table.md and table.json.")]
+Epochs = Annotated[int, typer.Option(help="Maximum number of epochs.")]
+Minutes = Annotated[float | None, typer.Option(help="Start no new epoch after this many minutes of training.")]
+Optimizer = Annotated[str, typer.Option(help="Optimizer: sgd or adamw.")]
+StepSize = Annotated[float, typer.Option(help="Learning rate.")]
+Decay = Annotated[float, typer.Option(help="Factor for the learning rate after an epoch without a new best score.")]
+CoolDown = Annotated[int, typer.Option(help="Number of last epochs in which the learning rate decays nearly to 0.")]
+Dropout = Annotated[float, typer.Option(help="Dropout probability.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Resume = Annotated[bool, typer.Option(help="Resume the run from its last epoch.")]
+Jobs = Annotated[int, typer.Option(help="Number of runs in parallel.")]
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """What is wrong with the input is said in a sentence, without a traceback."""
+    """Turn errors about the input into one line, without a traceback."""
     try:
         yield
     except typer.Exit:
@@ -47,7 +47,7 @@ def one_sentence() -> Iterator[None]:
 
 
 def train_into(output: Path, resume: bool, train: Callable[[Console | None], training.State], metric: str) -> None:
-    """Call ``train`` with what it may say things to, unless another run is in the way; Ctrl-C is explained."""
+    """Call ``train`` with a console (None but in the first process), unless ``output`` holds a run; handle Ctrl-C."""
     if training.is_begun(output) and not resume:
         raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
     console = Console() if os.environ.get("RANK", "0") == "0" else None
@@ -68,7 +68,7 @@ def train_table(
     measure: Callable[[Path], dict[str, Any]],
     markdown: Callable[[list[dict[str, Any]]], str],
 ) -> None:
-    """Train each run by the command that it has, with its options; then measure, write and print the table."""
+    """Train each run by its command and options; then measure all runs, write the table and print it."""
     console = Console()
 
     def tell(line: str) -> None:
@@ -90,14 +90,14 @@ def train_table(
 
 
 def _written(options: Mapping[str, object]) -> Iterator[str]:
-    """As on a command line, without those that are None."""
+    """Options as command-line arguments; those that are None are left out."""
     for name, given in options.items():
         if given is not None:
             yield from (f"--{name.replace('_', '-')}", str(given))
 
 
 def origin() -> str:
-    """How a result came about: the command, the commit where there is one, the machine."""
+    """The command, the commit (if in a repository) and the machine that gave a result."""
     try:
         told = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],

@@ -1,4 +1,4 @@
-"""Several runs of training, each in a process of its own, so many at a time."""
+"""Several training runs, each in a separate process, a few in parallel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Running = tuple[Path, "subprocess.Popen[bytes]", int]
 
 
 def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, told: Callable[[str], None]) -> None:
-    """Run ``bellmax`` with the arguments for each folder of a run, unless that is done; ``told`` hears of each epoch.
+    """Run ``bellmax`` with the given arguments for each run folder that is not done; report each epoch to ``told``.
 
-    Interrupted, it can be called again: what is done stays so, and the commands are to resume what was begun.
+    After an interrupt it can be called again: finished runs are skipped, and the commands should resume the others.
     """
     waiting = [run for run in commands if not (run / "done").exists()]
     environment = dict(os.environ)
@@ -44,7 +44,7 @@ def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, to
 
 
 def _going_on(running: Sequence[Running], metric: str, told: Callable[[str], None]) -> Iterator[Running]:
-    """Those that still run; says which epochs are over, and fails where one has."""
+    """The runs that are still running. Reports finished epochs; raises if a run has failed."""
     for run, process, seen in running:
         history = run / "history.json"
         records = training.read_json(history) if history.exists() else []

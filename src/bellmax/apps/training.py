@@ -1,7 +1,7 @@
-"""Training that shows how it goes, can be interrupted and resumed, and runs on several processes.
+"""Training with progress, which can be interrupted and resumed, on one or several processes.
 
-A run is a folder: ``last.pt`` is where to go on from, ``best.pt`` the weights that did best on the development data,
-``history.json`` what was measured, an entry an epoch.
+A run is a folder: ``last.pt`` is the checkpoint to resume from, ``best.pt`` the best weights on the development data,
+``history.json`` the metrics, one entry per epoch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Settings:
     """How to train.
 
     Args:
-        epochs: how many at most.
-        minutes: no epoch begins after so many.
+        epochs: maximum number of epochs.
+        minutes: no new epoch starts after this many.
         optimizer: "sgd" or "adamw".
-        step_size: of the optimizer.
-        decay: what the step is multiplied by after an epoch that was not the best so far.
-        cool_down: in how many of the last epochs the step goes down, evenly, nearly to 0.
-        clip: the greatest norm of a gradient.
-        seed: of everything random.
+        step_size: learning rate.
+        decay: the learning rate is multiplied by this after an epoch without a new best score.
+        cool_down: number of last epochs over which the learning rate decays linearly, nearly to 0.
+        clip: maximum norm of a gradient.
+        seed: random seed.
 
     """
 
@@ -66,7 +66,7 @@ class Settings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def step_at(self, epoch: int, step_size: float) -> float:
-        """The step of an epoch, counted from 0, that would have ``step_size`` if it were not to cool down.
+        """The learning rate of an epoch, counted from 0, where ``step_size`` is the rate without the cool-down.
 
         >>> settings = Settings(epochs=4, cool_down=2)
         >>> [settings.step_at(epoch, 3.0) for epoch in range(4)]
@@ -77,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is made from; an application adds its own."""
+    """The configuration of a run; each application adds fields."""
 
     settings: Settings = field(default_factory=Settings)
 
@@ -90,37 +90,37 @@ class Config:
         write_json(run / "config.json", asdict(self))
 
     def resumed(self, run: Path) -> Self:
-        """That of a run that was begun, for the epochs and minutes of this one."""
+        """The configuration saved in a run, with the epochs and minutes of this one."""
         before = self.load(run)
         settings = replace(before.settings, epochs=self.settings.epochs, minutes=self.settings.minutes)
         return replace(before, settings=settings)
 
 
 class Task(Protocol, Generic[B]):
-    """What to train: a model that gives the sum of the losses of a batch, and where batches come from."""
+    """A training task: batches, and a model that returns the sum of the losses of a batch."""
 
     model: nn.Module
     metric: str
-    """The entry of ``evaluate`` that is to be as great as can be."""
+    """The entry of ``evaluate`` to maximise."""
 
     def batches(self, epoch: int) -> Sequence[B]:
-        """The same ones whenever an epoch is repeated."""
+        """The batches of an epoch; the same ones if the epoch is repeated."""
         ...
 
     def part(self, batch: B, rank: int, world: int) -> tuple[Any, int]:
-        """What one of ``world`` processes gets of a batch, as the model takes it, and its number of items, maybe 0."""
+        """The share of a batch for one of ``world`` processes, as model input, and its number of items, maybe 0."""
         ...
 
     def items(self, batch: B) -> int:
-        """What the loss is a mean over."""
+        """Number of items in a batch; the loss is the mean over items."""
         ...
 
     def tokens(self, batch: B) -> int:
-        """What speed is measured in."""
+        """Number of tokens in a batch; speed is in tokens per second."""
         ...
 
     def evaluate(self) -> Record:
-        """How the model does on the development data."""
+        """Metrics on the development data."""
         ...
 
 
@@ -137,7 +137,7 @@ def world() -> int:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Joins the others that torchrun has started, if it has."""
+    """Join the process group, if torchrun started this process."""
     if "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         yield
         return
@@ -155,7 +155,7 @@ def processes(device: torch.device) -> Iterator[None]:
 
 @dataclass
 class State:
-    """Where a run has got to."""
+    """The progress of a run."""
 
     history: list[Record]
     step_size: float
@@ -167,12 +167,12 @@ class State:
 
 
 def is_begun(run: Path) -> bool:
-    """Whether there is an epoch to go on from."""
+    """Whether the run has an epoch to resume from."""
     return (run / "last.pt").exists()
 
 
 def begin(run: Path, *, resume: bool) -> None:
-    """Make the folder of a run, and, unless it goes on, remove what another has left there."""
+    """Make the folder of a run; unless it resumes, remove the files of an earlier run."""
     run.mkdir(parents=True, exist_ok=True)
     if not resume:
         for name in ("last.pt", "best.pt", "history.json"):
@@ -180,9 +180,9 @@ def begin(run: Path, *, resume: bool) -> None:
 
 
 def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, console: Console | None = None) -> State:
-    """Train, from the beginning or from where the run was left; ``console`` is told how it goes.
+    """Train, from the start or from the last epoch of the run; show progress on ``console``.
 
-    A run that is interrupted by Ctrl-C has its best weights so far, and raises KeyboardInterrupt.
+    After Ctrl-C the best weights so far are saved, and KeyboardInterrupt is raised.
     """
     model = task.model
     device = next(model.parameters()).device
@@ -244,11 +244,11 @@ def _epoch(
     if world() > 1:
         total = total.to(device)
         distributed.all_reduce(total)
-        slowest = torch.tensor(seconds, device=device)  # all are to know the same time, by which they stop
+        slowest = torch.tensor(seconds, device=device)  # so that all processes stop after the same epoch
         distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
         seconds = slowest.item()
     if not total.isfinite():
-        raise FloatingPointError(f"the loss became {total.item()} in epoch {epoch + 1}: try a smaller step")
+        raise FloatingPointError(f"the loss became {total.item()} in epoch {epoch + 1}: try a smaller learning rate")
     return {"loss": total.item() / max(items, 1), "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
@@ -296,7 +296,7 @@ def _bar(console: Console | None, title: str, total: int) -> Iterator[Callable[[
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """Scale gradients, sparse ones too, so that their norm together is at most this; the norm that it was.
+    """Scale all gradients, dense and sparse, to a total norm of at most ``most``; returns the norm before.
 
     >>> weight = nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, 4.0])
@@ -317,14 +317,14 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 
 def save(what: Any, path: Path) -> None:
-    """As torch.save does, all or nothing."""
+    """torch.save, atomically."""
     beside = path.with_suffix(".part")
     torch.save(what, beside)
     os.replace(beside, path)
 
 
 def write_json(path: Path, what: Any) -> None:
-    """All or nothing."""
+    """Write JSON atomically."""
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(beside, path)

@@ -1,8 +1,8 @@
-"""Drop-in replacements: the classes of other libraries, with their arguments and their numbers, run by this one.
+"""Drop-in replacements for classes of other libraries, with the same arguments and results.
 
-Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. There is
-:mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
-:mod:`~bellmax.compat.torch_struct` and :mod:`~bellmax.compat.entmax`. None of them needs the original.
+Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. The
+modules are :mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
+:mod:`~bellmax.compat.torch_struct` and :mod:`~bellmax.compat.entmax`. None of them needs the original library.
 """
 
 from importlib import import_module

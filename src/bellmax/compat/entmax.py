@@ -1,4 +1,4 @@
-"""In place of ``entmax`` 1.3: its maps onto the simplex."""
+"""A replacement for ``entmax`` 1.3: its maps onto the simplex."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bellmax.regularizers import SquaredL2, Tsallis
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803  the original's names
     """The projection of X on the simplex along ``dim``, of X's shape.
 
-    What differs, here and below: a row of nothing but −∞ gives zeros, where the original crashes or gives NaN; second
+    Differences, here and below: a row of only −∞ gives zeros, where the original crashes or gives NaN; second
     derivatives, ``torch.func`` and forward mode work.
 
     Args:
         X: any shape, floating point.
         dim: the dimension to normalise.
-        k: not looked at; the original's guess at the size of the support, which does not change the result.
+        k: ignored; the original's guess at the size of the support, which does not change the result.
 
     >>> import torch
     >>> sparsemax(torch.tensor([1.5, 1.0, 0.0]))
@@ -44,15 +44,15 @@ def entmax_bisect(
 ) -> Tensor:
     """α-entmax of X along ``dim``, of X's shape, to the precision of its dtype.
 
-    What differs from the original: ``alpha`` is a number with 1 < α ≤ 2, shared by all rows; a tensor of one value per
-    row, or one that is to be learnt, is a ``ValueError``.
+    Differences from the original: ``alpha`` is a number with 1 < α ≤ 2, shared by all rows; a tensor with one value per
+    row, or one to be learnt, is a ``ValueError``.
 
     Args:
         X: any shape, floating point.
         alpha: 1 < α ≤ 2; 2 is sparsemax.
         dim: the dimension to normalise.
-        n_iter: not looked at: 1.5 and 2 are solved exactly, the others as far as the dtype goes.
-        ensure_sum_one: not looked at: the result sums to 1.
+        n_iter: ignored: α = 1.5 and 2 are solved exactly, others to the precision of the dtype.
+        ensure_sum_one: ignored: the result always sums to 1.
 
     >>> import torch
     >>> entmax_bisect(torch.tensor([1.0, 0.0, -4.0]), alpha=1.3)

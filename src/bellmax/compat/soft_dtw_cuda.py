@@ -1,4 +1,4 @@
-"""In place of ``soft_dtw_cuda``, the module of Maghoumi's pytorch-softdtw-cuda."""
+"""A replacement for ``soft_dtw_cuda``, the module of Maghoumi's pytorch-softdtw-cuda."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DistFunc = Callable[[Tensor, Tensor], Tensor]
 
 
 class SoftDTW(nn.Module):
-    """Soft-DTW of two batches of series, with the arguments and numbers of Maghoumi's ``SoftDTW``.
+    """Soft-DTW of two batches of series, with the arguments and results of Maghoumi's ``SoftDTW``.
 
-    What differs: the device is that of the tensors, whatever ``use_cuda`` says, and there is no limit of 1024 steps;
-    float64 is computed in float64; second derivatives are right; ``normalize`` takes series of unequal lengths;
-    infinite distances forbid a cell and give no NaN; a band that leaves no path gives +∞ with zero gradients; what
-    the original asserts is a ``ValueError``. Nothing is printed.
+    Differences: the device is that of the tensors, and there is no limit of 1024 steps; float64 is computed in float64;
+    second derivatives are right; ``normalize`` takes series of unequal lengths; infinite distances forbid a cell and
+    give no NaN; a band that leaves no path gives +∞ with zero gradients; failed assertions of the original are a
+    ``ValueError``. Nothing is printed.
 
     Args:
-        use_cuda: not looked at.
+        use_cuda: ignored.
         gamma: the smoothing, > 0.
         normalize: whether to take the debiased divergence, sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)).
         bandwidth: cells with \\|i − j\\| > bandwidth are pruned, also for unequal lengths. None or 0 prunes nothing.
@@ -60,7 +60,7 @@ class SoftDTW(nn.Module):
 
 
 def squared_euclidean(x: Tensor, y: Tensor) -> Tensor:
-    """The distances (B, N, M) of x (B, N, D) and y (B, M, D) that both originals take by default."""
+    """The default distances of both originals: (B, N, M), from x (B, N, D) and y (B, M, D)."""
     return (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(3)
 
 
@@ -73,7 +73,7 @@ def soft_dtw(
     allowed: Callable[[int, int], Tensor | None],
     names: tuple[str, str],
 ) -> Tensor:
-    """Soft-DTW (B,) of x (B, N, D) and y (B, M, D) on the cells that ``allowed(N, M)`` keeps; None is all of them."""
+    """Soft-DTW (B,) of x (B, N, D) and y (B, M, D) on the cells that ``allowed(N, M)`` keeps; None keeps all."""
     omega = Negentropy(gamma)
     if x.dim() != 3 or y.dim() != 3 or x.shape[0] != y.shape[0] or x.shape[2] != y.shape[2]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""In place of ``torch_struct`` 0.5, for the two of its distributions that are paths: chains and alignments."""
+"""A replacement for ``torch_struct`` 0.5: its two distributions over paths, chains and alignments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bellmax.transforms import is_readable
 
 
 class StructDistribution(Distribution):
-    """What both have in common: the original's names over a :class:`PathDistribution`.
+    """The base of both: a :class:`PathDistribution` under the original's names.
 
-    The original's properties are properties here, ``entropy`` too.
+    The original's properties are properties here, also ``entropy``.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
@@ -34,15 +34,15 @@ class StructDistribution(Distribution):
 
     @abstractmethod
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
-        """The same distribution as one of ours."""
+        """The same distribution as a :class:`PathDistribution`."""
 
     @abstractmethod
     def _events(self, paths: Tensor) -> Tensor:
-        """Paths of ours, (..., B, *our event), as events of theirs."""
+        """Paths (..., B, *event of :meth:`_paths`) as events of torch-struct."""
 
     @cached_property
     def _soft(self) -> PathDistribution:
-        with torch.enable_grad():  # whoever asks first may not want gradients
+        with torch.enable_grad():  # the result is cached, and later calls may need gradients
             return self._paths()
 
     @property
@@ -108,18 +108,17 @@ class StructDistribution(Distribution):
 
 
 class LinearChainCRF(StructDistribution):
-    """Sequences of N states out of C, with the arguments, event layout and numbers of torch-struct's class.
+    """Sequences of N states out of C, with the arguments, event layout and results of torch-struct's class.
 
-    What differs: time is O(N·C²) and not O(N·C³); the longest of ``lengths`` need not be N, and N may be 1; where −∞
-    leaves no path the partition is −∞ (a large negative number in the original), and ``entropy`` has no NaN;
-    ``requires_grad`` of the caller's tensor is left alone; ``sample`` takes any shape; ``to_event`` looks at its
-    lengths; what the original asserts is a ``ValueError``. There is no ``gumbel_crf``, and no ``struct`` with other
-    semirings.
+    Differences: time is O(N·C²), not O(N·C³); the longest of ``lengths`` need not be N, and N may be 1; if −∞ leaves no
+    path, the partition is −∞ (a large negative number in the original), and ``entropy`` has no NaN; ``requires_grad``
+    of the caller's tensor is not changed; ``sample`` takes any shape; ``to_event`` uses its lengths; failed assertions
+    of the original are a ``ValueError``. There is no ``gumbel_crf``, and no ``struct`` with other semirings.
 
     Args:
         log_potentials: (B, N − 1, C, C) ``[current, previous]``.
         lengths: integers (B,), the number of states of each sequence, from 1 to N; N for all by default.
-        args: not looked at.
+        args: ignored.
 
     >>> d = LinearChainCRF(torch.zeros(1, 3, 2, 2))  # four steps, two states
     >>> d.partition.exp(), d.marginals.shape
@@ -137,7 +136,7 @@ class LinearChainCRF(StructDistribution):
         super().__init__(log_potentials, lengths)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
-        # The first of our steps has a potential of its own, which theirs has not.
+        # Our first step has potentials too, torch-struct's has none.
         theta = torch.nn.functional.pad(self.log_potentials, (0, 0, 0, 0, 1, 0))
         return Chain(theta, lengths=self.lengths, omega=omega)
 
@@ -164,13 +163,13 @@ class LinearChainCRF(StructDistribution):
 class AlignmentCRF(StructDistribution):
     """Alignments of N and M elements, with a score for every move, in the event layout of torch-struct's class.
 
-    An alignment begins in cell (0, 0), where it pays ``log_potentials[:, 0, 0, 1]``, and ends in cell (N−1, M−1). The
+    An alignment begins in cell (0, 0) with the score ``log_potentials[:, 0, 0, 1]``, and ends in cell (N−1, M−1). The
     move into cell (i, j) is 0 from (i, j−1), 1 from (i−1, j−1), 2 from (i−1, j).
 
-    What differs: genbmm is not needed; N may exceed M; shorter ``lengths`` work (the original reads the value at N);
-    −∞ forbids a move; ``requires_grad`` of the caller's tensor is left alone; ``sample`` takes any shape. A local
-    alignment (which the original asks for and then ignores) and ``max_gap`` are a ``ValueError``: for a band, put
-    −∞ into the potentials. It runs on the engine for graphs, with O(N·M) memory.
+    Differences: genbmm is not needed; N may exceed M; shorter ``lengths`` work (the original reads the value at N); −∞
+    forbids a move; ``requires_grad`` of the caller's tensor is not changed; ``sample`` takes any shape. ``local`` (an
+    argument that the original ignores) and ``max_gap`` are a ``ValueError``: for a band, put −∞ into the potentials. It
+    runs on the engine for graphs, with O(N·M) memory.
 
     Args:
         log_potentials: (B, N, M, 3).
@@ -205,7 +204,7 @@ class AlignmentCRF(StructDistribution):
 
     @cached_property
     def _parts(self) -> Tensor:
-        """For each edge of the grid but those to the end, the place of its potential in (N·M·3)."""
+        """The index in (N·M·3) of the potential of each edge of the grid, except the edges to the end."""
         rows, columns = self.event_shape[:2]
         g = grid(rows, columns, self.log_potentials.device)
         move = torch.tensor((1, 2, 0), device=g.kind.device)  # of DIAGONAL, UP, LEFT

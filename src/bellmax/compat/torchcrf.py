@@ -1,4 +1,4 @@
-"""In place of ``torchcrf``, the module of pytorch-crf 0.7.2."""
+"""A replacement for ``torchcrf``, the module of pytorch-crf 0.7.2."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from bellmax.transforms import is_readable
 
 
 class CRF(nn.Module):
-    """A linear-chain CRF with the arguments, parameters and numbers of pytorch-crf's ``CRF``.
+    """A linear-chain CRF with the arguments, parameters and results of pytorch-crf's ``CRF``.
 
     Shapes are (seq_length, batch_size, …), or (batch_size, seq_length, …) with ``batch_first``. A ``state_dict`` of the
-    original loads, and the other way round.
+    original loads here, and vice versa.
 
-    What differs: a mask may be bool or of any other type, and holes in it are skipped (the original scores the tag of a
-    hole as the previous one, and looks for the last tag at the wrong place); a tag out of range is a ``ValueError``,
-    negative ones too, and tags where the mask is off are not looked at; NaN emissions are a ``ValueError``; states that
-    no path reaches get zero gradients, not NaN; where no path exists, ``decode`` gives an empty list; half precision
-    comes back in float32.
+    Differences: a mask may be bool or of any other type, and holes in it are skipped (the original scores the tag of a
+    hole as the previous tag, and takes the last tag from the wrong place); a tag out of range, also a negative one, is
+    a ``ValueError``, but masked tags are ignored; NaN emissions are a ``ValueError``; states that no path reaches get
+    zero gradients, not NaN; if no path exists, ``decode`` gives an empty list; half precision gives float32.
 
     Args:
         num_tags: S.
@@ -65,9 +64,8 @@ class CRF(nn.Module):
         Args:
             emissions: (seq_length, batch_size, S), or batch first.
             tags: of an integer type, (seq_length, batch_size), or batch first.
-            mask: of the tags' shape, on where a step counts; all on by default. The first step must be on.
-            reduction: "none" for (batch_size,), "sum", "mean" over the batch, or "token_mean" over the steps that
-                count.
+            mask: of the tags' shape, True at the steps to keep; all by default. The first step must be kept.
+            reduction: "none" for (batch_size,), "sum", "mean" over the batch, or "token_mean" over the steps kept.
         """
         self._validate(emissions, tags, mask)
         if reduction not in ("none", "sum", "mean", "token_mean"):
@@ -84,7 +82,7 @@ class CRF(nn.Module):
         return likelihood.sum() if reduction == "sum" else likelihood.sum() / kept.sum()
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """The best tags of each sequence, as lists: one tag for every step that counts. Arguments as in ``forward``."""
+        """The best tags of each sequence, as lists: one tag for every step kept. Arguments as in ``forward``."""
         self._validate(emissions, None, mask)
         best = self._distribution(emissions, mask).best_sequence()
         return [[tag for tag in sequence if tag >= 0] for sequence in best.tolist()]

@@ -1,4 +1,4 @@
-"""In place of ``tslearn.metrics``, for the one class of tslearn 0.10 that is a PyTorch module."""
+"""A replacement for ``tslearn.metrics``: the one class of tslearn 0.10 that is a PyTorch module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bellmax.compat.soft_dtw_cuda import DistFunc, soft_dtw, squared_euclidean
 
 
 class SoftDTWLossPyTorch(nn.Module):
-    """Soft-DTW of two batches of series, with the arguments and numbers of tslearn's ``SoftDTWLossPyTorch``.
+    """Soft-DTW of two batches of series, with the arguments and results of tslearn's ``SoftDTWLossPyTorch``.
 
-    What differs: float64 is computed in float64; second derivatives are right; where infinite distances leave no path
-    the value is +∞, not NaN; the matrix that ``dist_func`` returns is not written to; what the original asserts, or
-    raises as a ``RuntimeWarning``, is a ``ValueError``; numba is not needed.
+    Differences: float64 is computed in float64; second derivatives are right; if infinite distances leave no path, the
+    value is +∞, not NaN; the matrix that ``dist_func`` returns is not modified; failed assertions and raised
+    ``RuntimeWarning`` of the original are a ``ValueError``; numba is not needed.
 
     Args:
         gamma: the smoothing, > 0.

@@ -25,19 +25,19 @@ class SegmentationAttention(Smoothed):
     For a query z and keys x_1 … x_K the potentials are θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j, where s is a learned
     score, T a learned (2, 2) ``[current, previous]`` matrix of transitions, and nothing is attended to before the first
     key. The weights are the marginal probabilities of being attended to, divided by their sum. Transitions that favour
-    staying in a state make them fall into segments; with those of zero, as they are at first, each key is on its own.
+    staying in a state group the weights into segments. They start at 0, where keys are independent of each other.
 
-    If every key is masked, or none has a marginal above 0, as may be under a sparse Ω, the weights of the query, its
-    context and all gradients through them are 0. Marginals that add up to less than about 1e-31 in float32 count as 0.
+    If every key is masked, or all marginals are 0 (possible under a sparse Ω), the weights of the query, its context
+    and all gradients through them are 0. A sum of marginals below about 1e-31 in float32 is taken as 0.
 
     Args:
         query_size: number of features of a query.
         key_size: number of features of a key.
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard"; the paper trains
-            with γ = 2 for negentropy and γ = 10 for l2, where a small γ leaves few gradients.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            with γ = 2 for negentropy and γ = 10 for l2, since under l2 most gradients are 0 if γ is small.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
         bilinear: whether s is the paper's bilinear form z·W x, or the additive v·tanh(A z + B x + b) of Bahdanau et
-            al. with ``key_size`` hidden units, which takes memory for each of them, query and key.
+            al. with ``key_size`` hidden units, which needs memory for every query, key and hidden unit.
 
     >>> import bellmax as bx
     >>> _ = torch.manual_seed(0)
@@ -75,7 +75,7 @@ class SegmentationAttention(Smoothed):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the score anew, of variance about 1 for features of variance 1, and make the transitions 0."""
+        """Initialise the score at random (variance about 1 for features of variance 1), the transitions to 0."""
         super().reset_parameters()
         if self.bilinear:
             nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
@@ -87,18 +87,18 @@ class SegmentationAttention(Smoothed):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend to the keys, for each query on its own.
+        """Attend to the keys, for each query independently.
 
         Args:
             queries: (..., Q, query_size).
             keys: (..., K, key_size).
             values: (..., K, V); the keys by default.
-            mask: bool or 0/1 integers (..., K), True at the keys to keep; it may have holes, over which the keys to
-                both sides are neighbours. Masked keys and values may hold NaN, have weight 0, and get no gradient.
+            mask: bool or 0/1 integers (..., K), True at the keys to keep. It may have holes; the keys on both sides
+                become neighbours. Masked keys and values are ignored: they may be NaN, and get weight and gradient 0.
 
         Returns:
-            The context (..., Q, V), which is the sum of the values by their weights, and the weights (..., Q, K), which
-            add up to 1, or are 0.
+            The context (..., Q, V), the weighted sum of the values, and the weights (..., Q, K), which sum to 1 or
+            are all 0.
 
         """
         kept = self._check(queries, keys, values, mask)

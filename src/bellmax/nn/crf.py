@@ -23,25 +23,25 @@ _LOSSES = "surrogate", "relaxed"
 
 
 class CRF(Smoothed):
-    """Scores of tags at each step in, a loss out: it learns which tag follows which, and decodes with it.
+    """A CRF layer: it learns which tag follows which, gives a loss for the scores of tags, and decodes.
 
-    A sequence of tags scores its emissions, plus ``transition_scores`` (S, S) ``[current, previous]`` for each
-    neighbouring pair, plus ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag. All start
-    at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` it is the CRF that the name usually means, and the loss
-    its negative log-likelihood.
+    The score of a sequence of tags is the sum of its emissions, of ``transition_scores`` (S, S) ``[current, previous]``
+    for each neighbouring pair, and of ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag. All
+    start at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual CRF, and the loss is its negative
+    log-likelihood.
 
-    Everywhere, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep: it may have holes (sub-words) and
-    begin with False (left padding), and the steps kept are taken as neighbours. Or ``lengths``, integers of the batch
-    shape, says how many of the first steps are kept. Emissions at masked steps are ignored.
+    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. It may have holes (sub-words)
+    and begin with False (left padding); the steps kept become neighbours. Or give ``lengths``, integers of the batch
+    shape: the number of first steps to keep. Emissions at masked steps are ignored.
 
     Args:
         num_tags: S.
         omega: a :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". A γ that is
             a parameter is learnt.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-        constraints: what :func:`tag_constraints` gives, or such a triple of your own: bool transitions (S, S)
-            ``[current, previous]``, starts (S,) and ends (S,), True where allowed. What is forbidden is never decoded
-            and has probability 0. They are configuration, not state: ``state_dict`` does not hold them.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        constraints: from :func:`tag_constraints`, or a custom triple: bool transitions (S, S) ``[current, previous]``,
+            starts (S,) and ends (S,), True where allowed. Forbidden sequences are never decoded and have probability 0.
+            Constraints are configuration, not state: ``state_dict`` does not hold them.
         loss: "surrogate" for :func:`bellmax.losses.surrogate`, "relaxed" for :func:`bellmax.losses.relaxed`.
 
     >>> from bellmax.nn import CRF, tag_constraints
@@ -83,9 +83,9 @@ class CRF(Smoothed):
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
 
     def reset_parameters(self) -> None:
-        """Make all scores 0 and give γ its first value: for a layer that was built without memory.
+        """Set all scores to 0 and γ to its first value: for a layer that was built on the meta device.
 
-        transformers builds models so, and asks ``_init_weights`` of the model for what a checkpoint does not hold::
+        transformers builds models this way, and calls ``_init_weights`` for weights that a checkpoint does not hold::
 
             def _init_weights(self, module):
                 super()._init_weights(module)
@@ -112,7 +112,7 @@ class CRF(Smoothed):
         return self._allowed.ends.to(self.transition_scores.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Until version 0.2 the constraints were saved. Those of the layer hold.
+        # Before version 0.2 constraints were saved. They are ignored: the layer keeps its constraints.
         saved = {name: state_dict.pop(f"{prefix}allowed_{name}", None) for name in TagConstraints._fields}
         other = [
             f"{prefix}allowed_{name}"
@@ -121,7 +121,7 @@ class CRF(Smoothed):
         ]
         if other:
             warnings.warn(
-                f"{', '.join(other)} of the state_dict are ignored: the constraints that the CRF was built with hold",
+                f"{', '.join(other)} of the state_dict are ignored: the CRF keeps the constraints it was built with",
                 stacklevel=2,
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -133,7 +133,7 @@ class CRF(Smoothed):
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
-        """The distribution over sequences of tags, for emissions (..., T, S): to sample from, entropy, and so on."""
+        """The distribution over sequences of tags for emissions (..., T, S), with samples, entropy and so on."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
@@ -161,13 +161,13 @@ class CRF(Smoothed):
         Args:
             emissions: (..., T, S), the score of each tag at each step.
             tags: integers (..., T), −1 where any tag may be right; or bool (..., T, S), True for each tag that may be.
-                Tags that the constraints forbid are a ValueError; while compiling and on a GPU, where values are not
-                read, the loss is infinite instead.
+                Tags that the constraints forbid are a ValueError. Under compile and on a GPU values are not checked,
+                and the loss is infinite instead.
             mask: bool or 0/1 integers (..., T), True at the steps to keep.
-            lengths: instead, integers of the batch shape.
-            ignore_index: a step of this tag is masked, exactly as if its mask were False.
+            lengths: instead of a mask, integers of the batch shape.
+            ignore_index: steps with this tag are masked, exactly as if their mask were False.
             reduction: "mean" and "sum" over sequences, "token_mean" over the steps kept, or "none" for the batch
-                shape. A sequence of which no step is kept has loss 0, and is left out of the mean.
+                shape. A fully masked sequence has loss 0, and is left out of the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])

@@ -15,7 +15,7 @@ from bellmax.tensors import Gamma
 
 
 class _Warping(Smoothed):
-    """A module of two series. A cost that is a module, which may be learnt, is part of it."""
+    """Base of the modules for two series. A cost that is a module is registered, and may be learnt."""
 
     def __init__(self, omega: str | Regularizer, gamma: Gamma | None, cost: Cost, band: float | None) -> None:
         super().__init__(omega, gamma)
@@ -30,17 +30,17 @@ class _Warping(Smoothed):
 
 
 class DTWLoss(_Warping):
-    """Smoothed dynamic time warping of two series, or a divergence made of it: :func:`bellmax.dtw` as a module.
+    """Smoothed dynamic time warping of two series, or a divergence based on it: :func:`bellmax.dtw` as a module.
 
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         cost: of a match, as in :func:`bellmax.dtw`: a name, a function or a module.
-        divergence: None for the value, which may be negative and is not least at x = y; or "debiased", "sharp",
+        divergence: None for the value, which may be negative and whose minimum is not at x = y; or "debiased", "sharp",
             "mean_cost", which are 0 there.
-        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for none.
+        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for no band.
         reduction: over the batch: "none", "mean" or "sum".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-        normalize: "path" or "length", as in :func:`bellmax.dtw`, so that long series weigh no more than short ones in
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        normalize: "path" or "length", as in :func:`bellmax.dtw`, so that long and short series have the same weight in
             the mean of a batch; None for sums.
 
     >>> loss = DTWLoss(gamma=0.1, divergence="debiased")
@@ -68,7 +68,7 @@ class DTWLoss(_Warping):
         self.divergence, self.normalize, self.reduction = divergence, normalize, reduction
 
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
-        """The loss of series x (..., N, D) and y (..., M, D): a number, or of the batch shape.
+        """The loss of series x (..., N, D) and y (..., M, D): a scalar, or of the batch shape.
 
         ``lengths`` is a pair, the lengths of x and of y, as in :func:`bellmax.dtw`.
         """
@@ -95,8 +95,8 @@ class SoftAlignment(_Warping):
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         cost: of a match, as in :func:`bellmax.dtw`: a name, a function or a module.
-        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for none.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for no band.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
 
     >>> align = SoftAlignment("l2")
     >>> align(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [2.0]]))
@@ -123,7 +123,7 @@ class SoftAlignment(_Warping):
         """
         measure = measure_of(self.cost, self.band, self.omega, None)
         x, y = as_floating([as_series("x", x), as_series("y", y)])
-        if lengths is not None:  # a number would cut the series
+        if lengths is not None:  # an int would cut the series
             of_x, of_y = (as_lengths(f"lengths[{n}]", own, x.device) for n, own in enumerate(as_pair(lengths)))
             lengths = of_x, of_y
         alignments, _ = measure.alignments(*check_pair(x, y, lengths, measure.gamma_shape))

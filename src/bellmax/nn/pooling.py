@@ -11,15 +11,15 @@ from bellmax.tensors import Gamma
 
 
 class SmoothedMax(Smoothed):
-    """max_Ω along a dimension, which it removes: pooling between the max (γ → 0) and, up to a constant, the mean.
+    """max_Ω over a dimension: pooling between the max (γ → 0) and, up to a constant, the mean.
 
-    The gradient is spread over the entries that come close to the greatest: all of them under negentropy, few under a
-    sparse Ω. Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
+    The gradient is spread over the entries near the maximum: all of them under negentropy, few under a sparse Ω.
+    Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
 
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         dim: the dimension to pool over.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
 
     >>> import torch
     >>> pool = SmoothedMax("l2", dim=-2)
@@ -38,7 +38,7 @@ class SmoothedMax(Smoothed):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shape of x without ``dim``; float32 for half precision."""
+        """Pool x over ``dim``, which is removed; half precision gives float32."""
         if not -x.ndim <= self.dim < x.ndim:
             raise ValueError(f"x must have a dimension {self.dim}, got shape {tuple(x.shape)}")
         return self.omega.max(x, self.dim)

@@ -1,4 +1,4 @@
-"""What modules that have an Ω share."""
+"""The base class of modules with an Ω."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bellmax.tensors import Gamma
 
 
 class Smoothed(nn.Module):
-    """A module that has an Ω. A γ that is a tensor is saved, moved and, if it is a parameter, learnt with it.
+    """A module with an Ω. A γ that is a tensor is saved and moved with it and, if it is a parameter, learnt.
 
-    A step of the optimizer may take γ below 0, which is a ValueError when it is next used. To keep it above, learn its
-    logarithm: ``torch.nn.utils.parametrize`` with a module that takes the exponential.
+    An optimizer may take γ below 0, which is a ValueError at the next use. To keep it above 0, learn its logarithm:
+    ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
 
     >>> import torch, bellmax as bx
     >>> layer = bx.nn.SmoothedMax(bx.Negentropy(nn.Parameter(torch.tensor(2.0))))
@@ -46,13 +46,13 @@ class Smoothed(nn.Module):
                 self.register_buffer("gamma", gamma.detach().clone())
 
     def reset_parameters(self) -> None:
-        """Give γ the value that it was built with."""
+        """Reset γ to its first value."""
         if not self._has_gamma:
             return
         if self._first_gamma is None:
             raise ValueError(
-                "gamma must have a value to begin with, got one that was made on the meta device: "
-                "give its tensor device='cpu'"
+                "gamma must have an initial value, got a tensor that was made on the meta device: "
+                "make it with device='cpu'"
             )
         leaf, first = self.gamma, self._first_gamma
         if parametrize.is_parametrized(self, "gamma"):
@@ -60,7 +60,7 @@ class Smoothed(nn.Module):
             leaf = parametrizations.gamma.original
             for step in reversed(parametrizations.gamma):
                 first = step.right_inverse(first)
-        # transformers keeps torch.nn.init from touching what a checkpoint holds: where it does, there is no NaN.
+        # transformers disables torch.nn.init for weights that were loaded from a checkpoint: those do not become NaN.
         nn.init.constant_(leaf, math.nan)
         if not leaf.is_meta and bool(leaf.isnan().all()):
             with torch.no_grad():
@@ -68,7 +68,7 @@ class Smoothed(nn.Module):
 
     @property
     def omega(self) -> Regularizer:
-        """Ω, with the current γ."""
+        """Ω with the current γ."""
         if not self._has_gamma:
             return self._omega
         omega = copy(self._omega)

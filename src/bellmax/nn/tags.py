@@ -1,4 +1,4 @@
-"""Which tag may follow which: the schemes that write segments as one tag a token."""
+"""Tagging schemes, which write segments as one tag per token: which tag may follow which."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 
 class TagConstraints(NamedTuple):
-    """What a sequence of S tags may look like: bool, True where allowed."""
+    """Constraints on sequences of S tags: bool, True where allowed."""
 
     transitions: Tensor
     """(S, S) ``[current, previous]``: whether a tag may follow another."""
     starts: Tensor
-    """(S,): whether a sequence may start with it."""
+    """(S,): whether a sequence may start with a tag."""
     ends: Tensor
-    """(S,): whether a sequence may end with it."""
+    """(S,): whether a sequence may end with a tag."""
 
 
 class _Prefix(NamedTuple):
-    """How a tag stands in its segment."""
+    """The place of a tag in its segment."""
 
-    opens: bool = False  # may begin a segment where none goes on
-    joins: bool = False  # may follow a tag of the same type that goes on (IOB1's B begins a segment this way)
-    goes_on: bool = False  # may be followed by one that joins
-    closes: bool = False  # may be the last of its segment
+    opens: bool = False  # may begin a segment
+    joins: bool = False  # may follow a tag of the same type with goes_on (IOB1's B begins a segment this way)
+    goes_on: bool = False  # may be followed by a tag with joins
+    closes: bool = False  # may be the last tag of its segment
 
 
 _OUTSIDE = _Prefix(opens=True, closes=True)
@@ -44,12 +44,12 @@ _SCHEMES = {
 
 
 def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstraints:
-    """The constraints that a scheme puts on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
+    """The constraints of a tagging scheme on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
 
     Args:
         labels: the tags in the order of their indices: "O", outside of every segment, or a prefix of the scheme and
-            a type, such as "B-PER". Where all segments are of one type the prefix alone will do.
-        scheme: what the prefixes mean. They are read strictly:
+            a type, such as "B-PER". If all segments are of one type, the prefix alone is enough.
+        scheme: the meaning of the prefixes, which is strict:
 
             - "IOB2": B at the first token of a segment, I at the others;
             - "IOB1": I at every token, but B at the first of a segment that directly follows one of its type;
@@ -81,7 +81,7 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
             known = ", ".join(repr(f"{p}-…") for p in prefixes)
             raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
-    # On the CPU by name: a model that is built on the meta device needs their values all the same.
+    # Explicitly on the CPU: a model that is built on the meta device needs their values too.
     return TagConstraints(
         torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags], device="cpu"),
         torch.tensor([tag.opens for tag, _ in tags], device="cpu"),

@@ -136,7 +136,7 @@ def test_two_processes_train_the_same_model(data: Path, tmp_path: Path) -> None:
         (["translate", "nowhere"], "nowhere is not a run of 'bellmax translation train'"),
         (["train", "DATA", "--output", "RUN", "--source", "de"], "must hold a file for train that ends in .de"),
         (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'softmax'"),
-        (["train", "DATA", "--output", "RUN", "--longest", "1"], "no pair of training has from 1 to 1 tokens"),
+        (["train", "DATA", "--output", "RUN", "--longest", "1"], "no training pair has 1 to 1 tokens"),
         (
             ["train", "DATA", "--output", "RUN", "--epochs", "2", "--cool-down", "3"],
             "cool_down must be from 0 to the 2 epochs, got 3",

@@ -1,4 +1,4 @@
-"""At what time in a recording each note of a score is played."""
+"""Find the time in a recording at which each note of a score is played."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from bellmax.regularizers import Negentropy
 from bellmax.structures.dtw import DTW
 
 CELLS = 6_000_000
-"""Of frames and columns, in one piece. Above that, a coarse alignment of the whole tells where to look."""
+"""Maximum frames × columns of one alignment. Above that, a coarse alignment comes first, then its parts."""
 COARSER = 8
-GROUP, MARGIN = 80, 12  # events that are then aligned at a time, and how many more on both sides
+GROUP, MARGIN = 80, 12  # events of a part, and of the overlap on both sides
 NEAR = 2
-"""Frames around an onset in which it is as good as there."""
+"""Tolerance of the confidence, in frames."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Alignment:
     """Events of a score in a recording.
 
     Args:
-        frames: (M,), in which each begins.
-        confidence: (M,), the share of the soft alignment that lies within 2 frames of that.
-        soft: (N, M), how probable each event is in each frame.
+        frames: (M,), the first frame of each event.
+        confidence: (M,), the share of the soft alignment within 2 frames of it.
+        soft: (N, M), the probability of each event in each frame.
 
     """
 
@@ -52,7 +52,7 @@ class Alignment:
 
 
 def trained(path: Path | None = None) -> Tensor:
-    """Weights for :class:`Harmonic`: of a file that 'bellmax audio train' wrote, or those learnt on Bach10."""
+    """Weights for :class:`Harmonic`: from a file that 'bellmax audio train' wrote, or those learnt on Bach10."""
     own = resources.files("bellmax.apps.audio") / "bach10.json"
     given = training.read_json(path) if path else json.loads(own.read_text(encoding="utf-8"))
     weights = torch.tensor(given["weights"], dtype=torch.float64)
@@ -69,7 +69,7 @@ def align(
     *,
     told: Callable[[str], None] = lambda line: None,
 ) -> Alignment:
-    """Align features of a recording, as the model's, with a score. ``told`` hears what is done about great length."""
+    """Align the model's features of a recording with a score. ``told`` gets a message if it is done in parts."""
     model = model or Harmonic()
     weights = trained() if weights is None else weights
     _check_durations(len(heard), score)
@@ -128,20 +128,20 @@ def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> 
 
 
 def _part(score: Score, first: int, last: int) -> Score:
-    """Some events of a score; the last one lasts until the next begins."""
+    """A range of events of a score; the last one lasts until the next begins."""
     end = score.onsets[last] if last < len(score) else score.end
     onsets = score.onsets[first:last]
-    notes = ((onsets[0], float(end), 60),)  # what else it is made of does not matter to its columns
+    notes = ((onsets[0], float(end), 60),)  # only their end is used by columns
     return replace(
         score, notes=notes, onsets=onsets, sounding=score.sounding[first:last], beginning=score.beginning[first:last]
     )
 
 
-# --- what a person gets
+# --- output
 
 
 def rows(found: Alignment, score: Score) -> Iterator[dict[str, str]]:
-    """A row an event."""
+    """One row per event."""
     for time, heard, sure, pitches in zip(score.onsets, found.times, found.confidence, score.beginning, strict=True):
         yield {
             "score_time": f"{time:.3f}",
@@ -152,7 +152,7 @@ def rows(found: Alignment, score: Score) -> Iterator[dict[str, str]]:
 
 
 def write_csv(path: Path, found: Alignment, score: Score) -> None:
-    """Seconds in the score and in the recording, a confidence from 0 to 1, and the notes that begin."""
+    """Write, for each event, its seconds in score and recording, a confidence from 0 to 1, and the notes that begin."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["score_time", "audio_time", "confidence", "notes"])
         writer.writeheader()
@@ -160,7 +160,7 @@ def write_csv(path: Path, found: Alignment, score: Score) -> None:
 
 
 def model_named(name: str) -> Harmonic:
-    """ "harmonic" or "chroma"."""
+    """The model for "harmonic" or "chroma" features."""
     if name not in ("harmonic", "chroma"):
         raise ValueError(f"features must be 'harmonic' or 'chroma', got {name!r}")
     return Harmonic() if name == "harmonic" else Chroma()

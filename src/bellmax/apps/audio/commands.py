@@ -22,31 +22,31 @@ from bellmax.apps.audio.score import read_midi
 from bellmax.apps.commands import one_sentence, origin
 
 app = typer.Typer(
-    no_args_is_help=True, help="Audio-to-score alignment: at what time in a recording is each note of a score played?"
+    no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
 )
 
-Data = Annotated[Path, typer.Argument(help="A folder as Bach10: in a folder for each piece a .wav, a .mid and a .txt.")]
+Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
 
 
 @app.command()
 def align(
     recording: Annotated[Path, typer.Argument(help="A .wav, .flac or .ogg file.")],
     score: Annotated[Path, typer.Argument(help="A MIDI file.")],
-    out: Annotated[Path, typer.Option(help="The table to write.")] = Path("alignment.csv"),
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("alignment.csv"),
     plot: Annotated[
-        Path | None, typer.Option(help="A picture: the recording with the notes, and the soft alignment.")
+        Path | None, typer.Option(help="Figure to write: the recording with the notes, and the soft alignment.")
     ] = None,
     audio_clicks: Annotated[
-        Path | None, typer.Option(help="The recording with a click at each onset, as .wav.")
+        Path | None, typer.Option(help=".wav file to write: the recording with a click at each onset.")
     ] = None,
     features_: Annotated[
-        str, typer.Option("--features", help="harmonic, with weights that were learnt; or chroma, without any.")
+        str, typer.Option("--features", help="Features: harmonic (learnt weights) or chroma (no weights).")
     ] = "harmonic",
     weights: Annotated[
-        Path | None, typer.Option(help="What 'train' wrote, instead of what was learnt on Bach10.")
+        Path | None, typer.Option(help="Weights that 'train' wrote, instead of those learnt on Bach10.")
     ] = None,
 ) -> None:
-    """Write when a recording has each note of a score: score time, audio time, and a confidence from 0 to 1."""
+    """Write score time, audio time and a confidence from 0 to 1 for each note of a score."""
     with one_sentence():
         model = aligning.model_named(features_)
         written, audio = read_midi(score), features.load(recording)
@@ -70,9 +70,9 @@ def align(
 @app.command()
 def train(
     data: Data,
-    output: Annotated[Path, typer.Option(help="The weights to write, as .json.")] = Path("weights.json"),
+    output: Annotated[Path, typer.Option(help=".json file to write the weights to.")] = Path("weights.json"),
 ) -> None:
-    """Learn the harmonic weights end to end, on all pieces."""
+    """Train the harmonic weights end to end, on all pieces."""
     with one_sentence():
         pieces = []
         for recording in evaluation.read(data):
@@ -87,9 +87,9 @@ def train(
 @app.command()
 def evaluate(
     data: Data,
-    output: Annotated[Path | None, typer.Option(help="A folder for audio.md, audio.json and the picture.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for audio.md, audio.json and the figure.")] = None,
 ) -> None:
-    """Leave each piece out in turn, learn on the others, align it: end to end, pretrained and at random."""
+    """Leave-one-out evaluation: train on the other pieces, align this one; end to end, pretrained and random costs."""
     console = Console()
     with one_sentence():
         pieces = sum(1 for path in data.iterdir() if path.is_dir()) if data.is_dir() else 0
@@ -114,4 +114,4 @@ def evaluate(
         training.write_json(output / "audio.json", [vars(row) for row in rows])
         truth = onsets.pop("truth")
         shown = {name: own for name, own in onsets.items() if "l2" not in name}
-        draw_maps(truth, shown, "A piece that was left out").savefig(output / "audio-maps.png", dpi=120)
+        draw_maps(truth, shown, "A piece that was left out of training").savefig(output / "audio-maps.png", dpi=120)

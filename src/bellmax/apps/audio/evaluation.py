@@ -1,4 +1,4 @@
-"""The experiment of section 5.3 of the paper: leave one piece out, learn on the others, align the one left out."""
+"""The leave-one-out experiment of section 5.3 of the paper: train on all pieces but one, align that one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bellmax.apps.audio.model import Harmonic, Linear, Model, Piece, area, batch
 from bellmax.apps.audio.score import Score, read_midi, read_truth
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
 
-# Ω by which to learn end to end, one after another: a smooth one gets the alignments about right, and one that is
-# nearly the max, which decides in the end, the rest.
+# Ω of each training stage: a smooth one first, for roughly right alignments, then one close to the hard max, which is
+# used for evaluation.
 LINEAR: dict[str, tuple[Regularizer, ...]] = {
     "negentropy": (Negentropy(1.0), Negentropy(0.2)),
     "l2": (SquaredL2(3.0), SquaredL2(0.6)),
@@ -32,7 +32,7 @@ HARMONIC: dict[str, tuple[Regularizer, ...]] = {"negentropy": (Negentropy(),), "
 
 @dataclass(frozen=True)
 class Recording:
-    """A piece of the data."""
+    """A piece of the dataset."""
 
     name: str
     audio: NDArray[np.float32]
@@ -41,7 +41,7 @@ class Recording:
 
 
 def read(data: Path) -> Iterator[Recording]:
-    """The pieces of a folder as Bach10's: in a folder each, a .wav, a .mid and a .txt of its name."""
+    """Read a folder laid out as Bach10: one folder per piece, with a .wav, a .mid and a .txt of the same name."""
     folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
     if not folders:
         raise ValueError(f"{data} must hold a folder for each piece, got none")
@@ -56,7 +56,7 @@ def read(data: Path) -> Iterator[Recording]:
 
 @dataclass(frozen=True)
 class Heard:
-    """A recording as a model hears it."""
+    """A recording and its features."""
 
     recording: Recording
     heard: Tensor
@@ -72,10 +72,10 @@ MEASURES = "events", "frames", "ms", "within_50", "within_100"
 
 
 def measure(piece: Piece, begins: NDArray[np.float64]) -> dict[str, float]:
-    """How far onsets (M,), in seconds, are from the truth.
+    """Errors of onsets (M,), in seconds, against the truth.
 
-    ``events``: the deviation that the paper reports, by how many events the alignment is off, a mean over frames;
-    ``frames`` and ``ms``: of the onsets; and the shares of onsets within 50 and 100 ms.
+    ``events``: the deviation of the paper, the mean error over frames, in events; ``frames`` and ``ms``: the mean error
+    of the onsets; ``within_50`` and ``within_100``: the shares of onsets within 50 and 100 ms.
     """
     time = features.seconds(np.arange(piece.frames))
     at, true = (np.searchsorted(onsets, time, side="right") for onsets in (begins, piece.truth))
@@ -103,7 +103,7 @@ def by_costs(theta: Tensor, piece: Piece) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Row:
-    """A way to align, and what came of it: measures of the pieces of training and of the one left out, by fold."""
+    """A method, and its measures by fold: the mean over the training pieces, and the piece left out."""
 
     name: str
     train: list[dict[str, float]]
@@ -111,7 +111,7 @@ class Row:
 
 
 def learnt(model: Model, pieces: Sequence[Heard]) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a classifier learnt by itself, and from there end to end under each Ω."""
+    """Weights of the pretrained classifier, then those trained end to end from there under each Ω."""
     of = batch([heard.piece(model) for heard in pieces])
     begin = torch.zeros(model.size(), dtype=torch.float64)
     first = learn(model, lambda weights: cost_of_classes(model, weights, of), begin)
@@ -130,7 +130,7 @@ def highest_pitches(pieces: Sequence[Heard]) -> set[int]:
 
 
 def experiment(data: Path, told: Callable[[str], None]) -> tuple[list[Row], dict[str, Any]]:
-    """All folds of all ways, and what a figure of the first fold needs. ``told`` hears of each step."""
+    """All folds of all methods, and the data for a figure of the first fold. ``told`` gets a message per step."""
     recordings = []
     heard_by: tuple[list[Heard], list[Heard]] = [], []
     for recording in read(data):
@@ -143,7 +143,7 @@ def experiment(data: Path, told: Callable[[str], None]) -> tuple[list[Row], dict
     for fold, left_out in enumerate(recordings):
         for title, every in zip(("the paper's features", "harmonic features"), heard_by, strict=True):
             others = [heard for heard in every if heard.recording is not left_out]
-            # The harmonic model is learnt with few columns, and used with those that follow the score's tempo.
+            # The harmonic model is trained with few columns, and evaluated with columns that follow the score's tempo.
             is_harmonic = every is heard_by[1]
             model: Model = Harmonic(share=0) if is_harmonic else Linear(highest_pitches(others))
             using: Model = Harmonic() if is_harmonic else model

@@ -1,4 +1,4 @@
-"""What is heard in each frame of a recording."""
+"""Audio features of each frame of a recording."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BINS = 100  # semitones from the lowest key up to 8.5 kHz
 PARTIALS = (0, 12, 19, 24, 28, 31, 36)
 """Semitones from a tone to its harmonics."""
 NEIGHBOURS = (-12, -1, 1)
-"""Where there is energy if not this key sounds but another one."""
+"""Semitones to pitches that have energy when another key sounds, not this one."""
 
 
 def seconds(frames: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
-    """When a frame begins."""
+    """The time at which a frame begins."""
     return frames * HOP / RATE
 
 
@@ -45,7 +45,7 @@ def load(path: Path) -> NDArray[np.float32]:
 def of_paper(audio: NDArray[np.float32]) -> Tensor:
     """The features (N, 8) of appendix C.2 of the paper.
 
-    Energy, spectral centroid and bandwidth, and five MFCC, less their medians and divided by their standard deviations.
+    Energy, spectral centroid and bandwidth, and five MFCC, minus their median, divided by their standard deviation.
     """
     spectrum = np.abs(librosa.stft(audio, n_fft=2048, hop_length=HOP))
     rows = [
@@ -60,9 +60,9 @@ def of_paper(audio: NDArray[np.float32]) -> Tensor:
 
 
 def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.float32]:
-    """Loudness (N, 100) of the semitones from A0, compressed, about 1 where it is loud.
+    """Compressed loudness (N, 100) of the semitones from A0; about 1 where it is loud.
 
-    A shorter ``window`` tells better when, and worse which.
+    A shorter ``window`` gives better time resolution and worse pitch resolution.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of librosa, on short recordings
@@ -77,9 +77,9 @@ def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.fl
 
 
 def harmonic(audio: NDArray[np.float32]) -> Tensor:
-    """Evidence (N, keys, 2 · (harmonics + neighbours)) for each key of a piano, the same for all keys.
+    """Features (N, keys, 2 · (harmonics + neighbours)) of each piano key, of the same kind for all keys.
 
-    First the loudness at its harmonics and neighbours, then how much that has grown over the last frames.
+    First the loudness at its harmonics and neighbours, then its growth over the last frames.
     """
     loudness = torch.from_numpy(constant_q(audio, window=0.5)).double()
     sharp = torch.from_numpy(constant_q(audio, window=0.2)).double()
@@ -88,7 +88,7 @@ def harmonic(audio: NDArray[np.float32]) -> Tensor:
 
 
 def chroma(audio: NDArray[np.float32]) -> Tensor:
-    """Loudness (N, 13) of the twelve tones from C, and of none, of norm 1."""
+    """Loudness (N, 13) of the twelve tones from C and of silence, normalised to norm 1."""
     loudness = torch.from_numpy(constant_q(audio)).double()
     tones = torch.zeros(len(loudness), 13, dtype=torch.float64)
     tones[:, :12].index_add_(1, (torch.arange(BINS) + LOWEST) % 12, loudness.square())
@@ -98,7 +98,7 @@ def chroma(audio: NDArray[np.float32]) -> Tensor:
 
 
 def _later(rows: Tensor, by: int) -> Tensor:
-    """The row that comes so many rows later, or the last or first one."""
+    """Rows shifted by ``by``; the first or last row is repeated at the border."""
     return rows[(torch.arange(len(rows)) + by).clamp(0, len(rows) - 1)]
 
 

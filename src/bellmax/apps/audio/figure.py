@@ -1,4 +1,4 @@
-"""Pictures of alignments."""
+"""Figures of alignments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bellmax.apps.audio.score import Score
 
 
 def draw(audio: NDArray[np.float32], found: Alignment, score: Score, title: str) -> Figure:
-    """The recording by semitones with the onsets of the score, and below how probable each event is over time."""
+    """Draw the recording by semitones with the onsets of the score; below, the probability of each event over time."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     above, below = figure.subplots(2, sharex=True)
     end = float(features.seconds(len(found.soft)))
@@ -40,14 +40,14 @@ def draw(audio: NDArray[np.float32], found: Alignment, score: Score, title: str)
 
 
 def _shrink(rows: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """So many rows at most, each the greatest of several."""
+    """At most ``most`` rows, each the maximum of several."""
     times = -(-len(rows) // most)
     padded = np.pad(rows, ((0, -len(rows) % times), (0, 0)))
     return np.asarray(padded.reshape(-1, times, rows.shape[1]).max(1))
 
 
 def draw_maps(truth: NDArray[np.float64], onsets: dict[str, NDArray[np.float64]], title: str) -> Figure:
-    """The alignment maps of appendix C.2: for each way, its onsets and those of the truth, event by event."""
+    """Draw the alignment maps of appendix C.2: for each method, its onsets and the true ones, event by event."""
     figure = Figure(figsize=(4.2 * len(onsets), 4), layout="constrained")
     axes = figure.subplots(1, len(onsets), squeeze=False, sharex=True, sharey=True)[0]
     for ax, (name, own) in zip(axes, onsets.items(), strict=True):

@@ -1,7 +1,7 @@
-"""From features to an alignment, and how to learn the way (section 5.3 of the paper).
+"""Alignment from features, and its training (section 5.3 of the paper).
 
-A score becomes columns j, each of which names keys. A frame and a column have the cost θ_ij, the mean of
-−log softmax(what is heard in frame i)_k over the column's keys k; the alignment is ∇DTW_Ω(θ).
+A score becomes columns j, each with a set of keys. The cost θ_ij of a frame and a column is the mean of
+−log softmax(scores of frame i)_k over the column's keys k; the alignment is ∇DTW_Ω(θ).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from bellmax.regularizers import Regularizer
 from bellmax.structures.dtw import DTW
 
 SILENCE = features.KEYS
-"""The key that stands for no key: a score begins and ends with it."""
+"""The key of silence: a score begins and ends with it."""
 
 
 class Columns(NamedTuple):
     """A score as columns of an alignment.
 
-    keys (classes, columns): what a column names, adding up to 1; onsets: the column in which each event begins.
+    keys (classes, columns): the weights of the keys of a column, which sum to 1; onsets: the first column of each
+    event.
     """
 
     keys: Tensor
@@ -38,26 +39,26 @@ class Columns(NamedTuple):
 
 
 class Model(Protocol):
-    """What is learnt: a list of numbers, and how features become costs by it."""
+    """A model with a vector of weights, which turns features into costs."""
 
     def features(self, audio: NDArray[np.float32]) -> Tensor:
-        """Of a recording, frame by frame."""
+        """Features of a recording, frame by frame."""
         ...
 
     def columns(self, score: Score, frames: int) -> Columns:
-        """Of a score, for a recording of so many frames."""
+        """Columns of a score, for a recording of so many frames."""
         ...
 
     def size(self) -> int:
-        """How many numbers there are to learn."""
+        """Number of weights."""
         ...
 
     def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
-        """θ (..., frames, columns), from the numbers, the features, and the keys of the columns."""
+        """θ (..., frames, columns), from the weights, the features, and the keys of the columns."""
         ...
 
     def penalty(self, weights: Tensor) -> Tensor:
-        """Of numbers that are far from 0."""
+        """L2 penalty of the weights."""
         ...
 
 
@@ -69,7 +70,7 @@ def _named(classes: int, keys: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _key(pitch: int) -> int:
-    """A pitch beyond a piano is taken for the same tone within it."""
+    """The piano key of a pitch, which is moved by octaves into the range of a piano."""
     while pitch < features.LOWEST:
         pitch += 12
     while pitch > features.HIGHEST:
@@ -78,12 +79,12 @@ def _key(pitch: int) -> int:
 
 
 class Linear(Model):
-    """The paper's: a multinomial linear classifier Wᵀa + c of eight features.
+    """The model of the paper: a multinomial linear classifier Wᵀa + c of eight features.
 
-    An event is a column, and names one key, as in the paper: that of its highest note.
+    An event is one column with one key, as in the paper: that of its highest note.
 
     Args:
-        pitches: what there is a key for. A pitch that is not among them is taken for the nearest that is.
+        pitches: the pitches that have a key. Another pitch takes the key of the nearest.
 
     """
 
@@ -111,14 +112,14 @@ class Linear(Model):
 
 
 class Harmonic(Model):
-    """A classifier that hears all keys alike, by the loudness of their harmonics and how it grows.
+    """A classifier with weights shared by all keys, from the loudness of their harmonics and its growth.
 
-    An event is at least two columns: the keys that begin, by what they sound like when they do; then the keys that
-    sound. Since weights are shared by the keys there are few of them, and they serve keys not heard in training.
+    An event has at least two columns: first the keys that begin, then all keys that sound. Shared weights are few, and
+    they also work for keys that are not in the training data.
 
     Args:
-        share: how many columns there are for a frame. With more than two an event, which an alignment has to pass one
-            by one, it follows the tempo of the score. 0 for no more, which is fast, for learning.
+        share: number of columns per frame. An alignment passes all columns of an event one by one, so more columns
+            follow the tempo of the score. 0 for two columns per event, which is fast, for training.
 
     """
 
@@ -146,7 +147,7 @@ class Harmonic(Model):
         return 2 * (self._evidence + 2)
 
     def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
-        # Silence, and nothing that begins, have evidence of their own: the mean of all keys'.
+        # Silence, and no onset, have separate features: the means over all keys.
         both = []
         level = heard[..., 0].mean(-1, keepdim=True)
         growth = heard[..., self._evidence // 2].mean(-1, keepdim=True)
@@ -160,7 +161,7 @@ class Harmonic(Model):
 
 
 class Chroma(Harmonic):
-    """Nothing to learn: a frame is compared with an event by their tones, whatever the octave."""
+    """No weights: frames and events are compared by their tones, regardless of the octave."""
 
     _scale = 8.0
 
@@ -183,16 +184,16 @@ class Chroma(Harmonic):
 
 
 def onset_frames(theta: Tensor, columns: Columns) -> Tensor:
-    """The frame (M,) in which each event begins, by the alignment of least cost."""
+    """The first frame (M,) of each event in the alignment of least cost."""
     return first_frames(DTW(theta, omega="hard").best_path())[columns.onsets]
 
 
-# --- learning
+# --- training
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A recording with its score, and when it has each event of it."""
+    """Features of a recording, the columns of its score, and the true times of the events."""
 
     heard: Tensor
     columns: Columns
@@ -203,9 +204,9 @@ class Piece:
         return len(self.heard)
 
     def alignment(self) -> Tensor:
-        """Index pairs (L, 2)."""
+        """The true alignment, as index pairs (L, 2)."""
         begins = np.round(self.truth * features.RATE / features.HOP).astype(np.int64)
-        # The first column of an event lasts a frame, time goes evenly over the others; silence comes first and last.
+        # The first column of an event lasts one frame, the others share its time evenly; silence comes first and last.
         last = self.columns.keys.shape[1] - 1
         known = {0: 0, last: max(self.frames - 1, int(begins[-1]) + 1)}
         known |= {column + 1: begin + 1 for column, begin in zip(self.columns.onsets.tolist(), begins, strict=True)}
@@ -216,7 +217,7 @@ class Piece:
 
 
 class Batch(NamedTuple):
-    """Pieces side by side: features padded, their true alignments (B, frames, columns), and their lengths."""
+    """A padded batch of pieces: features, keys, true alignments (B, frames, columns), and lengths."""
 
     heard: Tensor
     keys: Tensor
@@ -236,12 +237,12 @@ def batch(pieces: Sequence[Piece]) -> Batch:
 
 
 def cost_of_classes(model: Model, weights: Tensor, of: Batch) -> Tensor:
-    """How surprising each frame is given its true column: the multinomial classifier's own loss, a mean."""
+    """The cross-entropy of the classifier: the mean cost of the cells of the true alignment."""
     return (model.costs(weights, of.heard, of.keys) * of.truth).sum() / of.truth.sum()
 
 
 def area(model: Model, weights: Tensor, of: Batch, omega: Regularizer) -> Tensor:
-    """‖L(Y − Y_true)ᵀ‖² of the alignment ∇DTW_Ω(θ), a mean over frames."""
+    """The mean over frames of ‖L(Y − Y_true)ᵀ‖², for the alignment Y = ∇DTW_Ω(θ)."""
     p = DTW(model.costs(weights, of.heard, of.keys), lengths=of.lengths, omega=omega)
     return losses.alignment_area(p, of.truth, reduction="sum") / of.lengths[0].sum()
 
@@ -254,7 +255,7 @@ def learn(
     penalty: float = 1e-3,
     iterations: int = 200,
 ) -> Tensor:
-    """The weights of least loss and penalty, by L-BFGS from ``begin``."""
+    """Minimise loss + penalty by L-BFGS, starting from ``begin``."""
 
     def value_and_gradient(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights = torch.tensor(numbers, requires_grad=True)

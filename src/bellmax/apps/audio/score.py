@@ -1,4 +1,4 @@
-"""A score as a sequence of events, and where a recording has them."""
+"""A score as a sequence of events, and their times in a recording."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TOGETHER = 0.01
-"""Notes that begin within so many seconds of each other begin together."""
+"""Notes that begin within this many seconds of each other form one event."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What sounds from each moment at which notes begin, to the next.
+    """A sequence of M events: at each, notes begin, and all that sound last until the next.
 
     Args:
         notes: (start, end, pitch), in seconds and as MIDI numbers.
         onsets: (M,) seconds, ascending.
-        sounding: the pitches that sound at each of them; those that begin and those held over.
-        beginning: the pitches that begin there.
+        sounding: the pitches that sound at each event: those that begin and those held over.
+        beginning: the pitches that begin at each event.
 
     """
 
@@ -36,7 +36,7 @@ class Score:
 
     @property
     def end(self) -> float:
-        """Seconds; when the last note ends."""
+        """The end of the last note, in seconds."""
         return max(end for _, end, _ in self.notes)
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Score:
 
     @classmethod
     def of(cls, notes: Sequence[tuple[float, float, int]]) -> Score:
-        """Of notes (start, end, pitch).
+        """The score of notes (start, end, pitch).
 
         >>> score = Score.of([(0.0, 2.0, 60), (1.0, 2.0, 64), (1.0, 1.5, 67)])
         >>> score.onsets.tolist(), [sorted(pitches) for pitches in score.sounding]
@@ -67,7 +67,7 @@ class Score:
 
 
 def read_midi(path: Path) -> Score:
-    """The score of a MIDI file, without its drums."""
+    """Read the score of a MIDI file, without drums."""
     try:
         midi = pretty_midi.PrettyMIDI(str(path))
     except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
@@ -79,10 +79,10 @@ def read_midi(path: Path) -> Score:
 
 
 def read_truth(path: Path, score: Score) -> NDArray[np.float64]:
-    """When a recording has each event of a score, (M,) seconds, from a file as in Bach10.
+    """Read the true time of each event in a recording, (M,) seconds, from a file as in Bach10.
 
     A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The onset
-    of an event is the median of its notes'.
+    of an event is the median over its notes.
     """
     try:
         rows = np.loadtxt(path, ndmin=2)

@@ -37,30 +37,30 @@ from bellmax.apps.ner.schemes import Entity
 app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
 
 Data = Annotated[
-    Path, typer.Argument(help="A folder with a file for each of train, dev and test: a token and a tag a line.")
+    Path, typer.Argument(help="Folder with a file for each of train, dev and test: one token and its tag per line.")
 ]
 Embeddings = Annotated[
-    Path | None, typer.Option(help="Vectors of words: a .vec or .txt file of fastText or GloVe, or .npz.")
+    Path | None, typer.Option(help="Pretrained word vectors: a .vec or .txt file (fastText, GloVe), or .npz.")
 ]
-Sentences = Annotated[int, typer.Option(help="Sentences in a batch.")]
+Sentences = Annotated[int, typer.Option(help="Batch size, in sentences.")]
 WarmUp = Annotated[
     int,
     typer.Option(
-        help="Epochs of the surrogate loss before the relaxed one; under a sparse regularizer it may need some."
+        help="Epochs with the surrogate loss before the relaxed one. With a sparse regularizer a few may be needed."
     ),
 ]
-WordSize = Annotated[int, typer.Option(help="Numbers a word, where no vectors are given.")]
-TokenColumn = Annotated[int, typer.Option(help="Where the tokens are, from 0.")]
-TagColumn = Annotated[int, typer.Option(help="Where the tags are; -1 is the last column.")]
+WordSize = Annotated[int, typer.Option(help="Word embedding size, unless --embeddings is given.")]
+TokenColumn = Annotated[int, typer.Option(help="Column of the tokens, counted from 0.")]
+TagColumn = Annotated[int, typer.Option(help="Column of the tags, counted from 0; -1 is the last.")]
 
 
 @app.command()
 def train(
     data: Data,
     output: RunFolder,
-    omega: Annotated[str, typer.Option(help="negentropy, l2 or tsallis.")] = "negentropy",
+    omega: Annotated[str, typer.Option(help="Regularizer: negentropy, l2 or tsallis.")] = "negentropy",
     gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = 1.0,
-    loss: Annotated[str, typer.Option(help="surrogate or relaxed.")] = "surrogate",
+    loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = "surrogate",
     warm_up: WarmUp = 0,
     embeddings: Embeddings = None,
     epochs: Epochs = 30,
@@ -70,7 +70,7 @@ def train(
     decay: Decay = 1.0,
     cool_down: CoolDown = 0,
     sentences: Sentences = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens in a batch with its padding; a longer sentence is alone.")] = 2048,
+    tokens: Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")] = 2048,
     dropout: Dropout = 0.5,
     word_size: WordSize = 300,
     token_column: TokenColumn = 0,
@@ -78,7 +78,7 @@ def train(
     seed: Seed = 0,
     resume: Resume = False,
 ) -> None:
-    """Train a tagger. The weights that do best on dev are kept; Ctrl-C leaves a run that can be used and resumed."""
+    """Train a tagger. The best weights on dev are kept. After Ctrl-C the run can be used and resumed."""
     with one_sentence():
         settings = training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed)
         config = tagging.Config(
@@ -107,7 +107,7 @@ def evaluate(
     data: Data,
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
 ) -> None:
-    """Entity precision, recall and F1, as CoNLL counts them."""
+    """Print precision, recall and F1 of entities, as CoNLL defines them."""
     with one_sentence():
         if split not in ("train", "dev", "test"):
             raise ValueError(f"split must be train, dev or test, got {split!r}")
@@ -117,20 +117,20 @@ def evaluate(
         ("precision", "precision"),
         ("recall", "recall"),
         ("f1", "F1"),
-        ("tags_per_word", "tags a word"),
+        ("tags_per_word", "tags per word"),
     ):
-        typer.echo(f"{title:12}{found[name]:7.2f}")
+        typer.echo(f"{title:14}{found[name]:7.2f}")
 
 
 @app.command()
 def tag(
     run: Run,
-    most: Annotated[int, typer.Option(help="How many readings to list where not all can be.")] = 5,
+    most: Annotated[int, typer.Option(help="Number of readings to list if not all can be listed.")] = 5,
 ) -> None:
-    """Tag the standard input: a sentence a line, tokens apart by spaces.
+    """Tag the standard input: one sentence per line, tokens separated by spaces.
 
-    Each token comes with its tag and how probable that is. After a sentence, lines that begin with # are the ways to
-    read it, most probable first: every one of positive probability if the regularizer is sparse, else the best.
+    Prints each token with its tag and the probability of the tag. After a sentence, lines that begin with # list its
+    readings, most probable first: all with positive probability if the regularizer is sparse, else the best ones.
     """
     with one_sentence():
         model, vocabulary, _ = tagging.load(run)
@@ -156,12 +156,12 @@ def _bracketed(tokens: list[str], found: list[Entity]) -> str:
 @app.command()
 def plot(
     run: Run,
-    sentence: Annotated[str, typer.Argument(help="Tokens apart by spaces; or, with --data, the number of a sentence.")],
-    output: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("tags.png"),
-    data: Annotated[Path | None, typer.Option(help="A folder whose dev sentences are meant, from 0.")] = None,
-    beside: Annotated[list[Path] | None, typer.Option(help="Another run, to be drawn below. May be repeated.")] = None,
+    sentence: Annotated[str, typer.Argument(help="Tokens separated by spaces; or, with --data, a sentence number.")],
+    output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("tags.png"),
+    data: Annotated[Path | None, typer.Option(help="Folder: take the sentence of this number, from 0, in dev.")] = None,
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw below. May be repeated.")] = None,
 ) -> None:
-    """Draw tags by words: how probable each is, which are possible at all (grey borders), and the truth (red dots)."""
+    """Plot the probability of each tag for each word: grey border, not 0; red dot, the true tag."""
     from bellmax.apps.ner.figure import draw
 
     with one_sentence():
@@ -195,8 +195,8 @@ def table(
     output: TableFolder,
     epochs: Epochs = 15,
     minutes: Minutes = None,
-    embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: vectors for one of the folders.")] = None,
-    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ. May be repeated; negentropy and l2.")] = None,
+    embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
+    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2.")] = None,
     optimizer: Optimizer = "sgd",
     step_size: StepSize = 0.01,
     decay: Decay = 1.0,
@@ -208,7 +208,7 @@ def table(
     seed: Seed = 0,
     jobs: Jobs = 1,
 ) -> None:
-    """Train with every loss and regularizer at the same budget, and write what came of it. Interrupted, it resumes."""
+    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume."""
     with one_sentence():
         gammas = {
             name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))

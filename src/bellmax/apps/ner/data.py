@@ -22,7 +22,7 @@ SPLITS = {"train": ("train",), "dev": ("dev", "valid", "testa"), "test": ("testb
 
 
 class Sentence(NamedTuple):
-    """Tokens, and a tag for each; no tags if they are not known."""
+    """Tokens, and a tag for each; no tags if they are unknown."""
 
     tokens: list[str]
     tags: list[str]
@@ -55,9 +55,9 @@ def find(folder: Path, split: str) -> Path:
 
 
 def read(path: Path, *, token_column: int = 0, tag_column: int = -1) -> list[Sentence]:
-    """The sentences of a file of columns: a token a line, columns apart by tabs or spaces, an empty line between two.
+    """Read a file of columns: one token per line, columns separated by tabs or spaces, an empty line after a sentence.
 
-    Lines that begin with ``-DOCSTART-`` are left out. Columns are counted from 0, negative ones from the end.
+    Lines that begin with ``-DOCSTART-`` are skipped. Columns are counted from 0, negative ones from the end.
     """
     sentences: list[Sentence] = []
     tokens: list[str] = []
@@ -100,10 +100,9 @@ def as_iobes(sentences: Sequence[Sentence]) -> list[Sentence]:
 
 
 def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np.float32]]:
-    """Words and their vectors (words, D), the first ``most`` of a text file of fastText or GloVe, or an ``.npz``.
+    """Read the first ``most`` words and their vectors (words, D) from a fastText or GloVe text file, or an ``.npz``.
 
-    A line of the text is a word and its numbers, and the first one may give their counts instead. An ``.npz`` has
-    ``words`` and ``vectors``.
+    A line of text is a word and its vector; the first line may be a header. An ``.npz`` has ``words`` and ``vectors``.
     """
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
@@ -141,13 +140,13 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a tagger knows. Place 0 of the words and of the letters is for what is not known.
+    """The words, letters and labels of a tagger. Index 0 is for unknown words and for unknown letters.
 
     Args:
-        words: as they are written.
-        letters: all of them.
+        words: with their original case.
+        letters: all letters of the training data.
         labels: in IOBES, "O" first.
-        rare: words seen once in training, which a tagger must learn to do without.
+        rare: words seen once in training; half of the time a tagger sees them as unknown.
 
     """
 
@@ -158,7 +157,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sentences: Iterable[Sentence], more_words: Iterable[str] = ()) -> Vocabulary:
-        """Of sentences in IOBES, and words that have vectors."""
+        """The vocabulary of sentences in IOBES and of words that have vectors."""
         counts: Counter[str] = Counter()
         kinds: set[str] = set()
         for sentence in sentences:
@@ -214,7 +213,7 @@ class Corpus:
 
     Args:
         sentences: with tags in IOBES, or without.
-        vocabulary: what is known. A tag that is not is a ValueError.
+        vocabulary: the known words, letters and labels. An unknown tag is a ValueError.
 
     """
 
@@ -239,7 +238,7 @@ class Corpus:
             self.examples.append(Example(torch.tensor([known[form] for form in own]), torch.tensor(own), tags))
 
     def batch(self, members: Sequence[int], *, generator: torch.Generator | None = None) -> Batch:
-        """Some of the sentences; with a generator, for training: half of the rare words are taken for unknown ones."""
+        """A batch of sentences. With a generator, for training: half of the rare words become unknown."""
         chosen = [self.examples[n] for n in members]
         words = pad_sequence([example.words for example in chosen], batch_first=True)
         every = pad_sequence([example.forms for example in chosen], batch_first=True)
@@ -253,10 +252,10 @@ class Corpus:
         return Batch(words, torch.tensor([len(e.words) for e in chosen]), letters, lengths, forms, whole)
 
     def buckets(self, sentences: int, tokens: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Members of batches of up to so many sentences and, padded, tokens; one that is longer is alone.
+        """Indices of batches with at most so many sentences and padded tokens; a longer sentence is a batch by itself.
 
-        Sentences of about a length go together. With a generator they are shuffled: which go together, and in what
-        order the batches come.
+        Sentences of similar length share a batch. A generator shuffles the sentences within this limit, and the
+        batches.
         """
         lengths = torch.tensor([len(example.words) for example in self.examples])
         noise = torch.zeros(len(lengths)) if generator is None else torch.rand(len(lengths), generator=generator)

@@ -17,10 +17,10 @@ def draw(
     panels: Sequence[tuple[str, NDArray[np.float64]]],
     truth: Sequence[str] | None = None,
 ) -> Figure:
-    """A panel for each title and probabilities (T, S): words to the right, tags one above the other.
+    """Draw a panel for each title and probabilities (T, S): words on the x axis, tags on the y axis.
 
-    A cell is as dark as it is probable, has a grey border where its probability is not 0, and a red dot where it is the
-    truth, given as labels. Tags that are improbable everywhere and never the truth are left out.
+    Darker is more probable. A grey border marks a probability above 0, a red dot the true tag, given as labels. Tags
+    that are improbable everywhere and never true are left out.
     """
     most = np.max([p.max(0) for _, p in panels], axis=0)
     rows = [n for n, label in enumerate(labels) if most[n] > 0.005 or (truth and label in truth)]

@@ -13,19 +13,19 @@ from bellmax.structures.chain import ScoredChain
 
 
 class Tagger(nn.Module):
-    """Words by a look-up table and their letters by an LSTM, an LSTM over the sentence, and a CRF of IOBES tags.
+    """Word embeddings and an LSTM over letters, an LSTM over the sentence, and a CRF of IOBES tags.
 
-    Calling it gives the sum of the losses of a batch.
+    Calling it returns the sum of the losses of a batch.
 
     Args:
         vocabulary: the words, letters and labels.
         omega: Ω of the CRF.
         loss: "surrogate" or "relaxed".
-        word_size: numbers a word in the table, whose row for what is not known is 0 and stays so.
-        letter_size: numbers a letter, and a word by its letters.
-        hidden_size: of the LSTM over the sentence, in each direction.
-        dropout: of the LSTM's input and output.
-        sparse: whether gradients of the table are sparse, as SGD can use them.
+        word_size: word embedding size. The embedding of unknown words is 0 and is not trained.
+        letter_size: letter embedding size, and the size of a word's representation by its letters.
+        hidden_size: hidden size of the LSTM over the sentence, in each direction.
+        dropout: dropout probability at the input and output of that LSTM.
+        sparse: whether gradients of the word embeddings are sparse, which SGD supports.
 
     """
 
@@ -54,7 +54,7 @@ class Tagger(nn.Module):
         self.crf = CRF(len(vocabulary.labels), omega=omega, constraints=constraints, loss=loss)
 
     def use_vectors(self, vectors: dict[int, Tensor]) -> None:
-        """Begin with these rows of the table of words."""
+        """Set these rows of the word embeddings."""
         with torch.no_grad():
             for row, vector in vectors.items():
                 self.words.weight[row] = vector
@@ -65,7 +65,7 @@ class Tagger(nn.Module):
         return loss
 
     def distribution(self, batch: Batch) -> ScoredChain:
-        """Over the tags of each sentence."""
+        """The distribution over the tags of each sentence."""
         return self.crf.distribution(self.emissions(batch), lengths=self._lengths(batch))
 
     def emissions(self, batch: Batch) -> Tensor:
@@ -77,7 +77,7 @@ class Tagger(nn.Module):
         return scores
 
     def _spelled(self, batch: Batch) -> Tensor:
-        """The last states of both directions for each different form, (U, letter_size)."""
+        """The last states of both directions for each distinct form, (U, letter_size)."""
         packed = _packed(self.letters(batch.letters), batch.letter_lengths)
         _, (last, _) = self.spelling(packed)
         return torch.cat(tuple(last), -1)

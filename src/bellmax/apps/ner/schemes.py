@@ -1,4 +1,4 @@
-"""Entities as one tag a token, and back."""
+"""Entities to one tag per token, and back."""
 
 from __future__ import annotations
 

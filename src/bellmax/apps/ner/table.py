@@ -1,4 +1,4 @@
-"""All losses and Ω on several sets of data, at one budget."""
+"""All losses and Ω on several datasets, at one budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSSES = "surrogate", "relaxed"
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of the table."""
+    """One run of the table."""
 
     data: Path
     omega: str
@@ -36,7 +36,7 @@ def cells(data: Sequence[Path], omegas: Sequence[str], output: Path) -> list[Cel
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """A finished run on the test data, by its best weights on the development data."""
+    """Evaluate a finished run on the test data, with its best weights on the development data."""
     model, vocabulary, config = load(cell.run)
     history = training.read_json(cell.run / "history.json")
     best = max(history, key=lambda record: record["f1"])
@@ -56,7 +56,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table for each set of data."""
+    """One table per dataset."""
     lines: list[str] = []
     for name in dict.fromkeys(row["data"] for row in rows):
         own = [row for row in rows if row["data"] == name]
@@ -64,7 +64,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         lines += [
             f"## {name}",
             "",
-            "| Ω | γ | loss | test F1 | dev F1 | best epoch | tags a word | s an epoch |",
+            "| Ω | γ | loss | test F1 | dev F1 | best epoch | tags per word | s per epoch |",
             "|---|---:|---|---:|---:|---:|---:|---:|",
         ]
         for row in own:

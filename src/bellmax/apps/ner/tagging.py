@@ -1,4 +1,4 @@
-"""A tagger in use: trained, kept in a folder, loaded, measured, asked."""
+"""Train, save, load, evaluate and use a tagger."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ OMEGAS = "negentropy", "l2", "tsallis"
 
 @dataclass(frozen=True)
 class Config(training.Config):
-    """All that a tagger is made from, but for its vocabulary.
+    """The configuration of a tagger; its vocabulary is separate.
 
     Args:
         omega: "negentropy", "l2" or "tsallis" (α = 1.5).
-        gamma: its strength.
+        gamma: strength of the regularizer.
         loss: "surrogate" or "relaxed".
-        warm_up: epochs of the surrogate loss before the relaxed one, which under a sparse Ω has no gradient where the
-            right tag has probability 0, and may never leave "O".
-        word_size: numbers a word, if no vectors are given.
-        letter_size: numbers a letter.
-        hidden_size: of the LSTM over the sentence, in each direction.
-        dropout: of its input and output.
-        sentences: in a batch, at most.
-        tokens: in a batch with its padding, at most, where it has more than a sentence.
-        token_column: where the tokens are, from 0.
-        tag_column: where the tags are; −1 is the last.
+        warm_up: epochs with the surrogate loss before the relaxed one. Under a sparse Ω the relaxed loss has no
+            gradient where the right tag has probability 0, and may never leave "O".
+        word_size: word embedding size, if no vectors are given.
+        letter_size: letter embedding size.
+        hidden_size: hidden size of the LSTM over the sentence, in each direction.
+        dropout: dropout probability at its input and output.
+        sentences: maximum number of sentences in a batch.
+        tokens: maximum number of tokens in a batch of several sentences, with padding.
+        token_column: column of the tokens, from 0.
+        tag_column: column of the tags; −1 is the last.
         settings: how to train.
 
     """
@@ -66,7 +66,7 @@ class Config(training.Config):
         return Negentropy(self.gamma) if self.omega == "negentropy" else SquaredL2(self.gamma)
 
     def tagger(self, vocabulary: Vocabulary) -> Tagger:
-        """A tagger that knows nothing yet."""
+        """An untrained tagger."""
         return Tagger(
             vocabulary,
             omega=self.regularizer(),
@@ -88,7 +88,7 @@ class Config(training.Config):
 
 
 class NamedEntities(training.Task[list[int]]):
-    """Batches are lists of sentences' numbers."""
+    """Batches are lists of sentence indices."""
 
     metric = "f1"
 
@@ -119,7 +119,7 @@ class NamedEntities(training.Task[list[int]]):
 def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = None, **more: Any) -> training.State:
     """Train a tagger on a folder of files into the folder ``run``; ``more`` is for :func:`training.fit`.
 
-    With ``resume`` the vocabulary is the run's, and ``config`` may ask for other epochs and minutes only.
+    With ``resume`` the vocabulary and the configuration are the run's; only epochs and minutes come from ``config``.
     """
     torch.manual_seed(config.settings.seed)
     sentences, dev = config.read(data, "train"), config.read(data, "dev")
@@ -147,14 +147,14 @@ def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = No
 
 
 def _rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]) -> dict[int, Tensor]:
-    """The rows of the look-up table that a file of vectors has something for, maybe in lower case."""
+    """Word vectors by row of the embeddings, for the words that have one, maybe in lower case."""
     known = {word: row for row, word in enumerate(words)}
     found = {n: known.get(word, known.get(word.lower())) for n, word in enumerate(vocabulary.words, start=1)}
     return {n: torch.from_numpy(vectors[row]) for n, row in found.items() if row is not None}
 
 
 def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
-    """The best tagger of a run."""
+    """Load the best tagger of a run."""
     if not (run / "best.pt").exists():
         raise ValueError(f"{run} is not a run of 'bellmax ner train': it has no best.pt")
     config, vocabulary = Config.load(run), Vocabulary.load(run / "vocabulary.json")
@@ -163,12 +163,12 @@ def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
     return model.eval(), vocabulary, config
 
 
-# --- what it says
+# --- use
 
 
 @torch.no_grad()
 def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
-    """Precision, recall and F1 of entities in per cent, as CoNLL counts them, and how many tags a word may have."""
+    """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
     truth: list[list[str]] = []
     guesses: list[list[str]] = []
     device = next(model.parameters()).device
@@ -197,16 +197,16 @@ def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.
 
 
 class Reading(NamedTuple):
-    """A way to read a sentence."""
+    """One reading of a sentence: its entities, with their joint probability."""
 
     probability: float
     entities: list[Entity]
 
 
 class Tagged(NamedTuple):
-    """A sentence, its best tags in IOB2, how probable each of them is, and the ways to read it, most probable first.
+    """A sentence, its best tags in IOB2, their probabilities, and its readings, most probable first.
 
-    ``is_all`` says whether these are all that have a positive probability.
+    ``is_all`` says whether these are all readings with positive probability.
     """
 
     tokens: list[str]
@@ -218,10 +218,10 @@ class Tagged(NamedTuple):
 
 @torch.no_grad()
 def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], most: int = 5) -> list[Tagged]:
-    """What a tagger makes of tokenised sentences.
+    """Tag tokenised sentences.
 
-    Under a sparse Ω the readings are all those of positive probability, unless there are more than 1000 of them; under
-    negentropy, and then, the ``most`` best ones.
+    Under a sparse Ω all readings with positive probability are listed, if there are at most 1000. Otherwise, and under
+    negentropy, the ``most`` best ones are.
     """
     corpus = Corpus([Sentence(list(tokens), []) for tokens in sentences], vocabulary)
     found = []

@@ -33,17 +33,15 @@ from bellmax.apps.commands import (
 from bellmax.apps.translation.data import SPLITS, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 
-app = typer.Typer(
-    no_args_is_help=True, help="Translation: train on parallel text, translate, and see what was attended to."
-)
+app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
 
-Data = Annotated[Path, typer.Argument(help="A folder of parallel text: train.fr, train.en, val.fr, …, maybe with .gz.")]
-Source = Annotated[str, typer.Option(help="The language to translate from, as files end.")]
-Target = Annotated[str, typer.Option(help="The language to translate to.")]
-Size = Annotated[int, typer.Option(help="Of words and of states.")]
-Tokens = Annotated[int, typer.Option(help="Tokens in a batch with its padding.")]
-Pieces = Annotated[int, typer.Option(help="How many pieces of words in each language, by BPE; 0 for whole words.")]
-Width = Annotated[int, typer.Option(help="Translations kept at a time by beam search; 1 for greedy search.")]
+Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
+Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
+Target = Annotated[str, typer.Option(help="Target language: the file extension.")]
+Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
+Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
+Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
+Width = Annotated[int, typer.Option(help="Beam width; 1 for greedy search.")]
 
 
 @app.command()
@@ -52,7 +50,7 @@ def train(
     output: RunFolder,
     source: Source = "fr",
     target: Target = "en",
-    attention: Annotated[str, typer.Option(help=f"{', '.join(ATTENTIONS)}.")] = "softmax",
+    attention: Annotated[str, typer.Option(help=f"Attention: {', '.join(ATTENTIONS)}.")] = "softmax",
     epochs: Epochs = 15,
     minutes: Minutes = None,
     optimizer: Optimizer = "adamw",
@@ -62,13 +60,13 @@ def train(
     size: Size = 256,
     tokens: Tokens = 1500,
     dropout: Dropout = 0.3,
-    smoothing: Annotated[float, typer.Option(help="Of labels.")] = 0.1,
+    smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = 0.1,
     pieces: Pieces = 0,
-    longest: Annotated[int, typer.Option(help="Tokens of a line in training, at most.")] = 50,
+    longest: Annotated[int, typer.Option(help="Maximum tokens of a training sentence; longer pairs are skipped.")] = 50,
     seed: Seed = 0,
     resume: Resume = False,
 ) -> None:
-    """Train a translator. The weights with the best BLEU on dev are kept; Ctrl-C leaves a run to use and resume."""
+    """Train a translator. The best weights on dev, by BLEU, are kept. After Ctrl-C the run can be used and resumed."""
     with one_sentence():
         config = translating.Config(
             source=source,
@@ -106,7 +104,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
     width: Width = 5,
 ) -> None:
-    """BLEU by sacreBLEU, with its signature, and how many words of the source are attended to for a word."""
+    """Print the BLEU score with its sacreBLEU signature, and the mean number of source words attended to per word."""
     with one_sentence():
         if split not in SPLITS:
             raise ValueError(f"split must be train, dev or test, got {split!r}")
@@ -121,12 +119,12 @@ def evaluate(
 @app.command()
 def attention(
     run: Run,
-    sentence: Annotated[str, typer.Argument(help="A line to translate.")],
-    output: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("attention.png"),
-    beside: Annotated[list[Path] | None, typer.Option(help="Another run, to be drawn beside. May be repeated.")] = None,
+    sentence: Annotated[str, typer.Argument(help="A sentence to translate.")],
+    output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("attention.png"),
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw beside it. May be repeated.")] = None,
     width: Width = 5,
 ) -> None:
-    """Draw which words of a sentence are attended to as each word of its translation is written."""
+    """Plot the attention weights of a translation: source words by target words."""
     from bellmax.apps.translation.figure import draw
 
     with one_sentence():
@@ -149,7 +147,7 @@ def attention(
 def table(
     data: Data,
     output: TableFolder,
-    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET. May be repeated; fr-en and en-fr.")] = None,
+    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable. Default fr-en and en-fr.")] = None,
     epochs: Epochs = 10,
     minutes: Minutes = None,
     optimizer: Optimizer = "adamw",
@@ -164,7 +162,7 @@ def table(
     jobs: Jobs = 1,
     width: Width = 5,
 ) -> None:
-    """Train with each attention at the same budget, and write what came of it. Interrupted, it resumes."""
+    """Train with each attention at the same budget, and write a table. Run it again to resume."""
     with one_sentence():
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,

@@ -1,4 +1,4 @@
-"""Parallel text, its words or pieces of words as numbers, and batches."""
+"""Parallel text, its vocabulary of words or word pieces, and batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLITS = {"train": ("train",), "dev": ("val", "dev"), "test": ("test_2016", "tes
 
 
 def find(folder: Path, split: str, language: str) -> Path:
-    """The file of ``folder`` of a split in a language: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
+    """The file in ``folder`` for a split and a language: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: it must hold parallel text, such as train.{language}")
     files = sorted(path for path in folder.iterdir() if path.name.removesuffix(".gz").endswith(f".{language}"))
@@ -65,9 +65,9 @@ def read_pairs(folder: Path, split: str, languages: tuple[str, str]) -> list[tup
 
 
 class Vocabulary:
-    """Text of a language as numbers, and back. Numbers 0 to 3 are padding, begin, end and unknown.
+    """Text of a language to token ids, and back. Ids 0 to 3 are padding, begin, end and unknown.
 
-    Text is tokenised as by Moses. ``pieces`` says whether tokens are cut into pieces by byte pair encoding.
+    Text is tokenised as by Moses. With ``pieces`` tokens are split by byte pair encoding.
     """
 
     def __init__(self, language: str, words: Sequence[str], pieces: Tokenizer | None = None) -> None:
@@ -80,7 +80,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, language: str, lines: Iterable[str], *, pieces: int = 0, least: int = 2) -> Vocabulary:
-        """All words that are seen at least so often, or so many pieces of words."""
+        """All words seen at least ``least`` times, or a number of word pieces."""
         tokenizer = MosesTokenizer(lang=language)
         tokenized = [tokenizer.tokenize(line, escape=False) for line in lines]
         if not pieces:
@@ -97,14 +97,14 @@ class Vocabulary:
         return cls(language, sorted(numbers, key=lambda piece: numbers[piece]), model)
 
     def encode(self, line: str) -> list[int]:
-        """Without begin and end."""
+        """Token ids of a line, without begin and end."""
         tokens = self._tokenizer.tokenize(line, escape=False)
         if self._pieces is not None:
             return list(self._pieces.encode(" ".join(tokens)).ids)
         return [self._number.get(token, UNKNOWN) for token in tokens]
 
     def tokens(self, line: str) -> list[str]:
-        """What each number of ``encode`` stands for, as it was written."""
+        """The text of each token that ``encode`` gives, unknown ones included."""
         if self._pieces is not None:
             return [piece.removesuffix("</w>") for piece in self._pieces.encode(" ".join(self._split(line))).tokens]
         return self._split(line)
@@ -113,11 +113,11 @@ class Vocabulary:
         return list(self._tokenizer.tokenize(line, escape=False))
 
     def shown(self, numbers: Sequence[int]) -> list[str]:
-        """Each number as text."""
+        """The text of each token id."""
         return [self.words[n].removesuffix("</w>") for n in numbers]
 
     def decode(self, numbers: Sequence[int]) -> str:
-        """A line, up to the first end."""
+        """The text of token ids, up to the first end."""
         kept = list(numbers[: numbers.index(END)] if END in numbers else numbers)
         if self._pieces is not None:
             text = "".join(self.words[n].replace("</w>", " ") for n in kept if n > END)
@@ -150,7 +150,7 @@ class Batch(NamedTuple):
 
 
 class Corpus:
-    """Pairs of lines as numbers. An empty source is a lone end."""
+    """Pairs of lines as token ids. An empty source becomes a single end token."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], source: Vocabulary, target: Vocabulary) -> None:
         self.pairs = [
@@ -158,7 +158,7 @@ class Corpus:
         ]
 
     def within(self, most: int) -> list[int]:
-        """The pairs that are not empty, and no longer than so many on either side."""
+        """Indices of the pairs with 1 to ``most`` tokens on both sides."""
         return [n for n, (a, b) in enumerate(self.pairs) if 1 < len(a) <= most + 1 and 2 < len(b) <= most + 2]
 
     def batch(self, members: Sequence[int]) -> Batch:
@@ -167,7 +167,7 @@ class Corpus:
         return Batch(pad_sequence(source, batch_first=True), lengths, pad_sequence(target, batch_first=True))
 
     def buckets(self, members: Sequence[int], tokens: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Batches of pairs of about a length, of so many tokens of the target with its padding at most."""
+        """Batches of pairs of similar length, with at most so many tokens, padding included."""
         sizes = torch.tensor([[len(self.pairs[n][1]), len(self.pairs[n][0])] for n in members]).reshape(-1, 2)
         noise = torch.zeros(len(members)) if generator is None else torch.rand(len(members), generator=generator)
         order = torch.argsort(100 * sizes[:, 0] + sizes[:, 1] + 100 * noise, stable=True).tolist()

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 
 def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray[np.float64]]]) -> Figure:
-    """For each model a title, its words, and their weights (words, source): side by side.
+    """Draw the models side by side, each given as a title, its words, and their weights (words, source).
 
-    A cell is as dark as its weight, and has a border where that is not 0.
+    Darker is a greater weight; a border marks a weight above 0.
     """
     most = max(len(words) for _, words, _ in maps)
     width, height = 0.34 * len(source) + 1.6, 0.28 * most + 1.7

@@ -1,4 +1,4 @@
-"""Encoder and decoder of section 6 and appendix C.3 of the paper, with attention of several kinds."""
+"""Encoder and decoder of section 6 and appendix C.3 of the paper, with several kinds of attention."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class PlainAttention(nn.Module):
 
 
 def attention(kind: str, size: int) -> nn.Module:
-    """The attention of a name; γ as in appendix C.3 of the paper.
+    """Attention by name; γ as in appendix C.3 of the paper.
 
-    With γ = 1 sparsemax gives all its weight to one word after a few steps, and has no gradient to learn from then.
+    With γ = 1 sparsemax puts all weight on one word after a few steps, and then its gradient is 0.
     """
     if kind not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {kind!r}")
@@ -47,7 +47,7 @@ def attention(kind: str, size: int) -> nn.Module:
 
 
 class State(NamedTuple):
-    """What a decoder knows between two words: (B, H) each."""
+    """The state of the decoder between two words: (B, H) each."""
 
     hidden: Tensor
     cell: Tensor
@@ -55,17 +55,17 @@ class State(NamedTuple):
 
 
 class Translator(nn.Module):
-    """A bidirectional LSTM reads, another LSTM writes; what attention gave it for a word is fed to it with the next.
+    """A bidirectional LSTM encoder and an LSTM decoder with attention and input feeding.
 
-    Calling it gives the sum of the losses of a batch, over the words of the target.
+    Calling it returns the sum of the losses of a batch, over the target words.
 
     Args:
-        source_words: how many there are in the one language.
-        target_words: and in the other.
-        kind: of attention: "softmax", "negentropy", "l2" or "sparsemax".
-        size: of words, and of states.
-        dropout: of words and of what words are written from.
-        smoothing: share of the target's probability that is spread over all words.
+        source_words: vocabulary size of the source language.
+        target_words: vocabulary size of the target language.
+        kind: attention: "softmax", "negentropy", "l2" or "sparsemax".
+        size: size of the word embeddings and of the hidden states.
+        dropout: dropout probability of embeddings and of the output layer's input.
+        smoothing: label smoothing.
 
     """
 
@@ -106,7 +106,7 @@ class Translator(nn.Module):
         )
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the words of the target after the first are written from (B, T−1, H), and weights (B, T−1, S)."""
+        """Inputs of the output layer for the target words after the first (B, T−1, H), and weights (B, T−1, S)."""
         keys, mask, state = self.read(batch.source, batch.lengths)
         words = self.dropout(self.target(batch.target[:, :-1]))
         written, weights = [], []
@@ -117,7 +117,7 @@ class Translator(nn.Module):
         return torch.stack(written, 1), torch.stack(weights, 1)
 
     def read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Keys (B, S, H), their mask (B, S) and the state to begin with."""
+        """Encode: keys (B, S, H), their mask (B, S) and the first state of the decoder."""
         words = self.dropout(self.source(source))
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         states, (hidden, cell) = self.encoder(packed)
@@ -126,7 +126,7 @@ class Translator(nn.Module):
         return keys, source != PADDING, State(hidden, cell, torch.zeros_like(hidden))
 
     def step(self, word: Tensor, state: State, keys: Tensor, mask: Tensor) -> tuple[State, Tensor]:
-        """The state after a word (B, H), of which the next one is written by ``write``, and weights (B, S)."""
+        """The state after a word (B, H), from which ``write`` scores the next word, and weights (B, S)."""
         hidden, cell = self.decoder(torch.cat((word, state.fed), -1), (state.hidden, state.cell))
         context, weights = self.attention(hidden.unsqueeze(1), keys, mask=mask)
         fed = self.dropout(torch.tanh(self.combine(torch.cat((context.squeeze(1), hidden), -1))))
@@ -137,7 +137,7 @@ class Translator(nn.Module):
 
 
 class Translation(NamedTuple):
-    """Numbers of words without begin and end, how probable they are, and weights (words, S)."""
+    """Token ids without begin and end, their log-probability, and weights (words, S)."""
 
     words: list[int]
     log_probability: float
@@ -146,7 +146,7 @@ class Translation(NamedTuple):
 
 @torch.no_grad()
 def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> list[Translation]:
-    """The likeliest word after the other, for a batch, up to so many words."""
+    """Greedy search for a batch, up to ``most`` words."""
     keys, mask, state = model.read(source, lengths)
     batch = len(source)
     word = torch.full((batch,), BEGIN, device=source.device)
@@ -167,7 +167,7 @@ def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> lis
 
 
 def _next_words(model: Translator, state: State) -> Tensor:
-    """Log-probabilities (B, words); padding and begin are never written."""
+    """Log-probabilities (B, words); −∞ for padding and begin."""
     scores: Tensor = model.write(state.fed).float()
     scores[:, :END] = -torch.inf
     return scores.log_softmax(-1)
@@ -180,9 +180,9 @@ def _translation(words: list[int], score: float, weights: Tensor) -> Translation
 
 @torch.no_grad()
 def beam_search(model: Translator, source: Tensor, width: int, most: int, penalty: float = 1.0) -> Translation:
-    """The best translation of a line (S,) that is found with so many kept at a time, up to so many words.
+    """The best translation of a line (S,) by beam search with this width, up to ``most`` words.
 
-    The best has the greatest log-probability divided by its length, with the end, to the power of ``penalty``.
+    Translations are ranked by log-probability / length^``penalty``, where the length includes the end.
     """
     keys, mask, state = model.read(source.unsqueeze(0), torch.tensor([len(source)]))
     word = torch.full((1,), BEGIN, device=source.device)
@@ -205,7 +205,7 @@ def beam_search(model: Translator, source: Tensor, width: int, most: int, penalt
             elif len(going_on) < width:
                 going_on.append((score, longer))
                 parents.append(parent)
-        # A longer one can only lose probability, and its length is at most `most`.
+        # A longer translation has a lower log-probability, and at most `most` words.
         if not going_on or best[0] >= going_on[0][0] / most**penalty:
             break
         kept = going_on
@@ -215,7 +215,7 @@ def beam_search(model: Translator, source: Tensor, width: int, most: int, penalt
 
 
 class _Written(NamedTuple):
-    """A word, what was attended to for it, and the words before it."""
+    """A word, its attention weights, and the words before it."""
 
     before: _Written | None
     word: int

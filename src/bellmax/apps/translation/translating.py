@@ -1,4 +1,4 @@
-"""A translator in use: trained, kept in a folder, loaded, measured, asked."""
+"""Train, save, load, evaluate and use a translator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bellmax.apps.translation.model import Translation, Translator, beam_search,
 
 @dataclass(frozen=True)
 class Config(training.Config):
-    """All that a translator is made from, but for its vocabularies.
+    """The configuration of a translator; its vocabularies are separate.
 
     Args:
-        source: the language to translate from, as files end.
-        target: the language to translate to.
+        source: source language: the file extension.
+        target: target language: the file extension.
         attention: "softmax", "negentropy", "l2" or "sparsemax".
-        size: of words and of states.
-        dropout: share of features left out in training.
-        smoothing: of labels.
-        pieces: how many pieces of words there are in each language; 0 for whole words.
-        longest: tokens of a line in training, at most.
-        tokens: in a batch.
+        size: size of the word embeddings and of the hidden states.
+        dropout: dropout probability.
+        smoothing: label smoothing.
+        pieces: BPE vocabulary size of each language; 0 for whole words.
+        longest: maximum number of tokens of a training sentence.
+        tokens: maximum batch size in tokens, with padding.
         settings: how to train.
 
     """
@@ -45,7 +45,7 @@ class Config(training.Config):
     tokens: int = 1500
 
     def model(self, source: Vocabulary, target: Vocabulary) -> Translator:
-        """A translator that knows nothing yet."""
+        """An untrained translator."""
         return Translator(
             len(source),
             len(target),
@@ -60,7 +60,7 @@ class Config(training.Config):
 
 
 class Translating(training.Task[list[int]]):
-    """Batches are lists of pairs' numbers."""
+    """Batches are lists of pair indices."""
 
     metric = "bleu"
 
@@ -69,7 +69,7 @@ class Translating(training.Task[list[int]]):
         self._config, self._train, self._dev, self._written = config, train, dev, written
         self._members = train.within(config.longest)
         if not self._members:
-            raise ValueError(f"no pair of training has from 1 to {config.longest} tokens on both sides")
+            raise ValueError(f"no training pair has 1 to {config.longest} tokens on both sides")
         self._device = next(model.parameters()).device
 
     def batches(self, epoch: int) -> Sequence[list[int]]:
@@ -86,7 +86,7 @@ class Translating(training.Task[list[int]]):
     tokens = items
 
     def evaluate(self) -> training.Record:
-        """Perplexity, and BLEU of greedy search."""
+        """Perplexity, and BLEU with greedy search."""
         total = words = 0.0
         with torch.no_grad():
             for members in self._dev.buckets(range(len(self._dev.pairs)), 4 * self._config.tokens):
@@ -100,7 +100,7 @@ class Translating(training.Task[list[int]]):
 
 @dataclass(frozen=True)
 class Dev:
-    """What the development data should be translated to."""
+    """The reference translations of the development data."""
 
     lines: list[str]
     vocabulary: Vocabulary
@@ -109,7 +109,7 @@ class Dev:
 def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     """Train a translator on a folder of parallel text into the folder ``run``; ``more`` is for :func:`training.fit`.
 
-    With ``resume`` the vocabularies are the run's, and ``config`` may ask for other epochs and minutes only.
+    With ``resume`` vocabularies and configuration are the run's; only epochs and minutes come from ``config``.
     """
     resume = bool(more.get("resume")) and training.is_begun(run)
     if resume:
@@ -142,7 +142,7 @@ def vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary]:
 
 
 def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
-    """The best translator of a run."""
+    """Load the best translator of a run."""
     if not (run / "best.pt").exists():
         raise ValueError(f"{run} is not a run of 'bellmax translation train': it has no best.pt")
     config, (source, target) = Config.load(run), vocabularies(run)
@@ -155,12 +155,12 @@ def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
 
 
 def most_words(source: Tensor) -> int:
-    """How long a translation may get."""
+    """Maximum length of a translation."""
     return 2 * len(source) + 10
 
 
 def translate_all(model: Translator, sources: Sequence[Tensor], batch: int = 64) -> list[Translation]:
-    """By greedy search, lines of about a length together."""
+    """Translate with greedy search, in batches of lines of similar length."""
     device = next(model.parameters()).device
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))
     found: dict[int, Translation] = {}
@@ -176,7 +176,7 @@ def translate_all(model: Translator, sources: Sequence[Tensor], batch: int = 64)
 def translate(
     model: Translator, source: Vocabulary, target: Vocabulary, lines: Sequence[str], width: int = 5
 ) -> Iterator[tuple[str, Translation]]:
-    """Each line as text, and what that is made of. A line without a token gives an empty one."""
+    """The translation of each line, as text and in detail. A line without tokens gives an empty text."""
     for line in lines:
         numbers = torch.tensor([*source.encode(line), END])
         if len(numbers) == 1:
@@ -189,7 +189,7 @@ def translate(
 def evaluate(
     model: Translator, source: Vocabulary, target: Vocabulary, pairs: Sequence[tuple[str, str]], width: int = 1
 ) -> dict[str, Any]:
-    """BLEU with its signature, and how attention is spread: words with a weight above 0, and with one above 0.1."""
+    """BLEU with its signature, and the mean number of source words with a weight above 0, and above 0.1."""
     if width == 1:
         found = translate_all(model, [torch.tensor([*source.encode(a), END]) for a, _ in pairs])
         texts = [target.decode(translation.words) for translation in found]
