@@ -16,7 +16,7 @@ from bellmax.layouts.values import reject
 from bellmax.tensors import Tensors
 
 __all__ = ["check", "check_index", "empty_paths", "engine_index", "index_is_batched", "nodes"]
-__all__ += ["along", "dense", "found_paths", "onto_scores", "weights"]
+__all__ += ["along", "dense", "engine", "extra_nodes", "found_paths", "onto_scores", "sense", "weights"]
 
 engine = "chain"
 sense = 1

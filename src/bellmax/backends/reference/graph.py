@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.layouts.graph import check, nodes
+from bellmax.layouts.graph import check
+from bellmax.layouts.graph import nodes as nodes_of
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -23,7 +24,7 @@ Group = tuple[slice, slice, int]
 
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
-    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=torch.float64)
+    return theta[0].new_empty((theta[0].shape[0], *nodes_of(theta, index)), dtype=torch.float64)
 
 
 def _groups(index: Tensors) -> list[Group]:
