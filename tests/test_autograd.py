@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from problems import COMPILERS, OMEGAS, diamond, is_one_of_a_kind, potentials
+from support.inside import autograd
+from support.problems import COMPILERS, OMEGAS, diamond, is_one_of_a_kind, potentials
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -67,8 +68,6 @@ def test_hessian_product_is_differentiable_in_both_arguments(omega: bx.Regulariz
 
 
 def test_value_and_path_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bellmax import autograd
-
     calls = []
     run = autograd._sweep
     monkeypatch.setattr(autograd, "_sweep", lambda name, *args: calls.append(name) or run(name, *args))
@@ -145,8 +144,6 @@ def test_checks_let_nested_transforms_through(backend: str) -> None:
 
 
 def test_gradient_in_the_direction_needs_no_third_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bellmax import autograd
-
     monkeypatch.setattr(autograd._Runner, "in_plain_torch", None)
     theta, z = potentials(2, 10), potentials(2, 10, seed=1, requires_grad=True)
     p = DIAMOND.paths(theta)
@@ -190,13 +187,6 @@ def test_forward_mode_nests(backend: str) -> None:
 @pytest.fixture(params=list(SMOOTH))
 def smooth(request: pytest.FixtureRequest) -> bx.Regularizer:
     return SMOOTH[request.param]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    yield
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
 
 
 def best_score(theta: Tensor, omega: bx.Regularizer) -> Tensor:

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from support.inside import binary
 
 import bellmax as bx
-from bellmax import binary
 
 OMEGAS = [bx.Negentropy(), bx.SquaredL2(), bx.Negentropy(0.3), bx.SquaredL2(2.0), bx.Tsallis(2, gamma=0.7)]
 

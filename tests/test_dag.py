@@ -11,19 +11,18 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from problems import diamond, layered_edges, potentials, random_dag
+from support.inside import native
+from support.kernels import needs_kernels
+from support.problems import diamond, layered_edges, potentials, random_dag
 
 import bellmax as bx
 from bellmax import losses
-from bellmax.backends import native
 
 
-@pytest.fixture(params=["native", "numpy"])
+@pytest.fixture(params=[pytest.param("native", marks=needs_kernels), "numpy"])
 def sorter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "numpy":
         monkeypatch.setattr(native, "kernels", None)
-    elif native.kernels is None:
-        pytest.skip("the native kernels are not compiled")
     with bx.use_backend("reference"):
         yield
 

@@ -16,8 +16,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
 from scipy import stats
+from support.checks import close
+from support.inside import autograd
+from support.kernels import needs_kernels
+from support.problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
 from torch.distributions import kl_divergence
 
 import bellmax as bx
@@ -53,24 +56,19 @@ def problems(omega: bx.Regularizer) -> Iterator[tuple[Problem, bx.PathDistributi
         yield problem, problem.dag.paths(problem.weights, omega=omega)
 
 
-def assert_close(actual: torch.Tensor, expected, tolerance: float = 1e-10) -> None:
-    expected = torch.tensor(np.array(expected), dtype=torch.float64)
-    torch.testing.assert_close(actual.detach().double(), expected, rtol=tolerance, atol=tolerance)
-
-
 def test_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
     compared = 0
     for (solved, _, _, z, products), p in problems(omega):
         assert p.backend == backend
-        assert_close(p.value, [s.value for s in solved])
-        assert_close(p.expected_path, [s.expected_path for s in solved])
-        assert_close(p.entropy(), [s.entropy for s in solved])
-        assert_close(p.num_paths, [len(s.all_paths) for s in solved])
+        close(p.value, [s.value for s in solved])
+        close(p.expected_path, [s.expected_path for s in solved])
+        close(p.entropy(), [s.entropy for s in solved])
+        close(p.num_paths, [len(s.all_paths) for s in solved])
         expected = [s.expected_path @ zi for s, zi in zip(solved, z.numpy(), strict=True)]
-        assert_close(p.directional_derivative(z), expected)
+        close(p.directional_derivative(z), expected)
         for product, difference in zip(p.hessian_product(z), products, strict=True):
             if difference is not None:
-                assert_close(product, difference, 1e-8)
+                close(product, difference, 1e-8)
                 compared += 1
     assert compared > 1.8 * GRAPHS
 
@@ -87,12 +85,12 @@ def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> 
                 assert (scores[b] == -math.inf).all()
                 continue
             expected = np.sort(s.scores)[::-1][:k]
-            assert_close(scores[b, : len(expected)], expected)
+            close(scores[b, : len(expected)], expected)
             assert (scores[b, len(expected) :] == -math.inf).all()
             assert not paths[b, len(expected) :].any()
             found = [s.all_paths.tolist().index(row) for row in paths[b, : len(expected)].tolist()]
             assert len(set(found)) == len(found)
-            assert_close(torch.from_numpy(s.scores[found]), expected)
+            close(torch.from_numpy(s.scores[found]), expected)
             assert best[b].tolist() == paths[b, 0].tolist()
             row = s.all_paths.tolist().index(mode[b].tolist())
             assert s.probabilities[row] == pytest.approx(s.probabilities.max(), abs=1e-12)
@@ -105,12 +103,12 @@ def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: 
         for b, s in enumerate(solved):
             kept = s.probabilities > 1e-13
             listed = probabilities[:, b] > 1e-13
-            assert_close(probabilities[listed, b], np.sort(s.probabilities[kept])[::-1])
-            assert_close(probabilities[:, b].sum(), float(len(s.all_paths) > 0))
+            close(probabilities[listed, b], np.sort(s.probabilities[kept])[::-1])
+            close(probabilities[:, b].sum(), float(len(s.all_paths) > 0))
             assert not paths[probabilities[:, b] == 0, b].any()
             every = torch.from_numpy(s.all_paths)
             alone = dag.paths(weights[b], omega=omega)
-            assert_close(alone.log_prob(every).exp(), s.probabilities)
+            close(alone.log_prob(every).exp(), s.probabilities)
 
 
 def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
@@ -137,10 +135,9 @@ def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     assert tested == 4
 
 
+@needs_kernels
 @pytest.mark.parametrize("name", list(OMEGAS))
 def test_backends_agree(name: str) -> None:
-    if bx.backend_info()["native"] != "available":
-        pytest.skip("the native kernels are not compiled")
     omega = OMEGAS[name]
     rng = np.random.default_rng(3)
     for _ in range(60):
@@ -614,8 +611,8 @@ def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
 
 @pytest.mark.parametrize("kind", ["dag", "costs", "chain", "dtw"])  # the others make a graph each time they are asked
 def test_the_sweep_runs_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, run = [], bx.autograd.forward
-    monkeypatch.setattr(bx.autograd, "forward", lambda *args: calls.append(1) or run(*args))
+    calls, run = [], autograd.forward
+    monkeypatch.setattr(autograd, "forward", lambda *args: calls.append(1) or run(*args))
     p = some_distributions(requires_grad=True)[kind]
     for _ in range(2):
         p.value.sum().backward()
@@ -723,7 +720,6 @@ def test_own_omega_under_compile() -> None:
     torch.testing.assert_close(broken, value(theta))
     (grad,) = torch.autograd.grad(broken, theta)
     torch.testing.assert_close(grad, torch.autograd.grad(value(theta), theta)[0])
-    torch._dynamo.reset()
 
 
 # --- what a review found
@@ -785,7 +781,6 @@ def test_compiled_code_sees_a_change_of_the_scores() -> None:
     for _ in range(2):
         torch.testing.assert_close(run(), diamond().paths(weights).value)
         weights.add_(1)
-    torch._dynamo.reset()
 
 
 def test_support_takes_bool_and_names_shapes() -> None:

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from support.inside import fused
+from support.kernels import needs_kernels
 
 import bellmax as bx
-from bellmax import fused
-from bellmax.backends import native
 from bellmax.series import pairwise
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="blocks are swept by the native kernels")
+pytestmark = needs_kernels
 
 SQUARED = partial(pairwise, cost="sqeuclidean")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import OMEGAS, diamond, potentials, solve
+from support.problems import OMEGAS, diamond, potentials, solve
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx

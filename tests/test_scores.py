@@ -8,8 +8,10 @@ import sys
 
 import pytest
 import torch
-from problems import COMPILERS, is_one_of_a_kind, potentials
-from test_chain import KEPT, assert_enumerated, steps_of
+from support.chains import KEPT, assert_enumerated, steps_of
+from support.checks import close
+from support.kernels import needs_kernels
+from support.problems import COMPILERS, is_one_of_a_kind, potentials
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -68,9 +70,6 @@ def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer
     for b in range(5):
         kept = MASKS[b]
         dense = bx.Chain(added_up(*of_sequence(given, b), kept), omega=omega)
-
-        def close(got: Tensor, wanted: Tensor) -> None:
-            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
         close(p.value[b], dense.value)
         close(marginals[b][kept], dense.marginals)
@@ -185,11 +184,10 @@ def large(batch: int, steps: int, states: int, spread: float = 1.0) -> tuple[Ten
 
 
 # Sequences in the lanes and states in the lanes; in exp space and, where transitions spread widely, out of it.
+@needs_kernels
 @pytest.mark.parametrize("spread", [1.0, 400.0])
 @pytest.mark.parametrize("shape", [(21, 9, 11), (2, 9, 19), (1, 40, 9), (9, 6, 2)])
 def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float, omega: bx.Regularizer) -> None:
-    if bx.backend_info()["native"] != "available":
-        pytest.skip("the native kernels are not compiled")
     given = large(*shape, spread)
     mask = potentials(*shape[:2], seed=7) > -1
     z = tuple(potentials(*t.shape, seed=30 + n) for n, t in enumerate(given))
@@ -441,7 +439,6 @@ def test_vmap_and_compile(backend: str) -> None:
     got = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend=COMPILERS[backend])(*leaves), leaves)
     for a, b in zip(got, torch.autograd.grad(loss(*leaves), leaves), strict=True):
         torch.testing.assert_close(a, b)
-    torch._dynamo.reset()
 
 
 def test_results_do_not_depend_on_the_run() -> None:
@@ -454,9 +451,8 @@ def test_results_do_not_depend_on_the_run() -> None:
         assert all(torch.equal(run, runs[0]) for run in runs)
 
 
+@needs_kernels
 def test_a_million_steps_train_under_a_gigabyte() -> None:
-    if bx.backend_info()["native"] != "available":
-        pytest.skip("the native kernels are not compiled")
     if sys.platform != "linux":
         pytest.skip("peak memory is read from Linux")
     program = """

@@ -7,12 +7,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from problems import potentials
+from support.inside import binary
+from support.problems import potentials
 from torch import Tensor
 from torch.autograd import gradcheck
 
 import bellmax as bx
-from bellmax import binary
 from bellmax.nn import SegmentationAttention
 
 SMOOTH = [bx.Negentropy(0.8), bx.SquaredL2(6.0)]
@@ -218,7 +218,6 @@ def test_learns_gamma(backend: str) -> None:
     "omega", [*SMOOTH, bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0)))], ids=["negentropy", "l2", "learnt"]
 )
 def test_compiles_and_exports(omega: bx.Regularizer, backend: str) -> None:
-    torch._dynamo.reset()
     attention, (queries, keys, values) = layer(omega), data(3)
     queries.requires_grad_()
     expected = attention(queries, keys, values, mask=MASK)
