@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from support.chains import KEPT, assert_enumerated, on_trellis, steps_of, to_chain
-from support.kernels import needs_kernels
+from support.kernels import needs_kernels, took
 from support.problems import COMPILERS, is_one_of_a_kind, potentials
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -116,7 +116,17 @@ def test_backends_agree_on_everything(omega: bx.Regularizer) -> None:
     z = potentials(*theta.shape, seed=1)
     results = []
     for backend in ("reference", "native"):
-        with bx.use_backend(backend):
+        times = None if backend == "native" else 0
+        with (
+            bx.use_backend(backend),
+            took("chain_forward", times),
+            took("chain_backward", times),
+            took("chain_hessian", times),
+            took("chain_log_transitions_jvp", times),
+            took("chain_log_transitions_vjp", times),
+            took("chain_topk", times),
+            took("chain_sample", times),
+        ):
             t = theta.clone().requires_grad_()
             p = bx.Chain(t, lengths=lengths, omega=omega)
             torch.manual_seed(0)

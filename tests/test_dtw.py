@@ -14,7 +14,7 @@ from scipy import stats
 from support.checks import close
 from support.grids import MOVES, START, enumerated, grid
 from support.inside import autograd
-from support.kernels import needs_kernels
+from support.kernels import by_products, needs_kernels, took
 from support.problems import OMEGAS, potentials
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -658,7 +658,9 @@ def scaled(omega: bx.Regularizer, gamma: float) -> bx.Regularizer:
 def test_huge_scales_in_float32(omega: bx.Regularizer, backend: str) -> None:
     cost = (potentials(3, 20, 17).abs() * 1e4).float().requires_grad_()
     p = bx.DTW(cost, omega=scaled(omega, 1e-3))
-    (gradient,) = torch.autograd.grad(p.value.sum(), cost)
+    with took("dtw_backward", times=int(backend == "native")) as backward:
+        (gradient,) = torch.autograd.grad(p.value.sum(), cost)
+    assert not any(by_products(call).any() for call in backward)  # which are for smaller numbers
     torch.testing.assert_close(gradient, p.best_path(), rtol=0, atol=1e-3)
     torch.testing.assert_close(p.value, (p.best_path() * cost).sum((1, 2)), rtol=1e-5, atol=0)
     assert p.hessian_product(torch.ones_like(cost)).isfinite().all()
@@ -799,13 +801,17 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
     with bx.use_backend("native"):
         with threads(1):
             # Weights of the moves, even of 1, are a matter for the DAG engine.
-            wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
-            single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)
+            with took("dtw_backward", times=0), took("dag_backward"), took("dag_hessian"):
+                wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
+            with took("dtw_backward") as backward, took("dtw_hessian"):
+                single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)
+            assert all(by_products(call).all() == isinstance(omega, bx.Negentropy) for call in backward)
         for count in (1, 2):
             for pairs in (slice(0, 3), slice(0, 1)):
                 own = lengths[0][pairs], lengths[1][pairs]
-                with threads(count):
+                with threads(count), took("dtw_backward") as backward, took("dtw_hessian"):
                     got = layers_of(cost[pairs], own, seed[pairs], z[pairs], band=band, omega=omega)
+                assert not any(by_products(call).any() for call in backward)
                 for a, b in zip(got, wanted, strict=True):
                     torch.testing.assert_close(a, b[pairs], rtol=1e-9, atol=1e-9)
     close(single[0].double(), wanted[0], 1e-5)
@@ -822,7 +828,8 @@ def test_backends_agree(size: tuple[int, int], band: float | None, omega: bx.Reg
     cost, lengths, seed, z = large(size)
     results = []
     for backend in ("reference", "native"):
-        with bx.use_backend(backend):
+        times = None if backend == "native" else 0
+        with bx.use_backend(backend), took("dtw_forward", times), took("dtw_hessian", times), took("dtw_sample", times):
             torch.manual_seed(0)
             drawn = bx.DTW(cost, lengths=lengths, band=band, omega=omega).sample_alignments((4,))
             results.append((drawn, *layers_of(cost, lengths, seed, z, band=band, omega=omega)))
@@ -837,7 +844,10 @@ def test_float32_over_a_million_cells(omega: str) -> None:
     cost = (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1)
     with bx.use_backend("native"):
         single, double = bx.DTW(cost, omega=omega), bx.DTW(cost.double(), omega=omega)
-        torch.testing.assert_close(single.expected_path.double(), double.expected_path, rtol=0, atol=5e-6)
+        with took("dtw_backward", times=2) as backward:
+            paths = single.expected_path, double.expected_path
+        assert [bool(by_products(call)) for call in backward] == [omega == "negentropy", False]
+        torch.testing.assert_close(paths[0].double(), paths[1], rtol=0, atol=5e-6)
         torch.testing.assert_close(single.value.double(), double.value, rtol=1e-7, atol=0)
 
 
