@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -26,8 +27,10 @@ OMEGAS = {
     "hard": bx.Hard(),
 }
 
-
-COMPILERS = {"native": "inductor", "reference": "aot_eager"}  # code is generated for one of the backends
+# Of the Ω: one of each kind where kernels or formulas differ, and those with derivatives that differ from 0.
+one_of_each_kind = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5", "hard"], indirect=True)
+smooth = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5"], indirect=True)
+two_kinds = pytest.mark.parametrize("omega", ["negentropy", "l2"], indirect=True)
 
 
 def is_one_of_a_kind(omega: bx.Regularizer) -> bool:
