@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.inside import autograd
 from support.kernels import needs_kernels, took
-from support.problems import diamond, is_one_of_a_kind, potentials, smooth
+from support.problems import diamond, for_derivatives, is_one_of_a_kind, potentials, smooth
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -44,6 +44,7 @@ def divergence(theta: Tensor, omega: bx.Regularizer) -> Tensor:
 # --- reverse and forward mode
 
 
+@for_derivatives
 @pytest.mark.parametrize("function", [value, path, entropy, log_prob, divergence])
 def test_gradcheck_and_gradgradcheck(function, omega: bx.Regularizer, backend: str) -> None:
     theta = potentials(2, 10, requires_grad=True)
@@ -59,6 +60,7 @@ def test_gradcheck_and_gradgradcheck(function, omega: bx.Regularizer, backend: s
         assert gradgradcheck(run, theta[0].detach().requires_grad_())
 
 
+@for_derivatives
 def test_hessian_product_is_differentiable_in_both_arguments(omega: bx.Regularizer, backend: str) -> None:
     theta, z = potentials(2, 10, requires_grad=True), potentials(2, 10, seed=1, requires_grad=True)
 

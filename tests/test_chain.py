@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.chains import KEPT, assert_enumerated, on_trellis, steps_of, to_chain
 from support.kernels import needs_kernels, took
-from support.problems import is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
+from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
 
@@ -82,6 +82,7 @@ def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, ba
     assert_enumerated(p, [theta[b, kept[b]] for b in range(3)], kept)
 
 
+@for_derivatives
 @pytest.mark.parametrize("lengths", [None, torch.tensor([3, 0, 2])])
 def test_derivatives(lengths: torch.Tensor | None, omega: bx.Regularizer, backend: str) -> None:
     theta = potentials(3, 3, 2, 2, requires_grad=True)

@@ -11,7 +11,7 @@ import torch
 from support.chains import KEPT, assert_enumerated, steps_of
 from support.checks import close
 from support.kernels import needs_kernels, took
-from support.problems import is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
+from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -112,6 +112,7 @@ def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, ba
     assert_enumerated(p, [added_up(emissions[b], transitions, start, end, kept[b]) for b in range(3)], kept)
 
 
+@for_derivatives
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
     generator = potentials(200, seed=5)
