@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checks import close
+from support.data import folder
 from support.grids import enumerated
 from support.kernels import needs_kernels
 from support.problems import OMEGAS, potentials
@@ -419,9 +420,7 @@ def test_barycenter_is_stationary_and_leaves_gamma_alone() -> None:
 @needs_kernels
 def test_nearest_neighbours_err_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    data = Path(__file__).parents[2] / "shared/data/timeseries"
-    if not data.exists():
-        pytest.skip("the UCR archive is not at hand")
+    data = folder("timeseries")
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
     example = importlib.import_module("nearest_neighbour")
     train, test = (example.read(data / "ItalyPowerDemand", part) for part in ("TRAIN", "TEST"))
