@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy import stats
 from support.checks import close
 from support.kernels import needs_kernels, took
@@ -181,31 +182,39 @@ def test_backends_agree(name: str) -> None:
 # --- the paper's propositions
 
 
-def enumerated_strategy(omega: bx.Regularizer):
-    def build(seed: int) -> tuple[Enumerated, bx.PathDistribution]:
-        rng = np.random.default_rng(seed)
-        edges, num_nodes = random_dag(rng, 7)
-        weights = random_weights(rng, len(edges), missing=0.0)
-        solved = Enumerated(edges, num_nodes, weights.tolist(), omega)
-        return solved, bx.DAG(edges, num_nodes).paths(torch.from_numpy(weights), omega=omega)
+@st.composite
+def graphs(draw: st.DrawFn, rows: int = 1) -> tuple[bx.DAG, torch.Tensor]:
+    """A graph of up to 7 nodes, where the first is the start and the last the end, with weights (rows, E)."""
+    count = draw(st.integers(2, 7))
+    edges = [(j, i) for i in range(1, count) for j in sorted(draw(st.sets(st.integers(0, i - 1), min_size=1)))]
+    childless = set(range(count - 1)) - {j for j, _ in edges}
+    edges += [(j, count - 1) for j in sorted(childless)]
+    edges += edges[: draw(st.integers(0, 1))]  # two that are parallel
+    weights = draw(arrays(np.float64, (rows, len(edges)), elements=st.floats(-5, 5)))
+    return bx.DAG(edges, count), torch.from_numpy(weights)
 
-    return st.integers(0, 2**32 - 1).map(build)
+
+def enumerated(omega: bx.Regularizer) -> st.SearchStrategy[tuple[Enumerated, bx.PathDistribution]]:
+    def solve(problem: tuple[bx.DAG, torch.Tensor]) -> tuple[Enumerated, bx.PathDistribution]:
+        dag, (weights,) = problem
+        solved = Enumerated(dag.edges.tolist(), dag.num_nodes, weights.tolist(), omega)
+        return solved, dag.paths(weights, omega=omega)
+
+    return graphs().map(solve)
 
 
 @settings(max_examples=100)
-@given(enumerated_strategy(bx.Hard()))
+@given(enumerated(bx.Hard()))
 def test_proposition_1(problem) -> None:
     solved, p = problem
     assert float(p.value) == pytest.approx(solved.scores.max(), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", list(OMEGAS))
-@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0, 1))
-def test_proposition_2_convex(name: str, seed: int, share: float) -> None:
-    rng = np.random.default_rng(seed)
-    edges, num_nodes = random_dag(rng, 7)
-    a, b = torch.from_numpy(rng.normal(size=(2, len(edges)), scale=2))
-    ends = bx.DAG(edges, num_nodes).paths(torch.stack((a, b, share * a + (1 - share) * b)), omega=OMEGAS[name]).value
+@given(problem=graphs(rows=2), share=st.floats(0, 1))
+def test_proposition_2_convex(name: str, problem, share: float) -> None:
+    dag, (a, b) = problem
+    ends = dag.paths(torch.stack((a, b, share * a + (1 - share) * b)), omega=OMEGAS[name]).value
     assert ends[2] <= share * ends[0] + (1 - share) * ends[1] + 1e-12
 
 
@@ -217,12 +226,11 @@ def bounds(omega: bx.Regularizer, size: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", list(OMEGAS))
 @settings(max_examples=100)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_proposition_2_bounds_as_corrected(name: str, seed: int) -> None:
-    omega, rng = OMEGAS[name], np.random.default_rng(seed)
-    edges, num_nodes = random_dag(rng)
-    p = bx.DAG(edges, num_nodes).paths(torch.from_numpy(rng.normal(size=len(edges))), omega=omega)
-    low, high = bounds(omega, max(np.bincount([child for _, child in edges])))
+@given(graphs())
+def test_proposition_2_bounds_as_corrected(name: str, problem) -> None:
+    omega, (dag, (weights,)) = OMEGAS[name], problem
+    p = dag.paths(weights, omega=omega)
+    low, high = bounds(omega, int(dag.edges[:, 1].bincount().max()))
     gap = float(p.topk(1)[0][0] - p.value)
     assert float(p.expected_path.sum()) * low - 1e-10 <= gap <= float(p.best_path().sum()) * high + 1e-10
 
@@ -237,7 +245,7 @@ def test_proposition_2_bound_as_printed_is_false() -> None:
 
 
 @settings(max_examples=100)
-@given(enumerated_strategy(bx.Negentropy(0.7)))
+@given(enumerated(bx.Negentropy(0.7)))
 def test_proposition_2_negentropy_is_the_linear_program(problem) -> None:
     solved, p = problem
     assert float(p.value) == pytest.approx(solve_lp(solved), abs=1e-10)
@@ -249,14 +257,14 @@ def solve_lp(solved: Enumerated) -> float:
 
 
 @settings(max_examples=100)
-@given(enumerated_strategy(bx.SquaredL2(0.9)))
+@given(enumerated(bx.SquaredL2(0.9)))
 def test_l2_linear_program_is_above(problem) -> None:
     solved, p = problem
     assert solve_lp(solved) >= float(p.value) - 1e-12
 
 
 @settings(max_examples=100)
-@given(enumerated_strategy(bx.Tsallis(1.5, 0.8)))
+@given(enumerated(bx.Tsallis(1.5, 0.8)))
 def test_tsallis_linear_program_is_below(problem) -> None:
     solved, p = problem
     assert solve_lp(solved) <= float(p.value) + 1e-12
@@ -270,12 +278,9 @@ def test_l2_differs_from_the_linear_program() -> None:
     assert float(bx.DAG(edges).paths(torch.zeros(4), omega="l2").value) == pytest.approx(-0.75)
 
 
-@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from([bx.Negentropy, bx.SquaredL2, bx.Tsallis]))
-def test_vanishing_smoothing_gives_the_best_score(seed: int, kind) -> None:
-    rng = np.random.default_rng(seed)
-    edges, num_nodes = random_dag(rng, 7)
-    theta = torch.from_numpy(rng.normal(size=len(edges)))
-    dag = bx.DAG(edges, num_nodes)
+@given(problem=graphs(), kind=st.sampled_from([bx.Negentropy, bx.SquaredL2, bx.Tsallis]))
+def test_vanishing_smoothing_gives_the_best_score(problem, kind) -> None:
+    dag, (theta,) = problem
     best = float(dag.paths(theta, omega="hard").value)
     assert float(dag.paths(theta, omega=kind(gamma=1e-6)).directional_derivative(theta)) == pytest.approx(
         best, abs=1e-4
@@ -283,7 +288,7 @@ def test_vanishing_smoothing_gives_the_best_score(seed: int, kind) -> None:
 
 
 @settings(max_examples=100)
-@given(enumerated_strategy(bx.SquaredL2(0.9)))
+@given(enumerated(bx.SquaredL2(0.9)))
 def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
     solved, p = problem
     flow = p.expected_path
@@ -298,16 +303,19 @@ def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
 
 
 def test_follows_torch_distributions(omega: bx.Regularizer, backend: str) -> None:
-    dag = diamond()
-    p = dag.paths(potentials(2, 3, 10), omega=omega)
+    dag, theta = diamond(), potentials(2, 3, 10)
+    p = dag.paths(theta, omega=omega)
     assert (p.batch_shape, p.event_shape) == ((2, 3), (10,))
     assert p.sample((4, 5)).shape == (4, 5, 2, 3, 10)
     assert p.log_prob(p.sample((4,))).shape == (4, 2, 3)
     assert p.entropy().shape == (2, 3)
-    torch.testing.assert_close(p.mean, p.expected_path)
-    torch.testing.assert_close(p.variance, p.mean * (1 - p.mean))
-    torch.testing.assert_close(p.stddev, p.variance.sqrt())
-    assert torch.equal(p.mode, dag.paths(p.potentials, omega=omega).mode)
+    for place in np.ndindex(2, 3):
+        s = Enumerated(dag.edges.tolist(), dag.num_nodes, theta[place].tolist(), omega)
+        spread = s.probabilities @ (s.all_paths - s.expected_path) ** 2
+        close(p.mean[place], s.expected_path)
+        close(p.variance[place], spread)
+        close(p.stddev[place] ** 2, spread)
+        close(p.mode[place], s.all_paths[s.probabilities.argmax()])
 
 
 def test_kl_divergence_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
