@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
-from problems import OMEGAS
+from support.kernels import needs_kernels
+from support.problems import OMEGAS
 
 import bellmax as bx
 
@@ -19,10 +21,15 @@ def _seed() -> None:
     torch.set_default_dtype(torch.float32)  # importing tslearn sets another
 
 
-@pytest.fixture(params=["reference", "native"])
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+@pytest.fixture(params=["reference", pytest.param("native", marks=needs_kernels)])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "native" and bx.backend_info()["native"] != "available":
-        pytest.skip("the native kernels are not compiled")
     with bx.use_backend(request.param):
         yield request.param
 

@@ -2,10 +2,12 @@ import math
 
 import pytest
 import torch
+from support.inside import binary
+from support.kernels import needs_kernels, took
 
 import bellmax as bx
-from bellmax import binary
 
+pytestmark = needs_kernels
 OMEGAS = [bx.Negentropy(), bx.SquaredL2(), bx.Negentropy(0.3), bx.SquaredL2(2.0), bx.Tsallis(2, gamma=0.7)]
 
 
@@ -21,12 +23,12 @@ def chain(emissions, transitions, start, end, **more):
 
 
 def both(monkeypatch, run):
-    """What the kernel for two states gives, and what the general sweeps do."""
-    found = []
-    for serves in (binary.serves, lambda *_: False):
-        monkeypatch.setattr(binary, "serves", serves)
-        found.append(run())
-    return found
+    """What the kernel for two states gives, which must run, and what the general sweeps do."""
+    with took("binary_marginals", times=1):
+        by_kernel = run()
+    monkeypatch.setattr(binary, "serves", lambda *_: False)
+    with took("binary_marginals", times=0):
+        return by_kernel, run()
 
 
 @pytest.mark.parametrize("omega", OMEGAS, ids=repr)
@@ -41,7 +43,8 @@ def test_equals_the_general_sweeps(monkeypatch, omega, batch, steps, scale, shif
         marginals = chain(nan, *given[1:], mask=mask, omega=omega).marginals
         return marginals, *torch.autograd.grad(marginals, (nan, *given[1:]), weights)
 
-    torch.testing.assert_close(*both(monkeypatch, run), rtol=1e-9, atol=1e-11)
+    with took("binary_marginals_vjp", times=1):
+        torch.testing.assert_close(*both(monkeypatch, run), rtol=1e-9, atol=1e-11)
 
 
 def test_lengths_and_batch_dimensions(monkeypatch):
@@ -55,34 +58,42 @@ def test_lengths_and_batch_dimensions(monkeypatch):
 def test_single_precision(omega):
     given = scores(9, 300, torch.float32)
     weights = torch.randn(9, 300, 2)
-    marginals = chain(*given, omega=omega).marginals
     precise = [g.detach().double().requires_grad_() for g in given]
-    expected = chain(*precise, omega=omega).marginals
+    with took("binary_marginals", times=2), took("binary_marginals_vjp", times=2):
+        marginals, expected = (chain(*scores, omega=omega).marginals for scores in (given, precise))
+        of_marginals = torch.autograd.grad(marginals, given, weights)
+        of_expected = torch.autograd.grad(expected, precise, weights.double())
     torch.testing.assert_close(marginals.double(), expected, rtol=0, atol=1e-6)
-    of_marginals = torch.autograd.grad(marginals, given, weights)
-    of_expected = torch.autograd.grad(expected, precise, weights.double())
     for a, b in zip(of_marginals, of_expected, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
 
 
-def test_second_derivative_of_marginals(monkeypatch):
+def test_second_derivative_of_marginals():
     given = scores(3, 4)
     f = lambda *s: chain(*s).marginals[..., 1]  # noqa: E731
-    assert torch.autograd.gradcheck(f, given, fast_mode=True)
-    assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
+    with took("binary_marginals"):
+        assert torch.autograd.gradcheck(f, given, fast_mode=True)
+    with took("binary_marginals"):
+        assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
-def test_forbidden_states_and_transitions(monkeypatch, omega):
+def test_forbidden_states(monkeypatch, omega):
+    emissions, *rest = (g.detach() for g in scores(4, 5))
+    emissions[0, 2, 1] = emissions[1, 3, 0] = emissions[2, 0, 0] = -math.inf
+    torch.testing.assert_close(*both(monkeypatch, lambda: chain(emissions, *rest, omega=omega).marginals))
+
+
+@pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
+@pytest.mark.parametrize("forbidden", ["a step", "a transition", "an end"])
+def test_the_kernel_leaves_what_it_cannot_do_to_the_general_sweeps(omega, forbidden):
     emissions, transitions, start, end = (g.detach() for g in scores(4, 5))
-    emissions[0, 2, 1] = emissions[1, 3] = emissions[2, 0, 0] = -math.inf
-    torch.testing.assert_close(
-        *both(monkeypatch, lambda: chain(emissions, transitions, start, end, omega=omega).marginals)
-    )
-    transitions[0, 1] = end[0] = -math.inf
-    torch.testing.assert_close(
-        *both(monkeypatch, lambda: chain(emissions, transitions, start, end, omega=omega).marginals)
-    )
+    place = {"a step": emissions[1, 3], "a transition": transitions[0, 1:], "an end": end[:1]}[forbidden]
+    place.fill_(-math.inf)
+    with took("binary_marginals", times=0):
+        marginals = chain(emissions, transitions, start, end, omega=omega).marginals
+    path = bx.Chain(chain(emissions, transitions, start, end).potentials, omega=omega).expected_path
+    torch.testing.assert_close(marginals, path.sum(-1))
 
 
 def test_nan_is_named():
@@ -95,8 +106,10 @@ def test_nan_is_named():
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 20.0), (torch.float32, 85.0), (torch.float64, 60.0)])
 def test_improbable_states_keep_their_digits(dtype, gap):
     emissions = torch.tensor([[[gap, 0.0], [0.0, gap], [1.0, gap]]], dtype=dtype, requires_grad=True)
-    marginals = chain(emissions, torch.zeros(2, 2, dtype=dtype), None, None).marginals
+    with took("binary_marginals"):
+        marginals = chain(emissions, torch.zeros(2, 2, dtype=dtype), None, None).marginals
     torch.testing.assert_close(marginals, emissions.softmax(-1), rtol=1e-4, atol=0)
     wrong = marginals[0, [0, 1], [1, 0]].log().sum()
     gradient = torch.tensor([[[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], dtype=dtype)
-    torch.testing.assert_close(torch.autograd.grad(wrong, emissions)[0], gradient)
+    with took("binary_marginals_vjp"):
+        torch.testing.assert_close(torch.autograd.grad(wrong, emissions)[0], gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from problems import OMEGAS
+from support.problems import OMEGAS
 
 import bellmax as bx
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import networkx as nx
 import numpy as np
 import pytest
 import torch
-from problems import diamond, layered_edges, potentials, random_dag
+from support.inside import native
+from support.kernels import needs_kernels
+from support.problems import diamond, layered_edges, potentials, random_dag
 
 import bellmax as bx
 from bellmax import losses
-from bellmax.backends import native
 
 
-@pytest.fixture(params=["native", "numpy"])
+@pytest.fixture(params=[pytest.param("native", marks=needs_kernels), "numpy"])
 def sorter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "numpy":
         monkeypatch.setattr(native, "kernels", None)
-    elif native.kernels is None:
-        pytest.skip("the native kernels are not compiled")
     with bx.use_backend("reference"):
         yield
 
@@ -123,6 +124,34 @@ def test_moves_between_devices() -> None:
     assert dag.device.type == "meta"
     assert (dag.num_nodes, dag.num_edges) == (2, 2)
     assert repr(dag) == "DAG(num_nodes=2, num_edges=2)"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda dag: pickle.loads(pickle.dumps(dag))])
+def test_copies(duplicate: Callable[[bx.DAG], bx.DAG], backend: str) -> None:
+    dag = bx.DAG([("a", "b"), ("a", "b"), ("b", "c"), ("a", "c")])
+    same = duplicate(dag)
+    assert (same.nodes, same.num_nodes, same.num_edges) == (dag.nodes, 3, 4)
+    theta, z = potentials(2, 4), potentials(2, 4, seed=1)
+    p, q = dag.paths(theta), same.paths(theta)
+    for got, wanted in ((q.value, p.value), (q.hessian_product(z), p.hessian_product(z)), (q.topk(2)[1], p.topk(2)[1])):
+        assert got.equal(wanted)
+    torch.testing.assert_close(torch.distributions.kl_divergence(p, q), torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_copy_is_of_its_own() -> None:
+    dag = bx.DAG([(0, 1), (0, 1)])
+    same = copy.deepcopy(dag)
+    same.edges.zero_()
+    assert dag.edges.tolist() == [[0, 1], [0, 1]]
+
+
+def test_moves_there_and_back(backend: str) -> None:
+    dag, theta = diamond(), potentials(2, 10)
+    same = dag.to("cpu")
+    assert same.paths(theta).expected_path.equal(dag.paths(theta).expected_path)
+    with pytest.raises(ValueError, match="device"):
+        dag.to("meta").paths(theta)
+    assert dag.device.type == "cpu"
 
 
 def test_groups_share_level_and_number_of_parents() -> None:

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from support.inside import fused
+from support.kernels import by_products, needs_kernels, took
 
 import bellmax as bx
-from bellmax import fused
-from bellmax.backends import native
 from bellmax.series import pairwise
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="blocks are swept by the native kernels")
+pytestmark = needs_kernels
 
 SQUARED = partial(pairwise, cost="sqeuclidean")
 
@@ -32,21 +32,31 @@ def series(rows, columns, dtype=torch.float64):
 )
 def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
     x, y = series(rows, columns)
-    value = fused.value_in_blocks(x, y, SQUARED, band, omega)
-    expected = bx.DTW(SQUARED(x, y), band=band, omega=omega).value
+    with took("dtw_forward_block") as forward, took("dtw_backward_block") as backward:
+        value = fused.value_in_blocks(x, y, SQUARED, band, omega)
+        of_value = torch.autograd.grad(value, (x, y))
+    assert len(forward) == 2 * len(backward)
+    assert (len(backward) > 1) == (min(rows, columns) > 1)
+    with took("dtw_forward", times=1), took("dtw_backward", times=1):
+        expected = bx.DTW(SQUARED(x, y), band=band, omega=omega).value
+        of_expected = torch.autograd.grad(expected, (x, y))
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-10)
-    of_value, of_expected = torch.autograd.grad(value, (x, y)), torch.autograd.grad(expected, (x, y))
     torch.testing.assert_close(of_value, of_expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 1e-8])  # by products, and by values that are too large for them
-def test_blocks_in_single_precision(small_blocks, gamma):
+@pytest.mark.parametrize(("gamma", "fits"), [(1.0, True), (1e-8, False)])  # values may be too large for products
+def test_blocks_in_single_precision(small_blocks, gamma, fits):
     x, y = series(300, 200, torch.float32)
     omega = bx.Negentropy(gamma)
-    value = fused.value_in_blocks(x, y, SQUARED, None, omega)
-    expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
+    with took("dtw_backward_block", times=5) as blocks:
+        value = fused.value_in_blocks(x, y, SQUARED, None, omega)
+        of_value = torch.autograd.grad(value, (x, y))
+    assert all(by_products(block).all() == fits for block in blocks)
+    with took("dtw_backward", times=1) as matrix:
+        expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
+        of_expected = torch.autograd.grad(expected, (x, y))
+    assert not by_products(matrix[0]).any()
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
-    of_value, of_expected = torch.autograd.grad(value, (x, y)), torch.autograd.grad(expected, (x, y))
     torch.testing.assert_close(of_value, of_expected, rtol=1e-4, atol=1e-4)
 
 
@@ -85,10 +95,12 @@ def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
     x, y = torch.randn(2, 150, 2, requires_grad=True), torch.randn(170, 2, requires_grad=True)
     lengths = torch.tensor([150, 90]), 160
     results = []
-    for large in (2**62, 1):
+    for large, kernel in ((2**62, "dtw"), (1, "dtw_block")):
         monkeypatch.setattr(fused, "_LARGE", (large, large))
-        value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
-        results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
+        forward, backward = (kernel.replace("dtw", f"dtw_{name}") for name in ("forward", "backward"))
+        with took(forward), took(backward):
+            value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
+            results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="lengths must be from 1 to 150, got 90 to 151"):
         bx.dtw(x, y, lengths=(torch.tensor([151, 90]), 160))

@@ -141,7 +141,6 @@ def test_lists_of_lengths_under_compile() -> None:
     ):
         compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), program(x))
-        torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("call", [bx.dtw_cdist, bx.dtw_barycenter])

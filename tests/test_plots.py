@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from problems import potentials
+from support.problems import potentials
 
 import bellmax as bx
 from bellmax import plots

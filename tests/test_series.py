@@ -14,7 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import OMEGAS, Enumerated, potentials
+from support.checks import close
+from support.data import folder
+from support.grids import enumerated
+from support.kernels import needs_kernels
+from support.problems import OMEGAS, potentials
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
@@ -30,10 +34,6 @@ NAIVE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 DIVERGENCES = ["debiased", "sharp", "mean_cost"]
 each_cost = pytest.mark.parametrize("cost", list(NAIVE))
 each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES)
-
-
-def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def ragged(*lengths: int, features: int = 2, seed: int = 0) -> list[torch.Tensor]:
@@ -144,28 +144,12 @@ def test_divergence_of_equal_series_is_exactly_zero(divergence: str, omega: bx.R
     assert not bx.dtw_cdist(x, omega=omega, divergence=divergence).diagonal().any()
 
 
-def grid_edges(rows: int, columns: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """A grid as a graph (0 leads into the first cell), and the cell each edge leads into: diagonal, up, left."""
-    edges, cells = [(0, 1)], [0]
-    for i, j in np.ndindex(rows, columns):
-        for di, dj in ((1, 1), (1, 0), (0, 1)):
-            if i >= di and j >= dj:
-                edges.append((1 + (i - di) * columns + j - dj, 1 + i * columns + j))
-                cells.append(i * columns + j)
-    return edges, cells
-
-
-def solved(cost: torch.Tensor, omega: bx.Regularizer) -> Enumerated:
-    edges, cells = grid_edges(*cost.shape)
-    return Enumerated(edges, cost.numel() + 1, (-cost.flatten()[cells]).tolist(), omega)
-
-
 @each_divergence
 def test_divergences_by_enumeration(divergence: str, omega: bx.Regularizer, backend: str) -> None:
     x, y = potentials(3, 2), potentials(4, 2, seed=1)
 
     def measure(a: torch.Tensor, b: torch.Tensor) -> float:
-        program = solved(pairwise(a, b, "sqeuclidean"), omega)
+        program = enumerated(pairwise(a, b, "sqeuclidean"), omega)
         if divergence == "debiased":
             return -program.value
         scores = program.scores
@@ -298,7 +282,6 @@ def test_compiles() -> None:
 
     (got,) = torch.autograd.grad(torch.compile(run, fullgraph=True, backend="aot_eager")(x), x)
     close(got, torch.autograd.grad(run(x), x)[0])
-    torch._dynamo.reset()
 
 
 # --- collections
@@ -434,13 +417,10 @@ def test_barycenter_is_stationary_and_leaves_gamma_alone() -> None:
 # --- data
 
 
+@needs_kernels
 def test_nearest_neighbours_err_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    data = Path(__file__).parents[2] / "shared/data/timeseries"
-    if not data.exists():
-        pytest.skip("the UCR archive is not at hand")
-    if bx.backend_info()["native"] != "available":
-        pytest.skip("the native kernels are not compiled")
+    data = folder("timeseries")
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
     example = importlib.import_module("nearest_neighbour")
     train, test = (example.read(data / "ItalyPowerDemand", part) for part in ("TRAIN", "TEST"))

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import sacrebleu
+from support.data import folder
 
 import bellmax.apps.audio.align as aligning
 from bellmax.apps.audio.evaluation import read as read_pieces
 from bellmax.apps.ner.schemes import entities
 from bellmax.apps.ner.tagging import Config
 from bellmax.apps.translation.data import Vocabulary, read_pairs
-
-DATA = Path(__file__).parents[3] / "shared/data"
-
-
-def folder(name: str) -> Path:
-    if not (DATA / name).exists():
-        pytest.skip(f"{name} is not at hand")
-    return DATA / name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("bellmax/_native*"))
     code = f"""
 import sys, warnings
-sys.path[:0] = [{str(tmp_path)!r}, {sysconfig.get_path("purelib")!r}]  # without -S the editable install would win
+sys.path[:0] = [{str(tmp_path)!r}, {str(Path(torch.__file__).parents[1])!r}]  # not the editable install
 import torch
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

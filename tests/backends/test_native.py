@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from problems import OMEGAS, layered_edges, potentials
+from support.inside import native
+from support.kernels import needs_kernels
+from support.problems import OMEGAS, layered_edges, potentials
 
 import bellmax as bx
-from bellmax.backends import native
 
-pytestmark = pytest.mark.skipif(native.kernels is None, reason="the native kernels are not compiled")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from support.checks import close
 from torch import Tensor
 
 from bellmax.compat.torch_struct import AlignmentCRF, LinearChainCRF
@@ -21,10 +22,6 @@ KEPT = pytest.mark.parametrize("kept", LENGTHS)
 @pytest.fixture(scope="module")
 def original() -> ModuleType:
     return pytest.importorskip("torch_struct", reason="torch-struct is not installed")
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def both(original: ModuleType, kept: str) -> tuple[LinearChainCRF, torch.distributions.Distribution, Tensor]:

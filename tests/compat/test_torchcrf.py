@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks import close
 from torch import Tensor
 
 from bellmax.compat.torchcrf import CRF
@@ -34,10 +35,6 @@ def batch(batch_first: bool, steps: int = STEPS, states: int = TAGS) -> tuple[Te
     emissions = torch.randn(steps, BATCH, states, dtype=torch.float64)
     tags, mask = torch.randint(states, (steps, BATCH)), torch.arange(steps).unsqueeze(1) < LENGTHS
     return tuple(x.transpose(0, 1) if batch_first else x for x in (emissions, tags, mask))
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean", "token_mean"])

@@ -7,12 +7,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from problems import potentials
+from support.inside import binary
+from support.kernels import needs_kernels, took
+from support.problems import potentials
 from torch import Tensor
 from torch.autograd import gradcheck
 
 import bellmax as bx
-from bellmax import binary
 from bellmax.nn import SegmentationAttention
 
 SMOOTH = [bx.Negentropy(0.8), bx.SquaredL2(6.0)]
@@ -84,6 +85,7 @@ def test_masked_keys_get_no_gradient(bilinear: bool, backend: str) -> None:
     assert not grads[2][~MASK].any()
 
 
+@needs_kernels
 @pytest.mark.parametrize("omega", [*SMOOTH, bx.Negentropy(0.01), bx.Tsallis(2.0, gamma=0.3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
@@ -96,22 +98,30 @@ def test_kernel_of_its_own_equals_the_general_sweeps(
     mask = torch.rand(3, 33) < torch.tensor([[1.0], [0.5], [0.0]]) if masked else None
     torch.nn.init.normal_(attention.transitions)
     cotangent = torch.randn_like(scores)
-    found = []
-    for serves in (binary.serves_weights, lambda *_: False):
-        monkeypatch.setattr(binary, "serves_weights", serves)
+
+    def run() -> tuple[Tensor, ...]:
         weights = attention._weights(scores, mask)
-        found.append((weights, *torch.autograd.grad(weights, (scores, attention.transitions), cotangent)))
+        return weights, *torch.autograd.grad(weights, (scores, attention.transitions), cotangent)
+
+    with took("binary_weights", times=1), took("binary_weights_vjp", times=1):
+        by_kernel = run()
+    monkeypatch.setattr(binary, "serves_weights", lambda *_: False)
+    with took("binary_weights", times=0):
+        generally = run()
     tolerance = {"rtol": 1e-3, "atol": 1e-4 / omega.gamma} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
-    torch.testing.assert_close(*found, **tolerance)
+    torch.testing.assert_close(by_kernel, generally, **tolerance)
 
 
+@needs_kernels
 @pytest.mark.parametrize(("dtype", "low"), [(torch.float32, -60.0), (torch.float64, -500.0)])
 def test_scores_far_below_zero_keep_their_proportions(dtype: torch.dtype, low: float) -> None:
     attention = SegmentationAttention(1, 1).to(dtype)
     scores = low + torch.tensor([[[0.0, 5.0, 2.0]]], dtype=dtype)
-    torch.testing.assert_close(attention._weights(scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
+    with took("binary_weights"):
+        torch.testing.assert_close(attention._weights(scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
 
 
+@needs_kernels
 @pytest.mark.parametrize("shift", [0.0, 3.9, 30.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> None:
@@ -119,9 +129,11 @@ def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> No
     with torch.no_grad():
         attention.transitions.copy_(torch.tensor([[shift, 0.0], [0.0, shift]]))
     scores = torch.linspace(-1e4, 1e4, 64, dtype=dtype)[torch.randperm(64)].reshape(1, 2, 32).requires_grad_()
-    weights = attention._weights(scores, None)
+    with took("binary_weights"), took("binary_weights_vjp"):
+        weights = attention._weights(scores, None)
+        (gradient,) = torch.autograd.grad(weights.square().sum(), scores)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, dtype=dtype))
-    assert torch.autograd.grad(weights.square().sum(), scores)[0].isfinite().all()
+    assert gradient.isfinite().all()
 
 
 def test_second_derivatives() -> None:
@@ -138,9 +150,18 @@ def test_no_key_at_all(backend: str) -> None:
     assert not torch.autograd.grad(context.sum(), queries)[0].any()
 
 
-@pytest.mark.parametrize("name", ["l2", "hard", "negentropy"])
+@pytest.mark.parametrize(
+    ("name", "low"),
+    [
+        ("negentropy", -10.0),
+        ("negentropy", -80.0),
+        ("negentropy", -95.0),
+        ("negentropy", -2e3),
+        ("l2", -10.0),
+        ("hard", -10.0),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("low", [-10.0, -80.0, -95.0, -2e3])
 def test_marginals_of_nothing_give_zeros(name: str, dtype: torch.dtype, low: float, backend: str) -> None:
     attention = SegmentationAttention(1, 1, omega=name).to(dtype)
     torch.nn.init.ones_(attention.weight)
@@ -218,7 +239,6 @@ def test_learns_gamma(backend: str) -> None:
     "omega", [*SMOOTH, bx.Negentropy(torch.nn.Parameter(torch.tensor(2.0)))], ids=["negentropy", "l2", "learnt"]
 )
 def test_compiles_and_exports(omega: bx.Regularizer, backend: str) -> None:
-    torch._dynamo.reset()
     attention, (queries, keys, values) = layer(omega), data(3)
     queries.requires_grad_()
     expected = attention(queries, keys, values, mask=MASK)

@@ -23,13 +23,6 @@ BOTH_LOSSES = pytest.mark.parametrize("loss", ["surrogate", "relaxed"])
 TWO_OMEGAS = pytest.mark.parametrize("name", ["negentropy", "l2"])
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    yield
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-
-
 def layer(constraints=IOB2, seed: int = 1, **options) -> CRF:
     """Five tags, random parameters, float64."""
     crf = CRF(5, constraints=constraints, **options).double()

@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from problems import potentials
+from support.problems import potentials
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
@@ -103,7 +103,6 @@ def test_costs_and_gamma_are_part_of_the_module(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("omega", SMOOTH, ids=str)
 def test_compiles_and_exports(omega: bx.Regularizer, backend: str) -> None:
-    torch._dynamo.reset()
     x, y = series()
     x.requires_grad_()
     for layer in (DTWLoss(omega, divergence="debiased"), SoftAlignment(omega)):

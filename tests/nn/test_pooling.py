@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import potentials
+from support.problems import potentials
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -46,7 +46,6 @@ def test_gamma_belongs_to_the_module(kind: type) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo's own
 def test_compiles_and_exports() -> None:
-    torch._dynamo.reset()
     pool, x = SmoothedMax("l2"), potentials(3, 4, requires_grad=True)
     compiled = torch.compile(pool, backend="aot_eager")  # not in one graph: dynamo knows no Function with a jvp
     torch.testing.assert_close(compiled(x), pool(x))

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
 import bellmax as bx
+from support.kernels import needs_kernels
 
 Array = NDArray[np.float64]
 
@@ -26,8 +28,17 @@ OMEGAS = {
     "hard": bx.Hard(),
 }
 
-
-COMPILERS = {"native": "inductor", "reference": "aot_eager"}  # code is generated for one of the backends
+# Of the Ω: one of each kind where kernels or formulas differ, and those with derivatives that differ from 0.
+one_of_each_kind = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5", "hard"], indirect=True)
+smooth = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5"], indirect=True)
+# The third order of the kernels is the reference's, so that they stand for both where an Ω is one of several of a kind.
+for_derivatives = pytest.mark.parametrize(
+    ("omega", "backend"),
+    [pytest.param(name, "native", marks=needs_kernels) for name in OMEGAS]
+    + [(name, "reference") for name in ("negentropy", "l2", "tsallis1.5", "hard")],
+    indirect=True,
+)
+two_kinds = pytest.mark.parametrize("omega", ["negentropy", "l2"], indirect=True)
 
 
 def is_one_of_a_kind(omega: bx.Regularizer) -> bool:
