@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.inside import autograd
+from support.inside import functions
 from support.kernels import needs_kernels, took
 from support.problems import diamond, for_derivatives, is_one_of_a_kind, potentials, smooth
 from torch import Tensor
@@ -148,7 +148,7 @@ def test_checks_let_nested_transforms_through(backend: str) -> None:
 
 
 def test_gradient_in_the_direction_needs_no_third_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd._Runner, "in_plain_torch", None)
+    monkeypatch.setattr(functions._Runner, "in_plain_torch", None)
     theta, z = potentials(2, 10), potentials(2, 10, seed=1, requires_grad=True)
     p = DIAMOND.paths(theta)
     (gradient,) = torch.autograd.grad(p.hessian_product(z).square().sum(), z)

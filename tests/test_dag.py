@@ -13,7 +13,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from support.inside import native
+from support.inside import loading
 from support.kernels import needs_kernels
 from support.problems import diamond, layered_edges, potentials, random_dag
 
@@ -24,7 +24,7 @@ from bellmax import losses
 @pytest.fixture(params=[pytest.param("native", marks=needs_kernels), "numpy"])
 def sorter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "numpy":
-        monkeypatch.setattr(native, "kernels", None)
+        monkeypatch.setattr(loading, "kernels", None)
     with bx.use_backend("reference"):
         yield
 
@@ -211,7 +211,7 @@ def test_path_nodes_of_every_path() -> None:
     ("edges", "message"),
     [
         ([("a", "b"), ("b", "c"), ("c", "a")], "edges must not form a cycle, got "),
-        ([("a", "b"), ("c", "b")], "edges must leave one start node, without parents, got 2: nodes a, c"),
+        ([("a", "b"), ("c", "b")], "edges must have exactly one start node (no parents), got 2: nodes a, c"),
         ([("a", "b", "c")], r"edges must be pairs \(parent, child\) of hashable names, got \('a', 'b', 'c'\) at row 0"),
         ([("a", ["b"])], r"hashable names, got \('a', \['b'\]\) at row 0"),
         ({("a", "b"): 1.0}, r"edges must be rows \(parent, child\), got a dict"),

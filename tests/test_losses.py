@@ -172,8 +172,8 @@ def test_alignments_with_moves_of_their_own(open_end: bool, omega: bx.Regularize
     options = {"step_weights": (2.0, 1.0, 1.5), "step_penalties": (0.1, 0.2, 0.3), "open_end": open_end}
     p = alignment_problem(omega=omega, open_begin=True, **options)
     target = torch.tensor([[[0, 1], [1, 1], [2, 1]], [[0, 0], [1, 1], [2, 2]]])
-    edges = p._edges()
-    on_edges = losses.surrogate(edges, p._edges_of(p.alignment_to_path(target)), reduction="none")
+    edges = p._expanded()
+    on_edges = losses.surrogate(edges, p._from_event(p.alignment_to_path(target)), reduction="none")
     close(losses.surrogate(p, target, reduction="none"), on_edges)
     close(losses.path_nll(p, target, reduction="none"), -p.log_prob(p.alignment_to_path(target)))
 

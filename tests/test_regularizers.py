@@ -225,7 +225,7 @@ def test_bad_parameters_are_named(make, message: str) -> None:
 @each_omega
 def test_kernels_name_their_regularizer(name: str) -> None:
     omega = OMEGAS[name]
-    again = from_kernel(*omega.kernel)
+    again = from_kernel(omega.kernel)
     assert type(again) is type(omega)
     assert again.kernel == omega.kernel
     assert again.gamma == 1

@@ -202,11 +202,11 @@ def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float
         times = None if backend == "native" else 0
         with (
             bx.use_backend(backend),
-            took("scores_forward", times),
-            took("scores_backward", times),
-            took("scores_hessian", times),
-            took("scores_topk", times),
-            took("scores_sample", times),
+            took("scored_chain_forward", times),
+            took("scored_chain_backward", times),
+            took("scored_chain_hessian", times),
+            took("scored_chain_topk", times),
+            took("scored_chain_sample", times),
         ):
             leaves = tuple(t.clone().requires_grad_() for t in given)
             p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=mask, omega=omega)
@@ -505,7 +505,7 @@ def test_bad_input_is_named(backend: str) -> None:
         ),
         (
             lambda: make(emissions, transitions, mask=torch.ones(2, 5) > 0, lengths=torch.tensor([1, 2])),
-            "lengths and mask say the same",
+            "pass either lengths or mask, not both",
         ),
         (
             lambda: make(emissions, transitions, lengths=torch.tensor([1, 6])).value,

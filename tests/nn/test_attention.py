@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from support.inside import binary
+from support.inside import two_states
 from support.kernels import needs_kernels, took
 from support.problems import potentials
 from torch import Tensor
@@ -103,10 +103,10 @@ def test_kernel_of_its_own_equals_the_general_sweeps(
         weights = attention._weights(scores, mask)
         return weights, *torch.autograd.grad(weights, (scores, attention.transitions), cotangent)
 
-    with took("binary_weights", times=1), took("binary_weights_vjp", times=1):
+    with took("two_states_weights", times=1), took("two_states_weights_vjp", times=1):
         by_kernel = run()
-    monkeypatch.setattr(binary, "serves_weights", lambda *_: False)
-    with took("binary_weights", times=0):
+    monkeypatch.setattr(two_states.Weights, "serves", lambda *_: False)
+    with took("two_states_weights", times=0):
         generally = run()
     tolerance = {"rtol": 1e-3, "atol": 1e-4 / omega.gamma} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
     torch.testing.assert_close(by_kernel, generally, **tolerance)
@@ -117,7 +117,7 @@ def test_kernel_of_its_own_equals_the_general_sweeps(
 def test_scores_far_below_zero_keep_their_proportions(dtype: torch.dtype, low: float) -> None:
     attention = SegmentationAttention(1, 1).to(dtype)
     scores = low + torch.tensor([[[0.0, 5.0, 2.0]]], dtype=dtype)
-    with took("binary_weights"):
+    with took("two_states_weights"):
         torch.testing.assert_close(attention._weights(scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
 
 
@@ -129,7 +129,7 @@ def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> No
     with torch.no_grad():
         attention.transitions.copy_(torch.tensor([[shift, 0.0], [0.0, shift]]))
     scores = torch.linspace(-1e4, 1e4, 64, dtype=dtype)[torch.randperm(64)].reshape(1, 2, 32).requires_grad_()
-    with took("binary_weights"), took("binary_weights_vjp"):
+    with took("two_states_weights"), took("two_states_weights_vjp"):
         weights = attention._weights(scores, None)
         (gradient,) = torch.autograd.grad(weights.square().sum(), scores)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, dtype=dtype))

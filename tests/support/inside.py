@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bellmax import autograd, binary, fused
-from bellmax.backends import native
+from bellmax.autograd import functions, operators
+from bellmax.backends.native import blocks, loading, sweeps, two_states
+from bellmax.series.blocks import value_in_blocks
 
-__all__ = ["autograd", "binary", "fused", "native"]
+__all__ = ["blocks", "functions", "loading", "operators", "sweeps", "two_states", "value_in_blocks"]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bellmax.autograd import Shortcut
-from bellmax.backends import BACKENDS
-from bellmax.backends.choice import backend_for
 from bellmax.inputs import (
     Lengths,
     Numbers,
@@ -25,10 +22,11 @@ from bellmax.inputs import (
 )
 from bellmax.layouts.values import check_lengths
 from bellmax.regularizers import Regularizer, resolve
+from bellmax.series import blocks
 from bellmax.series.costs import COSTS, Cost, broadcast, pairwise
 from bellmax.structures.dtw import DTW
-from bellmax.tensors import Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half
-from bellmax.transforms import is_transformed, needs_grad
+from bellmax.tensors import Gamma, inner, promote_half
+from bellmax.transforms import is_transformed
 
 _DIVERGENCES = ("debiased", "sharp", "mean_cost")
 _NORMALIZATIONS = ("path", "length")
@@ -182,9 +180,8 @@ class Measure:
         self, x: Tensor, y: Tensor, lengths_x: Tensor | None = None, lengths_y: Tensor | None = None
     ) -> Tensor:
         """f of each pair of series (..., N, D) and (..., M, D), of the whole of them where no lengths are given."""
-        blocks = self._blocks(x, y)
-        if blocks is not None:
-            return self._by_blocks(blocks, x, y, lengths_x, lengths_y)
+        if self._is_by_blocks(x, y):
+            return self._by_blocks(x, y, lengths_x, lengths_y)
         alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
         if self.divergence not in ("sharp", "mean_cost"):
             return alignments.value
@@ -216,18 +213,14 @@ class Measure:
             return DTW(free, lengths=lengths, band=self.band), cost
         return DTW(cost, lengths=lengths, band=self.band, omega=self.omega), cost
 
-    def _blocks(self, x: Tensor, y: Tensor) -> Any | None:
-        """The kernels for pairs so large that their cost matrices had better not exist, if they serve."""
-        if self.divergence in ("sharp", "mean_cost") or isinstance(self.omega.gamma, Tensor) or is_transformed():
-            return None
-        rows, columns, kernel = x.shape[-2], y.shape[-2], self.omega.kernel
+    def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
+        if self.divergence in ("sharp", "mean_cost") or is_transformed():
+            return False
         batch = broadcast(x.shape[:-2], y.shape[:-2]).numel()
-        shortcut = BACKENDS[backend_for("dtw", x.device, kernel)].shortcut("dtw.blocks")
-        return shortcut if shortcut is not None and shortcut.serves(kernel, batch, rows, columns) else None
+        return blocks.serves(batch, x.shape[-2], y.shape[-2], x.device, self.omega)
 
-    def _by_blocks(
-        self, shortcut: Any, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
-    ) -> Tensor:
+    def _by_blocks(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
+        """The values of pairs that are so large that their cost matrices had better not exist."""
         sides = ((x, lengths_x), (y, lengths_y))
         shapes = [series.shape[:-2] for series, _ in sides]
         batch = broadcast(*shapes, *(own.shape for _, own in sides if own is not None))
@@ -240,30 +233,9 @@ class Measure:
             each = own.expand(batch).reshape(-1)
             check_lengths(f"lengths[{side}]", each, 1, series.shape[-2])
             flat.append(tuple(s[:n] for s, n in zip(every, each.tolist(), strict=True)))
-        values = [self._value_in_blocks(shortcut, a, b) for a, b in zip(*flat, strict=True)]
+        costs = partial(pairwise, cost=self.cost)
+        values = [blocks.value_in_blocks(a, b, costs, self.band, self.omega) for a, b in zip(*flat, strict=True)]
         return torch.stack(values).reshape(batch)
-
-    def _value_in_blocks(self, shortcut: Any, x: Tensor, y: Tensor) -> Tensor:
-        """DTW_Ω, a number, of x (N, D) and y (M, D). The second derivative goes through the whole matrix."""
-        kernel, gamma, band = self.omega.kernel, self.omega.gamma, self.band
-        reach = math.inf if band is None else float(band)
-        unit = self.omega.at_unit_gamma()
-
-        def costs(x: Tensor, y: Tensor) -> Tensor:
-            return divide_by_gamma(pairwise(x, y, self.cost), gamma)
-
-        with torch.no_grad():
-            value, lines, by_products = shortcut.run(kernel, x, y, costs, reach, needs_grad(x, y))
-
-        def vjp(inputs: Tensors, lines: Tensors, grad: Tensor) -> Tensors:
-            seed = grad.reshape(1).to(inputs[0].dtype)
-            gradients: Tensors = shortcut.vjp(kernel, inputs, costs, reach, lines, by_products, seed)
-            return gradients
-
-        def general(inputs: Tensors, lines: Tensors) -> Tensor:
-            return DTW(costs(*inputs), band=band, omega=unit).value
-
-        return multiply_by_gamma(Shortcut(vjp, general).attach(value, (x, y), lines), gamma)
 
 
 def measure_of(cost: Cost, band: float | None, omega: Regularizer, divergence: str | None) -> Measure:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.inside import fused
+from support.inside import blocks, value_in_blocks
 from support.kernels import by_products, needs_kernels, took
 
 import bellmax as bx
@@ -17,7 +17,7 @@ SQUARED = partial(pairwise, cost="sqeuclidean")
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(fused, "_CELLS", 2**13)
+    monkeypatch.setattr(blocks, "_CELLS", 2**13)
 
 
 def series(rows, columns, dtype=torch.float64):
@@ -33,7 +33,7 @@ def series(rows, columns, dtype=torch.float64):
 def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
     x, y = series(rows, columns)
     with took("dtw_forward_block") as forward, took("dtw_backward_block") as backward:
-        value = fused.value_in_blocks(x, y, SQUARED, band, omega)
+        value = value_in_blocks(x, y, SQUARED, band, omega)
         of_value = torch.autograd.grad(value, (x, y))
     assert len(forward) == 2 * len(backward)
     assert (len(backward) > 1) == (min(rows, columns) > 1)
@@ -49,7 +49,7 @@ def test_blocks_in_single_precision(small_blocks, gamma, fits):
     x, y = series(300, 200, torch.float32)
     omega = bx.Negentropy(gamma)
     with took("dtw_backward_block", times=5) as blocks:
-        value = fused.value_in_blocks(x, y, SQUARED, None, omega)
+        value = value_in_blocks(x, y, SQUARED, None, omega)
         of_value = torch.autograd.grad(value, (x, y))
     assert all(by_products(block).all() == fits for block in blocks)
     with took("dtw_backward", times=1) as matrix:
@@ -63,7 +63,7 @@ def test_blocks_in_single_precision(small_blocks, gamma, fits):
 def test_second_derivative_of_blocks(small_blocks):
     x, y = series(70, 66)
     products = []
-    for value in (fused.value_in_blocks(x, y, SQUARED, None, bx.Negentropy()), bx.DTW(SQUARED(x, y)).value):
+    for value in (value_in_blocks(x, y, SQUARED, None, bx.Negentropy()), bx.DTW(SQUARED(x, y)).value):
         of_x, _ = torch.autograd.grad(value, (x, y), create_graph=True)
         products.append(torch.autograd.grad(of_x.square().sum(), y)[0])
     torch.testing.assert_close(*products)
@@ -71,7 +71,7 @@ def test_second_derivative_of_blocks(small_blocks):
 
 def test_a_constant_series_gets_no_gradient(small_blocks):
     x, y = series(130, 140)
-    fused.value_in_blocks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()
+    value_in_blocks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()
     assert x.grad is not None
     assert y.grad is None
 
@@ -83,11 +83,11 @@ def test_forbidden_and_bad_cells(small_blocks):
         cost = SQUARED(a, b)
         return torch.where(a[:, :1] > x.detach()[:, 0].max() - 1e-12, value, cost)
 
-    nowhere = fused.value_in_blocks(x, y, partial(costs, torch.inf), None, bx.Negentropy())
+    nowhere = value_in_blocks(x, y, partial(costs, torch.inf), None, bx.Negentropy())
     assert nowhere == torch.inf
     assert all((g == 0).all() for g in torch.autograd.grad(nowhere, (x, y)))
     with pytest.raises(ValueError, match=r"cost must be finite or \+inf, got nan at cell \(\d+, 0\)"):
-        fused.value_in_blocks(x, y, partial(costs, torch.nan), None, bx.Negentropy())
+        value_in_blocks(x, y, partial(costs, torch.nan), None, bx.Negentropy())
 
 
 def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
@@ -96,7 +96,7 @@ def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
     lengths = torch.tensor([150, 90]), 160
     results = []
     for large, kernel in ((2**62, "dtw"), (1, "dtw_block")):
-        monkeypatch.setattr(fused, "_LARGE", (large, large))
+        monkeypatch.setattr(blocks, "_LARGE", (large, large))
         forward, backward = (kernel.replace("dtw", f"dtw_{name}") for name in ("forward", "backward"))
         with took(forward), took(backward):
             value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from support.inside import binary
+from support.inside import two_states
 from support.kernels import needs_kernels, took
 
 import bellmax as bx
@@ -24,10 +24,10 @@ def chain(emissions, transitions, start, end, **more):
 
 def both(monkeypatch, run):
     """What the kernel for two states gives, which must run, and what the general sweeps do."""
-    with took("binary_marginals", times=1):
+    with took("two_states_marginals", times=1):
         by_kernel = run()
-    monkeypatch.setattr(binary, "serves", lambda *_: False)
-    with took("binary_marginals", times=0):
+    monkeypatch.setattr(two_states.Marginals, "serves", lambda *_: False)
+    with took("two_states_marginals", times=0):
         return by_kernel, run()
 
 
@@ -43,7 +43,7 @@ def test_equals_the_general_sweeps(monkeypatch, omega, batch, steps, scale, shif
         marginals = chain(nan, *given[1:], mask=mask, omega=omega).marginals
         return marginals, *torch.autograd.grad(marginals, (nan, *given[1:]), weights)
 
-    with took("binary_marginals_vjp", times=1):
+    with took("two_states_marginals_vjp", times=1):
         torch.testing.assert_close(*both(monkeypatch, run), rtol=1e-9, atol=1e-11)
 
 
@@ -59,7 +59,7 @@ def test_single_precision(omega):
     given = scores(9, 300, torch.float32)
     weights = torch.randn(9, 300, 2)
     precise = [g.detach().double().requires_grad_() for g in given]
-    with took("binary_marginals", times=2), took("binary_marginals_vjp", times=2):
+    with took("two_states_marginals", times=2), took("two_states_marginals_vjp", times=2):
         marginals, expected = (chain(*scores, omega=omega).marginals for scores in (given, precise))
         of_marginals = torch.autograd.grad(marginals, given, weights)
         of_expected = torch.autograd.grad(expected, precise, weights.double())
@@ -71,9 +71,9 @@ def test_single_precision(omega):
 def test_second_derivative_of_marginals():
     given = scores(3, 4)
     f = lambda *s: chain(*s).marginals[..., 1]  # noqa: E731
-    with took("binary_marginals"):
+    with took("two_states_marginals"):
         assert torch.autograd.gradcheck(f, given, fast_mode=True)
-    with took("binary_marginals"):
+    with took("two_states_marginals"):
         assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
 
 
@@ -90,7 +90,7 @@ def test_the_kernel_leaves_what_it_cannot_do_to_the_general_sweeps(omega, forbid
     emissions, transitions, start, end = (g.detach() for g in scores(4, 5))
     place = {"a step": emissions[1, 3], "a transition": transitions[0, 1:], "an end": end[:1]}[forbidden]
     place.fill_(-math.inf)
-    with took("binary_marginals", times=0):
+    with took("two_states_marginals", times=0):
         marginals = chain(emissions, transitions, start, end, omega=omega).marginals
     path = bx.Chain(chain(emissions, transitions, start, end).potentials, omega=omega).expected_path
     torch.testing.assert_close(marginals, path.sum(-1))
@@ -106,10 +106,10 @@ def test_nan_is_named():
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 20.0), (torch.float32, 85.0), (torch.float64, 60.0)])
 def test_improbable_states_keep_their_digits(dtype, gap):
     emissions = torch.tensor([[[gap, 0.0], [0.0, gap], [1.0, gap]]], dtype=dtype, requires_grad=True)
-    with took("binary_marginals"):
+    with took("two_states_marginals"):
         marginals = chain(emissions, torch.zeros(2, 2, dtype=dtype), None, None).marginals
     torch.testing.assert_close(marginals, emissions.softmax(-1), rtol=1e-4, atol=0)
     wrong = marginals[0, [0, 1], [1, 0]].log().sum()
     gradient = torch.tensor([[[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], dtype=dtype)
-    with took("binary_marginals_vjp"):
+    with took("two_states_marginals_vjp"):
         torch.testing.assert_close(torch.autograd.grad(wrong, emissions)[0], gradient)
