@@ -20,6 +20,7 @@
 #include "dtw.h"
 #include "labels.h"
 #include "parallel.h"
+#include "short_pairs.h"
 
 namespace nb = nanobind;
 using namespace bellmax;
@@ -65,6 +66,12 @@ const BinaryKernels<S>& binary() {
 template <class S>
 const DtwKernels<S>& dtw() {
     static const DtwKernels<S> kernels = BELLMAX_BEST(dtw_kernels<S>());
+    return kernels;
+}
+
+template <class S>
+const ShortPairsKernels<S>& short_pairs() {
+    static const ShortPairsKernels<S> kernels = BELLMAX_BEST(short_pairs_kernels<S>());
     return kernels;
 }
 
@@ -722,6 +729,36 @@ void bind_dtw(nb::module_& m) {
     });
 }
 
+template <class S>
+Series<S> series(const Costs<S>& numbers, const In<int64_t, 1>& lengths) {
+    const int64_t count = int64_t(numbers.shape(0)), length = int64_t(numbers.shape(1));
+    need(int64_t(lengths.shape(0)) == count, "the lengths do not fit the series");
+    for (int64_t k = 0; k < count; ++k) {
+        need(lengths.data()[k] >= 1 && lengths.data()[k] <= length, "a length is out of range");
+    }
+    return {count, length, int64_t(numbers.shape(2)), numbers.data(), lengths.data()};
+}
+
+template <class S>
+void bind_short_pairs(nb::module_& m) {
+    m.def("dtw_short_pairs", [](const Costs<S>& x, const In<int64_t, 1>& lengths_x, const Costs<S>& y,
+                                const In<int64_t, 1>& lengths_y, const In<int64_t, 1>& first,
+                                const In<int64_t, 1>& second, const Out<S, 1>& values, int power, double scale, OMEGA) {
+        const int64_t pairs = int64_t(first.shape(0));
+        const Series<S> a = series(x, lengths_x), b = series(y, lengths_y);
+        need(a.features == b.features && (power == 1 || power == 2), "the series do not fit together");
+        need(int64_t(second.shape(0)) == pairs && int64_t(values.shape(0)) == pairs, "the pairs do not fit together");
+        for (int64_t n = 0; n < pairs; ++n) {
+            need(first.data()[n] >= 0 && first.data()[n] < a.count && second.data()[n] >= 0 && second.data()[n] < b.count,
+                 "a pair names no series");
+        }
+        const ShortPairs<S> p{a, b, pairs, first.data(), second.data(), power, scale, omega_of(omega, parameters),
+                              threads_for(pairs * a.length * b.length, threads)};
+        nb::gil_scoped_release release;
+        short_pairs<S>().values(p, values.data());
+    });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -745,6 +782,8 @@ NB_MODULE(_native, m) {
     bind_dtw<double>(m);
     bind_blocks<float>(m);
     bind_blocks<double>(m);
+    bind_short_pairs<float>(m);
+    bind_short_pairs<double>(m);
     m.def("dtw_tape_size", &dtw_tape_size);
     m.def("dtw_fits_products", &Products::can_take);
 }

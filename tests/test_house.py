@@ -1,0 +1,110 @@
+"""The arrows of the house: which module may import which, lazy imports and those for type checkers included."""
+
+from __future__ import annotations
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import bellmax
+
+SOURCE = Path(bellmax.__file__).parent
+
+# A module imports its own floor and those below.
+FLOORS = (
+    ("tensors", "transforms"),
+    ("regularizers",),
+    ("layouts", "inputs"),
+    ("backends",),
+    ("autograd",),
+    ("flat", "targets"),
+    ("distribution",),
+    ("structures",),
+    ("losses", "series", "checking"),
+    ("nn", "plots", "onnx", "compat", "chain", "dag", "dtw"),
+    ("apps", "cli", "__main__", ""),
+)
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package by its name."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def imported(name: str, tree: ast.Module) -> set[str]:
+    """The modules of the package that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            names |= submodules or {str(node.module)}
+            if len(submodules) < len(node.names):
+                names.add(str(node.module))
+    return (names & MODULES.keys()) - {name}
+
+
+IMPORTS = {name: imported(name, tree) for name, tree in MODULES.items()}
+
+
+def floor(name: str) -> int:
+    room = (name.split(".") + [""])[1]
+    return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def test_no_import_leads_round_in_a_circle() -> None:
+    assert len(IMPORTS) > 60
+    order = list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError
+    assert order.index("bellmax.tensors") < order.index("bellmax.distribution")
+
+
+def test_imports_lead_down() -> None:
+    up = [(name, other) for name, others in IMPORTS.items() for other in others if floor(other) > floor(name)]
+    assert not up
+
+
+def test_backends_are_behind_their_registry() -> None:
+    outside = {name for name in MODULES if not name.startswith("bellmax.backends")}
+    assert not [name for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.reference")]
+    inside = {other for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.native")}
+    assert inside <= {"bellmax.backends.native.sorting"}
+
+
+@pytest.mark.parametrize("room", ["losses", "nn"])
+def test_losses_and_layers_know_no_structure(room: str) -> None:
+    structures = {"PathDistribution"}
+    for name, tree in MODULES.items():
+        if name.startswith("bellmax.structures"):
+            structures |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    assert {"Chain", "ScoredChain", "DAGPaths", "DTW", "SequencePaths"} <= structures
+    asked = re.compile(rf"isinstance\([^()]*\b({'|'.join(structures)})\b")
+    assert asked.search("isinstance(p, DTW)")
+    paths = list((SOURCE / room).rglob("*.py"))
+    assert paths
+    assert not [str(path) for path in paths if asked.search(path.read_text())]
+
+
+def test_old_places_of_modules_still_import() -> None:
+    import bellmax.chain
+    import bellmax.dag
+    import bellmax.dtw as module_or_function
+
+    assert bellmax.chain.Chain is bellmax.Chain
+    assert bellmax.dag.DAG is bellmax.DAG
+    from bellmax.dtw import DTW
+
+    assert DTW is bellmax.DTW
+    assert bellmax.dtw is module_or_function
+    assert callable(bellmax.dtw)
