@@ -122,6 +122,7 @@ def test_networkx_multigraph() -> None:
 def test_moves_between_devices() -> None:
     dag = bx.DAG([(0, 1), (0, 1)]).to("meta")
     assert dag.device.type == "meta"
+    assert all(tensor.is_meta for tensor in (dag.edges, dag.levels, *dag._index))
     assert (dag.num_nodes, dag.num_edges) == (2, 2)
     assert repr(dag) == "DAG(num_nodes=2, num_edges=2)"
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from bellmax import autograd, binary, fused
-from bellmax.backends import native
+from bellmax.backends import native, sweeps
 
-__all__ = ["autograd", "binary", "fused", "native"]
+__all__ = ["autograd", "binary", "fused", "native", "sweeps"]
