@@ -55,7 +55,8 @@ def test_gradcheck_and_gradgradcheck(function, omega: bx.Regularizer, backend: s
     assert gradcheck(run, theta, check_forward_ad=True, fast_mode=True)
     # Second derivatives of the value, third of the expected path.
     assert gradgradcheck(run, theta, fast_mode=True)
-    if is_one_of_a_kind(omega) and backend == "native":  # which has the third order from the reference
+    # The kernels have the third order from the reference, and the other functions what the entropy is made of.
+    if function in (value, path, entropy) and is_one_of_a_kind(omega) and backend == "native":
         assert gradcheck(run, theta[0].detach().requires_grad_(), check_forward_ad=True)
         assert gradgradcheck(run, theta[0].detach().requires_grad_())
 
@@ -277,8 +278,8 @@ def test_export(backend: str) -> None:
 
 def test_operators_pass_opcheck(backend: str) -> None:
     theta, z, index = potentials(3, 10), potentials(3, 10, seed=1), list(DIAMOND._index)
-    for alpha, vertex in ((1.0, 0.0), (2.0, 0.5), (float("inf"), 0.0)):
-        program = ("dag", backend, alpha, vertex)
+    for omega, parameters in (("negentropy", []), ("tsallis", [1.5]), ("hard", [])):
+        program = ("dag", backend, omega, parameters)
         ops = torch.ops.bellmax
         _, tape = ops.forward(*program, [theta], index)
         seed = torch.ones(3, dtype=torch.float64)
@@ -305,8 +306,3 @@ print(torch.compile(lambda t: dag.paths(t).value, fullgraph=True, backend="aot_e
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "tensor(2.)\n", result.stderr
-
-
-def test_import_leaves_the_compiler_alone() -> None:
-    code = "import sys, bellmax; print('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -54,8 +54,8 @@ def test_any_edge_order_and_numbering() -> None:
         ),
         ([(0, 1), (1, 1), (1, 2)], None, "must not form a cycle, got 1 → 1$"),
         ([(0, 1), (1, 0)], None, "must not form a cycle, got (0 → 1 → 0|1 → 0 → 1)$"),
-        ([(0, 2), (1, 2)], None, "one start node, without parents, got 2: nodes 0, 1"),
-        ([(0, 1), (0, 2)], None, "one end node, without children, got 2: nodes 1, 2"),
+        ([(0, 2), (1, 2)], None, "one start node (no parents), got 2: nodes 0, 1"),
+        ([(0, 1), (0, 2)], None, "one end node (no children), got 2: nodes 1, 2"),
         ([(0, 2)], None, "must reach every node, but none touches 1 .num_nodes is 3"),
         ([(0, 1)], 14, "none touches 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more"),
         ([(0, 1), (1, 3)], 3, r"must hold nodes below num_nodes = 3, got \(1, 3\) at row 1"),
@@ -122,6 +122,7 @@ def test_networkx_multigraph() -> None:
 def test_moves_between_devices() -> None:
     dag = bx.DAG([(0, 1), (0, 1)]).to("meta")
     assert dag.device.type == "meta"
+    assert all(tensor.is_meta for tensor in (dag.edges, dag.levels, *dag._index))
     assert (dag.num_nodes, dag.num_edges) == (2, 2)
     assert repr(dag) == "DAG(num_nodes=2, num_edges=2)"
 

@@ -25,7 +25,7 @@ from torch.distributions import kl_divergence
 
 import bellmax as bx
 
-GRAPHS = 100
+GRAPHS, SOME_GRAPHS = 100, 40
 
 
 class Problem(NamedTuple):
@@ -51,14 +51,15 @@ def enumerate_problems(omega: bx.Regularizer) -> list[Problem]:
     return problems
 
 
-def problems(omega: bx.Regularizer) -> Iterator[tuple[Problem, bx.PathDistribution]]:
-    for problem in enumerate_problems(omega):
+def problems(omega: bx.Regularizer, backend: str) -> Iterator[tuple[Problem, bx.PathDistribution]]:
+    """All graphs for the kernels, and some for the reference, with which they are compared elsewhere."""
+    for problem in enumerate_problems(omega)[: GRAPHS if backend == "native" else SOME_GRAPHS]:
         yield problem, problem.dag.paths(problem.weights, omega=omega)
 
 
 def test_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
     compared = 0
-    for (solved, _, _, z, products), p in problems(omega):
+    for (solved, _, _, z, products), p in problems(omega, backend):
         assert p.backend == backend
         close(p.value, [s.value for s in solved])
         close(p.expected_path, [s.expected_path for s in solved])
@@ -70,11 +71,11 @@ def test_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
             if difference is not None:
                 close(product, difference, 1e-8)
                 compared += 1
-    assert compared > 1.8 * GRAPHS
+    assert compared > 1.8 * (GRAPHS if backend == "native" else SOME_GRAPHS)
 
 
 def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
-    for (solved, *_), p in problems(omega):
+    for (solved, *_), p in problems(omega, backend):
         k = 4
         scores, paths = p.topk(k)
         best, mode = p.best_path(), p.mode
@@ -97,7 +98,7 @@ def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> 
 
 
 def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: str) -> None:
-    for (solved, dag, weights, *_), p in problems(omega):
+    for (solved, dag, weights, *_), p in problems(omega, backend):
         paths, probabilities = p.support_paths()
         assert (probabilities.diff(dim=0) <= 1e-12).all()
         for b, s in enumerate(solved):
@@ -113,7 +114,7 @@ def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: 
 
 def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     draws, tested = 20_000, 0
-    for (solved, *_), p in problems(omega):
+    for (solved, *_), p in problems(omega, backend):
         if tested == 4:
             break
         if min(len(s.all_paths) for s in solved) < 5:
@@ -140,7 +141,7 @@ def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
 def test_backends_agree(name: str) -> None:
     omega = OMEGAS[name]
     rng = np.random.default_rng(3)
-    for _ in range(60):
+    for _ in range(30):
         edges, num_nodes = random_dag(rng)
         dag = bx.DAG(edges, num_nodes)
         weights = torch.from_numpy(np.stack([random_weights(rng, len(edges)) for _ in range(11)]))
@@ -303,7 +304,7 @@ def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
 
 
 def test_follows_torch_distributions(omega: bx.Regularizer, backend: str) -> None:
-    dag, theta = diamond(), potentials(2, 3, 10)
+    dag, theta = diamond(), 0.3 * potentials(2, 3, 10, seed=1)  # where the best path is not the mode of l2
     p = dag.paths(theta, omega=omega)
     assert (p.batch_shape, p.event_shape) == ((2, 3), (10,))
     assert p.sample((4, 5)).shape == (4, 5, 2, 3, 10)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from support.peers import without_numba
 from torch import Tensor
 
 import bellmax as bx
@@ -20,8 +20,7 @@ GAMMAS = [0.01, 1.0, 10.0]
 
 @pytest.fixture
 def tslearn() -> ModuleType:
-    os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")  # numba's own brings a second OpenMP, slow for torch
-    return pytest.importorskip("tslearn.metrics", reason="tslearn is not installed: make bench does it")
+    return without_numba("tslearn.metrics")
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
 import pytest
 import torch
+from support.peers import without_numba
 from torch import Tensor
 
 import bellmax as bx
@@ -131,14 +131,11 @@ def test_value_gradient_and_hessian_product_are_those_of_torch_struct(
 
 @pytest.mark.parametrize("name", ["tslearn", "pysdtw"])
 def test_soft_dtw_agrees(name):
-    os.environ.setdefault("NUMBA_THREADING_LAYER", "workqueue")  # numba's own brings a second OpenMP, slow for torch
-    peer = pytest.importorskip(name, reason=f"{name} is not installed: make bench does it")
+    peer = without_numba("tslearn.metrics" if name == "tslearn" else name)
     torch.manual_seed(0)
     x, y = torch.randn(3, 20, 2, requires_grad=True), torch.randn(3, 30, 2, requires_grad=True)
     if name == "tslearn":
-        from tslearn.metrics import SoftDTWLossPyTorch
-
-        value = SoftDTWLossPyTorch(gamma=1.0)(x, y)
+        value = peer.SoftDTWLossPyTorch(gamma=1.0)(x, y)
     else:
         value = peer.SoftDTW(gamma=1.0, use_cuda=False)(x, y)
     ours = bx.dtw(x, y)

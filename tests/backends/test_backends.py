@@ -47,7 +47,7 @@ def test_use_backend_in_one_thread_leaves_the_others_alone() -> None:
 
 def test_unknown_backend() -> None:
     with (
-        pytest.raises(ValueError, match="name must be one of 'reference', 'native', got 'cuda'"),
+        pytest.raises(ValueError, match="name must be one of 'native', 'reference', got 'cuda'"),
         bx.use_backend("cuda"),
     ):
         pass
@@ -57,16 +57,7 @@ def test_environment_variable() -> None:
     code = "import bellmax; print(bellmax.backend_info()['cpu'])"
     assert python(code, BELLMAX_BACKEND="reference").stdout == "reference\n"
     wrong = python(code, BELLMAX_BACKEND="fast").stderr
-    assert "the environment variable BELLMAX_BACKEND must be one of 'reference', 'native', got 'fast'" in wrong
-
-
-def test_import_needs_torch_and_numpy_alone() -> None:
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['scipy', 'matplotlib', 'networkx', 'pytest'])); import bellmax"
-    )
-    result = python(code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout + result.stderr == ""
+    assert "the environment variable BELLMAX_BACKEND must be one of 'native', 'reference', got 'fast'" in wrong
 
 
 def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are not on the CPU, on a device that has shapes but no numbers: no kernel runs and no value is read."""
+"""Tensors on a device that has shapes and no numbers, in place of a GPU: what reads one, or takes a kernel, fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.inside import BACKENDS
 from support.problems import diamond
 from torch import Tensor
 
@@ -64,6 +65,17 @@ def test_the_reference_serves_other_devices() -> None:
     (gradient,) = torch.autograd.grad(p.value, cost)
     assert gradient.shape == (3, 4)
     assert gradient.device.type == "meta"
+
+
+def test_checks_read_no_value_elsewhere() -> None:
+    make = lambda *shape: torch.ones(shape, device="meta")  # noqa: E731
+    lengths = make(2).long()
+    for structure, p in {
+        "dag": diamond().to("meta").paths(make(2, 10)),
+        "chain": bx.Chain(make(2, 4, 3, 3), lengths=lengths),
+        "dtw": bx.DTW(make(2, 3, 4), lengths=(lengths, lengths)),
+    }.items():
+        BACKENDS["reference"].sweeps(structure).check(p._scores, p._index)  # reading one would raise
 
 
 def test_the_kernels_are_for_the_cpu(backend: str) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from support.peers import without_numba
 from torch import Tensor
 
 from bellmax.compat.soft_dtw_cuda import SoftDTW
@@ -18,14 +19,7 @@ SIZES = [(1, 1), (1, 4), (4, 4), (3, 6), (6, 3)]
 
 @pytest.fixture(scope="module")
 def tslearn() -> ModuleType:
-    """As plain Python: numba would compile for longer than all of this runs, and bring a second OpenMP runtime."""
-    reason = "tslearn is not installed: it needs numba (200 MB) and comes with the extra `bench`"
-    config = pytest.importorskip("numba", reason=reason).config
-    compiles, config.DISABLE_JIT = config.DISABLE_JIT, 1
-    try:
-        return pytest.importorskip("tslearn.metrics", reason=reason)
-    finally:
-        config.DISABLE_JIT = compiles
+    return without_numba("tslearn.metrics")
 
 
 def series(n: int, m: int, dims: int = 2) -> tuple[Tensor, Tensor]:

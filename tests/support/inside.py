@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bellmax.autograd import functions, operators
-from bellmax.backends.native import blocks, loading, sweeps, two_states
+from bellmax.autograd import functions
+from bellmax.backends import BACKENDS
+from bellmax.backends.native import blocks, loading, two_states
 from bellmax.series.blocks import value_in_blocks
 
-__all__ = ["blocks", "functions", "loading", "operators", "sweeps", "two_states", "value_in_blocks"]
+__all__ = ["BACKENDS", "blocks", "functions", "loading", "two_states", "value_in_blocks"]

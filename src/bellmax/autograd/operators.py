@@ -14,7 +14,7 @@ from torch import Tensor
 from bellmax.backends import BACKENDS
 from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Kernel, Regularizer, from_kernel
-from bellmax.transforms import is_eager, is_readable
+from bellmax.transforms import is_eager, is_readable, once_dynamo_is_imported
 
 _PROGRAM = "str structure, str backend, str omega, float[] parameters"
 _OPERATORS = {
@@ -48,9 +48,11 @@ class Program(NamedTuple):
 
 def sweep(name: str, program: Program, *args: Any) -> Any:
     """Run a sweep: at once where nobody but autograd looks, else as an operator."""
-    if isinstance(program.omega, Kernel) and not is_eager():
+    if not isinstance(program.omega, Kernel):
+        return _run_in_python(name, *program, *args)
+    if not is_eager() or args[0][0].is_meta:
         return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
-    return run(name, *program[:2], program.regularizer, *args)
+    return run(name, *program[:2], from_kernel(program.omega), *args)
 
 
 def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
@@ -59,6 +61,20 @@ def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any)
     if name in ("forward", "topk", "value") and is_readable(args[0][0]):
         sweeps.check(args[0], args[-1])
     return getattr(sweeps, name)(*args, omega)
+
+
+def _run_in_python(*args: Any) -> Any:
+    """A sweep under an Ω written in Python."""
+    return run(*args)
+
+
+def _keep_from_dynamo() -> None:
+    # Such an Ω runs eagerly where the graph breaks, and this is no frame to be compiled then.
+    global _run_in_python
+    _run_in_python = torch.compiler.disable(_run_in_python)
+
+
+once_dynamo_is_imported(_keep_from_dynamo)
 
 
 def _operator(name: str) -> Callable[..., Any]:

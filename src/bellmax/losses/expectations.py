@@ -48,7 +48,10 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
     """:func:`relaxed` of a target that errors call ``name``, and where another label than −100 may mask a step."""
     check_reduction(p, reduction)
     p, allowed = p._read(name, target, ignore_index)
-    return reduce(p, p._distance(name, allowed), reduction)
+    loss = p._distance(name, allowed)
+    if not is_checked(allowed):
+        loss = loss.masked_fill(p._restricted_value(allowed).isinf(), math.inf)
+    return reduce(p, loss, reduction)
 
 
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:

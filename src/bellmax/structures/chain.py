@@ -309,11 +309,11 @@ class ScoredChain(Chain):
             return None
         flat = self._flat
         program, index, gamma = flat.program, flat.index, flat.gamma
-        theta, value, tape = self._swept()
-        labels = target.reshape(value.shape[0], shape[-1]).to(torch.int64)
-        scores = shortcut.run(theta, index, labels, ignore_index)
+        labels = target.reshape(-1, shape[-1]).to(torch.int64)
+        scores = shortcut.run(self._theta_without_graph(), index, labels, ignore_index)
         if scores is None:
             return None
+        theta, value, tape = self._swept()
         excess = value - scores
         vertex = penalty_at_vertex(kernel)
         if vertex:

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
+from bellmax.apps.audio import evaluation
 from bellmax.apps.audio.commands import app
 from bellmax.apps.audio.features import RATE
 
@@ -32,6 +33,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toys are learnt in a fifth of the steps."""
+    learn = evaluation.learn
+    monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=200: learn(*args, iterations=iterations // 5))
+
+
 def test_aligns(data: Path, tmp_path: Path) -> None:
     table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
     options = ["--out", table, "--plot", picture, "--audio-clicks", clicks]
@@ -50,6 +58,7 @@ def test_aligns(data: Path, tmp_path: Path) -> None:
     assert np.abs(audio).max() <= 1
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_learns_and_uses_what_it_learnt(data: Path, tmp_path: Path) -> None:
     assert "44 weights learnt on 2 pieces" in run("train", data, "--output", tmp_path / "w.json")
     piece = data / "two/two"
@@ -57,6 +66,7 @@ def test_learns_and_uses_what_it_learnt(data: Path, tmp_path: Path) -> None:
     assert "8 events" in run("align", f"{piece}.wav", f"{piece}.mid", *options)
 
 
+@pytest.mark.usefixtures("few_steps")
 def test_evaluates(data: Path, tmp_path: Path) -> None:
     said = run("evaluate", data, "--output", tmp_path)
     rows = json.loads((tmp_path / "audio.json").read_text())

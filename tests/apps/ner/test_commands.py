@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -166,18 +163,6 @@ def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
     text = (tmp_path / "table.md").read_text()
     assert "| l2 | 2 | surrogate | " in text
     assert "begun" not in run(*options)
-
-
-def test_two_processes_train_the_same_model(few: Path, tmp_path: Path) -> None:
-    options = ["--epochs", "1", "--minutes", "9", "--dropout", "0", "--word-size", "8", "--sentences", "5"]
-    command = [sys.executable, "-m", "bellmax", "ner", "train", str(few), *options, "--output"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(tmp_path / "one")], check=True, env=environment, capture_output=True, timeout=120)
-    subprocess.run([*launch, str(tmp_path / "two")], check=True, env=environment, capture_output=True, timeout=120)
-    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=2e-3)
-    losses = [json.loads((tmp_path / name / "history.json").read_text())[0]["loss"] for name in ("one", "two")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 @pytest.mark.parametrize(
