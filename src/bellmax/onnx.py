@@ -41,7 +41,7 @@ def _topk(
             f"exports to ONNX, got k={k} for the structure {structure!r}"
         )
     emissions, transitions, start, end = (op.Cast(part, to=DOUBLE.dtype) for part in theta)
-    if transitions.shape is None or len(transitions.shape) == 3:
+    if len(theta[1].shape) == 3:
         transitions = op.Unsqueeze(transitions, [1])
     if len(index) == 2:
         kept = index[1]

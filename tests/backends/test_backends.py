@@ -88,6 +88,6 @@ except ValueError as error:
     first, second = result.stdout.splitlines()
     assert first == (
         f"{tmp_path}/bellmax/__init__.py not compiled "
-        "['bellmax runs without its compiled kernels (not compiled): t'] 0.6931"
+        "['bellmax runs without its compiled kernels (not compiled): u'] 0.6931"
     )
-    assert second == "name is 'native', but that backend is not compiled"
+    assert second == "backend 'native' is not available: not compiled"

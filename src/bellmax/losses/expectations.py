@@ -32,7 +32,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
         target: see the module.
         reduction: "none", "mean", "sum" or "token_mean": see the module.
 
-    >>> import bellmax as bx
+    >>> import torch, bellmax as bx
     >>> emissions, transitions = torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2)
     >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
     >>> p.marginals
@@ -62,7 +62,7 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
         cost: C of p's potentials' shape, or (..., T, S) for chains. What p never takes may cost anything, even ∞.
         reduction: "none", "mean", "sum" or "token_mean": see the module.
 
-    >>> import bellmax as bx
+    >>> import torch, bellmax as bx
     >>> p = bx.Chain(torch.zeros(3, 2, 2))
     >>> expected_cost(p, bx.losses.hamming_cost(p, torch.tensor([0, 1, -1])))
     tensor(1.)
@@ -82,7 +82,7 @@ def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") ->
         target: see the module.
         reduction: "none", "mean", "sum" or "token_mean": see the module.
 
-    >>> import bellmax as bx
+    >>> import torch, bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="l2")
     >>> path_nll(p, torch.tensor([0, 1])).neg().exp(), path_nll(p, torch.tensor([0, 0]))
     (tensor(0.7500), tensor(inf))

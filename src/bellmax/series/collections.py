@@ -13,11 +13,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from bellmax.backends import BACKENDS
+from bellmax.backends.choice import backend_for
 from bellmax.inputs import Numbers, answers_near_misses, as_collection, as_floating
 from bellmax.regularizers import Regularizer, resolve
-from bellmax.series.costs import Cost
+from bellmax.series.costs import Cost, as_power
 from bellmax.series.pairs import Measure, measure_of
-from bellmax.tensors import Gamma, promote_half
+from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
+from bellmax.transforms import is_transformed, needs_grad
 
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
 
@@ -177,18 +180,36 @@ def _blocks(rows: list[Run], columns: list[Run]) -> Iterator[tuple[Run, Run, Ten
 
 
 def _block(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) -> Tensor:
-    return measure(row.series[i], column.series[j], row.lengths[i], column.lengths[j])
+    """f of some pairs of two runs."""
+    values = _short_pairs(measure, row, column, i, j)
+    return measure(row.series[i], column.series[j], row.lengths[i], column.lengths[j]) if values is None else values
+
+
+def _short_pairs(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) -> Tensor | None:
+    """The same by a kernel that needs no cost matrices, for short series, where no gradient is wanted."""
+    kernel, gamma, power = measure.omega.kernel, measure.omega.gamma, as_power(measure.cost, row.series.shape[-1])
+    if power is None or measure.band is not None or measure.divergence in ("sharp", "mean_cost"):
+        return None
+    if isinstance(gamma, Tensor) or is_transformed() or needs_grad(row.series, column.series):
+        return None
+    shortcut = BACKENDS[backend_for("dtw", row.series.device, kernel)].shortcut("dtw.short_pairs")
+    if shortcut is None or not shortcut.serves(kernel, row.series, column.series, len(i)):
+        return None
+    lengths = row.lengths, column.lengths
+    values: Tensor | None = shortcut.run(kernel, row.series, column.series, lengths, (i, j), power, 1 / gamma)
+    return None if values is None else multiply_by_gamma(values, gamma)
 
 
 def _with_itself(measure: Measure, runs: list[Run]) -> Tensor:
     """f of every series with itself, (K,)."""
-    found = [measure(run.series, run.series, run.lengths, run.lengths) for run in runs]
+    every = (torch.arange(len(run.places), device=run.places.device) for run in runs)
+    found = [_block(measure, run, run, k, k) for run, k in zip(runs, every, strict=True)]
     return torch.cat(found)[torch.cat([run.places for run in runs]).argsort()]
 
 
 @contextmanager
 def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
-    """What to tell how many more pairs are done."""
+    """A function to call with the number of pairs that were done."""
     if not shown:
         yield lambda done: None
         return

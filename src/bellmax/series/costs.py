@@ -133,6 +133,13 @@ COSTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def as_power(cost: Cost, features: int) -> int | None:
+    """The power p of a cost Σ |x − y|^p, 1 or 2; None for any other."""
+    if cost == "sqeuclidean":
+        return 2
+    return 1 if cost == "cityblock" or (cost == "euclidean" and features == 1) else None
+
+
 def pairwise(x: Tensor, y: Tensor, cost: Cost) -> Tensor:
     """The costs (..., N, M) of matching each row of x (..., N, D) with each row of y (..., M, D).
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bellmax.backends.native import blocks, labels, loading, two_states
+from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.regularizers import Kernel
@@ -16,6 +16,7 @@ _SHORTCUTS: dict[str, Any] = {
     "scored_chain.marginals": two_states.Marginals(),
     "attention.weights": two_states.Weights(),
     "dtw.blocks": blocks.Blocks(),
+    "dtw.short_pairs": short_pairs.ShortPairs(),
 }
 
 
