@@ -60,7 +60,7 @@ IMPORTS = {name: imported(name, tree) for name, tree in MODULES.items()}
 
 
 def floor(name: str) -> int:
-    room = (name.split(".") + [""])[1]
+    room = [*name.split("."), ""][1]
     return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
 
 

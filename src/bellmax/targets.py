@@ -65,7 +65,12 @@ class Targets(Distribution):
     def _read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
         """This distribution without the steps that the target masks, and what the target allows of the rest."""
         self._check_device(name, check_tensor(name, target))
-        return self, self._allowed(name, target, ignore_index)
+        p = self._masked_by(name, target, ignore_index)
+        return p, p._allowed(name, target, ignore_index)
+
+    def _masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
+        """This distribution without the steps that the target masks."""
+        return self
 
     def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
         allowed = self._expand(name, target, self.event_shape)
@@ -142,9 +147,10 @@ class Targets(Distribution):
         value = score - multiply_by_gamma(self.sense * nodes * vertex, self.omega.gamma)
         return value.to(torch.promote_types(self.dtype, torch.float32))
 
-    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> Tensor | None:
-        """DP_Ω − DP_Ω within the target, of the batch shape, if kernels know this target."""
-        return None
+    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
+        """This distribution without the steps that the target masks, and DP_Ω − DP_Ω within the target, of the batch
+        shape; or this distribution and None, if no kernels know this target."""
+        return self, None
 
     # --- costs of mistakes
 

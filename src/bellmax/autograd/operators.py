@@ -51,6 +51,8 @@ def sweep(name: str, program: Program, *args: Any) -> Any:
     if not isinstance(program.omega, Kernel):
         return _run_in_python(name, *program, *args)
     if not is_eager() or args[0][0].is_meta:
+        if name == "value":
+            return sweep("forward", program, *args)[0]
         return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
     return run(name, *program[:2], from_kernel(program.omega), *args)
 

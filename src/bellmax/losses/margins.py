@@ -44,9 +44,10 @@ def surrogate_of(
 ) -> Tensor:
     """:func:`surrogate` of a target that errors call ``name``, and where another label than −100 may mask a step."""
     check_reduction(p, reduction)
-    quick = None if cost is not None else p._excess_by_kernels(target, ignore_index)
-    if quick is not None:
-        return reduce(p, quick, reduction)
+    if cost is None:
+        p, excess = p._excess_by_kernels(target, ignore_index)
+        if excess is not None:
+            return reduce(p, excess, reduction)
     p, allowed = p._read(name, target, ignore_index)
     best = (p if cost is None else p._augment(cost))._value()
     restricted = p._restricted_value(allowed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from bellmax.structures.sequences import SequencePaths
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors
 from bellmax.transforms import is_transformed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
@@ -300,38 +303,44 @@ class ScoredChain(Chain):
     def _add(self, cost: Tensor) -> Targets:
         return super()._add(cost) if self._is_of_states(cost) else self._expanded()._add(cost)
 
-    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> Tensor | None:
-        shortcut, kernel = BACKENDS[self.backend].shortcut("scored_chain.labels"), self.omega.kernel
-        if shortcut is None or kernel is None or is_transformed() or isinstance(self.omega.gamma, Tensor):
-            return None
+    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
+        shortcut = BACKENDS[self.backend].shortcut("scored_chain.labels")
+        if shortcut is None or is_transformed() or isinstance(self.omega.gamma, Tensor):
+            return self, None
         shape = (*self.batch_shape, self.event_shape[0])
         if not self._holds_labels(target) or target.shape != shape or target.device != self.device:
-            return None
-        flat = self._flat
-        program, index, gamma = flat.program, flat.index, flat.gamma
+            return self, None
         labels = target.reshape(-1, shape[-1]).to(torch.int64)
-        scores = shortcut.run(self._theta_without_graph(), index, labels, ignore_index)
-        if scores is None:
-            return None
+        p, scores = self, shortcut.run(self._theta_without_graph(), self._flat.index, labels, ignore_index)
+        if scores is None and bool((labels == ignore_index).any()):
+            p = self._masked_by("target", target, ignore_index)
+            scores = shortcut.run(p._theta_without_graph(), p._flat.index, labels, ignore_index)
+        return (self, None) if scores is None else (p, p._excess_of_labels(shortcut, labels, scores))
+
+    def _excess_of_labels(self, shortcut: Any, labels: Tensor, scores: Tensor) -> Tensor:
+        """DP_Ω less the score of labels (B, T), which were scored (B,) at γ = 1."""
+        flat, kernel = self._flat, self.omega.kernel
+        assert kernel is not None
         theta, value, tape = self._swept()
         excess = value - scores
         vertex = penalty_at_vertex(kernel)
         if vertex:
             lengths = self.lengths.reshape(-1)
             excess += vertex * (lengths + (lengths > 0))
-        found = (gamma * excess.clamp_(min=0)).reshape(self.batch_shape).to(value.dtype)
+        found = (flat.gamma * excess.clamp_(min=0)).reshape(self.batch_shape).to(value.dtype)
         recipe = self._without_scores()
 
         def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
             *theta, tape, labels = kept
             seed = grad.reshape(-1).to(theta[0].dtype)
-            gradients = sweep("backward", program, theta, tape, seed, index)
-            shortcut.subtract(gradients, theta, index, labels, seed)
+            gradients = sweep("backward", flat.program, theta, tape, seed, flat.index)
+            shortcut.subtract(gradients, theta, flat.index, labels, seed)
             return [g.to(s.dtype) for g, s in zip(flat.onto(gradients, inputs), inputs, strict=True)]
 
         def general(inputs: Tensors, kept: Tensors) -> Tensor:
             p = recipe._with(inputs, recipe.omega)
-            return p._value() - p._score(kept[-1].reshape(shape)).to(p._value().dtype)
+            value = p._value()
+            return value - p._score(kept[-1].reshape(*p.batch_shape, -1)).to(value.dtype)
 
         return autograd.Shortcut(vjp, general).attach(found, self._scores, (*theta, tape, labels))
 

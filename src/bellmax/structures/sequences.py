@@ -182,16 +182,13 @@ class SequencePaths(PathDistribution):
 
     # --- targets
 
-    def _read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
-        p = self
-        if self._holds_labels(target):
-            self._check_device(name, target)
-            ignored = self._expand(name, target, self.event_shape[:1]) == ignore_index
-            if self._lengths is not None:
-                ignored = ignored & self._kept
-            if not is_checked(ignored) or bool(ignored.any()):
-                p = self._without(ignored)
-        return p, super(SequencePaths, p)._read(name, target, ignore_index)[1]
+    def _masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
+        if not self._holds_labels(target):
+            return self
+        ignored = self._expand(name, target, self.event_shape[:1]) == ignore_index
+        if self._lengths is not None:
+            ignored = ignored & self._kept
+        return self._without(ignored) if not is_checked(ignored) or bool(ignored.any()) else self
 
     def _holds_labels(self, target: object) -> bool:
         if not isinstance(target, Tensor) or target.ndim != len(self.batch_shape) + 1:

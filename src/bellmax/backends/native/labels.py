@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import arrays, call
+from bellmax.layouts.scored_chain import check_index
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -19,7 +20,11 @@ class LabelScores:
         """(B,) float64; None if a label is no state, or ``ignored``, or a score is infinite."""
         scores = torch.empty(labels.shape[0], dtype=torch.float64)
         given = arrays((*theta, labels, scores))
-        served = call("scored_chain_score", *given, ignored, *arrays(index), *[None] * (2 - len(index)), *_ANY)
+        try:
+            served = call("scored_chain_score", *given, ignored, *arrays(index), *[None] * (2 - len(index)), *_ANY)
+        except ValueError:
+            check_index(theta, index)  # names the argument and the value
+            raise
         return scores if served else None
 
     def subtract(self, gradients: Tensors, theta: Tensors, index: Tensors, labels: Tensor, seed: Tensor) -> None:
