@@ -14,7 +14,7 @@ from scipy import stats
 from support.checks import close
 from support.grids import MOVES, START, enumerated, grid
 from support.kernels import by_products, needs_kernels, took
-from support.problems import OMEGAS, one_of_each_kind, potentials, two_kinds
+from support.problems import OMEGAS, for_derivatives, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -179,7 +179,7 @@ def test_a_band_always_leaves_a_path(backend: str) -> None:
 # --- derivatives
 
 
-@pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5", "tsallis1.3"], indirect=True)
+@for_derivatives
 @pytest.mark.parametrize(("lengths", "band"), [(None, None), (([2, 2], [3, 2]), 0)])
 def test_derivatives(
     lengths: tuple[list[int], list[int]] | None, band: float | None, omega: bx.Regularizer, backend: str

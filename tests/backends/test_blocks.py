@@ -116,7 +116,7 @@ def peak():
 
 works = {
     "series": lambda n: bx.dtw(*(torch.randn(n, 2, requires_grad=True) for _ in range(2))).backward(),
-    "banded": lambda n: bx.dtw(torch.randn(12 * n, 1), torch.randn(12 * n, 1), band=500),
+    "banded": lambda n: bx.dtw(torch.randn(6 * n, 1), torch.randn(6 * n, 1), band=500),
     "matrix": lambda n: bx.DTW(torch.rand(n // 2, n // 2, requires_grad=True)).value.backward(),
     "value": lambda n: bx.DTW(torch.rand(n // 2, n // 2)).value,
 }

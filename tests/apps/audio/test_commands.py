@@ -35,9 +35,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Toys are learnt in a fifth of the steps."""
+    """Toys are learnt in a tenth of the steps."""
     learn = evaluation.learn
-    monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=200: learn(*args, iterations=iterations // 5))
+    monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=200: learn(*args, iterations=iterations // 10))
 
 
 def test_aligns(data: Path, tmp_path: Path) -> None:
