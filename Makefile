@@ -54,6 +54,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/ner.py
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/dtw.py
+	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from measuring import Row, Times, factor, ratio, shown, table
 
-NAMES = "dag", "chain", "dtw", "attention", "ner", "translation"
+NAMES = "dag", "chain", "dtw", "attention", "ner", "translation", "overhead"
 COLOURS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 PLAIN = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 8, "svg.hashsalt": "bellmax"}
 Panels = dict[str, dict[str, dict[str, float]]]  # title, row, peer: how many times slower the peer is
@@ -296,7 +296,7 @@ def markdown(results: dict[str, Any]) -> list[str]:
 
 
 def _pages() -> Iterable[str]:
-    titles = "any graph", "chains", "DTW", "attention", "a tagger", "a translator"
+    titles = "any graph", "chains", "DTW", "attention", "a tagger", "a translator", "overhead"
     return (f"[{title}]({name}.md)" for title, name in zip(titles, NAMES, strict=True))
 
 

@@ -22,7 +22,7 @@ from bellmax.transforms import is_readable
 
 
 class Kernel(NamedTuple):
-    """What a compiled Ω at γ = 1 is known by, to operators and backends: the name in :data:`KERNELS`, and numbers."""
+    """A compiled Ω at γ = 1, as operators and backends know it: its name in :data:`KERNELS`, and numbers."""
 
     name: str
     parameters: tuple[float, ...] = ()

@@ -154,8 +154,8 @@ class Targets(Distribution):
 
     # --- costs of mistakes
 
-    def _mistakes(self, allowed: Tensor) -> Tensor:
-        """What is no mistake, bool, in the form that :func:`bellmax.losses.hamming_cost` has."""
+    def _right(self, allowed: Tensor) -> Tensor:
+        """The right entries, bool, in the form of :func:`bellmax.losses.hamming_cost`."""
         return allowed
 
     def _cost_forms(self) -> list[torch.Size]:

@@ -31,7 +31,7 @@ _library = torch.library.Library("bellmax", "DEF")
 
 
 class Program(NamedTuple):
-    """What to sweep, who sweeps, and Ω at γ = 1.
+    """A structure, the backend that sweeps it, and Ω at γ = 1.
 
     A :class:`Kernel` is constants, which torch.compile can write into a graph. An Ω written in Python runs on the
     reference backend, without an operator.

@@ -18,7 +18,7 @@ from bellmax.transforms import is_eager, needs_grad
 class Shortcut:
     """The gradient of a result that a kernel found, as functions of its inputs and of the tensors that it kept.
 
-    Neither may hold a tensor of its own, which no hook for saved tensors would see.
+    Neither function holds scores or results: those are saved, so that hooks for saved tensors see them.
     """
 
     vjp: Callable[[Tensors, Tensors, Tensor], Sequence[Tensor | None]]

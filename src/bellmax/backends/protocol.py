@@ -1,4 +1,4 @@
-"""What a backend offers."""
+"""The interface of a backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bellmax.tensors import Tensors
 
 
 class Sweeps(Protocol):
-    """What a backend does for a structure, on a flat batch and at γ = 1.
+    """The loops over a structure, on a flat batch and at γ = 1.
 
     ``theta`` is one or more tensors, batch first; the size of the batch is the first one's, and another may have batch
     size 1, which all members share. ``index`` are the structure's integer tensors: see :mod:`bellmax.layouts`. ``tape``

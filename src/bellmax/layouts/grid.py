@@ -149,7 +149,7 @@ def found_paths(found: Tensor, theta: Tensors) -> Tensor:
 
 
 def payments(cells: Tensor, factors: Tensor | None = None, terms: Tensor | None = None) -> Tensor:
-    """What each edge pays, (..., E), for costs of cells (..., N, M): 0 towards the end.
+    """The cost of each edge, (..., E), for costs of cells (..., N, M): 0 towards the end.
 
     ``factors`` (..., 3) multiply the cost of a cell by the kind of the move into it, ``terms`` (..., 3) are added to
     it. Edges from the start have neither.

@@ -24,7 +24,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
     - Alignments: ½‖E − Y‖², and for negentropy Σ KL(Y ‖ E) of each cell as a coin, visited or not: an alignment may
       visit all cells of another and more, so that those of Y alone do not tell.
 
-    For graphs and alignments the target is one path. Logarithms stay finite: a probability counts as no less than the
+    For graphs and alignments the target is one path. Logarithms stay finite: a probability is taken as no less than the
     smallest normal number of its dtype, and that of not visiting a cell as no less than its precision.
 
     Args:

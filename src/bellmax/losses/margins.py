@@ -109,7 +109,7 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
             [0., 0.]])
     """
     p, allowed = p._read("target", target)
-    allowed = p._mistakes(allowed)
+    allowed = p._right(allowed)
     weight = torch.as_tensor(weight, device=p.device)
     dtype = torch.promote_types(p.dtype, weight.dtype) if weight.is_floating_point() and weight.ndim else p.dtype
     try:

@@ -1,4 +1,4 @@
-"""What it costs to match two elements of series."""
+"""Costs of matching two elements of series."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class DTW(PathDistribution):
         return layout.from_cells(path)
 
     def _payments(self, cells: Tensor) -> Tensor:
-        """What each move pays, (..., E), for costs of cells (..., N, M)."""
+        """The cost of each move, (..., E), for costs of cells (..., N, M)."""
         return layout.payments(cells, self.step_weights, self.step_penalties)
 
     def _changes(self, z: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ class DTW(PathDistribution):
     def _target_forms(self) -> list[str]:
         return [*super()._target_forms(), "(..., L, 2) int64"]
 
-    def _mistakes(self, allowed: Tensor) -> Tensor:
+    def _right(self, allowed: Tensor) -> Tensor:
         return allowed | ~self._inside
 
     def _is_used(self, ndim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every distribution over sequences of states has: steps that are kept or masked, states, labels as targets."""
+"""Sequences of states, whatever scores them: kept and masked steps, states, labels as targets."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class SequencePaths(PathDistribution):
     def _is_of_states(self, tensor: Tensor) -> bool:
         return tensor.ndim == len(self.batch_shape) + 2
 
-    def _mistakes(self, allowed: Tensor) -> Tensor:
+    def _right(self, allowed: Tensor) -> Tensor:
         """The states (..., T, S) that a target allows: all at masked steps."""
         if self._is_of_states(allowed):
             return allowed
@@ -283,7 +283,7 @@ class SequencePaths(PathDistribution):
     def _distance(self, name: str, allowed: Tensor) -> Tensor:
         """Row by row on the marginals: KL for negentropy, else half the squared distance; 0 where all are allowed."""
         self._check_possible(name, allowed)
-        states = self._mistakes(allowed)
+        states = self._right(allowed)
         marginals = promote_half(self.marginals)
         right = marginals.masked_fill(~states, 0).sum(-1)
         if isinstance(self.omega, Negentropy):

@@ -1,0 +1,172 @@
+"""What a call costs before any work: tiny programs, taggers against pytorch-crf from tiny to large, short series.
+
+Everything runs in one process, interleaved. Tiny calls are timed in runs of many, and given in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from measuring import (
+    SECONDS,
+    Row,
+    Run,
+    Times,
+    cell,
+    collect,
+    command_line,
+    factor,
+    heading,
+    machine,
+    measure,
+    ratio,
+    report,
+    shown,
+    table,
+)
+from rivals import collected_series
+from torch import Tensor
+
+import bellmax as bx
+
+CALLS = 100  # in one run
+TAGGERS = ((1, 4, 3), (2, 8, 5), (8, 20, 9), (32, 50, 17), (64, 128, 32), (16, 512, 64))
+COLLECTIONS = ((500, 8), (500, 24), (300, 64))
+TARGETS = {  # microseconds: the value, and value and gradient
+    "Chain": (45, 130),
+    "Chain.from_scores": (45, 130),
+    "DAG.paths": (45, 130),
+    "DTW": (45, 130),
+    "dtw": (90, 220),
+    "nn.CRF": (None, 250),
+}
+
+
+def many(run: Run) -> Run:
+    def repeat() -> None:
+        for _ in range(CALLS):
+            run()
+
+    return repeat
+
+
+def with_gradient(value: Callable[..., Tensor], *inputs: Tensor) -> Run:
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+
+    def run() -> None:
+        value(*leaves).sum().backward()
+
+    return run
+
+
+def programs() -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
+    """Programs so small that the call is all."""
+    dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+    crf, tags = bx.nn.CRF(3), torch.randint(3, (2, 4))
+    return {
+        "Chain": (lambda t: bx.Chain(t).value, [torch.randn(2, 4, 3, 3)]),
+        "Chain.from_scores": (
+            lambda e, t: bx.Chain.from_scores(e, t).value,
+            [torch.randn(2, 4, 3), torch.randn(3, 3)],
+        ),
+        "DAG.paths": (lambda w: dag.paths(w).value, [torch.randn(2, 4)]),
+        "DTW": (lambda c: bx.DTW(c).value, [torch.rand(2, 4, 4)]),
+        "dtw": (lambda x, y: bx.dtw(x, y), [torch.randn(2, 4, 1), torch.randn(2, 4, 1)]),
+        "nn.CRF": (lambda e: crf(e, tags), [torch.randn(2, 4, 3)]),
+    }
+
+
+def calls(repeats: int) -> list[Row]:
+    runs: dict[str, Run] = {}
+    for name, (value, inputs) in programs().items():
+        runs[f"{name} value"] = many(torch.no_grad()(lambda value=value, inputs=inputs: value(*inputs)))
+        runs[f"{name} both"] = many(with_gradient(value, *inputs))
+    times = measure(runs, repeats, 3 * SECONDS)
+    each = {name: {key: 1e3 * ms / CALLS for key, ms in t.items()} for name, t in times.items()}
+    return [{"call": name, "value": each[f"{name} value"], "both": each[f"{name} both"]} for name in programs()]
+
+
+def tagger(shape: Sequence[int], masked: bool, repeats: int) -> Row:
+    """The loss of a CRF and its gradient, in all scores."""
+    from torchcrf import CRF
+
+    batch, steps, states = shape
+    ours, theirs = bx.nn.CRF(states), CRF(states, batch_first=True)
+    emissions = torch.randn(batch, steps, states, requires_grad=True)
+    tags = torch.randint(states, (batch, steps))
+    lengths = torch.randint(1, steps + 1, (batch, 1)) if masked else torch.full((batch, 1), steps)
+    mask = torch.arange(steps) < lengths
+    given = {"mask": mask} if masked else {}
+    runs = {
+        "bellmax": lambda: ours(emissions, tags, **given).backward(),
+        "pytorch-crf": lambda: theirs(emissions, tags, reduction="mean", **given).backward(),
+    }
+    return {"shape": shape, "masked": masked, **measure(runs, repeats, SECONDS)}
+
+
+def collection(shape: Sequence[int], repeats: int) -> Row:
+    """All pairs of K series of one length, under hard DTW."""
+    return {"shape": shape, **measure(collected_series(shape, parallel=True), repeats, SECONDS)}
+
+
+# --- the page
+
+
+def against_target(times: Times, target: float | None) -> list[str]:
+    return [f"{times['min']:.0f} / {times['median']:.0f}", "–" if target is None else f"≤ {target}"]
+
+
+def markdown(results: dict) -> list[str]:
+    rows = [
+        [f"`bx.{r['call']}`", *against_target(r["value"], TARGETS[r["call"]][0]),
+         *against_target(r["both"], TARGETS[r["call"]][1])]
+        for r in results["calls"]
+    ]  # fmt: skip
+    taggers = [
+        [shown(r["shape"]), "yes" if r["masked"] else "no", cell(r["bellmax"]), cell(r["pytorch-crf"]),
+         factor(ratio(r["pytorch-crf"], r["bellmax"]))]
+        for r in results["taggers"]
+    ]  # fmt: skip
+    pairs = [
+        [shown(r["shape"]), cell(r["bellmax"]), cell(r["dtaidistance"]), factor(ratio(r["dtaidistance"], r["bellmax"])),
+         f"{1e3 * r['bellmax']['median'] / (r['shape'][0] * (r['shape'][0] - 1) / 2):.2f}"]
+        for r in results["collections"]
+    ]  # fmt: skip
+    return [
+        *heading("Overhead", results["machine"]),
+        "",
+        "## Tiny programs",
+        "",
+        "Microseconds of a whole Python call, minimum / median over runs of 100 calls: two members of a batch, four",
+        "steps, three states. The value is without gradients; the gradient is a `backward()` of the sum.",
+        *table("call | value: | target: | value and gradient: | target:", rows),
+        "",
+        "## Taggers",
+        "",
+        "`nn.CRF`, the loss and its gradient, against pytorch-crf.",
+        *table("(B,T,S) | mask | bellmax: | pytorch-crf: | ratio:", taggers),
+        "",
+        "## Short series",
+        "",
+        "All pairs of K series of one length, hard DTW: `bx.dtw_cdist` against dtaidistance's `distance_matrix_fast`,",
+        "which computes in float64. Both have threads over pairs.",
+        *table("(K,length) | bellmax: | dtaidistance: | ratio: | bellmax, µs a pair:", pairs),
+    ]
+
+
+def main() -> None:
+    parser = command_line(__doc__, "overhead", repeats=100)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    tables = {
+        "calls": lambda: calls(args.repeats),
+        "taggers": lambda: [tagger(shape, masked, args.repeats) for shape in TAGGERS for masked in (False, True)],
+        "collections": lambda: [collection(shape, args.repeats) for shape in COLLECTIONS],
+    }
+    results = {"machine": machine(), **collect(tables)}
+    report(args.output, "overhead", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()
