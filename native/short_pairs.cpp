@@ -57,7 +57,7 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
     const int64_t features = p.x.features, columns = p.y.length;
     x.resize(std::size_t(p.x.length * features * pairs_of<P> + W));
     y.resize(std::size_t(columns * features * pairs_of<P> + W));
-    row.assign(std::size_t(columns * pairs_of<P>), P::dead());
+    row.resize(std::size_t(columns * pairs_of<P>));
     interleave<P>(p.x, p.first + begin, count, x.data());
     interleave<P>(p.y, p.second + begin, count, y.data());
     int64_t rows = 0, width = 0;
@@ -67,6 +67,7 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
     }
     Node dead, diagonal[beside], left[beside];
     P::fill(dead, P::dead());
+    for (int64_t n = 0; n < columns * pairs_of<P>; n += W) P::store(row.data() + n, dead);
     for (int64_t i = 0; i < rows; ++i) {
         for (int g = 0; g < beside; ++g) {
             P::fill(diagonal[g], i == 0 ? P::start() : P::dead());

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.inside import BACKENDS
 
 import bellmax as bx
 
@@ -81,6 +82,7 @@ def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:
 import sys, warnings
 sys.path[:0] = [{str(tmp_path)!r}, {str(Path(torch.__file__).parents[1])!r}]  # not the editable install
 import torch
+from support.inside import BACKENDS
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import bellmax as bx
@@ -100,3 +102,38 @@ except ValueError as error:
         "['bellmax runs without its compiled kernels (not compiled): u'] 0.6931"
     )
     assert second == "backend 'native' is not available: not compiled"
+
+
+def test_a_backend_is_used_for_what_it_serves() -> None:
+    """A backend that is preferred, and knows chains under negentropy alone: the others fall back."""
+    chains = type("Chains", (), {})()
+    chains.name, chains.status = "chains", "available"
+    reference = BACKENDS["reference"]
+    asked = []
+    chains.serves = lambda structure, device, kernel: structure == "chain" and kernel == bx.Negentropy().kernel
+    chains.sweeps = lambda structure: asked.append(structure) or reference.sweeps(structure)
+    chains.shortcut = lambda name: None
+    others = dict(BACKENDS)
+    BACKENDS.clear()
+    BACKENDS.update({"chains": chains} | others)
+    try:
+        p = bx.Chain(torch.zeros(3, 2, 2))
+        assert p.backend == "chains"
+        assert p.value.exp().round() == 8
+        assert asked == ["chain"]
+        fallback = next(name for name, backend in others.items() if backend.status == "available")
+        assert bx.Chain(torch.zeros(3, 2, 2), omega="l2").backend == fallback
+        assert bx.DTW(torch.zeros(2, 2)).backend == fallback
+        assert p.best_path().sum() == 3  # under another Ω
+    finally:
+        BACKENDS.clear()
+        BACKENDS.update(others)
+
+
+def test_an_omega_written_in_python_runs_on_the_reference() -> None:
+    class Own(bx.Negentropy):
+        pass
+
+    p = bx.Chain(torch.zeros(3, 2, 2), omega=Own())
+    assert p.backend == "reference"
+    assert p.value.exp().round() == 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS
-from bellmax.backends.native import blocks, loading, two_states
+from bellmax.backends.native import blocks, loading, short_pairs, two_states
 from bellmax.series.blocks import value_in_blocks
 
-__all__ = ["BACKENDS", "blocks", "functions", "loading", "two_states", "value_in_blocks"]
+__all__ = ["BACKENDS", "blocks", "functions", "loading", "short_pairs", "two_states", "value_in_blocks"]
