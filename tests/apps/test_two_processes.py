@@ -18,8 +18,8 @@ from .ner import corpus
 from .translation import language
 
 OPTIONS = {
-    "ner": "--epochs 1 --minutes 9 --dropout 0 --word-size 8 --sentences 5",
-    "translation": "--epochs 1 --attention negentropy --size 16 --tokens 120 --dropout 0 --optimizer sgd",
+    "ner": "--minutes 9 --word-size 8 --sentences 5",
+    "translation": "--attention negentropy --size 16 --tokens 120 --optimizer sgd --step-size 0.1",
 }
 BOTH = """
 import json, os, sys
@@ -47,9 +47,12 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path
     data = {
         "ner": corpus.write(folder / "data/ner", {"train": 14, "dev": 3, "test": 3}),
-        "translation": language.write(folder / "data/translation", 30),
+        "translation": language.write(folder / "data/translation"),
     }
-    commands = {name: ["train", str(data[name]), *options.split()] for name, options in OPTIONS.items()}
+    commands = {
+        name: ["train", str(data[name]), "--epochs", "1", "--dropout", "0", *options.split()]
+        for name, options in OPTIONS.items()
+    }
     in_two = [[name, free_port(), [*command, "--output", f"{folder}/{name}/two"]] for name, command in commands.items()]
     common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     processes = [
