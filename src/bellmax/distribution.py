@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 import bellmax.autograd as autograd
-from bellmax.autograd.operators import sweep
 from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
 from bellmax.flat import Flat
@@ -202,7 +201,7 @@ class PathDistribution(Targets):
         how often the scores and γ were changed in place, where torch counts it."""
         if torch.compiler.is_compiling():
             return ()
-        changes = (0 if tensor.is_inference() else tensor._version for tensor in self._inputs)
+        changes = [0 if tensor.is_inference() else tensor._version for tensor in self._inputs]
         return torch.is_inference_mode_enabled(), *changes
 
     def _flat_theta(self) -> tuple[Tensor, ...]:
@@ -237,29 +236,32 @@ class PathDistribution(Targets):
         return theta, autograd.value(self._flat.program, theta, value, tape, self._flat.index), tape
 
     def _value(self) -> Tensor:
-        if is_transformed() or isinstance(self.omega.gamma, Tensor):
+        if is_transformed() or isinstance(self.omega.gamma, Tensor) or self.device.type == "meta":
             return self._flat.value(self._flat_value()[1])
         flat, scores = self._flat, self._scores
-        if self._sweeps_minimize and not self._cache and not needs_grad(*scores):  # their tapes are large
-            return flat.value(sweep("value", flat.program, self._theta_without_graph(), flat.index))
+        has_graph = needs_grad(*scores)
+        if self._sweeps_minimize and not (has_graph or self._cache):  # their tapes are large
+            return flat.value(flat.run("value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
         fresh = flat.value(value.clone() if flat.gamma == 1 else value)
+        if not has_graph:
+            return fresh
         return autograd.Shortcut(flat.vjp, flat.general).attach(fresh, scores, (*theta, tape))
 
-    def _theta_without_graph(self) -> tuple[Tensor, ...]:
-        version = self._version()
+    def _theta_without_graph(self, version: tuple[int, ...]) -> tuple[Tensor, ...]:
         theta = self._without_graph.get(version)
         if theta is None:
-            theta = self._flat.theta([score.detach() for score in self._scores])
+            theta = self._flat.theta([score.detach() if score.requires_grad else score for score in self._scores])
             self._without_graph = {version: theta}
         return theta
 
     def _swept(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """As :meth:`_forward`, with θ/γ without a graph, where γ is a number and nothing is transformed."""
-        theta, version = self._theta_without_graph(), self._version()
+        version = self._version()
+        theta = self._theta_without_graph(version)
         found = self._cache.get(version)
         if found is None:
-            found = sweep("forward", self._flat.program, theta, self._flat.index)
+            found = self._flat.run("forward", theta)
             self._cache = {version: found}
         return theta, *found
 

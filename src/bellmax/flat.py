@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
-from bellmax.autograd.operators import sweep
+from bellmax.autograd.operators import run
 from bellmax.tensors import Gamma, Tensors, divide_by_gamma, multiply_by_gamma, promote_half
 
 
@@ -36,6 +37,11 @@ class Flat:
     ) -> None:
         self.program, self.index, self.batch_shape = program, index, batch_shape
         self.own_dims, self.gamma, self.is_negated = own_dims, gamma, is_negated
+
+    def run(self, name: str, *args: Any) -> Any:
+        """A sweep, where nobody but autograd looks."""
+        structure, backend, _ = self.program
+        return run(name, structure, backend, self.program.regularizer, *args, self.index)
 
     def flatten(self, tensor: Tensor, own_dims: int) -> Tensor:
         """(..., *own) as (B, *own), or (1, *own) if the batch shares it."""
@@ -71,17 +77,17 @@ class Flat:
 
     def onto(self, flat: Sequence[Tensor], scores: Tensors) -> tuple[Tensor, ...]:
         """Of the scores' own shapes, summed where the batch shares one, from θ's."""
-        return tuple(
-            f.squeeze(0).reshape(s.shape) if f.numel() == s.numel() else self._sum_onto(f, s)
-            for f, s in zip(flat, scores, strict=True)
-        )
+        return tuple([f if f.shape == s.shape else self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
 
-    def _sum_onto(self, flat: Tensor, score: Tensor) -> Tensor:
+    def _onto(self, flat: Tensor, score: Tensor) -> Tensor:
+        if flat.numel() == score.numel():
+            return flat.squeeze(0).reshape(score.shape)
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def value(self, flat: Tensor) -> Tensor:
         """The value, of the batch shape, from the one at γ = 1."""
-        value = multiply_by_gamma(flat.reshape(self.batch_shape), self.gamma)
+        shaped = flat if flat.shape == self.batch_shape else flat.reshape(self.batch_shape)
+        value = multiply_by_gamma(shaped, self.gamma)
         return -value if self.is_negated else value
 
     # --- the value as a shortcut: γ cancels in its gradient
@@ -89,9 +95,18 @@ class Flat:
     def vjp(self, scores: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor]:
         """The gradient of the value in the scores, by the sweeps; ``kept`` is (*θ/γ, tape)."""
         *theta, tape = kept
-        seed = grad.reshape(-1).to(theta[0].dtype)
-        gradients = sweep("backward", self.program, theta, tape, seed, self.index)
-        return [g.to(s.dtype) for g, s in zip(self.onto(gradients, scores), scores, strict=True)]
+        gradients = self.run("backward", theta, tape, self.seed(grad, theta))
+        return self.gradients(gradients, scores)
+
+    def seed(self, grad: Tensor, theta: Tensors) -> Tensor:
+        """The gradient of a loss in the value, (B,), of θ's dtype."""
+        flat = grad if grad.ndim == 1 else grad.reshape(-1)
+        return flat if flat.dtype == theta[0].dtype else flat.to(theta[0].dtype)
+
+    def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor]:
+        """Gradients in the scores, of their dtype, from those in θ/γ."""
+        shaped = zip(self.onto(flat, scores), scores, strict=True)
+        return [g if g.dtype == s.dtype else g.to(s.dtype) for g, s in shaped]
 
     def general(self, scores: Tensors, kept: Tensors) -> Tensor:
         """The value as a function that is differentiable to any order. Its number is of no account."""

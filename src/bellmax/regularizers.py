@@ -28,6 +28,9 @@ class Kernel(NamedTuple):
     parameters: tuple[float, ...] = ()
 
 
+_NEGENTROPY, _SQUARED_L2, _HARD = (Kernel(name) for name in ("negentropy", "l2", "hard"))
+
+
 def check_gamma(gamma: Gamma) -> None:
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
@@ -294,7 +297,7 @@ class Negentropy(Regularizer):
 
     @property
     def kernel(self) -> Kernel | None:
-        return Kernel("negentropy") if type(self) is Negentropy else None
+        return _NEGENTROPY if type(self) is Negentropy else None
 
 
 class Tsallis(Regularizer):
@@ -354,7 +357,7 @@ class SquaredL2(Tsallis):
 
     @property
     def kernel(self) -> Kernel | None:
-        return Kernel("l2") if type(self) is SquaredL2 else None
+        return _SQUARED_L2 if type(self) is SquaredL2 else None
 
     def __repr__(self) -> str:
         return f"SquaredL2(gamma={self.gamma})"
@@ -382,7 +385,7 @@ class Hard(Regularizer):
 
     @property
     def kernel(self) -> Kernel | None:
-        return Kernel("hard") if type(self) is Hard else None
+        return _HARD if type(self) is Hard else None
 
     def __repr__(self) -> str:
         return "Hard()"

@@ -43,7 +43,7 @@ def is_transformed() -> bool:
 
 def needs_grad(*tensors: Tensor) -> bool:
     """Whether reverse mode records what is computed from these."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
 
 
 class _OnceDynamoIsImported(importlib.abc.MetaPathFinder):

@@ -27,6 +27,7 @@ _OPERATORS = {
     "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
     "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
 }
+_CHECKED = ("forward", "topk", "value")
 _library = torch.library.Library("bellmax", "DEF")
 
 
@@ -51,8 +52,6 @@ def sweep(name: str, program: Program, *args: Any) -> Any:
     if not isinstance(program.omega, Kernel):
         return _run_in_python(name, *program, *args)
     if not is_eager() or args[0][0].is_meta:
-        if name == "value":
-            return sweep("forward", program, *args)[0]
         return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
     return run(name, *program[:2], from_kernel(program.omega), *args)
 
@@ -60,7 +59,7 @@ def sweep(name: str, program: Program, *args: Any) -> Any:
 def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
     """Run a sweep now."""
     sweeps = BACKENDS[backend].sweeps(structure)
-    if name in ("forward", "topk", "value") and is_readable(args[0][0]):
+    if name in _CHECKED and sweeps.check is not None and is_readable(args[0][0]):
         sweeps.check(args[0], args[-1])
     return getattr(sweeps, name)(*args, omega)
 

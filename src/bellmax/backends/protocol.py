@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +21,13 @@ class Sweeps(Protocol):
     are summed over the batch where it shares a tensor.
     """
 
-    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        """Room for the tape."""
+    @property
+    def check(self) -> Callable[[Tensors, Tensors], None] | None:
+        """Raises a ValueError for values that no sweep can take; None if the sweeps themselves do."""
         ...
 
-    def check(self, theta: Tensors, index: Tensors) -> None:
-        """Raise a ValueError for values that no sweep can take, unless the sweeps themselves do."""
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        """Room for the tape."""
         ...
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
-from bellmax.autograd.operators import sweep
 from bellmax.backends import BACKENDS
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
@@ -311,10 +310,13 @@ class ScoredChain(Chain):
         if not self._holds_labels(target) or target.shape != shape or target.device != self.device:
             return self, None
         labels = target.reshape(-1, shape[-1]).to(torch.int64)
-        p, scores = self, shortcut.run(self._theta_without_graph(), self._flat.index, labels, ignore_index)
+        p, scores = (
+            self,
+            shortcut.run(self._theta_without_graph(self._version()), self._flat.index, labels, ignore_index),
+        )
         if scores is None and bool((labels == ignore_index).any()):
             p = self._masked_by("target", target, ignore_index)
-            scores = shortcut.run(p._theta_without_graph(), p._flat.index, labels, ignore_index)
+            scores = shortcut.run(p._theta_without_graph(p._version()), p._flat.index, labels, ignore_index)
         return (self, None) if scores is None else (p, p._excess_of_labels(shortcut, labels, scores))
 
     def _excess_of_labels(self, shortcut: Any, labels: Tensor, scores: Tensor) -> Tensor:
@@ -332,10 +334,10 @@ class ScoredChain(Chain):
 
         def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
             *theta, tape, labels = kept
-            seed = grad.reshape(-1).to(theta[0].dtype)
-            gradients = sweep("backward", flat.program, theta, tape, seed, flat.index)
+            seed = flat.seed(grad, theta)
+            gradients = flat.run("backward", theta, tape, seed)
             shortcut.subtract(gradients, theta, flat.index, labels, seed)
-            return [g.to(s.dtype) for g, s in zip(flat.onto(gradients, inputs), inputs, strict=True)]
+            return flat.gradients(gradients, inputs)
 
         def general(inputs: Tensors, kept: Tensors) -> Tensor:
             p = recipe._with(inputs, recipe.omega)

@@ -19,15 +19,19 @@ STRUCTURES = tuple(_INDEX_SIZE)
 class NativeSweeps:
     """The kernels look at the values as they read them, and the layout says what is wrong with them."""
 
+    check = None
+
     def __init__(self, structure: str) -> None:
         self.structure = structure
         self.layout = LAYOUTS[structure]
+        self.prefix, self.index_size = f"{structure}_", _INDEX_SIZE[structure]
 
     def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
-        missing = [None] * (_INDEX_SIZE[self.structure] - len(index))
-        assert omega.kernel is not None
+        kernel = omega.kernel
+        assert kernel is not None
+        missing = (None,) * (self.index_size - len(index))
         try:
-            return call(f"{self.structure}_{name}", *arrays(tensors), *arrays(index), *missing, *omega.kernel)
+            return call(self.prefix + name, *arrays((*tensors, *index)), *missing, *kernel)
         except ValueError:
             self.layout.check_index(tensors, index)  # names the argument and the value
             raise
@@ -44,9 +48,6 @@ class NativeSweeps:
         # Values and thresholds. A chain's are relative to the greatest of their step.
         dtype = torch.float64 if self.structure == "dag" else first.dtype
         return first.new_empty((first.shape[0], 2, *self.layout.nodes(theta, index)), dtype=dtype)
-
-    def check(self, theta: Tensors, index: Tensors) -> None:
-        """The kernels do."""
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0])
