@@ -1,6 +1,5 @@
 // The binding: checks sizes, picks the instruction set, releases the GIL. It knows no mathematics.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
@@ -21,6 +20,7 @@
 #include "labels.h"
 #include "parallel.h"
 #include "short_pairs.h"
+#include "tensor_view.h"
 
 namespace nb = nanobind;
 using namespace bellmax;
@@ -76,9 +76,9 @@ const ShortPairsKernels<S>& short_pairs() {
 }
 
 template <class T, int D>
-using In = nb::ndarray<const T, nb::ndim<D>, nb::c_contig, nb::device::cpu>;
+using In = TensorView<const T, D>;
 template <class T, int D>
-using Out = nb::ndarray<T, nb::ndim<D>, nb::c_contig, nb::device::cpu>;
+using Out = TensorView<T, D>;
 
 void need(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(std::string("bellmax kernels: ") + what);
@@ -210,11 +210,11 @@ void bind(nb::module_& m) {
     });
     m.def("exp", [](const In<S, 1>& x, const Out<S, 1>& y) {
         need(x.shape(0) == y.shape(0), "lengths differ");
-        for (std::size_t i = 0; i < x.shape(0); ++i) y.data()[i] = exp_nonpositive(x.data()[i]);
+        for (int64_t i = 0; i < x.shape(0); ++i) y.data()[i] = exp_nonpositive(x.data()[i]);
     });
     m.def("log", [](const In<S, 1>& x, const Out<S, 1>& y) {
         need(x.shape(0) == y.shape(0), "lengths differ");
-        for (std::size_t i = 0; i < x.shape(0); ++i) y.data()[i] = log_positive(x.data()[i]);
+        for (int64_t i = 0; i < x.shape(0); ++i) y.data()[i] = log_positive(x.data()[i]);
     });
 }
 
@@ -382,7 +382,7 @@ using States = In<S, 2>;
 
 // (1 or batch, states, states), or for each step (1 or batch, steps − 1, states, states).
 template <class S>
-using Transitions = nb::ndarray<S, nb::c_contig, nb::device::cpu>;
+using Transitions = TensorView<S, any_dims>;
 
 // Whether a tensor has the wanted size, or 1, which stands for all.
 bool one_or(std::size_t size, int64_t wanted) { return size == 1 || int64_t(size) == wanted; }

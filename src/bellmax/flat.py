@@ -80,8 +80,10 @@ class Flat:
         return tuple([f if f.shape == s.shape else self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
 
     def _onto(self, flat: Tensor, score: Tensor) -> Tensor:
+        if flat.shape[1:] == score.shape:  # shared by the batch
+            return flat.squeeze(0) if flat.shape[0] == 1 else flat.sum(0)
         if flat.numel() == score.numel():
-            return flat.squeeze(0).reshape(score.shape)
+            return flat.reshape(score.shape)
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def value(self, flat: Tensor) -> Tensor:

@@ -56,4 +56,4 @@ def by_products(call: Call) -> NDArray[np.bool_]:
 
     The others were swept by values. The tape, which is the second argument, says so in its first entry.
     """
-    return np.asarray(call.args[1][:, 0] == 1)
+    return np.asarray(call.args[1][:, 0].numpy() == 1)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 
+from bellmax.autograd.lean import LeanFunction
 from bellmax.autograd.operators import Program, run, sweep
 from bellmax.tensors import inner
 from bellmax.transforms import is_eager, is_readable, needs_grad, once_dynamo_is_imported
@@ -54,17 +55,10 @@ def _grouped(name: str, more: Sequence[Tensor]) -> tuple[Any, ...]:
 # --- derivatives
 
 
-class _Sweep(Function):
+class _Sweep(LeanFunction):
     """Arguments (…, run, *θ, …), where θ is ``run.parts`` tensors."""
 
     generate_vmap_rule = True
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        # Function.apply looks for default arguments by the signature of forward, which costs more than a small sweep.
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*args)
-        return super(Function, cls).apply(*args)  # type: ignore[misc]
 
 
 def _split(run: _Runner, tensors: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
@@ -399,7 +393,9 @@ def _is_unseen(tensors: Sequence[Tensor]) -> bool:
 
 def _allow_in_graph() -> None:
     # An Ω written in Python runs eagerly where the graph breaks, and these are no frames to be compiled then.
-    _Sweep.apply = classmethod(torch.compiler.disable(_Sweep.apply.__func__))  # type: ignore[assignment, attr-defined]
+    LeanFunction.apply = classmethod(  # type: ignore[assignment]
+        torch.compiler.disable(LeanFunction.apply.__func__)  # type: ignore[attr-defined]
+    )
     for function in (forward, value, expected_path, directional_derivative, hessian_product, log_transitions):
         torch.compiler.allow_in_graph(function)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from bellmax.autograd.lean import LeanFunction
 from bellmax.tensors import Tensors
 from bellmax.transforms import is_eager, needs_grad
 
@@ -30,12 +30,11 @@ class Shortcut:
         """``found`` as a function of the inputs."""
         if not needs_grad(*inputs):
             return found
-        # Function.apply looks for default arguments by the signature of forward, which costs more than a small sweep.
-        result: Tensor = super(Function, _Attach).apply(self, [found], len(inputs), *inputs, *kept)
+        result: Tensor = _Attach.apply(self, [found], len(inputs), *inputs, *kept)
         return result
 
 
-class _Attach(Function):
+class _Attach(LeanFunction):
     @staticmethod
     def forward(ctx: Any, shortcut: Shortcut, found: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
         ctx.shortcut, ctx.count = shortcut, count

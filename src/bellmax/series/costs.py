@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from bellmax.autograd.lean import LeanFunction
 from bellmax.transforms import is_transformed, needs_grad
 
 Cost: TypeAlias = "str | Callable[[Tensor, Tensor], Tensor]"
@@ -37,66 +37,73 @@ def _accumulate(x: Tensor, y: Tensor, power: int) -> Tensor:
     return total
 
 
-class _SquaredEuclidean(Function):
-    """‖x_i − y_j‖², which keeps the points alone for its gradient."""
+def _gradient_of_squares(x: Tensor, y: Tensor, grad: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of ⟨grad, ‖x_i − y_j‖²⟩, from the points alone."""
+    centre = x.detach().mean(-2, keepdim=True)  # an offset, which no distance sees, would cost digits here
+    a, b = x - centre, y - centre
+    of_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b) if needed[0] else None
+    of_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a) if needed[1] else None
+    return [of_x, of_y]
+
+
+def _gradient_of_sums(x: Tensor, y: Tensor, grad: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of ⟨grad, ‖x_i − y_j‖₁⟩, from the points alone."""
+    of_x, of_y = [], []
+    for row, column in zip(x.unbind(-1), y.unbind(-1), strict=True):
+        signed = grad * (row.unsqueeze(-1) - column.unsqueeze(-2)).sign()
+        of_x.append(signed.sum(-1))
+        of_y.append(-signed.sum(-2))
+    return [torch.stack(of_x, -1), torch.stack(of_y, -1)]
+
+
+_GRADIENTS = {1: _gradient_of_sums, 2: _gradient_of_squares}
+
+
+def power_costs(x: Tensor, y: Tensor, power: int) -> Tensor:
+    """Σ_d |x_id − y_jd|^power, (..., N, M), without a graph."""
+    with torch.no_grad():
+        return _accumulate(x, y, power)
+
+
+def power_gradients(
+    x: Tensor, y: Tensor, grad: Tensor, power: int, needed: Sequence[bool] = (True, True)
+) -> list[Tensor | None]:
+    """The gradients in x and y of :func:`power_costs`, from the one in the costs; differentiable in turn."""
+    found = zip(_GRADIENTS[power](x, y, grad, needed), (x, y), strict=True)
+    return [None if g is None else g if g.shape == s.shape else g.sum_to_size(s.shape) for g, s in found]
+
+
+class _PowerCosts(LeanFunction):
+    """(x, y, power) → Σ_d |x_id − y_jd|^power, which keeps the points alone for its gradient."""
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor) -> Tensor:
-        return _accumulate(x, y, 2)
+    def forward(ctx: Any, x: Tensor, y: Tensor, power: int) -> Tensor:
+        ctx.power = power
+        ctx.save_for_backward(x, y)
+        return _accumulate(x, y, power)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
-        centre = x.detach().mean(-2, keepdim=True)  # an offset, which no distance sees, would cost digits here
-        a, b = x - centre, y - centre
-        of_x = of_y = None
-        if ctx.needs_input_grad[0]:
-            of_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b).sum_to_size(x.shape)
-        if ctx.needs_input_grad[1]:
-            of_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a).sum_to_size(y.shape)
-        return of_x, of_y
+        return *power_gradients(x, y, grad, ctx.power, ctx.needs_input_grad[:2]), None
 
 
-class _Cityblock(Function):
-    """‖x_i − y_j‖₁, which keeps the points alone for its gradient."""
-
-    @staticmethod
-    def forward(x: Tensor, y: Tensor) -> Tensor:
-        return _accumulate(x, y, 1)
-
-    setup_context = staticmethod(_SquaredEuclidean.setup_context)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = ctx.saved_tensors
-        of_x, of_y = [], []
-        for row, column in zip(x.unbind(-1), y.unbind(-1), strict=True):
-            signed = grad * (row.unsqueeze(-1) - column.unsqueeze(-2)).sign()
-            of_x.append(signed.sum(-1))
-            of_y.append(-signed.sum(-2))
-        return torch.stack(of_x, -1).sum_to_size(x.shape), torch.stack(of_y, -1).sum_to_size(y.shape)
+def _of_power(x: Tensor, y: Tensor, power: int) -> Tensor:
+    if is_transformed():
+        differences = x.unsqueeze(-2) - y.unsqueeze(-3)
+        return (differences.square() if power == 2 else differences.abs()).sum(-1)
+    if not needs_grad(x, y):
+        return _accumulate(x, y, power)
+    costs: Tensor = _PowerCosts.apply(x, y, power)
+    return costs
 
 
 def _sqeuclidean(x: Tensor, y: Tensor) -> Tensor:
-    if is_transformed():
-        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
-    if not needs_grad(x, y):
-        return _accumulate(x, y, 2)
-    squared: Tensor = _SquaredEuclidean.apply(x, y)
-    return squared
+    return _of_power(x, y, 2)
 
 
 def _cityblock(x: Tensor, y: Tensor) -> Tensor:
-    if is_transformed():
-        return (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
-    if not needs_grad(x, y):
-        return _accumulate(x, y, 1)
-    distances: Tensor = _Cityblock.apply(x, y)
-    return distances
+    return _of_power(x, y, 1)
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:

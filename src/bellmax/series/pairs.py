@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bellmax.autograd import Shortcut
 from bellmax.inputs import (
     Lengths,
     Numbers,
@@ -21,13 +22,14 @@ from bellmax.inputs import (
     check_choice,
 )
 from bellmax.layouts.values import check_lengths
-from bellmax.regularizers import Regularizer, resolve
+from bellmax.regularizers import Negentropy, Regularizer, resolve
 from bellmax.series import blocks
-from bellmax.series.costs import COSTS, Cost, broadcast, pairwise
+from bellmax.series.costs import COSTS, Cost, as_power, broadcast, pairwise, power_costs, power_gradients
 from bellmax.structures.dtw import DTW
-from bellmax.tensors import Gamma, inner, promote_half
-from bellmax.transforms import is_transformed
+from bellmax.tensors import Gamma, Tensors, inner, promote_half
+from bellmax.transforms import is_transformed, needs_grad
 
+_SMALL = 2**12  # cells of a pair that no kernel takes by blocks
 _DIVERGENCES = ("debiased", "sharp", "mean_cost")
 _NORMALIZATIONS = ("path", "length")
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda v: v, "mean": Tensor.mean, "sum": Tensor.sum}
@@ -182,11 +184,36 @@ class Measure:
         """f of each pair of series (..., N, D) and (..., M, D), of the whole of them where no lengths are given."""
         if self._is_by_blocks(x, y):
             return self._by_blocks(x, y, lengths_x, lengths_y)
+        power = as_power(self.cost, x.shape[-1])
+        is_value = self.divergence not in ("sharp", "mean_cost")
+        is_plain = not (isinstance(self.omega.gamma, Tensor) or is_transformed())
+        if is_value and is_plain and power is not None and needs_grad(x, y):
+            return self._from_series(x, y, lengths_x, lengths_y, power)
         alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
-        if self.divergence not in ("sharp", "mean_cost"):
+        if is_value:
             return alignments.value
         expected = inner(alignments.expected_path, cost, 2)
         return expected.masked_fill(alignments.value == math.inf, math.inf)
+
+    def _from_series(
+        self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None, power: int
+    ) -> Tensor:
+        """The value as one node of the graph: from the series to the cost, and from there."""
+        p = self._over(power_costs(x, y, power), lengths_x, lengths_y)
+        recipe, pairs = p._without_scores(), p.cost.shape[:-2]
+        (theta,), value, tape = p._swept()
+        flat, needed = p._flat, (x.requires_grad, y.requires_grad)
+
+        def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor | None]:
+            (path,) = flat.run("backward", kept[:1], kept[1], flat.seed(grad, kept[:1]))
+            return power_gradients(inputs[0], inputs[1], path.reshape(*pairs, *path.shape[-2:]), power, needed)
+
+        def general(inputs: Tensors, kept: Tensors) -> Tensor:
+            cost = pairwise(inputs[0], inputs[1], self.cost)
+            return recipe._with((cost.expand(*pairs, *cost.shape[-2:]),), recipe.omega).value
+
+        found = flat.value(value.clone() if flat.gamma == 1 else value)
+        return Shortcut(vjp, general).attach(found, (x, y), (theta, tape))
 
     def matches(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
         """The expected number of cells of an alignment of each pair; 1 where there is none."""
@@ -198,23 +225,27 @@ class Measure:
         self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
     ) -> tuple[DTW, Tensor]:
         """The distribution over alignments, and the cost of a match of each two elements (..., N, M)."""
-        cost = pairwise(x, y, self.cost)
+        p = self._over(pairwise(x, y, self.cost), lengths_x, lengths_y)
+        if self.divergence != "mean_cost":
+            return p, p.cost
+        free = torch.zeros_like(p.cost).masked_fill(p.cost.detach() == math.inf, math.inf)
+        return p._with((free,), Negentropy()), p.cost
+
+    def _over(self, cost: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> DTW:
+        """The distribution over alignments, given costs (..., N, M)."""
         given = [own.shape for own in (lengths_x, lengths_y) if own is not None]
         batch = broadcast(cost.shape[:-2], self.gamma_shape, *given)
         cost = cost.expand(*batch, *cost.shape[-2:])
         lengths = None
         if given:
             lengths = (
-                x.shape[-2] if lengths_x is None else lengths_x.expand(batch),
-                y.shape[-2] if lengths_y is None else lengths_y.expand(batch),
+                cost.shape[-2] if lengths_x is None else lengths_x.expand(batch),
+                cost.shape[-1] if lengths_y is None else lengths_y.expand(batch),
             )
-        if self.divergence == "mean_cost":
-            free = torch.zeros_like(cost).masked_fill(cost.detach() == math.inf, math.inf)
-            return DTW(free, lengths=lengths, band=self.band), cost
-        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega), cost
+        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega)
 
     def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
-        if self.divergence in ("sharp", "mean_cost") or is_transformed():
+        if x.shape[-2] * y.shape[-2] < _SMALL or self.divergence in ("sharp", "mean_cost") or is_transformed():
             return False
         batch = broadcast(x.shape[:-2], y.shape[:-2]).numel()
         return blocks.serves(batch, x.shape[-2], y.shape[-2], x.device, self.omega)

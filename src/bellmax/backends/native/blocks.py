@@ -110,9 +110,8 @@ class _Pair:
         return torch.empty(self.columns, dtype=torch.float64)
 
     def _call(self, name: str, place: tuple[slice, slice], *args: Any) -> Any:
-        given = [a.detach().numpy() if isinstance(a, Tensor) else a for a in args]
         where = self.rows, self.columns, self.band, place[0].start, place[1].start
-        return call(name, *given, *where, *self.kernel)
+        return call(name, *args, *where, *self.kernel)
 
     def sweep(self, by_products: bool, keep: bool) -> tuple[Tensor, list[Tensor], float]:
         """The value, the lines above each block if they are to be kept, and the greatest magnitude of a cost."""

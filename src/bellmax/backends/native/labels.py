@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import arrays, call
+from bellmax.backends.native.loading import call, contiguous
 from bellmax.layouts.scored_chain import check_index
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
@@ -19,9 +19,9 @@ class LabelScores:
     def run(self, theta: Tensors, index: Tensors, labels: Tensor, ignored: int) -> Tensor | None:
         """(B,) float64; None if a label is no state, or ``ignored``, or a score is infinite."""
         scores = torch.empty(labels.shape[0], dtype=torch.float64)
-        given = arrays((*theta, labels, scores))
+        given = contiguous((*theta, labels, scores))
         try:
-            served = call("scored_chain_score", *given, ignored, *arrays(index), *[None] * (2 - len(index)), *_ANY)
+            served = call("scored_chain_score", *given, ignored, *contiguous(index), *[None] * (2 - len(index)), *_ANY)
         except ValueError:
             check_index(theta, index)  # names the argument and the value
             raise
@@ -29,5 +29,5 @@ class LabelScores:
 
     def subtract(self, gradients: Tensors, theta: Tensors, index: Tensors, labels: Tensor, seed: Tensor) -> None:
         """``gradients`` −= ``seed`` Y, in place."""
-        given = arrays((*theta, labels, seed, *gradients))
-        call("scored_chain_subtract", *given, *arrays(index), *[None] * (2 - len(index)), *_ANY)
+        given = contiguous((*theta, labels, seed, *gradients))
+        call("scored_chain_subtract", *given, *contiguous(index), *[None] * (2 - len(index)), *_ANY)

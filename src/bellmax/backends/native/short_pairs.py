@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import arrays, call
+from bellmax.backends.native.loading import call, contiguous
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -28,6 +28,6 @@ class ShortPairs:
         if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
             return None
         values = x.new_empty(pairs[0].shape)
-        given = arrays((x, lengths[0], y, lengths[1], *pairs, values))
+        given = contiguous((x, lengths[0], y, lengths[1], *pairs, values))
         call("dtw_short_pairs", *given, power, scale, *kernel)
         return values

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import arrays, call, empty_like
+from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
@@ -31,7 +31,7 @@ class NativeSweeps:
         assert kernel is not None
         missing = (None,) * (self.index_size - len(index))
         try:
-            return call(self.prefix + name, *arrays((*tensors, *index)), *missing, *kernel)
+            return call(self.prefix + name, *contiguous((*tensors, *index)), *missing, *kernel)
         except ValueError:
             self.layout.check_index(tensors, index)  # names the argument and the value
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import arrays, call, empty_like
+from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -17,7 +17,7 @@ _SERVED = Kernel("negentropy"), Kernel("l2"), Kernel("tsallis", (2.0,))
 
 
 def _optional(index: Tensors) -> list[object]:
-    return [*arrays(index), *[None] * (2 - len(index))]
+    return [*contiguous(index), *[None] * (2 - len(index))]
 
 
 class Marginals:
@@ -31,12 +31,12 @@ class Marginals:
 
     def run(self, kernel: Kernel, theta: Tensors, index: Tensors) -> Tensor | None:
         found = empty_like(theta[:1])[0]
-        served = call("two_states_marginals", *arrays((*theta, found)), *_optional(index), *kernel)
+        served = call("two_states_marginals", *contiguous((*theta, found)), *_optional(index), *kernel)
         return found if served else None
 
     def vjp(self, kernel: Kernel, theta: Tensors, index: Tensors, grad: Tensor) -> Tensors:
         gradients = empty_like(theta)
-        call("two_states_marginals_vjp", *arrays((*theta, grad, *gradients)), *_optional(index), *kernel)
+        call("two_states_marginals_vjp", *contiguous((*theta, grad, *gradients)), *_optional(index), *kernel)
         return gradients
 
 
@@ -56,7 +56,7 @@ class Weights:
         """The weights and, for each query, the sum of the marginals that they come from."""
         found = empty_like([scores])[0]
         totals = scores.new_empty(scores.shape[:-1].numel())
-        flat = arrays((_by_query(scores), scale * transitions, _by_query(found), totals))
+        flat = contiguous((_by_query(scores), scale * transitions, _by_query(found), totals))
         served = call("two_states_weights", *flat, scale, *self._index(scores, index), *kernel)
         return (found, totals) if served else None
 
@@ -67,7 +67,7 @@ class Weights:
         weights, totals = found
         to_scores, to_transitions = empty_like(inputs)
         given = _by_query(scores), scale * transitions, _by_query(weights), totals, _by_query(grad)
-        flat = arrays((*given, _by_query(to_scores), to_transitions))
+        flat = contiguous((*given, _by_query(to_scores), to_transitions))
         call("two_states_weights_vjp", *flat, scale, *self._index(scores, index), *kernel)
         return to_scores, scale * to_transitions
 
