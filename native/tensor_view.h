@@ -98,6 +98,8 @@ bool TensorView<T, D>::view(PyObject* source) noexcept {
     }
     dims = int(count);
     numbers = static_cast<T*>(PyLong_AsVoidPtr(address));
+    static std::remove_const_t<T> nowhere[1] = {};
+    if (!numbers) numbers = nowhere;  // of an empty tensor; null stands for one that was not given
     Py_DECREF(address);
     return true;
 }

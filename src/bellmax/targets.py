@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -205,12 +205,10 @@ class Targets(Distribution):
 
     # --- means over a batch
 
-    @property
-    def _num_kept(self) -> Tensor | None:
-        """How many steps of each sequence are kept, (...); None for a structure without steps."""
-        return None
+    _has_steps: ClassVar[bool] = False
+    """Whether a path goes through steps, which may be masked."""
 
     @property
-    def _keeps_all(self) -> bool:
-        """Whether no step is masked."""
-        return True
+    def _num_kept(self) -> Tensor | None:
+        """How many steps of each sequence are kept, (...); None if there are steps, and none is masked."""
+        return None

@@ -12,7 +12,7 @@ _REDUCTIONS = ("none", "mean", "sum", "token_mean")
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:
     check_choice("reduction", reduction, _REDUCTIONS)
-    if reduction == "token_mean" and p._num_kept is None:
+    if reduction == "token_mean" and not p._has_steps:
         raise ValueError(f"reduction='token_mean' is for chains, got a {type(p).__name__}")
 
 
@@ -22,7 +22,10 @@ def reduce(p: PathDistribution, loss: Tensor, reduction: str) -> Tensor:
         return loss
     if reduction == "sum":
         return loss.sum()
-    if p._num_kept is None or p._keeps_all:
-        return loss.mean() if reduction == "mean" else loss.sum() / max(1, loss.numel() * p.event_shape[0])
-    count = p._num_kept.sum() if reduction == "token_mean" else (p._num_kept > 0).sum()
+    kept = p._num_kept
+    if kept is None:
+        if p._has_steps and not loss.numel():
+            return loss.sum()
+        return loss.mean() if reduction == "mean" else loss.sum() / (loss.numel() * p.event_shape[0])
+    count = kept.sum() if reduction == "token_mean" else (kept > 0).sum()
     return loss.sum() / count.clamp(min=1)

@@ -309,7 +309,7 @@ class ScoredChain(Chain):
         shape = (*self.batch_shape, self.event_shape[0])
         if not self._holds_labels(target) or target.shape != shape or target.device != self.device:
             return self, None
-        labels = target.reshape(-1, shape[-1]).to(torch.int64)
+        labels = (target if target.ndim == 2 else target.reshape(-1, shape[-1])).to(torch.int64)
         p, scores = (
             self,
             shortcut.run(self._theta_without_graph(self._version()), self._flat.index, labels, ignore_index),
@@ -329,7 +329,7 @@ class ScoredChain(Chain):
         if vertex:
             lengths = self.lengths.reshape(-1)
             excess += vertex * (lengths + (lengths > 0))
-        found = (flat.gamma * excess.clamp_(min=0)).reshape(self.batch_shape).to(value.dtype)
+        found = flat.value(excess.clamp_(min=0).to(value.dtype))
         recipe = self._without_scores()
 
         def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:

@@ -32,6 +32,7 @@ class SequencePaths(PathDistribution):
     """
 
     _own_tensors: ClassVar[dict[str, int]] = {"_lengths": 0, "_mask": 1}
+    _has_steps = True
     _lengths: Tensor | None
     _mask: Tensor | None
 
@@ -295,12 +296,8 @@ class SequencePaths(PathDistribution):
         return loss.masked_fill(states.all(-1), 0).sum(-1)
 
     @property
-    def _num_kept(self) -> Tensor:
-        return self.lengths
-
-    @property
-    def _keeps_all(self) -> bool:
-        return self._lengths is None and self.event_shape[0] > 0
+    def _num_kept(self) -> Tensor | None:
+        return None if self._lengths is None and self.event_shape[0] else self.lengths
 
     def _why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
         batch = impossible.nonzero()[0].tolist()
