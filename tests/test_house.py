@@ -49,10 +49,7 @@ def imported(name: str, tree: ast.Module) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} has a relative import"
-            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
-            names |= submodules or {str(node.module)}
-            if len(submodules) < len(node.names):
-                names.add(str(node.module))
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return (names & MODULES.keys()) - {name}
 
 

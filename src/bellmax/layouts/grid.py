@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.layouts import graph
+import bellmax.layouts.graph as graph
 from bellmax.layouts.values import check_lengths
 from bellmax.tensors import Tensors
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import bellmax.series.blocks as blocks
 from bellmax.autograd import Shortcut
 from bellmax.inputs import (
     Lengths,
@@ -23,7 +24,6 @@ from bellmax.inputs import (
 )
 from bellmax.layouts.values import check_lengths
 from bellmax.regularizers import Negentropy, Regularizer, resolve
-from bellmax.series import blocks
 from bellmax.series.costs import COSTS, Cost, as_power, broadcast, pairwise, power_costs, power_gradients
 from bellmax.structures.dtw import DTW
 from bellmax.tensors import Gamma, Tensors, inner, promote_half

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bellmax.backends.native import sorting
+import bellmax.backends.native.sorting as sorting
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout

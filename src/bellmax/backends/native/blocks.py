@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native import loading
+import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from bellmax.backends.native import loading
-from bellmax.layouts import graph
+import bellmax.backends.native.loading as loading
+import bellmax.layouts.graph as graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
