@@ -82,7 +82,6 @@ def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:
 import sys, warnings
 sys.path[:0] = [{str(tmp_path)!r}, {str(Path(torch.__file__).parents[1])!r}]  # not the editable install
 import torch
-from support.inside import BACKENDS
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import bellmax as bx

@@ -23,7 +23,15 @@ except ImportError as error:
 
 def call(name: str, *args: Any) -> Any:
     """Run a kernel; the number of threads comes last."""
-    return getattr(kernels, name)(*args, torch.get_num_threads())
+    kernel, threads = getattr(kernels, name), torch.get_num_threads()
+    try:
+        return kernel(*args, threads)
+    except TypeError:  # a tensor has no address while a transform that has ended is wrapped around it
+        return kernel(*(_unwrapped(arg) for arg in args), threads)
+
+
+def _unwrapped(arg: Any) -> Any:
+    return torch._C._functorch.unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg
 
 
 def contiguous(tensors: Tensors) -> list[Tensor]:

@@ -19,5 +19,5 @@ def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
     if loading.kernels is None:
         return graph.levels(pairs, num_nodes)
     level = np.empty(num_nodes, dtype=np.int64)
-    loading.kernels.dag_levels(torch.from_numpy(pairs), torch.from_numpy(level))
+    loading.kernels.dag_levels(torch.from_numpy(pairs).contiguous(), torch.from_numpy(level))
     return level
