@@ -29,7 +29,7 @@ void walk(const ScoresProblem<S>& p, const int64_t* labels, int64_t b, Visit vis
 }  // namespace
 
 template <class S>
-bool score_labels(const ScoresProblem<S>& p, const int64_t* labels, int64_t ignored, double* scores) {
+bool score_labels(const ScoresProblem<S>& p, const int64_t* labels, int64_t ignored, S* scores) {
     for (int64_t b = 0; b < p.batch; ++b) {
         for (int64_t n = 0; n < p.lengths[b]; ++n) {
             const int64_t state = labels[b * p.steps + (p.kept ? p.kept[b * p.steps + n] : n)];
@@ -38,7 +38,7 @@ bool score_labels(const ScoresProblem<S>& p, const int64_t* labels, int64_t igno
         double total = 0;
         walk(p, labels, b, [&](auto scores, auto, int64_t place) { total += double((p.scores.*scores)[place]); });
         if (!std::isfinite(total)) return false;
-        scores[b] = total;
+        scores[b] = S(total);
     }
     return true;
 }
@@ -50,7 +50,7 @@ void subtract_labels(const ScoresProblem<S>& p, const int64_t* labels, const S* 
     }
 }
 
-template bool score_labels(const ScoresProblem<float>&, const int64_t*, int64_t, double*);
+template bool score_labels(const ScoresProblem<float>&, const int64_t*, int64_t, float*);
 template bool score_labels(const ScoresProblem<double>&, const int64_t*, int64_t, double*);
 template void subtract_labels(const ScoresProblem<float>&, const int64_t*, const float*, const Scores<float>&);
 template void subtract_labels(const ScoresProblem<double>&, const int64_t*, const double*, const Scores<double>&);

@@ -10,7 +10,7 @@ namespace bellmax {
 // ⟨Y, θ⟩ of the sequences Y that labels (batch, steps) name at the steps kept. False if one of them is no state, or is
 // `ignored`, or if a score is infinite.
 template <class S>
-bool score_labels(const ScoresProblem<S>& p, const std::int64_t* labels, std::int64_t ignored, double* scores);
+bool score_labels(const ScoresProblem<S>& p, const std::int64_t* labels, std::int64_t ignored, S* scores);
 
 // gradient −= seed Y.
 template <class S>

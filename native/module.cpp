@@ -479,7 +479,7 @@ void bind_scores(nb::module_& m) {
 
 template <class S>
 void bind_labels(nb::module_& m) {
-    m.def("scored_chain_score", [](SCORES, const In<int64_t, 2>& labels, const Out<double, 1>& scores, int64_t ignored,
+    m.def("scored_chain_score", [](SCORES, const In<int64_t, 2>& labels, const Out<S, 1>& scores, int64_t ignored,
                                    INDEX) {
         SCORES_PROBLEM;
         need(int64_t(labels.shape(0)) == p.batch && int64_t(labels.shape(1)) == p.steps, "labels do not fit");

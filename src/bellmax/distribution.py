@@ -455,6 +455,11 @@ class PathDistribution(Targets):
         """The same distribution without gradients."""
         return self._mapped(lambda t, own: t.detach(), self.batch_shape, shared=True)
 
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An independent copy, whose scores are leaves of their own."""
 

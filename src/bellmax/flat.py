@@ -48,6 +48,8 @@ class Flat:
         if tensor.ndim == own_dims:
             return tensor.unsqueeze(0)
         batch_dims = len(self.batch_shape)
+        if batch_dims == 1 and tensor.shape[0] == self.batch_shape[0]:
+            return tensor
         own = tensor.shape[tensor.ndim - own_dims :]
         if tensor.shape != self.batch_shape + own:
             tensor = tensor.expand(self.batch_shape + own)
@@ -77,9 +79,11 @@ class Flat:
 
     def onto(self, flat: Sequence[Tensor], scores: Tensors) -> tuple[Tensor, ...]:
         """Of the scores' own shapes, summed where the batch shares one, from θ's."""
-        return tuple([f if f.shape == s.shape else self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
+        return tuple([self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
 
     def _onto(self, flat: Tensor, score: Tensor) -> Tensor:
+        if flat.shape == score.shape:
+            return flat
         if flat.shape[1:] == score.shape:  # shared by the batch
             return flat.squeeze(0) if flat.shape[0] == 1 else flat.sum(0)
         if flat.numel() == score.numel():
@@ -94,7 +98,7 @@ class Flat:
 
     # --- the value as a shortcut: γ cancels in its gradient
 
-    def vjp(self, scores: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor]:
+    def vjp(self, scores: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor | None]:
         """The gradient of the value in the scores, by the sweeps; ``kept`` is (*θ/γ, tape)."""
         *theta, tape = kept
         gradients = self.run("backward", theta, tape, self.seed(grad, theta))
@@ -105,10 +109,10 @@ class Flat:
         flat = grad if grad.ndim == 1 else grad.reshape(-1)
         return flat if flat.dtype == theta[0].dtype else flat.to(theta[0].dtype)
 
-    def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor]:
-        """Gradients in the scores, of their dtype, from those in θ/γ."""
-        shaped = zip(self.onto(flat, scores), scores, strict=True)
-        return [g if g.dtype == s.dtype else g.to(s.dtype) for g, s in shaped]
+    def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor | None]:
+        """Gradients in the scores that want one, of their dtype, from those in θ/γ."""
+        pairs = zip(flat, scores, strict=True)
+        return [self._onto(f, s).to(s.dtype) if s.requires_grad else None for f, s in pairs]
 
     def general(self, scores: Tensors, kept: Tensors) -> Tensor:
         """The value as a function that is differentiable to any order. Its number is of no account."""

@@ -328,11 +328,11 @@ class ScoredChain(Chain):
         vertex = penalty_at_vertex(kernel)
         if vertex:
             lengths = self.lengths.reshape(-1)
-            excess += vertex * (lengths + (lengths > 0))
-        found = flat.value(excess.clamp_(min=0).to(value.dtype))
+            excess = excess + vertex * (lengths + (lengths > 0))
+        found = flat.value(excess.clamp_(min=0))
         recipe = self._without_scores()
 
-        def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
+        def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor | None]:
             *theta, tape, labels = kept
             seed = flat.seed(grad, theta)
             gradients = flat.run("backward", theta, tape, seed)

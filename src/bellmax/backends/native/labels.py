@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous
@@ -17,8 +16,8 @@ class LabelScores:
     """⟨Y, θ⟩ of the sequences Y that labels (B, T) name."""
 
     def run(self, theta: Tensors, index: Tensors, labels: Tensor, ignored: int) -> Tensor | None:
-        """(B,) float64; None if a label is no state, or ``ignored``, or a score is infinite."""
-        scores = torch.empty(labels.shape[0], dtype=torch.float64)
+        """(B,); None if a label is no state, or ``ignored``, or a score is infinite."""
+        scores = theta[0].new_empty(labels.shape[0])
         given = contiguous((*theta, labels, scores))
         try:
             served = call("scored_chain_score", *given, ignored, *contiguous(index), *[None] * (2 - len(index)), *_ANY)
