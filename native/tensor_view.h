@@ -75,6 +75,7 @@ template <class T, int D>
 bool TensorView<T, D>::view(PyObject* source) noexcept {
     static PyObject* const data_ptr = torch_names::name("data_ptr");
     static PyObject* const is_contiguous = torch_names::name("is_contiguous");
+    static PyObject* const is_neg = torch_names::name("is_neg");
     static PyObject* const is_cpu = torch_names::name("is_cpu");
     static PyObject* const dtype = torch_names::name("dtype");
     static PyObject* const shape = torch_names::name("shape");
@@ -82,7 +83,8 @@ bool TensorView<T, D>::view(PyObject* source) noexcept {
     const bool is_kind = kind == torch_names::dtype_object<T>();
     Py_XDECREF(kind);
     if (!is_kind || !torch_names::is_true(PyObject_GetAttr(source, is_cpu)) ||
-        !torch_names::is_true(PyObject_CallMethodObjArgs(source, is_contiguous, nullptr))) {
+        !torch_names::is_true(PyObject_CallMethodObjArgs(source, is_contiguous, nullptr)) ||
+        torch_names::is_true(PyObject_CallMethodObjArgs(source, is_neg, nullptr))) {
         PyErr_Clear();
         return false;
     }
@@ -98,10 +100,10 @@ bool TensorView<T, D>::view(PyObject* source) noexcept {
     }
     dims = int(count);
     numbers = static_cast<T*>(PyLong_AsVoidPtr(address));
-    static std::remove_const_t<T> nowhere[1] = {};
-    if (!numbers) numbers = nowhere;  // of an empty tensor; null stands for one that was not given
     Py_DECREF(address);
-    return true;
+    static std::remove_const_t<T> nowhere[1] = {};
+    if (!numbers && size() == 0) numbers = nowhere;  // null stands for a tensor that was not given
+    return numbers;
 }
 
 }  // namespace bellmax

@@ -236,7 +236,7 @@ class PathDistribution(Targets):
         return theta, autograd.value(self._flat.program, theta, value, tape, self._flat.index), tape
 
     def _value(self) -> Tensor:
-        if is_transformed() or isinstance(self.omega.gamma, Tensor) or self.device.type == "meta":
+        if is_transformed(*self._scores) or isinstance(self.omega.gamma, Tensor) or self.device.type == "meta":
             return self._flat.value(self._flat_value()[1])
         flat, scores = self._flat, self._scores
         has_graph = needs_grad(*scores)

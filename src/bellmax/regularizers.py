@@ -479,4 +479,4 @@ def from_kernel(kernel: Kernel) -> Regularizer:
 @lru_cache
 def penalty_at_vertex(kernel: Kernel) -> float:
     """Ω of a vector with a single entry, at γ = 1: what a node with one parent takes off the score of a path."""
-    return float(from_kernel(kernel).penalty(torch.ones(1, dtype=torch.float64)))
+    return float(from_kernel(kernel).penalty(torch.ones(1, dtype=torch.float64, device="cpu")))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_readable(x: Tensor) -> bool:
@@ -36,9 +38,14 @@ def is_eager() -> bool:
     return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
-def is_transformed() -> bool:
+def is_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors hold their numbers themselves: no subclass that stands for others."""
+    return all(type(tensor) in _PLAIN for tensor in tensors)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
     """Whether something other than reverse mode looks: then kernels go through operators, and nothing is read."""
-    return not is_eager() or forward_ad._current_level >= 0
+    return not is_eager() or forward_ad._current_level >= 0 or not is_plain(tensors)
 
 
 def needs_grad(*tensors: Tensor) -> bool:

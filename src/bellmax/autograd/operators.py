@@ -14,7 +14,7 @@ from torch import Tensor
 from bellmax.backends import BACKENDS
 from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Kernel, Regularizer, from_kernel
-from bellmax.transforms import is_eager, is_readable, once_dynamo_is_imported
+from bellmax.transforms import is_eager, is_plain, is_readable, once_dynamo_is_imported
 
 _PROGRAM = "str structure, str backend, str omega, float[] parameters"
 _OPERATORS = {
@@ -51,7 +51,7 @@ def sweep(name: str, program: Program, *args: Any) -> Any:
     """Run a sweep: at once where nobody but autograd looks, else as an operator."""
     if not isinstance(program.omega, Kernel):
         return _run_in_python(name, *program, *args)
-    if not is_eager() or args[0][0].is_meta:
+    if not is_eager() or args[0][0].is_meta or not is_plain(args[0]):
         return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
     return run(name, *program[:2], from_kernel(program.omega), *args)
 

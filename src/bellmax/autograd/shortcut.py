@@ -57,8 +57,10 @@ def _by_general_sweeps(
     shortcut: Shortcut, inputs: Tensors, kept: Tensors, grad: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients that are needed, which have gradients in turn."""
-    wanted = [t for t, is_needed in zip(inputs, needed, strict=True) if is_needed]
     with torch.enable_grad():
-        result = shortcut.general(inputs, kept)
+        # Views, since an input may be a function of another one, or the same.
+        views = [t.view_as(t) if is_needed else t for t, is_needed in zip(inputs, needed, strict=True)]
+        result = shortcut.general(views, kept)
+    wanted = [t for t, is_needed in zip(views, needed, strict=True) if is_needed]
     found = iter(torch.autograd.grad(result, wanted, grad, create_graph=torch.is_grad_enabled()))
     return [next(found) if is_needed else None for is_needed in needed]

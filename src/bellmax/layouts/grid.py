@@ -42,7 +42,8 @@ class Grid(NamedTuple):
 
 @lru_cache(maxsize=8)
 def grid(rows: int, columns: int, device: torch.device) -> Grid:
-    with torch._C._DisableFuncTorch():  # the graph is the same whatever transforms its caller is under
+    # The graph is the same whatever transforms, and default device, its caller is under.
+    with torch._C._DisableFuncTorch(), torch.device("cpu"):
         return _make_grid(rows, columns, device)
 
 

@@ -121,7 +121,9 @@ class SegmentationAttention(Smoothed):
         """(..., Q, K), from scores of that shape."""
         precise = promote_half(scores)
         omega, transitions = self.omega, self.transitions.to(precise.dtype)
-        weights = None if is_transformed() else _weights_in_one_go(omega, precise, transitions, mask)
+        weights = (
+            None if is_transformed(precise, transitions) else _weights_in_one_go(omega, precise, transitions, mask)
+        )
         if weights is None:
             weights = _weights_of_chain(omega, precise, transitions, mask)
         return weights.to(scores.dtype)

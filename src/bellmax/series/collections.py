@@ -190,7 +190,7 @@ def _short_pairs(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) 
     kernel, gamma, power = measure.omega.kernel, measure.omega.gamma, as_power(measure.cost, row.series.shape[-1])
     if power is None or measure.band is not None or measure.divergence in ("sharp", "mean_cost"):
         return None
-    if isinstance(gamma, Tensor) or is_transformed() or needs_grad(row.series, column.series):
+    if isinstance(gamma, Tensor) or is_transformed(row.series, column.series) or needs_grad(row.series, column.series):
         return None
     shortcut = BACKENDS[backend_for("dtw", row.series.device, kernel)].shortcut("dtw.short_pairs")
     if shortcut is None or not shortcut.serves(kernel, row.series, column.series, len(i)):

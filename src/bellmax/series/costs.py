@@ -89,7 +89,7 @@ class _PowerCosts(LeanFunction):
 
 
 def _of_power(x: Tensor, y: Tensor, power: int) -> Tensor:
-    if is_transformed():
+    if is_transformed(x, y):
         differences = x.unsqueeze(-2) - y.unsqueeze(-3)
         return (differences.square() if power == 2 else differences.abs()).sum(-1)
     if not needs_grad(x, y):

@@ -186,7 +186,7 @@ class Measure:
             return self._by_blocks(x, y, lengths_x, lengths_y)
         power = as_power(self.cost, x.shape[-1])
         is_value = self.divergence not in ("sharp", "mean_cost")
-        is_plain = not (isinstance(self.omega.gamma, Tensor) or is_transformed())
+        is_plain = not (isinstance(self.omega.gamma, Tensor) or is_transformed(x, y))
         if is_value and is_plain and power is not None and needs_grad(x, y):
             return self._from_series(x, y, lengths_x, lengths_y, power)
         alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
@@ -245,7 +245,7 @@ class Measure:
         return DTW(cost, lengths=lengths, band=self.band, omega=self.omega)
 
     def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
-        if x.shape[-2] * y.shape[-2] < _SMALL or self.divergence in ("sharp", "mean_cost") or is_transformed():
+        if x.shape[-2] * y.shape[-2] < _SMALL or self.divergence in ("sharp", "mean_cost") or is_transformed(x, y):
             return False
         batch = broadcast(x.shape[:-2], y.shape[:-2]).numel()
         return blocks.serves(batch, x.shape[-2], y.shape[-2], x.device, self.omega)

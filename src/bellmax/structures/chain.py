@@ -210,7 +210,7 @@ class ScoredChain(Chain):
     @property
     def marginals(self) -> Tensor:
         """Probability of each state at each step, (..., T, S); 0 at masked steps. Differentiable."""
-        found = None if is_transformed() else self._marginals_in_one_go()
+        found = None if is_transformed(*self._scores) else self._marginals_in_one_go()
         if found is None:
             return self._gradient()[0].to(self.dtype)
         return found.reshape(self.batch_shape + self.event_shape[:2]).to(self.dtype)
@@ -304,20 +304,24 @@ class ScoredChain(Chain):
 
     def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
         shortcut = BACKENDS[self.backend].shortcut("scored_chain.labels")
-        if shortcut is None or is_transformed() or isinstance(self.omega.gamma, Tensor):
+        if shortcut is None or is_transformed(*self._scores) or isinstance(self.omega.gamma, Tensor):
             return self, None
         shape = (*self.batch_shape, self.event_shape[0])
         if not self._holds_labels(target) or target.shape != shape or target.device != self.device:
             return self, None
-        labels = (target if target.ndim == 2 else target.reshape(-1, shape[-1])).to(torch.int64)
-        p, scores = (
-            self,
-            shortcut.run(self._theta_without_graph(self._version()), self._flat.index, labels, ignore_index),
-        )
+        labels = (target if target.ndim == 2 else target.reshape(self.batch_shape.numel(), shape[-1])).to(torch.int64)
+        p = self
+        scores = p._score_by_kernels(shortcut, labels, ignore_index)
         if scores is None and bool((labels == ignore_index).any()):
             p = self._masked_by("target", target, ignore_index)
-            scores = shortcut.run(p._theta_without_graph(p._version()), p._flat.index, labels, ignore_index)
+            scores = p._score_by_kernels(shortcut, labels, ignore_index)
         return (self, None) if scores is None else (p, p._excess_of_labels(shortcut, labels, scores))
+
+    def _score_by_kernels(self, shortcut: Any, labels: Tensor, ignore_index: int) -> Tensor | None:
+        """The score (B,) of labels (B, T) at γ = 1, if all of them are states of finite score."""
+        theta = self._theta_without_graph(self._version())
+        scores: Tensor | None = shortcut.run(theta, self._flat.index, labels, ignore_index)
+        return scores
 
     def _excess_of_labels(self, shortcut: Any, labels: Tensor, scores: Tensor) -> Tensor:
         """DP_Ω less the score of labels (B, T), which were scored (B,) at γ = 1."""
@@ -342,12 +346,13 @@ class ScoredChain(Chain):
         def general(inputs: Tensors, kept: Tensors) -> Tensor:
             p = recipe._with(inputs, recipe.omega)
             value = p._value()
-            return value - p._score(kept[-1].reshape(*p.batch_shape, -1)).to(value.dtype)
+            return value - p._score(kept[-1].reshape(*p.batch_shape, p.event_shape[0])).to(value.dtype)
 
         return autograd.Shortcut(vjp, general).attach(found, self._scores, (*theta, tape, labels))
 
     def _score(self, sequence: Tensor) -> Tensor:
         kept, states = self._kept, self.event_shape[1]
+        sequence = sequence.masked_fill(~kept, 0)
         emissions, transitions, start, end = self._scores
         edge = (sequence * states + previous_states(sequence, kept))[..., 1:]
         first, last = first_step(kept), last_step(kept)

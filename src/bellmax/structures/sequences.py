@@ -265,6 +265,7 @@ class SequencePaths(PathDistribution):
     def _score(self, sequence: Tensor) -> Tensor:
         """⟨Y, θ⟩ of states (..., T), whatever they are at masked steps; float64."""
         kept = self._kept
+        sequence = sequence.masked_fill(~kept, 0)
         edge = sequence * self.event_shape[1] + previous_states(sequence, kept)
         picked = self.potentials.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
         return picked.masked_fill(~kept, 0).sum(-1, dtype=torch.float64)

@@ -107,7 +107,7 @@ class _Pair:
 
     def _line(self) -> Tensor:
         """Room for the numbers that a block passes on to its neighbour."""
-        return torch.empty(self.columns, dtype=torch.float64)
+        return torch.empty(self.columns, dtype=torch.float64, device="cpu")
 
     def _call(self, name: str, place: tuple[slice, slice], *args: Any) -> Any:
         where = self.rows, self.columns, self.band, place[0].start, place[1].start
@@ -116,7 +116,7 @@ class _Pair:
     def sweep(self, by_products: bool, keep: bool) -> tuple[Tensor, list[Tensor], float]:
         """The value, the lines above each block if they are to be kept, and the greatest magnitude of a cost."""
         value, greatest = self.x.new_empty(1), self.x.new_empty(1)
-        no_tape = torch.empty((1, 0), dtype=torch.float64)
+        no_tape = torch.empty((1, 0), dtype=torch.float64, device="cpu")
         above, spare, lines, most = self._line(), self._line(), [], 0.0
         for place in self.places:
             cost = self.costs(self.x[place[0]], self.y[place[1]]).unsqueeze(0).contiguous()
@@ -143,7 +143,7 @@ class _Pair:
                 cost = self.costs(rows, columns)
             block = cost.unsqueeze(0).contiguous()
             size = kernels.dtw_tape_size(block.shape[1], place[1].stop)
-            tape = torch.empty((1, size), dtype=torch.float64)
+            tape = torch.empty((1, size), dtype=torch.float64, device="cpu")
             self._call("dtw_forward_block", place, block, value, greatest, tape, line, self._line(), by_products)
             path = torch.empty_like(block)
             self._call("dtw_backward_block", place, block, tape, seed, path, line, below, above)

@@ -26,12 +26,14 @@ def call(name: str, *args: Any) -> Any:
     kernel, threads = getattr(kernels, name), torch.get_num_threads()
     try:
         return kernel(*args, threads)
-    except TypeError:  # a tensor has no address while a transform that has ended is wrapped around it
-        return kernel(*(_unwrapped(arg) for arg in args), threads)
+    except TypeError:
+        return kernel(*(_plain(arg) if isinstance(arg, Tensor) else arg for arg in args), threads)
 
 
-def _unwrapped(arg: Any) -> Any:
-    return torch._C._functorch.unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor that has its numbers at its address: no wrapper of a transform that has ended, no negative view."""
+    tensor = torch._C._functorch.unwrap_if_dead(tensor)
+    return tensor.detach().clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
 def contiguous(tensors: Tensors) -> list[Tensor]:
