@@ -205,6 +205,8 @@ class Targets(Distribution):
 
     # --- means over a batch
 
+    _is_alignment: ClassVar[bool] = False
+    """Whether a path is a set of cells (N, M), which aligns rows with columns."""
     _has_steps: ClassVar[bool] = False
     """Whether a path goes through steps, which may be masked."""
 

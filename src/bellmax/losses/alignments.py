@@ -28,14 +28,13 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
     >>> alignment_area(p, torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(1.)
     """
-    if p.structure != "dtw":
+    if not p._is_alignment:
         raise ValueError(f"p must be a DTW, got {type(p).__name__}")
     check_reduction(p, reduction)
     p, allowed = p._read("target", target)
     beside = (promote_half(p.expected_path) - p._check_one_path("target", allowed)).cumsum(-1)
-    within = p._is_used(beside.ndim).any(
-        -2, keepdim=True
-    )  # past the last column a row's sum would be counted once more
+    # Past the last column a row's sum would be counted once more.
+    within = p._is_used(beside.ndim).any(-2, keepdim=True)
     return reduce(p, beside.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
 
 

@@ -74,6 +74,7 @@ class DTW(PathDistribution):
 
     structure = "dtw"
     sense = -1
+    _is_alignment = True
     _sweeps_minimize = True
     _own_tensors: ClassVar[dict[str, int]] = {"_lengths": 1, "step_weights": 1, "step_penalties": 1}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous
+from bellmax.backends.native.loading import call, contiguous, padded
 from bellmax.layouts.scored_chain import check_index
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
@@ -20,7 +20,7 @@ class LabelScores:
         scores = theta[0].new_empty(labels.shape[0])
         given = contiguous((*theta, labels, scores))
         try:
-            served = call("scored_chain_score", *given, ignored, *contiguous(index), *[None] * (2 - len(index)), *_ANY)
+            served = call("scored_chain_score", *given, ignored, *padded(index, 2), *_ANY)
         except ValueError:
             check_index(theta, index)  # names the argument and the value
             raise
@@ -29,4 +29,4 @@ class LabelScores:
     def subtract(self, gradients: Tensors, theta: Tensors, index: Tensors, labels: Tensor, seed: Tensor) -> None:
         """``gradients`` −= ``seed`` Y, in place."""
         given = contiguous((*theta, labels, seed, *gradients))
-        call("scored_chain_subtract", *given, *contiguous(index), *[None] * (2 - len(index)), *_ANY)
+        call("scored_chain_subtract", *given, *padded(index, 2), *_ANY)

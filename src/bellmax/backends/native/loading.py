@@ -41,5 +41,10 @@ def contiguous(tensors: Tensors) -> list[Tensor]:
     return [t.contiguous() for t in tensors]
 
 
+def padded(index: Tensors, size: int) -> list[Tensor | None]:
+    """The integers of a structure, with None for those that were left out."""
+    return [*contiguous(index), *[None] * (size - len(index))]
+
+
 def empty_like(tensors: Tensors) -> list[Tensor]:
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous, empty_like
+from bellmax.backends.native.loading import call, contiguous, empty_like, padded
 from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
@@ -29,9 +29,8 @@ class NativeSweeps:
     def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
         kernel = omega.kernel
         assert kernel is not None
-        missing = (None,) * (self.index_size - len(index))
         try:
-            return call(self.prefix + name, *contiguous((*tensors, *index)), *missing, *kernel)
+            return call(self.prefix + name, *contiguous(tensors), *padded(index, self.index_size), *kernel)
         except ValueError:
             self.layout.check_index(tensors, index)  # names the argument and the value
             raise

@@ -9,15 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous, empty_like
+from bellmax.backends.native.loading import call, contiguous, empty_like, padded
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
 _SERVED = Kernel("negentropy"), Kernel("l2"), Kernel("tsallis", (2.0,))
-
-
-def _optional(index: Tensors) -> list[object]:
-    return [*contiguous(index), *[None] * (2 - len(index))]
 
 
 class Marginals:
@@ -31,12 +27,12 @@ class Marginals:
 
     def run(self, kernel: Kernel, theta: Tensors, index: Tensors) -> Tensor | None:
         found = empty_like(theta[:1])[0]
-        served = call("two_states_marginals", *contiguous((*theta, found)), *_optional(index), *kernel)
+        served = call("two_states_marginals", *contiguous((*theta, found)), *padded(index, 2), *kernel)
         return found if served else None
 
     def vjp(self, kernel: Kernel, theta: Tensors, index: Tensors, grad: Tensor) -> Tensors:
         gradients = empty_like(theta)
-        call("two_states_marginals_vjp", *contiguous((*theta, grad, *gradients)), *_optional(index), *kernel)
+        call("two_states_marginals_vjp", *contiguous((*theta, grad, *gradients)), *padded(index, 2), *kernel)
         return gradients
 
 
@@ -72,7 +68,7 @@ class Weights:
         return to_scores, scale * to_transitions
 
     def _index(self, scores: Tensor, index: Tensors) -> list[object]:
-        return [scores.shape[:-2].numel(), *_optional(index)]
+        return [scores.shape[:-2].numel(), *padded(index, 2)]
 
 
 def _by_query(tensor: Tensor) -> Tensor:
