@@ -4,7 +4,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -84,14 +83,10 @@ void need(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(std::string("bellmax kernels: ") + what);
 }
 
-// The list of Ω: a name, as in Python, and its numbers.
 OmegaParameters omega_of(const char* name, const std::vector<double>& parameters) {
-    const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
-    if (is("negentropy")) return {1, 0};
-    if (is("l2")) return {2, 0.5};
-    if (is("hard")) return {std::numeric_limits<double>::infinity(), 0};
-    need(is("tsallis") && parameters.size() == 1, "no such omega");
-    return {parameters[0], 0};
+    OmegaParameters omega;
+    need(find_omega(name, parameters.data(), parameters.size(), omega), "no such omega");
+    return omega;
 }
 
 // A thread has to have this many numbers to read, or waking it takes longer than the work.

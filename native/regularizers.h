@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "simd.h"
@@ -253,6 +254,17 @@ struct Hard {
         return V{};
     }
 };
+
+// The Ω of a name, as in Python, and its numbers; false if there is none.
+inline bool find_omega(const char* name, const double* numbers, std::size_t count, OmegaParameters& omega) {
+    const auto is = [name](const char* other) { return std::strcmp(name, other) == 0; };
+    if (is("negentropy")) omega = {1, 0};
+    else if (is("l2")) omega = {2, 0.5};
+    else if (is("hard")) omega = {infinity<double>, 0};
+    else if (is("tsallis") && count == 1) omega = {numbers[0], 0};
+    else return false;
+    return true;
+}
 
 // Calls action with the Ω that the parameters name.
 template <class S, class Action>
