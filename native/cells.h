@@ -10,7 +10,7 @@
 
 #include "dtw.h"
 #include "regularizers.h"
-#include "simd.h"
+#include "base/simd.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

@@ -1,48 +1,21 @@
 // The binding: checks sizes, picks the instruction set, releases the GIL. It knows no mathematics.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
-
-#include <algorithm>
 #include <limits>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
-#include <vector>
 
+#include "bind/common.h"
 #include "binary.h"
 #include "cells.h"
 #include "chain.h"
 #include "dag.h"
 #include "dtw.h"
 #include "labels.h"
-#include "parallel.h"
 #include "short_pairs.h"
-#include "tensor_view.h"
 
 namespace nb = nanobind;
 using namespace bellmax;
-using std::int64_t;
 
 namespace {
-
-bool has_avx2() {
-#ifdef BELLMAX_HAS_AVX2
-    static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return yes;
-#else
-    return false;
-#endif
-}
-
-#if defined(BELLMAX_HAS_AVX2) && defined(BELLMAX_HAS_BASELINE)
-#define BELLMAX_BEST(kernels) (has_avx2() ? avx2::kernels : baseline::kernels)
-#elif defined(BELLMAX_HAS_AVX2)
-#define BELLMAX_BEST(kernels) avx2::kernels
-#else
-#define BELLMAX_BEST(kernels) baseline::kernels
-#endif
 
 template <class S>
 const DagKernels<S>& dag() {
@@ -73,29 +46,6 @@ const ShortPairsKernels<S>& short_pairs() {
     static const ShortPairsKernels<S> kernels = BELLMAX_BEST(short_pairs_kernels<S>());
     return kernels;
 }
-
-template <class T, int D>
-using In = TensorView<const T, D>;
-template <class T, int D>
-using Out = TensorView<T, D>;
-
-void need(bool condition, const char* what) {
-    if (!condition) throw std::invalid_argument(std::string("bellmax kernels: ") + what);
-}
-
-OmegaParameters omega_of(const char* name, const std::vector<double>& parameters) {
-    OmegaParameters omega;
-    need(find_omega(name, parameters.data(), parameters.size(), omega), "no such omega");
-    return omega;
-}
-
-// A thread has to have this many numbers to read, or waking it takes longer than the work.
-int threads_for(int64_t numbers, int threads) {
-    constexpr int64_t worthwhile = 1 << 13;
-    return int(std::max<int64_t>(1, std::min<int64_t>(threads, numbers / worthwhile)));
-}
-
-#define OMEGA const char *omega, const std::vector<double> &parameters, int threads
 
 template <class S>
 using Theta = In<S, 2>;

@@ -14,7 +14,7 @@
 #endif
 
 #include "parallel.h"
-#include "simd.h"
+#include "base/simd.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
@@ -44,7 +44,7 @@ template <class R, class Combine>
 inline Vec<R> across(Vec<R> v, Combine combine) {
     using Pick = typename Shape<Vec<R>>::Int;
     if constexpr (lanes_of<R> == 8) {
-        v = combine(v, __builtin_shuffle(v, Pick{4, 5, 6, 7, 0, 1, 2, 3}));
+        v = combine(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
         v = combine(v, __builtin_shuffle(v, Pick{2, 3, 0, 1, 6, 7, 4, 5}));
         return combine(v, __builtin_shuffle(v, Pick{1, 0, 3, 2, 5, 4, 7, 6}));
     } else {

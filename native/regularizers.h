@@ -11,16 +11,10 @@
 #include <cstring>
 #include <limits>
 
-#include "simd.h"
+#include "base/simd.h"
+#include "omega/omega.h"
 
 namespace bellmax {
-
-template <class S>
-constexpr S infinity = std::numeric_limits<S>::infinity();
-
-struct OmegaParameters {
-    double alpha, vertex;  // Tsallis' α (1: negentropy, ∞: hard), and Ω at a vertex of the simplex
-};
 
 inline namespace BELLMAX_ARCH {
 

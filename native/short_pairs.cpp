@@ -9,7 +9,7 @@
 
 #include "cells.h"
 #include "parallel.h"
-#include "simd.h"
+#include "base/simd.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

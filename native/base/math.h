@@ -1,4 +1,4 @@
-// exp and log without branches or calls, of a number or of a vector of the compiler's (simd.h).
+// exp and log, and those to the base 2, without branches or calls, of a number or of a vector of the compiler's (simd.h).
 // Accurate to 2 ulp (tests/backends/test_native.py measures it).
 #pragma once
 
@@ -23,6 +23,12 @@ inline To bits(From from) {
     return to;
 }
 
+constexpr double power_of_ln2(int k) {
+    double power = 1;
+    for (int i = 0; i < k; ++i) power *= 0.693147180559945309417232;
+    return power;
+}
+
 template <class S>
 struct Format;
 
@@ -38,6 +44,7 @@ struct Format<float> {
                                     0.0416682256f, 0.00837481591f, 0.0013836846f};
         return series[k];
     }
+    static constexpr float exp2_series(int k) { return float(exp_series(k) * power_of_ln2(k)); }
 };
 
 template <>
@@ -51,6 +58,7 @@ struct Format<double> {
         for (int i = 2; i <= k; ++i) factorial *= i;
         return 1 / factorial;
     }
+    static constexpr double exp2_series(int k) { return exp_series(k) * power_of_ln2(k); }
 };
 
 // A number, or the numbers of a vector, and integers of the same size.
@@ -99,6 +107,46 @@ inline V log_positive(V x) {
 #pragma GCC unroll 16
     for (int k = F::log_terms - 1; k > 0; --k) p = p * z + S(1) / S(2 * k + 1);  // atanh(s) = s (1 + z/3 + z²/5 + …)
     const V result = (n * F::ln2_low + 2 * s * (z * p)) + 2 * s + n * F::ln2_high;
+    return x > V{} ? result : V{} - std::numeric_limits<S>::infinity();
+}
+
+// 2^x for x ≤ 127 (double: 1023); 0 below −127 (−1023), for −∞ and for NaN. What lies between is denormal, or 0 where
+// those are flushed.
+template <class V>
+inline V exp2_of(V x) {
+    using F = Format<typename Shape<V>::Real>;
+    using S = typename Shape<V>::Real;
+    using Bits = typename Shape<V>::Bits;
+    const V least = V{} - S(F::bias);
+    const V clamped = x > least ? x : least;
+    const V shifted = clamped + F::round, f = clamped - (shifted - F::round);
+    V p = V{} + F::exp2_series(F::exp_terms);
+#pragma GCC unroll 16
+    for (int k = F::exp_terms - 1; k >= 0; --k) p = p * f + F::exp2_series(k);
+    // The nearest integer is in the low bits of `shifted`; it is added to the exponent, and leaves 0 of 1 at the least.
+    return bits<V>(bits<Bits>(p) + (bits<Bits>(shifted) << F::mantissa));
+}
+
+// log2(x) for positive normal x; −∞ at 0.
+template <class V>
+inline V log2_of(V x) {
+    using F = Format<typename Shape<V>::Real>;
+    using S = typename Shape<V>::Real;
+    using Bits = typename Shape<V>::Bits;
+    using Word = std::make_unsigned_t<typename F::Int>;
+    constexpr S two_over_ln2 = S(2.885390081777926814719849362);
+    constexpr Word one = Word(F::bias) << F::mantissa;
+    const Word low = bits<Word>(S(0.70710678118654752)) - one;
+    // Biased so that it is never negative: vector units shift only unsigned numbers.
+    const Bits exponent = (bits<Bits>(x) - low) >> F::mantissa;
+    const V m = bits<V>(bits<Bits>(x) - ((exponent - Word(F::bias)) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
+    // The exponent as a number, by the bits of round + exponent: conversions of 64-bit integers are slow.
+    const V n = (bits<V>(bits<Word>(F::round) + exponent) - F::round) - S(F::bias);
+    const V s = (m - 1) / (m + 1), z = s * s;
+    V p = V{} + S(1) / S(2 * F::log_terms + 1);
+#pragma GCC unroll 16
+    for (int k = F::log_terms - 1; k > 0; --k) p = p * z + S(1) / S(2 * k + 1);  // atanh(s) = s (1 + z/3 + z²/5 + …)
+    const V result = n + (two_over_ln2 * s * (z * p) + two_over_ln2 * s);
     return x > V{} ? result : V{} - std::numeric_limits<S>::infinity();
 }
 

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#include "scalar_math.h"
+#include "math.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -260,35 +260,89 @@ inline bool any(Mask mask) {
 
 // lane l of v[k] and lane k of v[l] change places.
 __attribute__((always_inline)) inline void transpose(Vec<float>* v) {
-    typedef std::int32_t Pick __attribute__((vector_size(32)));
     Vec<float> a[8], b[8];
     for (int k = 0; k < 8; k += 2) {
-        a[k] = __builtin_shuffle(v[k], v[k + 1], Pick{0, 8, 1, 9, 4, 12, 5, 13});
-        a[k + 1] = __builtin_shuffle(v[k], v[k + 1], Pick{2, 10, 3, 11, 6, 14, 7, 15});
+        a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
     for (int k = 0; k < 8; k += 4) {
         for (int n = 0; n < 2; ++n) {
-            b[k + 2 * n] = __builtin_shuffle(a[k + n], a[k + n + 2], Pick{0, 1, 8, 9, 4, 5, 12, 13});
-            b[k + 2 * n + 1] = __builtin_shuffle(a[k + n], a[k + n + 2], Pick{2, 3, 10, 11, 6, 7, 14, 15});
+            b[k + 2 * n] = __builtin_shufflevector(a[k + n], a[k + n + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[k + 2 * n + 1] = __builtin_shufflevector(a[k + n], a[k + n + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     }
     for (int k = 0; k < 4; ++k) {
-        v[k] = __builtin_shuffle(b[k], b[k + 4], Pick{0, 1, 2, 3, 8, 9, 10, 11});
-        v[k + 4] = __builtin_shuffle(b[k], b[k + 4], Pick{4, 5, 6, 7, 12, 13, 14, 15});
+        v[k] = __builtin_shufflevector(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        v[k + 4] = __builtin_shufflevector(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
 
 __attribute__((always_inline)) inline void transpose(Vec<double>* v) {
-    typedef std::int64_t Pick __attribute__((vector_size(32)));
     Vec<double> a[4];
     for (int k = 0; k < 4; k += 2) {
-        a[k] = __builtin_shuffle(v[k], v[k + 1], Pick{0, 4, 2, 6});
-        a[k + 1] = __builtin_shuffle(v[k], v[k + 1], Pick{1, 5, 3, 7});
+        a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 4, 2, 6);
+        a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 1, 5, 3, 7);
     }
     for (int k = 0; k < 2; ++k) {
-        v[k] = __builtin_shuffle(a[k], a[k + 2], Pick{0, 1, 4, 5});
-        v[k + 2] = __builtin_shuffle(a[k], a[k + 2], Pick{2, 3, 6, 7});
+        v[k] = __builtin_shufflevector(a[k], a[k + 2], 0, 1, 4, 5);
+        v[k + 2] = __builtin_shufflevector(a[k], a[k + 2], 2, 3, 6, 7);
     }
+}
+
+// As many vectors as there are lanes into one: lane l has what `op` makes of the lanes of v[l].
+template <class Op>
+__attribute__((always_inline)) inline Vec<float> reduce_rows(const Vec<float>* v, Op op) {
+    Vec<float> pair[4], quad[2];
+    for (int k = 0; k < 4; ++k) {
+        pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 8, 1, 9, 4, 12, 5, 13),
+                     __builtin_shufflevector(v[2 * k], v[2 * k + 1], 2, 10, 3, 11, 6, 14, 7, 15));
+    }
+    for (int k = 0; k < 2; ++k) {
+        quad[k] = op(__builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 0, 1, 8, 9, 4, 5, 12, 13),
+                     __builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 2, 3, 10, 11, 6, 7, 14, 15));
+    }
+    return op(__builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11),
+              __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15));
+}
+
+template <class Op>
+__attribute__((always_inline)) inline Vec<double> reduce_rows(const Vec<double>* v, Op op) {
+    Vec<double> pair[2];
+    for (int k = 0; k < 2; ++k) {
+        pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 4, 2, 6),
+                     __builtin_shufflevector(v[2 * k], v[2 * k + 1], 1, 5, 3, 7));
+    }
+    return op(__builtin_shufflevector(pair[0], pair[1], 0, 1, 4, 5), __builtin_shufflevector(pair[0], pair[1], 2, 3, 6, 7));
+}
+
+template <class R>
+inline Vec<R> sum_rows(const Vec<R>* v) {
+    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return a + b; });
+}
+template <class R>
+inline Vec<R> greatest_of_rows(const Vec<R>* v) {
+    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return greater<R>(a, b); });
+}
+
+// Combines the lanes; every lane gets the result.
+template <class Op>
+inline Vec<float> across_lanes(Vec<float> v, Op op) {
+    v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = op(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return op(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+}
+template <class Op>
+inline Vec<double> across_lanes(Vec<double> v, Op op) {
+    v = op(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    return op(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+}
+template <class R>
+inline Vec<R> greatest_lane(Vec<R> v) {
+    return across_lanes(v, [](Vec<R> a, Vec<R> b) { return greater<R>(a, b); });
+}
+template <class R>
+inline Vec<R> sum_lanes(Vec<R> v) {
+    return across_lanes(v, [](Vec<R> a, Vec<R> b) { return a + b; });
 }
 
 }  // namespace BELLMAX_ARCH

@@ -1,0 +1,55 @@
+// Ω = 0: the maximum itself.
+#pragma once
+
+#include "omega.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+namespace omega {
+
+template <class R>
+struct Hard {
+    using Real = R;
+    static constexpr bool by_slot = true;
+    static constexpr R unit = 1;
+
+    explicit Hard(OmegaParameters) {}
+
+    template <class V>
+    void weigh(V r, V, V& q, V& s) const {
+        q = r == V{} ? V{} + R(1) : V{};
+        s = V{};
+    }
+    template <class V>
+    V slope(V) const {
+        return V{};
+    }
+    template <class V>
+    V log_q(V r, V) const {
+        return r;
+    }
+    template <class V>
+    V log_slope(V, V) const {
+        return V{};
+    }
+
+    // Of equals the first.
+    template <bool Q, class V>
+    V three(V least, V a, V b, V, V* q) const {
+        if constexpr (Q) {
+            const V one = V{} + R(1);
+            q[0] = a == least ? one : V{};
+            q[1] = b == least ? one - q[0] : V{};
+            q[2] = one - q[0] - q[1];
+        }
+        return V{};
+    }
+    template <class V>
+    V inverse_of_three(V) const {
+        return V{};
+    }
+};
+
+}  // namespace omega
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax

@@ -1,0 +1,61 @@
+// Ω(q) = Σ q log q: the maximum is log Σ exp. Scores are in units of log 2.
+#pragma once
+
+#include "omega.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+namespace omega {
+
+template <class R>
+struct Negentropy {
+    using Real = R;
+    static constexpr bool by_slot = false;
+    static constexpr R unit = R(1.44269504088896340735992468), ln2 = R(0.693147180559945309417232);
+
+    explicit Negentropy(OmegaParameters) {}
+
+    template <class Scores, class V>
+    void solve(const Scores& scores, V top, V& tau, V& value) const {
+        V sums[1];
+        scores.sum(top, V{}, sums, [](V r, V, V* total) { total[0] += exp2_of(r); });
+        tau = value = log2_of(sums[0]);
+    }
+    template <class V>
+    void weigh(V r, V tau, V& q, V& s) const {
+        q = s = exp2_of(r - tau);
+    }
+    template <class V>
+    V slope(V q) const {
+        return q;
+    }
+    template <class V>
+    V log_q(V r, V tau) const {
+        return (r - tau) * ln2;
+    }
+    template <class V>
+    V log_slope(V r, V) const {
+        return r > V{} - infinity<R> ? V{} + R(1) : V{};
+    }
+
+    // `least` of a, b and c is taken off; q are the probabilities, if Q.
+    template <bool Q, class V>
+    V three(V least, V a, V b, V c, V* q) const {
+        const V e[3] = {exp2_of(least - a), exp2_of(least - b), exp2_of(least - c)};
+        const V sum = e[0] + e[1] + e[2];
+        if constexpr (Q) {
+            const V inverse = 1 / (sum > V{} ? sum : V{} + R(1));
+            for (int n = 0; n < 3; ++n) q[n] = e[n] * inverse;
+        }
+        return -log2_of(sum);
+    }
+    // 1/Σs of what `three` has weighed.
+    template <class V>
+    V inverse_of_three(V) const {
+        return V{} + R(1);
+    }
+};
+
+}  // namespace omega
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax

@@ -1,0 +1,210 @@
+// Ω(q) = (Σ q^α − 1)/(α(α−1)) + vertex, 1 < α ≤ 2: q = t^p, s = t^(p−1) with t = ((α−1) r − τ)₊ and p = 1/(α−1); τ lies
+// in [−1, 0). α = 2 and α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double throughout.
+#pragma once
+
+#include <cmath>
+
+#include "omega.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+namespace omega {
+
+template <class R>
+struct PowerOne {
+    using Real = R;
+    explicit PowerOne(double) {}
+    template <class V>
+    V less_one(V t) const {
+        return t > V{} ? V{} + R(1) : V{};
+    }
+};
+
+template <class R>
+struct PowerTwo {
+    using Real = R;
+    explicit PowerTwo(double) {}
+    template <class V>
+    V less_one(V t) const {
+        return t;
+    }
+    template <class V>
+    V root(V x) const {
+        return square_root(x);
+    }
+};
+
+template <class R>
+struct PowerAny {
+    using Real = double;
+    double exponent;
+    explicit PowerAny(double p) : exponent(p) {}
+    template <class V>
+    V less_one(V t) const {
+        return exp2_of((exponent - 1) * log2_of(t));
+    }
+    template <class V>
+    V root(V x) const {
+        return exp2_of(log2_of(x) / exponent);
+    }
+};
+
+template <class R, template <class> class Power>
+struct Tsallis {
+    using Real = typename Power<R>::Real;
+    static constexpr bool by_slot = false, is_quadratic = std::is_same_v<Power<R>, PowerOne<R>>;
+    static constexpr Real unit = 1;
+
+    Real alpha, steepness, vertex;  // steepness = α − 1
+    Power<R> power;
+
+    explicit Tsallis(OmegaParameters parameters)
+        : alpha(Real(parameters.alpha)),
+          steepness(Real(parameters.alpha - 1)),
+          vertex(Real(parameters.vertex)),
+          power(1 / (parameters.alpha - 1)) {}
+
+    template <class Scores, class V>
+    void solve(const Scores& scores, V top, V& tau, V& value) const {
+        if constexpr (is_quadratic) {
+            solve_quadratic(scores, top, V{} - Real(1), tau, value);
+        } else {
+            solve_by_norm(scores, top, tau, value);
+        }
+    }
+
+    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. The last pass, which finds
+    // the same entries, has their squares for the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
+    template <class Scores, class V>
+    void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
+        V sums[3], count{};
+        for (;;) {
+            scores.sum(top, at, sums, [](V r, V own, V* total) {
+                const V above = r > own ? r : V{};
+                total[0] += r > own ? V{} + Real(1) : V{};
+                total[1] += above;
+                total[2] += above * above;
+            });
+            if (!any(sums[0] != count)) break;
+            count = sums[0];
+            const V next = (sums[1] - 1) / (count > V{} ? count : V{} + Real(1));
+            at = next > at ? next : at;  // rounding must not let an entry come back
+        }
+        tau = at;
+        value = Real(0.5) * (sums[2] - count * at * at) + (Real(0.5) - vertex);
+    }
+
+    // Newton's method on the p-norm of t, convex in τ and nearly linear: it climbs from τ = −1 to the root.
+    template <class Scores, class V>
+    void solve_by_norm(const Scores& scores, V top, V& tau, V& value) const {
+        const Tsallis omega = *this;
+        V at = V{} - Real(1), climb, sums[2];
+        do {
+            scores.sum(top, at, sums, [&](V r, V own, V* total) {
+                const V t = omega.above(r, own), s = omega.power.less_one(t);
+                total[0] += s * t;
+                total[1] += s;
+            });
+            const V norm = power.root(sums[0]), rise = norm * sums[1];
+            climb = (norm - 1) * sums[0] / (rise > V{} ? rise : V{} + Real(1));
+            climb = climb > V{} ? climb : V{};
+            at += climb;
+        } while (any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()));
+        // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support, so −∞ may rise.
+        const Real scale = 1 / (alpha * steepness);
+        const V floor = V{} - 2 / steepness;
+        scores.sum(top, at, sums, [&](V r, V own, V* total) {
+            const V raised = r > floor ? r : floor;
+            const V t = omega.above(raised, own), q = omega.power.less_one(t) * t;
+            total[0] += q;
+            total[1] += q * (raised - t * scale);
+        });
+        tau = at;
+        value = sums[1] / (sums[0] > V{} ? sums[0] : V{} + Real(1)) + (scale - vertex);
+    }
+
+    template <class V>
+    V above(V r, V tau) const {
+        const V t = steepness * r - tau;
+        return t > V{} ? t : V{};
+    }
+    template <class V>
+    void weigh(V r, V tau, V& q, V& s) const {
+        const V t = above(r, tau);
+        s = power.less_one(t);
+        q = s * t;
+    }
+    template <class V>
+    V slope(V q) const {
+        if constexpr (is_quadratic) {
+            return q > V{} ? V{} + Real(1) : V{};
+        } else {
+            return q > V{} ? exp2_of((2 - alpha) * log2_of(q)) : V{};
+        }
+    }
+    template <class V>
+    V log_q(V r, V tau) const {
+        return log2_of(above(r, tau)) * (Real(0.693147180559945309417232) / steepness);
+    }
+    template <class V>
+    V log_slope(V r, V tau) const {
+        const V t = above(r, tau);
+        return t > V{} ? 1 / t : V{};
+    }
+
+    // `least` of a, b and c is taken off; q are the probabilities, if Q.
+    template <bool Q, class V>
+    V three(V least, V a, V b, V c, V* q) const {
+        if constexpr (is_quadratic) {
+            return three_in_closed_form<Q>(least, a, b, c, q);
+        } else {
+            const V r[3] = {least - a, least - b, least - c};
+            V tau, value, unused;
+            const Columns<V, Real> scores{reinterpret_cast<const Real*>(r), sizeof(V) / sizeof(Real), 3};
+            solve(scores, V{}, tau, value);
+            for (int n = 0; Q && n < 3; ++n) weigh(r[n], tau, q[n], unused);
+            return -value;
+        }
+    }
+    // 1/Σs of what `three` has weighed.
+    template <class V>
+    V inverse_of_three(V sum) const {
+        const V one = V{} + Real(1);
+        if constexpr (is_quadratic) {
+            return sum > one + Real(1.5) ? one / 3 : sum > one + Real(0.5) ? one / 2 : one;
+        } else {
+            return one / (sum > V{} ? sum : one);
+        }
+    }
+
+private:
+    // Of the three candidates for τ, one for each size of the support, the greatest is right. An entry r of the support adds
+    // (r² − τ²)/2 < 0 to max_Ω.
+    template <bool Q, class V>
+    V three_in_closed_form(V least, V a, V b, V c, V* q) const {
+        const V floor = V{} - Real(2);  // far out of the support, and finite
+        const V less = lesser<Real>(a, b), more = greater<Real>(a, b);
+        const V second = greater<Real>(least - greater<Real>(less, lesser<Real>(more, c)), floor);
+        const V third = greater<Real>(least - greater<Real>(more, c), floor);
+        const V two = second * Real(0.5) - Real(0.5), three = (second + third) * Real(1. / 3) - Real(1. / 3);
+        const V tau = greater<Real>(greater<Real>(two, three), V{} - Real(1)), square = tau * tau;
+        if constexpr (Q) {
+            q[0] = greater<Real>(least - a - tau, V{});
+            q[1] = greater<Real>(least - b - tau, V{});
+            q[2] = greater<Real>(least - c - tau, V{});
+        }
+        const V others = lesser<Real>(second * second - square, V{}) + lesser<Real>(third * third - square, V{});
+        return Real(0.5) * (square - others) - (Real(0.5) - vertex);
+    }
+};
+
+template <class R>
+using SquaredL2 = Tsallis<R, PowerOne>;
+template <class R>
+using Root = Tsallis<R, PowerTwo>;
+template <class R>
+using AnyTsallis = Tsallis<R, PowerAny>;
+
+}  // namespace omega
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax
