@@ -10,10 +10,11 @@ namespace omega {
 template <class R>
 struct Hard {
     using Real = R;
-    static constexpr bool by_slot = true;
+    static constexpr bool by_slot = true, is_sum = false;
     static constexpr R unit = 1;
 
     explicit Hard(OmegaParameters) {}
+    R at_vertex() const { return 0; }
 
     template <class V>
     void weigh(V r, V, V& q, V& s) const {

@@ -10,10 +10,11 @@ namespace omega {
 template <class R>
 struct Negentropy {
     using Real = R;
-    static constexpr bool by_slot = false;
+    static constexpr bool by_slot = false, is_sum = true;
     static constexpr R unit = R(1.44269504088896340735992468), ln2 = R(0.693147180559945309417232);
 
     explicit Negentropy(OmegaParameters) {}
+    R at_vertex() const { return 0; }
 
     template <class Scores, class V>
     void solve(const Scores& scores, V top, V& tau, V& value) const {
@@ -21,6 +22,34 @@ struct Negentropy {
         scores.sum(top, V{}, sums, [](V r, V, V* total) { total[0] += exp2_of(r); });
         tau = value = log2_of(sums[0]);
     }
+    // With what `part`, some of the entries, tell first.
+    template <class Part, class Scores, class V>
+    void solve_after(const Part&, const Scores& scores, V top, V& tau, V& value) const {
+        solve(scores, top, tau, value);
+    }
+
+    // The same from scores as they are, where these are not large: most need no maximum taken off. A score that is NaN or
+    // too large makes a sum that does not fit.
+    template <class V>
+    static V term(V x) {
+        return exp2_of(lesser<R>(x, V{} + (sizeof(R) == 4 ? R(100) : R(900))));
+    }
+    template <class V>
+    static bool fits(V sum) {
+        constexpr R most = sizeof(R) == 4 ? R(1 << 20) : R(1e100);
+        return !any(!((sum > 1 / most) & (sum < most)));
+    }
+    template <class V>
+    static V of_sum(V sum) {
+        return log2_of(sum);
+    }
+
+    // The threshold of scores from which the greatest is not taken off.
+    template <class V>
+    V absolute(V tau, V top) const {
+        return tau + top;
+    }
+
     template <class V>
     void weigh(V r, V tau, V& q, V& s) const {
         q = s = exp2_of(r - tau);

@@ -5,7 +5,10 @@
 //                  must be given as 0 where it is −∞
 // weigh            from r = x − greatest and τ the probability q of an entry, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs
 // slope            s from q
+// at_vertex        Ω where all of q is in one entry
 // log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
+// absolute         the threshold for weighing scores x from which the greatest is not taken off
+// is_sum           whether max_Ω follows from one sum over the scores: term, fits, of_sum
 // three            −max_Ω of minus three numbers, in registers
 //
 // Hard is `by_slot`: no run is solved, the first best entry is found by whoever has the scores, its place is the

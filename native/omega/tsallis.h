@@ -52,7 +52,7 @@ struct PowerAny {
 template <class R, template <class> class Power>
 struct Tsallis {
     using Real = typename Power<R>::Real;
-    static constexpr bool by_slot = false, is_quadratic = std::is_same_v<Power<R>, PowerOne<R>>;
+    static constexpr bool by_slot = false, is_sum = false, is_quadratic = std::is_same_v<Power<R>, PowerOne<R>>;
     static constexpr Real unit = 1;
 
     Real alpha, steepness, vertex;  // steepness = α − 1
@@ -63,6 +63,7 @@ struct Tsallis {
           steepness(Real(parameters.alpha - 1)),
           vertex(Real(parameters.vertex)),
           power(1 / (parameters.alpha - 1)) {}
+    Real at_vertex() const { return vertex; }
 
     template <class Scores, class V>
     void solve(const Scores& scores, V top, V& tau, V& value) const {
@@ -70,6 +71,18 @@ struct Tsallis {
             solve_quadratic(scores, top, V{} - Real(1), tau, value);
         } else {
             solve_by_norm(scores, top, tau, value);
+        }
+    }
+
+    // With what `part`, some of the entries, tell first: their τ is below that of all.
+    template <class Part, class Scores, class V>
+    void solve_after(const Part& part, const Scores& scores, V top, V& tau, V& value) const {
+        if constexpr (is_quadratic) {
+            V below, unused;
+            solve_quadratic(part, top, V{} - Real(1), below, unused);
+            solve_quadratic(scores, top, below, tau, value);
+        } else {
+            solve(scores, top, tau, value);
         }
     }
 
@@ -121,6 +134,12 @@ struct Tsallis {
         });
         tau = at;
         value = sums[1] / (sums[0] > V{} ? sums[0] : V{} + Real(1)) + (scale - vertex);
+    }
+
+    // The threshold of scores from which the greatest is not taken off.
+    template <class V>
+    V absolute(V tau, V top) const {
+        return steepness * top + tau;
     }
 
     template <class V>

@@ -1,0 +1,3 @@
+#include "kernels.h"
+
+template bellmax::ChainKernels<double> bellmax::BELLMAX_ARCH::chain_kernels<double>();

@@ -1,0 +1,3 @@
+#include "kernels.h"
+
+template bellmax::ChainKernels<float> bellmax::BELLMAX_ARCH::chain_kernels<float>();
