@@ -10,7 +10,7 @@
 
 #include "dtw.h"
 #include "regularizers.h"
-#include "base/simd.h"
+#include "base/math.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

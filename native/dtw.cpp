@@ -16,7 +16,7 @@
 
 #include "cells.h"
 #include "parallel.h"
-#include "base/simd.h"
+#include "base/math.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

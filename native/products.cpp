@@ -14,7 +14,7 @@
 #endif
 
 #include "parallel.h"
-#include "base/simd.h"
+#include "base/math.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/simd.h"
+#include "base/math.h"
 #include "omega/omega.h"
 
 namespace bellmax {

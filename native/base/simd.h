@@ -9,10 +9,29 @@
 #include <immintrin.h>
 #endif
 
-#include "math.h"
+#ifndef BELLMAX_ARCH
+#error "compile with -DBELLMAX_ARCH=baseline or avx2"
+#endif
 
+// Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+// A number, or the numbers of a vector, and integers of the same size.
+template <class V>
+struct Shape {
+    using Real = V;
+    using Int = std::conditional_t<sizeof(V) == 4, std::int32_t, std::int64_t>;
+    using Bits = std::make_unsigned_t<Int>;
+};
 
 template <class R>
 struct VectorOf {
@@ -127,6 +146,38 @@ inline Vec<R> load_some(const S* from, std::int64_t count) {
     return v;
 }
 
+// Which lanes of a vector are the first `count`, found once for many of them.
+template <class R>
+struct First {
+    int count;
+#if defined(__AVX2__)
+    __m256i mask;
+
+    explicit First(int n) : count(n) {
+        if constexpr (sizeof(R) == 4) {
+            mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        } else {
+            mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+        }
+    }
+#else
+    explicit First(int n) : count(n) {}
+#endif
+
+    // 0 in the other lanes, whose memory is not touched.
+    template <class S>
+    Vec<R> load(const S* from) const {
+#if defined(__AVX2__)
+        if constexpr (sizeof(R) == 4 && sizeof(S) == 4) {
+            return (Vec<R>)_mm256_maskload_ps(from, mask);
+        } else if constexpr (sizeof(R) == 8 && sizeof(S) == 8) {
+            return (Vec<R>)_mm256_maskload_pd(from, mask);
+        }
+#endif
+        return load_some<R>(from, count);
+    }
+};
+
 template <class S, class R>
 inline void store_some(S* to, Vec<R> v, std::int64_t count) {
     for (int l = 0; l < count; ++l) to[l] = S(v[l]);
@@ -221,6 +272,16 @@ inline Vec<R> lesser(Vec<R> a, Vec<R> b) {
     return a < b ? a : b;
 #endif
 }
+
+// The greater and the lesser of two numbers or vectors; b if a is NaN.
+inline float greater_of(float a, float b) { return a > b ? a : b; }
+inline double greater_of(double a, double b) { return a > b ? a : b; }
+inline Vec<float> greater_of(Vec<float> a, Vec<float> b) { return greater<float>(a, b); }
+inline Vec<double> greater_of(Vec<double> a, Vec<double> b) { return greater<double>(a, b); }
+inline float lesser_of(float a, float b) { return a < b ? a : b; }
+inline double lesser_of(double a, double b) { return a < b ? a : b; }
+inline Vec<float> lesser_of(Vec<float> a, Vec<float> b) { return lesser<float>(a, b); }
+inline Vec<double> lesser_of(Vec<double> a, Vec<double> b) { return lesser<double>(a, b); }
 
 // The same of integers of 32 bits.
 inline Shape<Vec<float>>::Int greater_int(Shape<Vec<float>>::Int a, Shape<Vec<float>>::Int b) {
@@ -324,6 +385,11 @@ inline Vec<R> greatest_of_rows(const Vec<R>* v) {
     return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return greater<R>(a, b); });
 }
 
+template <class R>
+inline Vec<R> least_of_rows(const Vec<R>* v) {
+    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return lesser<R>(a, b); });
+}
+
 // Combines the lanes; every lane gets the result.
 template <class Op>
 inline Vec<float> across_lanes(Vec<float> v, Op op) {
@@ -339,6 +405,10 @@ inline Vec<double> across_lanes(Vec<double> v, Op op) {
 template <class R>
 inline Vec<R> greatest_lane(Vec<R> v) {
     return across_lanes(v, [](Vec<R> a, Vec<R> b) { return greater<R>(a, b); });
+}
+template <class R>
+inline Vec<R> least_lane(Vec<R> v) {
+    return across_lanes(v, [](Vec<R> a, Vec<R> b) { return lesser<R>(a, b); });
 }
 template <class R>
 inline Vec<R> sum_lanes(Vec<R> v) {

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "../base/simd.h"
+#include "../base/math.h"
 
 namespace bellmax {
 
@@ -44,7 +44,8 @@ struct Sum {
     }
 };
 
-// Runs of scores. sum: over the entries x of a run what term(x − top, at, sums) adds to K sums.
+// Runs of scores. sum: over the entries x of a run what term(x − top, at, sums) adds to K sums, the last of which is no sum
+// but a minimum where `least` says so.
 
 // As many runs as V has lanes, side by side: entry k of all of them at x + k * stride.
 template <class V, class R>
@@ -53,17 +54,20 @@ struct Columns {
     std::int64_t stride, count;
 
     // Plain over a stretch, with care over the stretches.
-    template <int K, class Term>
+    template <bool least = false, int K, class Term>
     void sum(V top, V at, V (&totals)[K], Term term) const {
         constexpr std::int64_t stretch = 64;
         Sum<V> careful[K];
+        V lowest = V{} + infinity<R>;
         for (std::int64_t begin = 0; begin < count; begin += stretch) {
             V sums[K] = {};
+            if (least) sums[K - 1] = lowest;
             const std::int64_t end = count - begin < stretch ? count : begin + stretch;
             for (std::int64_t k = begin; k < end; ++k) term(load_vector<V>(x + k * stride) - top, at, sums);
-            for (int n = 0; n < K; ++n) careful[n].add(sums[n]);
+            for (int n = 0; n < K - least; ++n) careful[n].add(sums[n]);
+            if (least) lowest = sums[K - 1];
         }
-        for (int n = 0; n < K; ++n) totals[n] = careful[n].total;
+        for (int n = 0; n < K; ++n) totals[n] = least && n == K - 1 ? lowest : careful[n].total;
     }
 };
 
@@ -74,17 +78,19 @@ struct Rows {
     std::int64_t stride, count;
     int rows;
 
-    template <int K, class Term>
+    template <bool least = false, int K, class Term>
     void sum(Vec<R> top, Vec<R> at, Vec<R> (&totals)[K], Term term) const {
         constexpr int W = lanes_of<R>;
         Vec<R> each[K][W] = {};
         for (int l = 0; l < rows; ++l) {
             const Vec<R> own_top = broadcast<R>(top[l]), own = broadcast<R>(at[l]);
+            const R* const row = x + l * stride;
             Vec<R> sums[K] = {};
-            for (std::int64_t k = 0; k < count; k += W) term(load<R>(x + l * stride + k) - own_top, own, sums);
+            if (least) sums[K - 1] = Vec<R>{} + infinity<R>;
+            for (std::int64_t k = 0; k < count; k += W) term(load<R>(row + k) - own_top, own, sums);
             for (int n = 0; n < K; ++n) each[n][l] = sums[n];
         }
-        for (int n = 0; n < K; ++n) totals[n] = sum_rows<R>(each[n]);
+        for (int n = 0; n < K; ++n) totals[n] = least && n == K - 1 ? least_of_rows<R>(each[n]) : sum_rows<R>(each[n]);
     }
 };
 
@@ -94,10 +100,10 @@ struct Row {
     const R* x;
     std::int64_t count;
 
-    template <int K, class Term>
+    template <bool least = false, int K, class Term>
     void sum(Vec<R> top, Vec<R> at, Vec<R> (&totals)[K], Term term) const {
-        Columns<Vec<R>, R>{x, lanes_of<R>, count / lanes_of<R>}.sum(top, at, totals, term);
-        for (int n = 0; n < K; ++n) totals[n] = sum_lanes<R>(totals[n]);
+        Columns<Vec<R>, R>{x, lanes_of<R>, count / lanes_of<R>}.template sum<least>(top, at, totals, term);
+        for (int n = 0; n < K; ++n) totals[n] = least && n == K - 1 ? least_lane<R>(totals[n]) : sum_lanes<R>(totals[n]);
     }
 };
 

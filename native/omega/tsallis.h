@@ -86,22 +86,24 @@ struct Tsallis {
         }
     }
 
-    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. The last pass, which finds
-    // the same entries, has their squares for the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
+    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is above
+    // that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
     template <class Scores, class V>
     void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
-        V sums[3], count{};
-        for (;;) {
-            scores.sum(top, at, sums, [](V r, V own, V* total) {
-                const V above = r > own ? r : V{};
-                total[0] += r > own ? V{} + Real(1) : V{};
+        V sums[4], count;
+        for (bool is_done = false; !is_done;) {
+            scores.template sum<true>(top, at, sums, [](V r, V own, V* total) {
+                const auto is_in = r > own;
+                const V above = is_in ? r : V{};
+                total[0] += is_in ? V{} + Real(1) : V{};
                 total[1] += above;
                 total[2] += above * above;
+                total[3] = lesser_of(is_in ? r : V{} + infinity<Real>, total[3]);
             });
-            if (!any(sums[0] != count)) break;
             count = sums[0];
             const V next = (sums[1] - 1) / (count > V{} ? count : V{} + Real(1));
             at = next > at ? next : at;  // rounding must not let an entry come back
+            is_done = !any(!(sums[3] > at));
         }
         tau = at;
         value = Real(0.5) * (sums[2] - count * at * at) + (Real(0.5) - vertex);

@@ -27,29 +27,11 @@ struct Plan {
         const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
         const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
         // Long rows need not be transposed. Lengths must be exact in single precision.
-        across = problem.states < 2 * width && across_cost <= along_cost && problem.steps < 1 << 24;
-        size = across ? width : count >= 2 * threads ? 2 : 1;
+        across = problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24;
+        size = across ? width : 1;
         units = share(count, size);
     }
 };
-
-// Runs a job, made of a unit and the arguments, from its first to its last step. Two units take turns: one is computed while
-// the other waits for the last numbers of its step.
-template <class Job, class U, class... Arguments>
-void run_jobs(U& unit, U* other, Arguments&... arguments) {
-    Job job(unit, arguments...);
-    if (other) {
-        Job second(*other, arguments...);
-        for (int64_t n = 0; n < std::max(job.steps(), second.steps()); ++n) {
-            if (n < job.steps()) job.step(n);
-            if (n < second.steps()) second.step(n);
-        }
-        second.finish();
-    } else {
-        for (int64_t n = 0; n < job.steps(); ++n) job.step(n);
-    }
-    job.finish();
-}
 
 // The sequences for which `is_chosen(b)`.
 template <class S, class Choice>
@@ -61,7 +43,7 @@ std::vector<int64_t> choose(const ScoresProblem<S>& problem, Choice is_chosen) {
     return chosen;
 }
 
-// Runs body(unit, other unit or none, slot) over the threads.
+// Runs body(unit, slot) over the threads.
 template <class S, class Body>
 void for_units(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, Body body) {
     omega::with<S>(problem.omega, [&](auto omega) {
@@ -71,43 +53,23 @@ void for_units(const ScoresProblem<S>& problem, const std::vector<int64_t>& chos
             const int64_t* const first = plan.sequences.data() + n * plan.size;
             const int64_t count = std::min<int64_t>(plan.size, int64_t(plan.sequences.size()) - n * plan.size);
             if (plan.across) {
-                using U = Unit<S, Omega, true>;
-                U unit(problem, first, count);
-                body(unit, static_cast<U*>(nullptr), slot);
+                Unit<S, Omega, true> unit(problem, first, count);
+                body(unit, slot);
             } else {
-                using U = Unit<S, Omega, false>;
-                U unit(problem, first, 1);
-                std::optional<U> other;
-                if (count > 1) other.emplace(problem, first + 1, 1);
-                body(unit, other ? &*other : nullptr, slot);
+                Unit<S, Omega, false> unit(problem, first, count);
+                body(unit, slot);
             }
         });
     });
 }
 
-template <class U>
-class ForwardJob {
-    using S = typename U::Number;
-    U& unit;
-    Forward<U> sweep;
-    S *value, *tape;
-    std::atomic<bool>& sound;
-
-public:
-    ForwardJob(U& of, S* to_value, S* to_tape, std::atomic<bool>& is_sound)
-        : unit(of), sweep(of, to_tape), value(to_value), tape(to_tape), sound(is_sound) {}
-    int64_t steps() const { return unit.lanes.longest; }
-    void step(int64_t n) { sweep.step(n); }
-    void finish() {
-        if (!sweep.finish(value, tape)) sound = false;
-    }
-};
-
 template <class S>
 bool forward_of(const ScoresProblem<S>& problem, S* value, S* tape, const std::vector<int64_t>& chosen) {
     std::atomic<bool> sound{true};
-    for_units(problem, chosen, [&](auto& unit, auto* other, int) {
-        run_jobs<ForwardJob<std::decay_t<decltype(unit)>>>(unit, other, value, tape, sound);
+    for_units(problem, chosen, [&](auto& unit, int) {
+        Forward<std::decay_t<decltype(unit)>> sweep(unit, tape);
+        for (int64_t n = 0; n < unit.lanes.longest; ++n) sweep.step(n);
+        if (!sweep.finish(value, tape)) sound = false;
     });
     return sound;
 }
@@ -141,7 +103,7 @@ void zero_sums(const ScoresProblem<S>& problem, const Scores<S>& out) {
     zero(out.end, (problem.end_batch ? batch : 1) * states);
 }
 
-// Runs body(unit, other unit or none, totals of its thread) for the sequences in log space, and adds the totals up.
+// Runs body(unit, totals of its thread) for the sequences in log space, and adds the totals up.
 template <class S, class Body>
 void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body body) {
     const auto chosen = choose(problem, [&](int64_t b) { return in_log_space(problem, b); });
@@ -150,7 +112,7 @@ void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body b
     const std::vector<double> none(states);
     std::vector<Totals> totals(std::size_t(std::max(problem.threads, 1)), Totals{std::vector<double>(states * states), none, none});
     for_units(problem, chosen,
-              [&](auto& unit, auto* other, int slot) { body(unit, other, totals[std::size_t(slot)]); });
+              [&](auto& unit, int slot) { body(unit, totals[std::size_t(slot)]); });
     const auto deliver = [](const std::vector<double>& from, bool is_shared, S* to) {
         for (std::size_t k = 0; k < from.size() && is_shared; ++k) to[k] += S(from[k]);
     };
@@ -161,65 +123,37 @@ void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body b
     }
 }
 
-template <class U>
-class BackwardJob {
-    using S = typename U::Number;
-    U& unit;
-    Sink<U> sink;
-    Visits<U> visits;
-    Back<U, Visits<U>> sweep;
-
-public:
-    BackwardJob(U& of, const S* seed, const Scores<S>& gradient, Totals& totals)
-        : unit(of), sink(of, gradient, totals), visits(of, seed), sweep(of, sink, visits) {}
-    int64_t steps() const { return unit.lanes.longest; }
-    void step(int64_t n) { sweep.step(steps() - 1 - n); }
-    void finish() { sink.finish(); }
-};
+template <class U, class Rule>
+void sweep_back(U& unit, Sink<U>& sink, Rule& rule) {
+    Back<U, Rule> sweep(unit, sink, rule);
+    for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
+    sink.finish();
+}
 
 template <class S>
 void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
     zero_sums(problem, gradient);
     if (in_exp_space(problem)) product_kernels<S>().backward(problem, seed, gradient);
-    for_gradients(problem, gradient, [&](auto& unit, auto* other, Totals& totals) {
-        run_jobs<BackwardJob<std::decay_t<decltype(unit)>>>(unit, other, seed, gradient, totals);
+    for_gradients(problem, gradient, [&](auto& unit, Totals& totals) {
+        using U = std::decay_t<decltype(unit)>;
+        Sink<U> sink(unit, gradient, totals);
+        Visits<U> visits(unit, seed);
+        sweep_back(unit, sink, visits);
     });
 }
-
-// The tangent sweep forward, then the one back.
-template <class U>
-class HessianJob {
-    using S = typename U::Number;
-    U& unit;
-    const S* seed;
-    Sink<U> sink;
-    Tangent<U> tangent;
-    std::optional<Flow<U>> flow;
-    std::optional<Back<U, Flow<U>>> sweep;
-
-public:
-    HessianJob(U& of, const S* seeds, const Scores<const S>& z, const Scores<S>& product, Totals& totals)
-        : unit(of), seed(seeds), sink(of, product, totals), tangent(of, z) {}
-    int64_t steps() const { return 2 * unit.lanes.longest; }
-    void step(int64_t n) {
-        const int64_t longest = unit.lanes.longest;
-        if (n < longest) return tangent.step(n);
-        if (n == longest) {
-            End<U> end(unit, tangent.tape.last_values().get());
-            flow.emplace(unit, tangent, end, seed);
-            sweep.emplace(unit, sink, *flow);
-        }
-        sweep->step(2 * longest - 1 - n);
-    }
-    void finish() { sink.finish(); }
-};
 
 template <class S>
 void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
     zero_sums(problem, product);
     if (in_exp_space(problem)) product_kernels<S>().hessian(problem, seed, z, product);
-    for_gradients(problem, product, [&](auto& unit, auto* other, Totals& totals) {
-        run_jobs<HessianJob<std::decay_t<decltype(unit)>>>(unit, other, seed, z, product, totals);
+    for_gradients(problem, product, [&](auto& unit, Totals& totals) {
+        using U = std::decay_t<decltype(unit)>;
+        Sink<U> sink(unit, product, totals);
+        Tangent<U> tangent(unit, z);
+        for (int64_t n = 0; n < unit.lanes.longest; ++n) tangent.step(n);
+        End<U> end(unit, tangent.tape.last_values().get());
+        Flow<U> flow(unit, tangent, end, seed);
+        sweep_back(unit, sink, flow);
     });
 }
 
@@ -253,9 +187,7 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
     for_sequences(problem, product, [&](auto& unit, auto& sink) {
         using U = std::decay_t<decltype(unit)>;
         Pull<U> pull(unit, cotangent);
-        Back<U, Pull<U>> sweep(unit, sink, pull);
-        for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
-        sink.finish();
+        sweep_back(unit, sink, pull);
     });
 }
 

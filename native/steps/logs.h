@@ -7,7 +7,7 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-// Writes value(n, g, row, place, score, threshold) for every edge; those into the first nodes have `first`, and the places of
+// Writes what value(n, g)(row, place, scores, threshold, to, N) makes of N vectors of edges; those into the first nodes have `first`, and the places of
 // those that there are not `none`, both by group. `last` of each state is added at the last step.
 template <class U, class Value, class First>
 void map_edges(U& unit, Tape<U>& tape, Sink<U>& sink, const typename U::Real* last, Value value, First first) {
@@ -29,10 +29,12 @@ void map_edges(U& unit, Tape<U>& tape, Sink<U>& sink, const typename U::Real* la
                 sink.put_edges(n, g, [&](const auto& target) {
                     for (int l = 0; l < unit.layout.rows(g); ++l) {
                         const V tau = unit.layout.of_row(threshold, l), own = unit.layout.of_row(more, l);
-                        const auto edge = at(l);
-                        const auto put = target.row(l);
-                        scores.each(l, [&](int64_t k, V score) {
-                            put(k, edge(k, unit.relative(k, score, tau), tau) + own);
+                        const auto out = target.row(l);
+                        scores.each(l, [&](int64_t k, const V* score, auto count) {
+                            V edges[2];
+                            at(l, k, score, tau, edges, count);
+                            for (int r = 0; r < count; ++r) edges[r] += own;
+                            out.template put<count()>(k, edges);
                         });
                     }
                 });
@@ -53,7 +55,9 @@ void log_transitions_of(U& unit, Sink<U>& sink) {
     map_edges(
         unit, tape, sink, last.get(),
         [&](int64_t, int64_t) {
-            return [&](int) { return [&](int64_t, V r, V tau) { return unit.omega.log_q(r, tau); }; };
+            return [&](int, int64_t k, const V* score, V tau, V* to, auto count) {
+                for (int r = 0; r < count; ++r) to[r] = unit.omega.log_q(unit.relative(k + r * U::W, score[r], tau), tau);
+            };
         },
         [&](int64_t g, V& none) {
             none = V{} - infinity<Real>;
@@ -79,11 +83,13 @@ void log_transitions_jvp_of(U& unit, const typename U::Number* z, Sink<U>& sink)
         [&](int64_t n, int64_t g) {
             const auto direction = tangent.direction(n, g);
             const V mean = load<Real>(&tangent.mean[n * unit.layout.cells + g * U::W]);
-            return [&unit, direction, mean](int l) {
-                return [&unit, along = direction.row(l), centre = unit.layout.of_row(mean, l)](int64_t k, V r, V tau) {
-                    const V slope = unit.omega.log_slope(r, tau);
-                    return slope > V{} ? slope * (along(k) - centre) : V{};
-                };
+            return [&unit, direction, mean](int l, int64_t k, const V* score, V tau, V* to, auto count) {
+                V y[2];
+                direction.row(l).template get<count()>(k, y);
+                for (int r = 0; r < count; ++r) {
+                    const V slope = unit.omega.log_slope(unit.relative(k + r * U::W, score[r], tau), tau);
+                    to[r] = slope > V{} ? slope * (y[r] - unit.layout.of_row(mean, l)) : V{};
+                }
             };
         },
         [](int64_t, V& none) { return none = V{}; });
@@ -131,30 +137,35 @@ struct Pull {
 
     template <class Scores, class Rows>
     void spread(int64_t n, int64_t g, const Scores& scores, V threshold, const Rows& target) {
-        const S* const rows = cotangent.at(n) + g * cotangent.group_stride();
+        const auto given = cotangent.group(n, g);
         for (int l = 0; l < unit.layout.rows(g); ++l) {
             const V tau = unit.layout.of_row(threshold, l), at = unit.layout.of_row(mass.get(g), l);
-            const S* const row = rows + l * cotangent.row_stride();
-            const auto pulled = [&](int64_t k, V r) {
-                const V slope = unit.omega.log_slope(r, tau);
-                const int64_t left = unit.layout.states - k;
-                return slope > V{} ? slope * (left < W ? load_some<Real>(row + k, left) : load_as<Real>(row + k)) : V{};
+            // c/q^(α−1), q and s of N vectors of edges.
+            const auto weigh = [&](int64_t k, const V* score, V* pulled, V* q, V* s, auto count) {
+                given.row(l).template get<count()>(k, pulled);
+                for (int r = 0; r < count; ++r) {
+                    const V relative = unit.relative(k + r * W, score[r], tau), slope = unit.omega.log_slope(relative, tau);
+                    unit.omega.weigh(relative, tau, q[r], s[r]);
+                    pulled[r] = slope > V{} ? slope * pulled[r] : V{};
+                }
             };
-            V sum_c{}, sum_s{}, q, s;
-            scores.each(l, [&](int64_t k, V score) {
-                unit.weigh(k, score, tau, q, s);
-                sum_c += pulled(k, unit.relative(k, score, tau));
-                sum_s += s;
+            V sum_c{}, sum_s{}, pulled[2], q[2], s[2];
+            scores.each(l, [&](int64_t k, const V* score, auto count) {
+                weigh(k, score, pulled, q, s, count);
+                for (int r = 0; r < count; ++r) sum_c += pulled[r], sum_s += s[r];
             });
             sum_c = sum_lanes<Real>(sum_c);
             sum_s = sum_lanes<Real>(sum_s);
             const V mean = sum_s > V{} ? sum_c / sum_s : V{};
-            const auto put = target.row(l);
-            scores.each(l, [&](int64_t k, V score) {
-                unit.weigh(k, score, tau, q, s);
-                const V part = pulled(k, unit.relative(k, score, tau)) - s * mean + q * at;
-                store<Real>(&mass.before[k], load<Real>(&mass.before[k]) + part);
-                put(k, part);
+            const auto out = target.row(l);
+            scores.each(l, [&](int64_t k, const V* score, auto count) {
+                weigh(k, score, pulled, q, s, count);
+                for (int r = 0; r < count; ++r) {
+                    Real* const to = &mass.before[k + r * W];
+                    pulled[r] += q[r] * at - s[r] * mean;
+                    store<Real>(to, load<Real>(to) + pulled[r]);
+                }
+                out.template put<count()>(k, pulled);
             });
         }
     }

@@ -106,27 +106,30 @@ struct Totals {
 template <class T, class Real>
 struct Target {
     static constexpr int W = lanes_of<Real>;
-    T* rows;
-    int64_t stride, whole;
-    int rest, exact;  // from row `exact` on nothing may be written past a row's end
+    T* first;
+    int64_t stride, full;
+    int exact, rest;  // from row `exact` on nothing may be written past a row's end
     bool past_caches;
 
-    // put(place of the previous states, numbers) for row l. What is written past the end of a row is 0, and the next row's.
-    __attribute__((always_inline)) auto row(int l) const {
-        T* const to = rows + l * stride;
-        const int64_t end = whole * W;
-        const int left = rest;
-        const bool is_exact = l >= exact, streams = past_caches;
-        return [=](int64_t k, Vec<Real> v) __attribute__((always_inline)) {
-            if (streams) {
-                store_past_caches<T, Real>(to + k, v);
-            } else if (k < end || !is_exact) {
-                store_as<T, Real>(to + k, v);
+    struct Line {
+        T* numbers;
+        int64_t full;
+        int rest;
+        bool is_exact, past_caches;
+
+        // What is written past the end of a row is 0, and belongs to the next row.
+        template <int N>
+        __attribute__((always_inline)) void put(int64_t k, const Vec<Real>* v) const {
+            if (N == 1 && k >= full) {
+                is_exact ? store_some<T, Real>(numbers + k, v[0], rest) : store_as<T, Real>(numbers + k, v[0]);
+            } else if (past_caches) {
+                for (int r = 0; r < N; ++r) store_past_caches<T, Real>(numbers + k + r * W, v[r]);
             } else {
-                store_some<T, Real>(to + k, v, left);
+                for (int r = 0; r < N; ++r) store_as<T, Real>(numbers + k + r * W, v[r]);
             }
-        };
-    }
+        }
+    };
+    Line row(int l) const { return {first + l * stride, full, rest, l >= exact, past_caches}; }
 };
 
 // Where a unit's results go: edges and nodes at every step, and the two ends.
@@ -154,7 +157,7 @@ public:
           edges(of.lanes, by_step ? to.transitions : nullptr, edge_records(of.problem), of.layout.states) {
         const auto& p = unit.problem;
         constexpr int64_t cache = 16 << 20;
-        is_large = by_step && p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) > cache &&
+        is_large = by_step && p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) >= cache &&
                    unit.layout.states % W == 0 && reinterpret_cast<std::uintptr_t>(to.transitions) % sizeof(V) == 0;
         if (!by_step) {
             part = zeros<Real>(unit.layout.tile());
@@ -170,14 +173,15 @@ public:
     void put_edges(int64_t n, int64_t g, Body body) {
         const auto& layout = unit.layout;
         if (by_step) {
-            auto* const rows = edges.at(n) + g * edges.group_stride();
+            auto* const first = edges.at(n) + g * edges.group_stride();
             // A partial vector may spill into the next row, but not out of the step.
             const int64_t room = (layout.states - g * W) * layout.states - layout.cells;
             const int exact = U::across || room < 0 ? 0 : int(std::min<int64_t>(W, room / layout.states + 1));
-            using T = std::remove_pointer_t<decltype(rows)>;
-            body(Target<T, Real>{rows, edges.row_stride(), layout.whole, layout.rest, exact, is_large && !U::across});
+            using T = std::remove_pointer_t<decltype(first)>;
+            const bool streams = is_large && !U::across;
+            body(Target<T, Real>{first, edges.row_stride(), layout.whole * W, exact, layout.rest.count, streams});
         } else {
-            body(Target<Real, Real>{part.get(), layout.cells, layout.cells / W, 0, W, false});
+            body(Target<Real, Real>{part.get(), layout.cells, layout.cells, W, 0, false});
             Real* const to = &sums[g * layout.tile()];
             const int64_t count = layout.rows(g) * layout.cells;
             for (int64_t k = 0; k < count; k += W) store<Real>(to + k, load<Real>(to + k) + load<Real>(&part[k]));
@@ -304,8 +308,7 @@ struct Tangent {
     // The direction along the edges into group g.
     auto direction(int64_t n, int64_t g) {
         using T = typename Edges<const S, Real, U::across>::In;
-        const T* const rows = edges.at(n) + g * edges.group_stride();
-        return Along<T>{rows, edges.row_stride(), unit.layout.whole * W, unit.layout.rest, &value[n * unit.layout.cells]};
+        return Along<T>{edges.group(n, g), &value[n * unit.layout.cells]};
     }
 
     void step(int64_t n) {
@@ -365,39 +368,44 @@ private:
     // y = z + v̇ along the edges into a group.
     template <class T>
     struct Along {
-        const T* rows;
-        int64_t stride, end;
-        int rest;
+        Group<T, Real> group;
         const Real* value;
 
-        __attribute__((always_inline)) auto row(int l) const {
-            const T* const from = rows + l * stride;
-            const Real* const v_dot = value;
-            const int64_t last = end;
-            const int left = rest;
-            return [=](int64_t k) __attribute__((always_inline)) {
-                return (k < last ? load_as<Real>(from + k) : load_some<Real>(from + k, left)) + load<Real>(v_dot + k);
-            };
-        }
+        struct Line {
+            Row<T, Real> row;
+            const Real* value;
+
+            template <int N>
+            __attribute__((always_inline)) void get(int64_t k, V* y) const {
+                row.template get<N>(k, y);
+                for (int r = 0; r < N; ++r) y[r] += load<Real>(value + k + r * W);
+            }
+        };
+        Line row(int l) const { return {group.row(l), value}; }
     };
 
     // Σ q y/Σ q of the edges into each state, and their mean.
     template <class Scores, class Direction>
     V average(const Scores& scores, const Direction& direction, int64_t g, V threshold, V& centre) const {
         V sums[4][W] = {};
+        const U& own = unit;
         for (int l = 0; l < unit.layout.rows(g); ++l) {
-            const V own = unit.layout.of_row(threshold, l);
+            const V tau = unit.layout.of_row(threshold, l);
             const auto along = direction.row(l);
-            V total_q{}, total_qy{}, total_s{}, total_sy{};
-            scores.each(l, [&](int64_t k, V score) {
-                V q, s;
-                unit.weigh(k, score, own, q, s);
-                const V y = s > V{} ? along(k) : V{};
-                total_q += q;
-                total_qy += q * y;
-                if constexpr (!U::Omega::is_sum) total_s += s, total_sy += s * y;
+            V total[4] = {};
+            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
+                V y[2];
+                along.template get<count()>(k, y);
+                for (int r = 0; r < count; ++r) {
+                    V q, s;
+                    own.weigh(k + r * W, score[r], tau, q, s);
+                    const V visible = s > V{} ? y[r] : V{};
+                    total[0] += q;
+                    total[1] += q * visible;
+                    if constexpr (!U::Omega::is_sum) total[2] += s, total[3] += s * visible;
+                }
             });
-            sums[0][l] = total_q, sums[1][l] = total_qy, sums[2][l] = total_s, sums[3][l] = total_sy;
+            for (int n = 0; n < 4; ++n) sums[n][l] = total[n];
         }
         const auto ratio = [&](const V* part, const V* whole) {
             const V total = unit.layout.sum(whole);
@@ -539,14 +547,18 @@ struct Visits {
         const U& own = unit;
         for (int l = 0; l < unit.layout.rows(g); ++l) {
             const V at = unit.layout.of_row(held, l), tau = unit.layout.of_row(threshold, l);
-            const auto put = target.row(l);
-            scores.each(l, [&](int64_t k, V score) {
-                V q, s;
-                own.weigh(k, score, tau, q, s);
-                V part = q * at;
-                if constexpr (U::across) part = now ? part : V{};
-                store<Real>(to + k, load<Real>(to + k) + part);
-                put(k, part);
+            const auto out = target.row(l);
+            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
+                V part[2];
+                for (int r = 0; r < count; ++r) {
+                    Real* const place = to + k + r * U::W;
+                    V q, s;
+                    own.weigh(k + r * U::W, score[r], tau, q, s);
+                    part[r] = q * at;
+                    if constexpr (U::across) part[r] = now ? part[r] : V{};
+                    store<Real>(place, load<Real>(place) + part[r]);
+                }
+                out.template put<count()>(k, part);
             });
         }
     }
@@ -603,16 +615,22 @@ struct Flow {
             const V at = unit.layout.of_row(held, l), at_dot = unit.layout.of_row(held_dot, l);
             const V tau = unit.layout.of_row(threshold, l), centre = unit.layout.of_row(mean, l);
             const auto along = direction.row(l);
-            const auto put = target.row(l);
-            scores.each(l, [&](int64_t k, V score) {
-                V q, s;
-                own.weigh(k, score, tau, q, s);
-                const V y = s > V{} ? along(k) - centre : V{};
-                V visits = q * at, part = s * at * y + q * at_dot;
-                if constexpr (U::across) visits = now ? visits : V{}, part = now ? part : V{};
-                store<Real>(to + k, load<Real>(to + k) + visits);
-                store<Real>(to_dot + k, load<Real>(to_dot + k) + part);
-                put(k, part);
+            const auto out = target.row(l);
+            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
+                V y[2], part[2];
+                along.template get<count()>(k, y);
+                for (int r = 0; r < count; ++r) {
+                    const int64_t place = k + r * W;
+                    V q, s;
+                    own.weigh(place, score[r], tau, q, s);
+                    const V visible = s > V{} ? y[r] - centre : V{};
+                    V visits = q * at;
+                    part[r] = s * at * visible + q * at_dot;
+                    if constexpr (U::across) visits = now ? visits : V{}, part[r] = now ? part[r] : V{};
+                    store<Real>(to + place, load<Real>(to + place) + visits);
+                    store<Real>(to_dot + place, load<Real>(to_dot + place) + part[r]);
+                }
+                out.template put<count()>(k, part);
             });
         }
     }

@@ -44,7 +44,7 @@ struct Layout {
     static constexpr int W = lanes_of<Real>;
     static constexpr bool across = across_;
     int64_t states, groups, whole, cells;  // cells: numbers of the nodes of a step, and of a row of edges
-    int rest;
+    First<Real> rest;
 
     explicit Layout(int64_t count)
         : states(count),
@@ -122,29 +122,67 @@ public:
     }
 };
 
-// Scores of the edges into a group: unit · row + v. What is read some rows later is asked for where that is said.
+// A row of numbers of the edges into a group, which is swept in pairs of vectors, and one by one where these end.
+template <class T, class Real>
+struct Row {
+    static constexpr int W = lanes_of<Real>;
+    const T* numbers;
+    int64_t full;  // numbers in whole vectors
+    const First<Real>* rest;
+
+    template <int N>
+    __attribute__((always_inline)) void get(int64_t k, Vec<Real>* to) const {
+        if constexpr (N == 2) {
+            to[0] = load_as<Real>(numbers + k);
+            to[1] = load_as<Real>(numbers + k + W);
+        } else {
+            to[0] = k < full ? load_as<Real>(numbers + k) : rest->load(numbers + k);
+        }
+    }
+};
+
+// The edges into a group.
+template <class T, class Real>
+struct Group {
+    const T* first;
+    int64_t stride, full;
+    int count;  // of rows
+    const First<Real>* rest;
+
+    Row<T, Real> row(int l) const { return {first + l * stride, full, rest}; }
+};
+
+// Scores of the edges into a group: unit · row + v.
 template <class T, class Real, bool prefetches>
 struct Source {
     static constexpr int W = lanes_of<Real>;
-    const T* rows;
-    int64_t stride, whole;
-    int rest;
+    Group<T, Real> group;
+    int64_t cells;
     Real unit;
     const Real* v;
-    const T* ahead;
+    int64_t ahead;  // how far off is what is read some rows later, where the processor does not foresee it
 
-    // visit(place of the previous states, scores) for the vectors of row l.
+    // visit(place of the previous states, N vectors of scores, N) for the vectors of row l.
     template <class Visit>
     __attribute__((always_inline)) void each(int l, Visit visit) const {
-        const T *const row = rows + l * stride, *const next = ahead + l * stride;
+        const Row<T, Real> row = group.row(l);
         const Real* const before = v;
         const Real scale = unit;
-        const int64_t end = whole * W;
-        for (int64_t k = 0; k < end; k += W) {
-            if constexpr (prefetches) __builtin_prefetch(next + k);
-            visit(k, load_as<Real>(row + k) * scale + load<Real>(before + k));
+        const int64_t end = cells, pairs = row.full / (2 * W) * (2 * W), next = ahead;
+        int64_t k = 0;
+        Vec<Real> x[2];
+        for (; k < pairs; k += 2 * W) {
+            if constexpr (prefetches) __builtin_prefetch(row.numbers + k + next);
+            row.template get<2>(k, x);
+            x[0] = x[0] * scale + load<Real>(before + k);
+            x[1] = x[1] * scale + load<Real>(before + k + W);
+            visit(k, x, std::integral_constant<int, 2>());
         }
-        if (rest) visit(end, load_some<Real>(row + end, rest) * scale + load<Real>(before + end));
+        for (; k < end; k += W) {
+            row.template get<1>(k, x);
+            x[0] = x[0] * scale + load<Real>(before + k);
+            visit(k, x, std::integral_constant<int, 1>());
+        }
     }
 };
 
@@ -158,6 +196,8 @@ class Edges {
     Records records;
     T* base;
     std::optional<Stream<T, Real>> stream;
+    int64_t step = -1;  // the one that was asked for last, and its place
+    Stored* first = nullptr;
 
 public:
     using In = std::conditional_t<across, Real, std::remove_const_t<T>>;
@@ -170,15 +210,20 @@ public:
 
     // The edges into the first group at step n.
     Stored* at(int64_t n) {
-        if constexpr (across) {
-            if constexpr (std::is_const_v<T>) {
-                return const_cast<Real*>(stream->read(records.stride ? n : records.shift));
-            } else {
-                return stream->room(n);
-            }
+        if (n == step) return first;
+        step = n;
+        if constexpr (!across) {
+            first = base + (records.stride ? (lanes.step(0, n) - records.shift) * records.stride : 0);
+        } else if constexpr (std::is_const_v<T>) {
+            first = const_cast<Real*>(stream->read(records.stride ? n : records.shift));
         } else {
-            return base + (records.stride ? (lanes.step(0, n) - records.shift) * records.stride : 0);
+            first = stream->room(n);
         }
+        return first;
+    }
+
+    Group<In, Real> group(int64_t n, int64_t g) {
+        return {at(n) + g * group_stride(), row_stride(), layout.whole * W, layout.rows(g), &layout.rest};
     }
 
     int64_t row_stride() const { return across ? layout.cells : layout.states; }
@@ -228,7 +273,7 @@ struct Unit {
         for (int l = 0; l < W; ++l) {
             length[l] = Real(across ? lanes.length[l] : lanes.length[0]);
             iota[l] = Real(l);
-            pad[l] = layout.rest && l >= layout.rest ? -infinity<Real> : Real(0);
+            pad[l] = layout.rest.count && l >= layout.rest.count ? -infinity<Real> : Real(0);
         }
     }
 
@@ -261,16 +306,15 @@ struct Unit {
     }
 
     // The edges into group g at step n; `before` are the values that they start from. Going back, the processor does not
-    // foresee where a step ends and the one before it begins.
+    // foresee that a step's end is followed by the beginning of the one before.
     template <bool back>
     auto scores(int64_t n, int64_t g, const Real* before) {
         using T = typename Edges<const S, Real, across>::In;
         constexpr bool prefetches = back && !across;
-        const T *const step = edges.at(n), *const rows = step + g * edges.group_stride(), *ahead = rows + 512;
-        if (prefetches && ahead >= step + layout.states * layout.states && n > 1) {
-            ahead = edges.at(n - 1) + (ahead - step) % (layout.states * layout.states);
-        }
-        return Source<T, Real, prefetches>{rows, edges.row_stride(), layout.whole, layout.rest, Omega::unit, before, ahead};
+        constexpr int64_t reach = 512;
+        const int64_t square = layout.states * layout.states, place = g * edges.group_stride();
+        const int64_t ahead = place + reach < square ? reach : reach - 2 * square;
+        return Source<T, Real, prefetches>{edges.group(n, g), layout.cells, Omega::unit, before, ahead};
     }
 
     // The scores of the first nodes, which have one edge each.
@@ -296,12 +340,11 @@ struct Unit {
             V sums[W];
             for (int l = 0; l < W; ++l) sums[l] = V{} + Real(1);
             for (int l = 0; l < layout.rows(g); ++l) {
-                V a{}, b{};
-                scores.each(l, [&](int64_t, V score) {
-                    b += Omega::term(score);
-                    std::swap(a, b);
+                V total[2] = {};
+                scores.each(l, [&](int64_t, const V* score, auto count) __attribute__((always_inline)) {
+                    for (int r = 0; r < count; ++r) total[r] += Omega::term(score[r]);
                 });
-                sums[l] = a + b;
+                sums[l] = total[0] + total[1];
             }
             const V sum = now ? layout.sum(sums) : V{} + Real(1);
             if (Omega::fits(sum)) return threshold = Omega::of_sum(sum);
@@ -357,8 +400,8 @@ struct Unit {
                 const V own = layout.of_row(from, l);
                 for (int64_t k = l * layout.cells; k < (l + 1) * layout.cells; k += W) store<Real>(&x[k], load<Real>(&x[k]) - own);
             }
-            const int64_t whole = layout.cells / W;
-            action(Source<Real, Real, false>{x.get(), layout.cells, whole, 0, Real(1), none.get(), x.get()}, tau);
+            const Group<Real, Real> group{x.get(), layout.cells, layout.cells, layout.rows(g), nullptr};
+            action(Source<Real, Real, false>{group, layout.cells, Real(1), none.get(), 0}, tau);
         }
     }
 
@@ -382,14 +425,15 @@ private:
         V most = best, found = slot;
         Mask unsound{};
         Real* const to = &x[l * layout.cells];
-        scores.each(l, [&](int64_t k, V score) {
-            if constexpr (Omega::by_slot) {
-                const V numbers = across ? V{} + Real(k / W) : iota + Real(k);
-                found = score > most ? numbers : found;
+        const V numbers = across ? V{} : iota;
+        scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
+            for (int r = 0; r < count; ++r) {
+                const int64_t place = k + r * W;
+                if constexpr (Omega::by_slot) found = score[r] > most ? numbers + Real(across ? place / W : place) : found;
+                unsound |= ~(score[r] < infinity<Real>);
+                most = greater<Real>(score[r], most);
+                store<Real>(to + place, score[r]);
             }
-            unsound |= ~(score < infinity<Real>);
-            most = greater<Real>(score, most);
-            store<Real>(to + k, score);
         });
         best = most;
         slot = found;
