@@ -322,16 +322,20 @@ inline bool any(Mask mask) {
 // lane l of v[k] and lane k of v[l] change places.
 __attribute__((always_inline)) inline void transpose(Vec<float>* v) {
     Vec<float> a[8], b[8];
+#pragma GCC unroll 8
     for (int k = 0; k < 8; k += 2) {
         a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
         a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
+#pragma GCC unroll 8
     for (int k = 0; k < 8; k += 4) {
+#pragma GCC unroll 8
         for (int n = 0; n < 2; ++n) {
             b[k + 2 * n] = __builtin_shufflevector(a[k + n], a[k + n + 2], 0, 1, 8, 9, 4, 5, 12, 13);
             b[k + 2 * n + 1] = __builtin_shufflevector(a[k + n], a[k + n + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     }
+#pragma GCC unroll 8
     for (int k = 0; k < 4; ++k) {
         v[k] = __builtin_shufflevector(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
         v[k + 4] = __builtin_shufflevector(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
@@ -340,10 +344,12 @@ __attribute__((always_inline)) inline void transpose(Vec<float>* v) {
 
 __attribute__((always_inline)) inline void transpose(Vec<double>* v) {
     Vec<double> a[4];
+#pragma GCC unroll 8
     for (int k = 0; k < 4; k += 2) {
         a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 4, 2, 6);
         a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 1, 5, 3, 7);
     }
+#pragma GCC unroll 8
     for (int k = 0; k < 2; ++k) {
         v[k] = __builtin_shufflevector(a[k], a[k + 2], 0, 1, 4, 5);
         v[k + 2] = __builtin_shufflevector(a[k], a[k + 2], 2, 3, 6, 7);
@@ -354,10 +360,12 @@ __attribute__((always_inline)) inline void transpose(Vec<double>* v) {
 template <class Op>
 __attribute__((always_inline)) inline Vec<float> reduce_rows(const Vec<float>* v, Op op) {
     Vec<float> pair[4], quad[2];
+#pragma GCC unroll 8
     for (int k = 0; k < 4; ++k) {
         pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 8, 1, 9, 4, 12, 5, 13),
                      __builtin_shufflevector(v[2 * k], v[2 * k + 1], 2, 10, 3, 11, 6, 14, 7, 15));
     }
+#pragma GCC unroll 8
     for (int k = 0; k < 2; ++k) {
         quad[k] = op(__builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 0, 1, 8, 9, 4, 5, 12, 13),
                      __builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 2, 3, 10, 11, 6, 7, 14, 15));
@@ -369,6 +377,7 @@ __attribute__((always_inline)) inline Vec<float> reduce_rows(const Vec<float>* v
 template <class Op>
 __attribute__((always_inline)) inline Vec<double> reduce_rows(const Vec<double>* v, Op op) {
     Vec<double> pair[2];
+#pragma GCC unroll 8
     for (int k = 0; k < 2; ++k) {
         pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 4, 2, 6),
                      __builtin_shufflevector(v[2 * k], v[2 * k + 1], 1, 5, 3, 7));

@@ -19,12 +19,15 @@ inline void fetch(const S* const* lane, int64_t count, Real* tile) {
     int64_t k = 0;
     for (; k + W <= count; k += W) {
         Vec<Real> v[W];
+#pragma GCC unroll 8
         for (int l = 0; l < W; ++l) v[l] = load_as<Real>(lane[l] + k);
         transpose(v);
+#pragma GCC unroll 8
         for (int j = 0; j < W; ++j) store(tile + (k + j) * W, v[j]);
     }
     if (k == count) return;
     Vec<Real> v[W];
+#pragma GCC unroll 8
     for (int l = 0; l < W; ++l) v[l] = load_some<Real>(lane[l] + k, count - k);
     transpose(v);
     for (int j = 0; k + j < count; ++j) store(tile + (k + j) * W, v[j]);
@@ -36,11 +39,13 @@ inline void flush(S* const* lane, int valid, int64_t count, const Real* tile) {
     constexpr int W = lanes_of<Real>;
     for (int64_t k = 0; k < count; k += W) {
         Vec<Real> v[W];
+#pragma GCC unroll 8
         for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * W);
         transpose(v);
         if (k + W > count) {
             for (int l = 0; l < valid; ++l) store_some<S, Real>(lane[l] + k, v[l], count - k);
         } else if (valid == W) {
+#pragma GCC unroll 8
             for (int l = 0; l < W; ++l) store_as<S, Real>(lane[l] + k, v[l]);
         } else {
             for (int l = 0; l < valid; ++l) store_as<S, Real>(lane[l] + k, v[l]);
@@ -60,6 +65,7 @@ struct Lanes {
     template <class S>
     Lanes(const ScoresProblem<S>& problem, const int64_t* sequences, int64_t count, int64_t sharing = 1)
         : valid(int(std::min<int64_t>(W, count))), steps(problem.steps), longest(0) {
+#pragma GCC unroll 8
         for (int l = 0; l < W; ++l) {
             sequence[l] = sequences[l < valid ? l : 0];
             const int64_t row = sequence[l] / sharing;
@@ -96,6 +102,7 @@ class Stream {
     Array<Real> tile;
 
     void places(int64_t n, T** lane) const {
+#pragma GCC unroll 8
         for (int l = 0; l < W; ++l) {
             const int64_t step = records.compact ? n : lanes.step(l, n + records.shift) - records.shift;
             lane[l] = base[l] + std::max<int64_t>(step, 0) * records.stride;
@@ -107,6 +114,7 @@ class Stream {
 public:
     Stream(const Lanes<W>& of, T* data, const Records& layout)
         : lanes(of), records(layout), total(of.longest - layout.shift + layout.more) {
+#pragma GCC unroll 8
         for (int l = 0; l < W; ++l) base[l] = data + lanes.sequence[l] * records.batch;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
         for (chunk = 1; contiguous && 2 * chunk * records.size <= 64;) chunk *= 2;

@@ -2,6 +2,7 @@
 // the edges into that state at the last step.
 #pragma once
 
+#include "omegas.h"
 #include "sweeps.h"
 
 namespace bellmax {
@@ -170,6 +171,37 @@ struct Pull {
         }
     }
 };
+
+// Runs body(dense sequence, where its results go) over the threads.
+template <class Omega, class S, class Body>
+void for_sequences(const ScoresProblem<S>& problem, S* out, Body body) {
+    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+        using U = Unit<S, Omega, false>;
+        U unit(problem, &b, 1);
+        const Scores<S> scores{nullptr, out, nullptr, nullptr};
+        Totals unused;
+        Sink<U> sink(unit, scores, unused);
+        if (unit.lanes.longest) body(unit, sink);
+    });
+}
+
+template <class S, class Omega>
+void ChainLogs<S, Omega>::log_transitions(const ScoresProblem<S>& problem, S* log_q) {
+    for_sequences<Omega>(problem, log_q, [](auto& unit, auto& sink) { log_transitions_of(unit, sink); });
+}
+
+template <class S, class Omega>
+void ChainLogs<S, Omega>::log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
+    for_sequences<Omega>(problem, product, [&](auto& unit, auto& sink) { log_transitions_jvp_of(unit, z, sink); });
+}
+
+template <class S, class Omega>
+void ChainLogs<S, Omega>::log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
+    for_sequences<Omega>(problem, product, [&](auto& unit, auto& sink) {
+        Pull<std::decay_t<decltype(unit)>> pull(unit, cotangent);
+        sweep_back(unit, sink, pull);
+    });
+}
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

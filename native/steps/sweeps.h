@@ -470,6 +470,13 @@ public:
     }
 };
 
+template <class U, class Rule>
+void sweep_back(U& unit, Sink<U>& sink, Rule& rule) {
+    Back<U, Rule> sweep(unit, sink, rule);
+    for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
+    sink.finish();
+}
+
 // Masses by state, and what they become at the step before.
 template <class U>
 struct Masses {
