@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "lanes.h"
+#include "regularizers.h"
 #include "parallel.h"
 
 namespace bellmax {

@@ -1,7 +1,7 @@
 // Chains of two states from scores that the batch shares, but for the emissions: their marginals, and how these change.
 #pragma once
 
-#include "scores.h"
+#include "steps/problem.h"
 
 namespace bellmax {
 

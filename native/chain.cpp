@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "lanes.h"
-#include "products.h"
+#include "regularizers.h"
+#include "steps/exp.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "parallel.h"
-#include "scores.h"
+#include "steps/problem.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

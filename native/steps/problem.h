@@ -1,14 +1,12 @@
-// Chains given by scores of states and of transitions.
+// A chain given by scores, and what is like its scores: gradients, directions.
 #pragma once
 
 #include <cstdint>
 
-#include "regularizers.h"
+#include "../omega/omega.h"
 
 namespace bellmax {
 
-// The scores of a chain, or a gradient or a direction of that shape. An array that the batch shares has stride 0 along
-// it; transitions that all steps share have stride 0 along the steps.
 template <class S>
 struct Scores {
     S* emissions;    // (batch, steps, states)
@@ -27,6 +25,19 @@ struct ScoresProblem {
     int threads;
     Scores<const S> scores;
     const S* tape;
+
+    std::int64_t step(std::int64_t b, std::int64_t n) const { return kept ? kept[b * steps + n] : n; }
 };
+
+// Zeros at the steps of sequence b that are masked, of an array with `size` numbers for each step.
+template <class S>
+void clear_masked(const ScoresProblem<S>& problem, std::int64_t b, S* data, std::int64_t size) {
+    S* rows = data + b * problem.steps * size;
+    for (std::int64_t n = 0, t = 0; n <= problem.lengths[b]; ++n) {
+        const std::int64_t next = n < problem.lengths[b] ? problem.step(b, n) : problem.steps;
+        for (S* at = rows + t * size; at < rows + next * size; ++at) *at = S(0);
+        t = next + 1;
+    }
+}
 
 }  // namespace bellmax
