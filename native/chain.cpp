@@ -668,9 +668,15 @@ bool in_exp_space(const ScoresProblem<S>& problem) {
 
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape) {
-    if (!in_exp_space(problem)) return forward_where(problem, value, tape, [](int64_t) { return true; });
     std::vector<std::uint8_t> underflowed(problem.batch);
-    const bool good = product_kernels<S>().forward(problem, value, tape, underflowed.data());
+    bool good = true;
+    if (in_exp_space(problem)) {
+        good = product_kernels<S>().forward(problem, value, tape, underflowed.data());
+        if (std::find(underflowed.begin(), underflowed.end(), 1) == underflowed.end()) return good;
+    }
+    std::unique_ptr<S[]> own;
+    if (!tape) own = scratch<S>(2 * problem.batch * (problem.steps + 1) * problem.states), tape = own.get();
+    if (!in_exp_space(problem)) return forward_where(problem, value, tape, [](int64_t) { return true; });
     return forward_where(problem, value, tape, [&](int64_t b) { return underflowed[b] != 0; }) && good;
 }
 

@@ -6,6 +6,7 @@
 // weigh            from r = x − greatest and τ the probability q of an entry, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs
 // slope            s from q
 // log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
+// …_of_two         max_Ω of a number and 0, its derivatives, in registers
 // three            −max_Ω of minus three numbers, in registers
 //
 // Hard is `by_slot`: no run is solved, the first best entry is found by whoever has the scores, its place is the

@@ -127,7 +127,7 @@ struct Group {
         return std::max<int64_t>(0, std::min(length[l] - n, steps));
     }
     int64_t row(int l, int64_t n) const {
-        return (b[l] * problem.steps + problem.step(b[l], n)) * problem.states;
+        return (b[l] * problem.steps + visited(problem, b[l], n)) * problem.states;
     }
 
     template <class T>
@@ -322,7 +322,7 @@ private:
             offset[r] += double(top[0]);
             return;
         }
-        for (int l = 0; l < lanes; ++l) offset[l] += double(top[l]);
+        for (int l = 0; l < lanes; ++l) offset[r * lanes + l] += double(top[l]);
     }
 
     void weigh(int64_t k, const S* shift) {
@@ -383,17 +383,18 @@ private:
             const Ints reached = weights.is_moderate ? load<S>(through + v * lanes) > S(0) : ~Ints{};
             low |= (result < least<S>) & (load<S>(given + v * lanes) > S(0)) & reached;
         }
-        for (int l = layout.across ? 0 : int(r); l < (layout.across ? alive : std::min(alive, r + 1)); ++l) {
-            if (lost[l] || !(layout.across ? low[l] != 0 : any(low))) continue;
-            if (weights.is_moderate) {
-                lost[l] = true;
-                continue;
-            }
-            S *from = group.room.line(0), *to = group.room.line(1);
-            layout.get_states(before, l, from);
-            layout.get_states(after, l, to);
-            lost[l] = loses<S>(problem, group.b[l], group.row(l, n), n == 0, from, to);
+        for (int l = 0; l < alive; ++l) {
+            if (lost[l] || layout.row_of(l) != r || !(layout.across ? low[layout.lane_of(l)] != 0 : any(low))) continue;
+            lost[l] = weights.is_moderate || leads_on(n, l, before, after);
         }
+    }
+
+    // Whether sequence l loses a state where weights are so small that their sums do not tell.
+    bool leads_on(int64_t n, int l, const S* before, const S* after) const {
+        S *from = group.room.line(0), *to = group.room.line(1);
+        layout.get_states(before, l, from);
+        layout.get_states(after, l, to);
+        return loses<S>(problem, group.b[l], group.row(l, n), n == 0, from, to);
     }
 
     void finish(int l, const S* last) {
@@ -407,7 +408,7 @@ private:
             if (!(end[i] < infinity<S>)) bad = ~Ints{};
             lost[l] |= total < least<S> && states[i] > 0 && end[i] > -infinity<S>;
         }
-        const Int power = Int(layout.across ? exponent[0][l] : exponent[l][0]);
+        const Int power = Int(exponent[layout.row_of(l)][layout.lane_of(l)]);
         const double more = double(power) * 0.69314718055994530942 + double(top) + std::log(double(total));
         const double bases = double(group.length[l] - 1) * double(weights.base);
         value[b] = total > 0 ? S(offset[l] + bases + more) : -infinity<S>;
@@ -446,11 +447,14 @@ struct Totals {
 
     // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain. z does not matter where W is 0.
     void deliver_transitions(const Weights<S>& weights, const S* z, S* transitions) const {
-        const int64_t states = weights.line.states, padded = weights.line.padded;
-        for (int64_t i = 0; i < states; ++i) {
-            const S *weight = &weights.rows[i * padded], *sum = &plain[i * padded], *more = z ? &rest[i * padded] : nullptr;
-            for (int64_t p = 0; p < states; ++p) {
-                if (weight[p] > 0) transitions[i * states + p] += weight[p] * (z ? more[p] + z[i * states + p] * sum[p] : sum[p]);
+        const Line<S>& line = weights.line;
+        for (int64_t i = 0; i < line.states; ++i) {
+            S* to = transitions + i * line.states;
+            for (int64_t v = 0; v < line.vectors; ++v) {
+                const int64_t at = i * line.padded + v * line.lanes;
+                const Vec<S> weight = load<S>(&weights.rows[at]), sum = load<S>(&plain[at]);
+                const Vec<S> part = z ? load<S>(&rest[at]) + line.get(z + i * line.states, v) * sum : sum;
+                line.put(to, v, line.get(to, v) + (weight > S(0) ? weight * part : Vec<S>{}));
             }
         }
     }
@@ -552,7 +556,9 @@ public:
 
     void run() {
         const int64_t longest = group.length[0], depth = layout.depth;
-        for (int l = 0; l < group.members; ++l) clear_masked(problem, group.b[l], out.emissions, problem.states);
+        for (int l = 0; l < group.members; ++l) {
+            clear_masked(problem, group.b[l], out.emissions + group.b[l] * problem.steps * problem.states, problem.states);
+        }
         std::fill_n(m, stride, S(0));
         if (along) std::fill_n(m_dot, stride, S(0));
         for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
@@ -739,7 +745,7 @@ private:
         constexpr int lanes = lanes_of<S>;
         const Line<S> line(problem.states);
         if (!shares_transitions()) return {line, false, 1};
-        if (count >= lanes && problem.states < 2 * lanes) return {line, true, lanes};
+        if (count >= lanes && problem.states < 2 * lanes) return {line, true, count > 4 * lanes * threads() ? 4 : 1};
         return {line, false, count > 2 * threads() ? 4 : 1};
     }
 };

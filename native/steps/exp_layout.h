@@ -60,7 +60,15 @@ template <int G, int V, class S>
 __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
     constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : G * V > 1 ? 4 : 8;
-    Vec<S> sum[parts][G][V] = {};
+    Vec<S> sum[parts][G][V];
+#pragma GCC unroll 8
+    for (int k = 0; k < parts; ++k) {
+#pragma GCC unroll 8
+        for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) sum[k][g][v] = Vec<S>{};
+        }
+    }
     for (int n = 0; n < count; ++n) {
         const Term<S> term = terms[n];
         const S *x = term.x, *y = term.y;
@@ -112,7 +120,12 @@ constexpr Tile<S> tiles_of_a_vector[] = {tile<1, 1, S>, tile<2, 1, S>, tile<4, 1
 template <int G, int V, class S>
 __attribute__((noinline)) void pair_up(const S* x, const S* y, int64_t steps, int64_t stride, Vec<S> (&sums)[G][V]) {
     constexpr int lanes = lanes_of<S>;
-    Vec<S> sum[G][V] = {};
+    Vec<S> sum[G][V];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[g][v] = Vec<S>{};
+    }
     for (; steps > 0; --steps, x += stride, y += stride) {
         Vec<S> vectors[V];
 #pragma GCC unroll 4
@@ -131,13 +144,45 @@ __attribute__((noinline)) void pair_up(const S* x, const S* y, int64_t steps, in
     }
 }
 
-// Calls body(width, first vector) for bands of nearly equal width, at most `widest`.
-template <class Body>
-void for_bands(int64_t vectors, int64_t widest, Body body) {
-    for (int64_t first = 0, left = (vectors + widest - 1) / widest; left > 0; --left) {
-        const int64_t width = (vectors - first + left - 1) / left;
-        body(width, first);
-        first += width;
+// Vectors in bands of nearly equal width.
+struct Bands {
+    int64_t count, width, wider;  // the first ones, as many as `wider` says, have a vector more
+
+    Bands(int64_t vectors, int64_t widest)
+        : count((vectors + widest - 1) / widest), width(vectors / count), wider(vectors % count) {}
+
+    // body(width, first vector) for each.
+    template <class Body>
+    void for_each(Body body) const {
+        for (int64_t n = 0, first = 0; n < count; ++n) {
+            const int64_t wide = width + (n < wider);
+            body(wide, first);
+            first += wide;
+        }
+    }
+};
+
+// Rows of states, one after another, into padded rows; `pad` is added to the last vector of each.
+template <class S>
+void spread_rows(const S* __restrict from, int64_t rows, const Line<S>& line, Vec<S> pad, S* __restrict to,
+                 int64_t stride) {
+    constexpr int lanes = lanes_of<S>;
+    const int64_t states = line.states, last = line.vectors - 1, rest = line.rest;
+    for (int64_t n = 0; n < rows; ++n, from += states, to += stride) {
+        for (int64_t v = 0; v < last; ++v) store<S>(to + v * lanes, load<S>(from + v * lanes));
+        const S* end = from + last * lanes;
+        store<S>(to + last * lanes, (rest ? load_some<S>(end, rest) : load<S>(end)) + pad);
+    }
+}
+
+// And back.
+template <class S>
+void join_rows(const S* __restrict from, int64_t stride, int64_t rows, const Line<S>& line, S* __restrict to) {
+    constexpr int lanes = lanes_of<S>;
+    const int64_t states = line.states, whole = line.whole, rest = line.rest;
+    for (int64_t n = 0; n < rows; ++n, from += stride, to += states) {
+        for (int64_t v = 0; v < whole; ++v) store<S>(to + v * lanes, load<S>(from + v * lanes));
+        if (rest) store_some<S, S>(to + whole * lanes, load<S>(from + whole * lanes), rest);
     }
 }
 
@@ -149,11 +194,11 @@ struct Run {
 };
 
 // How the numbers of a group of sequences lie: a step has a row of vectors for each sequence, with its states in the
-// lanes; or it is a single row, with a vector for each state that has a sequence in each lane ("across"). That wastes no
-// lane on a small number of states.
+// lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no lane
+// on a small number of states. Rows do not wait for each other.
 template <class S>
 struct Layout {
-    static constexpr int lanes = lanes_of<S>, most_sequences = 8, most_rows = 4;
+    static constexpr int lanes = lanes_of<S>, most_rows = 4, most_sequences = most_rows * lanes;
     static constexpr int64_t gap = 64 / int64_t(sizeof(S));  // rows a power of two apart would share a place in the cache
 
     Line<S> line;
@@ -161,56 +206,61 @@ struct Layout {
     int sequences;
     int64_t rows, width, row_stride, stride;  // a row is `width` vectors
     int64_t depth;                            // steps that are read, swept and written at a time
-    int64_t widest;                           // bands of packed matrices
+    Bands bands, outer;                       // of packed matrices, and of sums of products of states
 
-    Layout(const Line<S>& of, bool is_across, int count)
+    Layout(const Line<S>& of, bool is_across, int64_t count)
         : line(of),
           across(is_across),
-          sequences(count),
-          rows(across ? 1 : count),
+          sequences(int(across ? count * lanes : count)),
+          rows(count),
           width(across ? of.states : of.vectors),
           row_stride(width * lanes + gap),
           stride(rows * row_stride),
           depth(32 / rows),
-          widest(across ? 1 : rows == 1 ? 4 : 3) {}
+          bands(of.vectors, across ? 1 : rows == 1 ? 4 : 3),
+          outer(of.vectors, 3) {}
 
     // What the lanes of a row have together, in each of them.
     Vec<S> sum(Vec<S> v) const { return across ? v : sum_lanes<S>(v); }
     Vec<S> greatest(Vec<S> v) const { return across ? v : greatest_lane<S>(v); }
     // A number for each sequence, as a row has it.
-    Vec<S> by_sequence(const S* numbers, int64_t r) const { return across ? load<S>(numbers) : broadcast<S>(numbers[r]); }
+    Vec<S> by_sequence(const S* numbers, int64_t r) const {
+        return across ? load<S>(numbers + r * lanes) : broadcast<S>(numbers[r]);
+    }
+    // Where sequence l is: its row, and its lane or that of its first state.
+    int64_t row_of(int l) const { return across ? l / lanes : l; }
+    int lane_of(int l) const { return across ? l % lanes : 0; }
 
     void get_states(const S* step, int l, S* states) const {
-        const S* from = across ? step + l : step + l * row_stride;
+        const S* from = step + row_of(l) * row_stride + lane_of(l);
         for (int64_t i = 0; i < line.states; ++i) states[i] = from[across ? i * lanes : i];
     }
     void set_states(S* step, int l, const S* states) const {
-        S* to = across ? step + l : step + l * row_stride;
+        S* to = step + row_of(l) * row_stride + lane_of(l);
         for (int64_t i = 0; i < line.states; ++i) to[across ? i * lanes : i] = states[i];
     }
 
     // A sequence whose run has ended gets 0. `pad` is added to the last vector of a row of states.
     void gather(const Run<const S>* runs, int64_t steps, Vec<S> pad, S* to) const {
-        if (across) return gather_across(runs, steps * width, to);
         for (int64_t r = 0; r < rows; ++r) {
-            const S* from = runs[r].from;
-            const int64_t valid = std::min(steps, runs[r].size / line.states);
-            for (int64_t n = 0; n < valid; ++n, from += line.states) {
-                S* row = to + n * stride + r * row_stride;
-                for (int64_t v = 0; v + 1 < width; ++v) store<S>(row + v * lanes, load<S>(from + v * lanes));
-                store<S>(row + (width - 1) * lanes, line.get(from, width - 1) + pad);
+            S* first = to + r * row_stride;
+            if (across) {
+                gather_across(runs + r * lanes, steps * width, first);
+                continue;
             }
-            for (int64_t n = valid; n < steps; ++n) std::fill_n(to + n * stride + r * row_stride, line.padded, S(0));
+            const int64_t valid = std::min(steps, runs[r].size / line.states);
+            spread_rows(runs[r].from, valid, line, pad, first, stride);
+            for (int64_t n = valid; n < steps; ++n) std::fill_n(first + n * stride, line.padded, S(0));
         }
     }
 
     void scatter(const S* from, int64_t steps, const Run<S>* runs) const {
-        if (across) return scatter_across(from, steps * width, runs);
         for (int64_t r = 0; r < rows; ++r) {
-            S* to = runs[r].from;
-            for (int64_t n = 0; n < std::min(steps, runs[r].size / line.states); ++n, to += line.states) {
-                const S* row = from + n * stride + r * row_stride;
-                for (int64_t v = 0; v < width; ++v) line.put(to, v, load<S>(row + v * lanes));
+            const S* first = from + r * row_stride;
+            if (across) {
+                scatter_across(first, steps * width, runs + r * lanes);
+            } else {
+                join_rows(first, stride, std::min(steps, runs[r].size / line.states), line, runs[r].from);
             }
         }
     }
@@ -226,7 +276,7 @@ struct Layout {
         Term<S> terms[2];
         if (across) return multiply_across(factors, terms, to);
         const Tile<S>* tiles = rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
-        for_bands(width, widest, [&](int64_t wide, int64_t first) {
+        bands.for_each([&](int64_t wide, int64_t first) {
             int count = 0;
             for (const Factor& factor : factors) {
                 const S* band = &factor.matrix[first * lanes * line.states];
@@ -240,7 +290,7 @@ struct Layout {
     void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across && line.states <= 2) return add_outer_across<2, 2>(left, right, steps, to);
         if (across) return add_outer_across<4, 3>(left, right, steps, to);
-        for_bands(width, 3, [&](int64_t wide, int64_t first) {
+        outer.for_each([&](int64_t wide, int64_t first) {
             for (int64_t i = 0; i < line.states; i += 4) {
                 const Term<S> term{left + i, 1, row_stride, right + first * lanes, row_stride, steps * rows};
                 tiles_of_four<S>[wide - 1](&term, 1, to + i * line.padded + first * lanes, line.padded, true);
@@ -267,10 +317,10 @@ private:
 
     void scatter_across(const S* from, int64_t size, const Run<S>* runs) const {
         for (int64_t at = 0, state = 0; at < size; at += lanes) {
-            Vec<S> block[lanes] = {};
-            for (int64_t k = 0; k < lanes && at + k < size; ++k) {
-                block[k] = load<S>(from + state * lanes);
-                if (++state == width) state = 0, from += stride;
+            Vec<S> block[lanes];
+            for (int64_t k = 0; k < lanes; ++k) {
+                block[k] = load<S>(from + state * lanes);  // past the last state of the last step, of any numbers
+                if (at + k + 1 < size && ++state == width) state = 0, from += stride;
             }
             transpose(block);
             for (int l = 0; l < lanes; ++l) {
@@ -288,12 +338,14 @@ private:
         for (int64_t i = 0; i < line.states;) {
             int power = lanes == 8 ? 3 : 2;
             while (i % lanes + (1 << power) > lanes || i + (1 << power) > line.states) --power;
-            int count = 0;
-            for (const Factor& factor : factors) {
-                const S* column = &factor.matrix[i / lanes * lanes * line.states + i % lanes];
-                terms[count++] = {column, 1, lanes, factor.step, lanes, line.states};
+            for (int64_t r = 0; r < rows; ++r) {
+                int count = 0;
+                for (const Factor& factor : factors) {
+                    const S* column = &factor.matrix[i / lanes * lanes * line.states + i % lanes];
+                    terms[count++] = {column, 1, lanes, factor.step + r * row_stride, lanes, line.states};
+                }
+                tiles_of_a_vector<S>[power](terms, count, to + r * row_stride + i * lanes, lanes, false);
             }
-            tiles_of_a_vector<S>[power](terms, count, to + i * lanes, lanes, false);
             i += int64_t(1) << power;
         }
     }
@@ -304,7 +356,7 @@ private:
         for (int64_t i = 0; i < line.states; i += G) {
             for (int64_t p = 0; p < line.states; p += V) {
                 Vec<S> sums[G][V];
-                pair_up(left + i * lanes, right + p * lanes, steps, stride, sums);
+                pair_up(left + i * lanes, right + p * lanes, steps * rows, row_stride, sums);
                 for (int64_t g = 0; g < std::min<int64_t>(G, line.states - i); ++g) {
                     for (int64_t v = 0; v < std::min<int64_t>(V, line.states - p); ++v) {
                         to[(i + g) * line.padded + p + v] += sum_lanes<S>(sums[g][v])[0];
@@ -321,17 +373,17 @@ template <class S>
 struct Matrix {
     static constexpr int lanes = lanes_of<S>;
     Line<S> line;
-    int64_t widest;
+    Bands bands;
     Array<S> rows, into, out_of;
 
     Matrix(const Layout<S>& layout, bool has_into, bool has_out_of)
-        : line(layout.line), widest(layout.widest), rows(zeros<S>(line.padded * line.padded)) {
+        : line(layout.line), bands(layout.bands), rows(zeros<S>(line.padded * line.padded)) {
         if (has_into) into = scratch<S>(line.states * line.padded);
         if (has_out_of) out_of = scratch<S>(line.states * line.padded);
     }
 
     void pack() {
-        for_bands(line.vectors, widest, [&](int64_t width, int64_t first) {
+        bands.for_each([&](int64_t width, int64_t first) {
             const int64_t band = first * lanes * line.states;
             if (into) pack_into(width, first, &into[band]);
             for (int64_t i = 0; out_of && i < line.states; ++i) {

@@ -25,19 +25,27 @@ struct ScoresProblem {
     int threads;
     Scores<const S> scores;
     const S* tape;
-
-    std::int64_t step(std::int64_t b, std::int64_t n) const { return kept ? kept[b * steps + n] : n; }
 };
 
-// Zeros at the steps of sequence b that are masked, of an array with `size` numbers for each step.
+inline namespace BELLMAX_ARCH {
+
+// The step that sequence b visits as its n-th.
+template <class S>
+std::int64_t visited(const ScoresProblem<S>& problem, std::int64_t b, std::int64_t n) {
+    return problem.kept ? problem.kept[b * problem.steps + n] : n;
+}
+
+// Zeros at the masked steps of sequence b, whose numbers, `size` of them for each step, begin at `data`.
 template <class S>
 void clear_masked(const ScoresProblem<S>& problem, std::int64_t b, S* data, std::int64_t size) {
-    S* rows = data + b * problem.steps * size;
+    if (problem.lengths[b] == problem.steps) return;
     for (std::int64_t n = 0, t = 0; n <= problem.lengths[b]; ++n) {
-        const std::int64_t next = n < problem.lengths[b] ? problem.step(b, n) : problem.steps;
-        for (S* at = rows + t * size; at < rows + next * size; ++at) *at = S(0);
+        const std::int64_t next = n < problem.lengths[b] ? visited(problem, b, n) : problem.steps;
+        for (S* at = data + t * size; at < data + next * size; ++at) *at = S(0);
         t = next + 1;
     }
 }
+
+}  // namespace BELLMAX_ARCH
 
 }  // namespace bellmax

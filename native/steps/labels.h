@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "steps/problem.h"
+#include "problem.h"
 
 namespace bellmax {
 
