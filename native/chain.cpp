@@ -827,6 +827,9 @@ public:
 template <class S, class Body>
 void for_gradients(const ScoresProblem<S>& problem, const Scores<S>& out, Body body) {
     const int64_t states = problem.states;
+    bool has_any = false;
+    for (int64_t b = 0; b < problem.batch && !has_any; ++b) has_any = in_log_space(problem, b);
+    if (!has_any) return;
     std::vector<Totals> totals(problem.threads);
     if (!is_dense(problem)) {
         const std::vector<double> none(states);

@@ -52,8 +52,9 @@ AttentionProblem<S> attention_problem(const In<S, 2>& scores, const In<S, 2>& tr
     need(rows > 0 && batch % rows == 0, "the queries do not fit the lengths");
     need(transitions.shape(0) == 2 && transitions.shape(1) == 2, "transitions are (2, 2)");
     need(by_name.alpha == 1 || by_name.alpha == 2, "negentropy or l2 is needed");
+    const Scores<const S> shared{nullptr, transitions.data(), nullptr, nullptr};
     const ScoresProblem<S> chain{batch, int64_t(scores.shape(1)), 2, kept.lengths, kept.data(), 0, 0, 0, 0, by_name,
-                                 threads_for(int64_t(scores.size()), threads), {nullptr, transitions.data(), nullptr, nullptr}, nullptr};
+                                 threads_for(int64_t(scores.size()), threads), shared, nullptr};
     return {chain, scores.data(), S(scale), batch / rows};
 }
 
@@ -79,8 +80,8 @@ void bind_pair(nb::module_& m) {
         return pair<S>().marginals(p, marginals.data());
     });
     m.def("two_states_marginals_vjp", [](SCORES, const Emissions<S>& cotangent, const Out<S, 3>& to_emissions,
-                                     const Transitions<S>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end,
-                                     INDEX) {
+                                         const Transitions<S>& to_transitions, const Out<S, 2>& to_start,
+                                         const Out<S, 2>& to_end, INDEX) {
         SCORES_PROBLEM;
         need_pair(p);
         like_scores<const S>(p, transitions, cotangent, transitions, start, end);
@@ -88,21 +89,24 @@ void bind_pair(nb::module_& m) {
         nb::gil_scoped_release release;
         pair<S>().marginals_vjp(p, cotangent.data(), out);
     });
-    m.def("two_states_weights", [](ATTENTION, const Out<S, 2>& weights, const Out<S, 1>& totals, double scale, int64_t rows, INDEX) {
+    m.def("two_states_weights", [](ATTENTION, const Out<S, 2>& weights, const Out<S, 1>& totals, double scale,
+                                   int64_t rows, INDEX) {
         ATTENTION_PROBLEM;
         need_sequences(p, weights, totals);
         nb::gil_scoped_release release;
         return pair<S>().weights(p, weights.data(), totals.data());
     });
-    m.def("two_states_weights_vjp", [](ATTENTION, const In<S, 2>& weights, const In<S, 1>& totals, const In<S, 2>& cotangent,
-                                   const Out<S, 2>& to_scores, const Out<S, 2>& to_transitions, double scale, int64_t rows, INDEX) {
+    m.def("two_states_weights_vjp", [](ATTENTION, const In<S, 2>& weights, const In<S, 1>& totals,
+                                       const In<S, 2>& cotangent, const Out<S, 2>& to_scores,
+                                       const Out<S, 2>& to_transitions, double scale, int64_t rows, INDEX) {
         ATTENTION_PROBLEM;
         need_sequences(p, weights, totals);
         need_sequences(p, cotangent, totals);
         need_sequences(p, to_scores, totals);
         need(to_transitions.shape(0) == 2 && to_transitions.shape(1) == 2, "transitions are (2, 2)");
         nb::gil_scoped_release release;
-        pair<S>().weights_vjp(p, weights.data(), totals.data(), cotangent.data(), to_scores.data(), to_transitions.data());
+        pair<S>().weights_vjp(p, weights.data(), totals.data(), cotangent.data(), to_scores.data(),
+                              to_transitions.data());
     });
 }
 

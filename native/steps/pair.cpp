@@ -10,98 +10,15 @@
 #include "pair.h"
 
 #include <atomic>
-#include <cmath>
 #include <vector>
 
 #include "../base/threads.h"
-#include "../omega/negentropy.h"
-#include "../omega/tsallis.h"
 #include "lanes.h"
+#include "odds.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
-
-// The contribution of a transition to δ, and its exponential.
-template <class S>
-struct Shift {
-    S sum, factor;
-};
-
-// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as 1 − q,
-// which would lose the digits of small probabilities.
-template <class V>
-struct Before {
-    V q, q_less, r, r_less;
-};
-
-// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have. It is not for scores farther from 0 than `far`.
-
-// By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
-template <class S, class Omega>
-struct Difference {
-    using V = Vec<S>;
-    static constexpr S far = infinity<S>;
-
-    static V begin(V y) { return y; }
-    static V next(V delta, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
-        before.q = slope(delta, a, before.q_less);
-        before.r = slope(delta, b, before.r_less);
-        const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
-        return first + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) +
-               Omega::difference_of_two(sign * (delta + a.sum), sign * (delta + b.sum));
-    }
-    static V slope(V delta, Shift<S> shift, V& less) {
-        less = Omega::slope_of_two(-(delta + shift.sum));
-        return Omega::slope_of_two(delta + shift.sum);
-    }
-    static V curvature(V delta, Shift<S> shift, V q, V less) { return Omega::curvature_of_two(delta + shift.sum, q, less); }
-};
-
-// Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. No product
-// overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
-template <class S>
-struct Odds {
-    using V = Vec<S>;
-    static constexpr S far = sizeof(S) == 4 ? S(105) : S(865), most_shift = S(6);
-
-    static V begin(V y) { return exp2_of(y); }
-    static V next(V odds, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
-        before.q = slope(odds, a, before.q_less);
-        before.r = slope(odds, b, before.r_less);
-        return first * ((1 + odds * a.factor) * before.r_less);
-    }
-    static V slope(V odds, Shift<S> shift, V& less) {
-        const V shifted = odds * shift.factor;
-        less = 1 / (1 + shifted);
-        return shifted * less;
-    }
-    static V curvature(V, Shift<S>, V q, V less) { return q * less; }
-};
-
-// The scores that sequences share, as differences of state 1 to state 0.
-template <class S>
-struct Shared {
-    Shift<S> a, b, last;
-    S unit, change, first;
-
-    Shared(const S* transitions, S first_score, S last_score, S of_omega)
-        : a(shift(double(transitions[3]) - transitions[2], of_omega)),
-          b(shift(double(transitions[1]) - transitions[0], of_omega)),
-          last(shift(last_score, of_omega)),
-          unit(of_omega),
-          change(S((double(transitions[2]) - transitions[0]) * of_omega)),
-          first(first_score * of_omega) {}
-
-    bool is_finite() const { return size(a.sum) + size(b.sum) + size(last.sum) + size(change) + size(first) < infinity<S>; }
-    bool is_near(S most) const { return size(a.sum) <= most && size(b.sum) <= most && size(last.sum) <= most; }
-
-private:
-    static S size(S x) { return std::abs(x); }
-    // What all steps have in common must not be off by the rounding of a unit.
-    static Shift<S> shift(double score, S unit) { return {S(score * unit), S(unit == 1 ? 0 : std::exp(score))}; }
-};
 
 template <class S>
 S unit_of(const OmegaParameters& omega) {
@@ -285,8 +202,8 @@ struct Way {
 
     template <class F>
     static Way by() {
-        return {[](const Unit<S>& unit, const Shared<S>& shared, bool& sound) { return Sweep<S, F>(unit, shared).marginals(sound); },
-                [](const Unit<S>& unit, const Shared<S>& shared, Totals& totals) { return Sweep<S, F>(unit, shared).vjp(totals); }};
+        return {[](const Unit<S>& of, const Shared<S>& shared, bool& sound) { return Sweep<S, F>(of, shared).marginals(sound); },
+                [](const Unit<S>& of, const Shared<S>& shared, Totals& totals) { return Sweep<S, F>(of, shared).vjp(totals); }};
     }
 
     static Way best(const OmegaParameters& omega, const Shared<S>& shared) {
@@ -304,7 +221,8 @@ struct Way {
 template <class S, class Body>
 void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size, Body body) {
     constexpr int64_t W = lanes_of<S>;
-    const int64_t units = (p.batch + 2 * W - 1) / (2 * W), threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
+    const int64_t units = (p.batch + 2 * W - 1) / (2 * W);
+    const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
     const Way<S> way = Way<S>::best(p.omega, shared), safe = Way<S>::safe(p.omega);
     parallel_for(threads, int(threads), [&](int64_t t, int) {
         const auto room = scratch<S>(Unit<S>::vectors * Unit<S>::places * p.steps * W);
@@ -323,7 +241,8 @@ void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t shari
 
 // The same, for sums over the sequences.
 template <class S, class Body>
-Totals sum_over_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size, Body body) {
+Totals sum_over_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size,
+                      Body body) {
     std::vector<Totals> each(std::size_t(std::max(1, p.threads)), Totals{});
     for_units(p, shared, sharing, out, size, [&](const Unit<S>& unit, const Way<S>& way, int64_t t) {
         return body(unit, way, each[std::size_t(t)]);
@@ -385,7 +304,7 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
     const auto shared = shared_of(p);
-    const Totals all = sum_over_units(p, shared, 1, gradient.emissions, 2, [&](const Unit<S>& unit, const Way<S>& way, Totals& totals) {
+    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& totals) {
         read_differences(unit, p.scores.emissions, 4);
         read_differences(unit, cotangent, 5);
         if (!way.vjp(unit, shared, totals)) return false;
@@ -395,7 +314,8 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
             store<S>(record + lanes_of<S>, g);
         });
         return true;
-    });
+    };
+    const Totals all = sum_over_units(p, shared, 1, gradient.emissions, 2, body);
     for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(all.transitions[k]);
     for (int state = 0; state < 2; ++state) {
         gradient.start[state] = S(state ? all.start : -all.start);
@@ -445,7 +365,7 @@ void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals
                  S* to_transitions) {
     using V = Vec<S>;
     const auto shared = shared_of(p);
-    const Totals all = sum_over_units(p.chain, shared, p.sharing, to_scores, 1, [&](const Unit<S>& unit, const Way<S>& way, Totals& gained) {
+    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& gained) {
         // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
         V mean[2] = {V{}, V{}};
         read(unit, cotangent, 1, [&](int k, int64_t n, const S* g) { store<S>(unit.place(k, n, 5), load<S>(g)); });
@@ -464,7 +384,8 @@ void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals
         if (!way.vjp(unit, shared, gained)) return false;
         write(unit, to_scores, 1, [&](int k, int64_t n, S* to) { store<S>(to, p.scale * load<S>(unit.place(k, n, 4))); });
         return true;
-    });
+    };
+    const Totals all = sum_over_units(p.chain, shared, p.sharing, to_scores, 1, body);
     const double begin[4] = {-all.start, 0, all.start, 0};
     for (int k = 0; k < 4; ++k) to_transitions[k] = S(all.transitions[k] + begin[k]);
 }
