@@ -178,9 +178,16 @@ struct First {
     }
 };
 
+// The first `count` < lanes entries, if any.
 template <class S, class R>
 inline void store_some(S* to, Vec<R> v, std::int64_t count) {
-    for (int l = 0; l < count; ++l) to[l] = S(v[l]);
+    S all[lanes_of<R>];
+    store_as<S, R>(all, v);
+    const S* from = all;
+    if (count <= 0) return;
+    if (count & 4) std::memcpy(to, from, 4 * sizeof(S)), to += 4, from += 4;
+    if (count & 2) std::memcpy(to, from, 2 * sizeof(S)), to += 2, from += 2;
+    if (count & 1) *to = *from;
 }
 
 #if defined(__AVX2__)

@@ -67,6 +67,22 @@ struct Negentropy {
         return r > V{} - infinity<R> ? V{} + R(1) : V{};
     }
 
+    // f(u) − f(w) for f(u) = max_Ω(u, 0), f', and f'' by θ from f' of u and of −u.
+    template <class V>
+    static V difference_of_two(V u, V w) {
+        const V ratio = (1 + exp2_of(-size(u))) / (1 + exp2_of(-size(w)));
+        return (u > V{} ? u : V{}) - (w > V{} ? w : V{}) + log2_of(ratio);
+    }
+    template <class V>
+    static V slope_of_two(V u) {
+        const V e = exp2_of(-size(u));
+        return (u > V{} ? V{} + R(1) : e) / (1 + e);
+    }
+    template <class V>
+    static V curvature_of_two(V, V q, V q_less) {
+        return q * q_less;
+    }
+
     // `least` of a, b and c is taken off; q are the probabilities, if Q.
     template <bool Q, class V>
     V three(V least, V a, V b, V c, V* q) const {
@@ -82,6 +98,12 @@ struct Negentropy {
     template <class V>
     V inverse_of_three(V) const {
         return V{} + R(1);
+    }
+
+private:
+    template <class V>
+    static V size(V u) {
+        return u > V{} ? u : -u;
     }
 };
 

@@ -173,6 +173,21 @@ struct Tsallis {
         return t > V{} ? 1 / t : V{};
     }
 
+    // For α = 2: f(u) − f(w) for f(u) = max_Ω(u, 0), f', and f''.
+    template <class V>
+    static V difference_of_two(V u, V w) {
+        return quadratic_of_two(u) - quadratic_of_two(w);
+    }
+    template <class V>
+    static V slope_of_two(V u) {
+        const V q = Real(0.5) * (u + 1);
+        return q > V{} ? (q < V{} + Real(1) ? q : V{} + Real(1)) : V{};
+    }
+    template <class V>
+    static V curvature_of_two(V u, V, V) {
+        return (u > V{} - Real(1)) & (u < V{} + Real(1)) ? V{} + Real(0.5) : V{};
+    }
+
     // `least` of a, b and c is taken off; q are the probabilities, if Q.
     template <bool Q, class V>
     V three(V least, V a, V b, V c, V* q) const {
@@ -199,6 +214,12 @@ struct Tsallis {
     }
 
 private:
+    template <class V>
+    static V quadratic_of_two(V u) {
+        const V t = u > V{} - Real(1) ? u + 1 : V{};
+        return u < V{} + Real(1) ? Real(0.25) * t * t : u;
+    }
+
     // Of the three candidates for τ, one for each size of the support, the greatest is right. An entry r of the support adds
     // (r² − τ²)/2 < 0 to max_Ω.
     template <bool Q, class V>

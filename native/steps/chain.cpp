@@ -1,8 +1,8 @@
 // The kernels of a chain: which sweeps, of which sequences.
 #include <atomic>
 
-#include "../chain.h"
-#include "../products.h"
+#include "chain.h"
+#include "exp.h"
 #include "omegas.h"
 #include "walks.h"
 

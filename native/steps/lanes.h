@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../base/memory.h"
-#include "../scores.h"
+#include "problem.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../scores.h"
+#include "problem.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

@@ -55,9 +55,12 @@ class NativeSweeps:
         return value
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        if self.structure != "dtw":
-            return self.forward(theta, index, omega)[0]
-        return self._forward(theta, theta[0].new_empty((theta[0].shape[0], 0), dtype=torch.float64), index, omega)
+        first = theta[0]
+        if self.structure == "dtw":
+            return self._forward(theta, first.new_empty((first.shape[0], 0), dtype=torch.float64), index, omega)
+        if self.structure == "scored_chain":
+            return self._forward(theta, first.new_empty((first.shape[0], 2, 0, first.shape[-1])), index, omega)
+        return self.forward(theta, index, omega)[0]
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         tape = self.empty_tape(theta, index)

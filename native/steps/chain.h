@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "scores.h"
+#include "problem.h"
 
 namespace bellmax {
 
@@ -14,7 +14,7 @@ namespace bellmax {
 // they belong to, which count from the greatest score into a state, or name the previous state for the hard max.
 template <class S>
 struct ChainKernels {
-    // Whether every score that is an edge was below +∞ and not NaN.
+    // Whether every score that is an edge was below +∞ and not NaN. Without a tape only the value is found.
     bool (*forward)(const ScoresProblem<S>&, S* value, S* tape);
     void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);
     void (*hessian)(const ScoresProblem<S>&, const S* seed, const Scores<const S>& z, const Scores<S>& product);

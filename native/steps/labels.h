@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "scores.h"
+#include "problem.h"
 
 namespace bellmax {
 

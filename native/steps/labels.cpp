@@ -13,7 +13,7 @@ void walk(const ScoresProblem<S>& p, const int64_t* labels, int64_t b, Visit vis
     const int64_t length = p.lengths[b], states = p.states;
     int64_t before = 0;
     for (int64_t n = 0; n < length; ++n) {
-        const int64_t t = p.kept ? p.kept[b * p.steps + n] : n, state = labels[b * p.steps + t];
+        const int64_t t = visited(p, b, n), state = labels[b * p.steps + t];
         visit(&Scores<const S>::emissions, &Scores<S>::emissions, (b * p.steps + t) * states + state);
         if (n == 0) {
             visit(&Scores<const S>::start, &Scores<S>::start, b * p.start_batch + state);
@@ -32,7 +32,7 @@ template <class S>
 bool score_labels(const ScoresProblem<S>& p, const int64_t* labels, int64_t ignored, S* scores) {
     for (int64_t b = 0; b < p.batch; ++b) {
         for (int64_t n = 0; n < p.lengths[b]; ++n) {
-            const int64_t state = labels[b * p.steps + (p.kept ? p.kept[b * p.steps + n] : n)];
+            const int64_t state = labels[b * p.steps + visited(p, b, n)];
             if (state < 0 || state >= p.states || state == ignored) return false;
         }
         double total = 0;

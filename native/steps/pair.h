@@ -1,7 +1,7 @@
 // Chains of two states from scores that the batch shares, but for the emissions: their marginals, and how these change.
 #pragma once
 
-#include "scores.h"
+#include "problem.h"
 
 namespace bellmax {
 
@@ -17,7 +17,7 @@ struct AttentionProblem {
 
 // The interface for the binding, compiled once for each instruction set. Emissions and the like are (batch, steps, 2).
 template <class S>
-struct BinaryKernels {
+struct PairKernels {
     // Whether it could: not where a score is NaN, both states of a step are forbidden, or a shared score is infinite.
     bool (*marginals)(const ScoresProblem<S>&, S* marginals);
     // The derivative of Σ ⟨cotangent, marginals⟩, in all scores.
@@ -31,11 +31,11 @@ struct BinaryKernels {
 
 namespace baseline {
 template <class S>
-BinaryKernels<S> binary_kernels();
+PairKernels<S> pair_kernels();
 }
 namespace avx2 {
 template <class S>
-BinaryKernels<S> binary_kernels();
+PairKernels<S> pair_kernels();
 }
 
 }  // namespace bellmax

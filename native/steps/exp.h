@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "scores.h"
+#include "problem.h"
 
 namespace bellmax {
 
@@ -12,7 +12,7 @@ namespace bellmax {
 template <class S>
 struct ProductKernels {
     // Whether every unmasked score was below +∞ and not NaN. Where underflowed[b] is set, value and tape of sequence b
-    // are undefined.
+    // are undefined. Without a tape only the value is found.
     bool (*forward)(const ScoresProblem<S>&, S* value, S* tape, std::uint8_t* underflowed);
     // Emission rows of a sequence are overwritten, with zeros at steps that are not kept; the rest is added to.
     void (*backward)(const ScoresProblem<S>&, const S* seed, const Scores<S>& gradient);

@@ -1,0 +1,99 @@
+// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the unit
+// of Ω.
+#pragma once
+
+#include <cmath>
+
+#include "../omega/negentropy.h"
+#include "../omega/tsallis.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+
+// The contribution of a transition to δ, and its exponential.
+template <class S>
+struct Shift {
+    S sum, factor;
+};
+
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as 1 − q,
+// which would lose the digits of small probabilities.
+template <class V>
+struct Before {
+    V q, q_less, r, r_less;
+};
+
+// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first step
+// with its score would have. It is not for scores farther from 0 than `far`.
+
+// By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
+template <class S, class Omega>
+struct Difference {
+    using V = Vec<S>;
+    static constexpr S far = infinity<S>;
+
+    static V begin(V y) { return y; }
+    static V next(V delta, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
+        before.q = slope(delta, a, before.q_less);
+        before.r = slope(delta, b, before.r_less);
+        const V sign = delta > V{} ? V{} - S(1) : V{} + S(1);
+        return first + (delta > V{} ? V{} + (a.sum - b.sum) : V{}) +
+               Omega::difference_of_two(sign * (delta + a.sum), sign * (delta + b.sum));
+    }
+    static V slope(V delta, Shift<S> shift, V& less) {
+        less = Omega::slope_of_two(-(delta + shift.sum));
+        return Omega::slope_of_two(delta + shift.sum);
+    }
+    static V curvature(V delta, Shift<S> shift, V q, V less) {
+        return Omega::curvature_of_two(delta + shift.sum, q, less);
+    }
+};
+
+// Negentropy by the odds exp(δ), where no shift is far from 0: what each step waits for is a division alone. No product
+// overflows, since (1 + odds·e^a) / (1 + odds·e^b) lies between 1 and e^(a − b).
+template <class S>
+struct Odds {
+    using V = Vec<S>;
+    static constexpr S far = sizeof(S) == 4 ? S(105) : S(865), most_shift = S(6);
+
+    static V begin(V y) { return exp2_of(y); }
+    static V next(V odds, V first, Shift<S> a, Shift<S> b, Before<V>& before) {
+        before.q = slope(odds, a, before.q_less);
+        before.r = slope(odds, b, before.r_less);
+        return first * ((1 + odds * a.factor) * before.r_less);
+    }
+    static V slope(V odds, Shift<S> shift, V& less) {
+        const V shifted = odds * shift.factor;
+        less = 1 / (1 + shifted);
+        return shifted * less;
+    }
+    static V curvature(V, Shift<S>, V q, V less) { return q * less; }
+};
+
+// The scores that sequences share, as differences of state 1 to state 0.
+template <class S>
+struct Shared {
+    Shift<S> a, b, last;
+    S unit, change, first;
+
+    Shared(const S* transitions, S first_score, S last_score, S of_omega)
+        : a(shift(double(transitions[3]) - transitions[2], of_omega)),
+          b(shift(double(transitions[1]) - transitions[0], of_omega)),
+          last(shift(last_score, of_omega)),
+          unit(of_omega),
+          change(S((double(transitions[2]) - transitions[0]) * of_omega)),
+          first(first_score * of_omega) {}
+
+    bool is_finite() const {
+        return size(a.sum) + size(b.sum) + size(last.sum) + size(change) + size(first) < infinity<S>;
+    }
+    bool is_near(S most) const { return size(a.sum) <= most && size(b.sum) <= most && size(last.sum) <= most; }
+
+private:
+    static S size(S x) { return std::abs(x); }
+    // What all steps have in common must not be off by the rounding of a unit.
+    static Shift<S> shift(double score, S unit) { return {S(score * unit), S(unit == 1 ? 0 : std::exp(score))}; }
+};
+
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax
