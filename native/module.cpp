@@ -202,10 +202,11 @@ template <class S>
 void bind_chain(nb::module_& m) {
     m.def("chain_forward", [](const Potentials<S>& theta, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
         CHAIN_PROBLEM;
-        set_tape(p, Tapes<S>(tape));
+        const bool has_tape = tape.shape(2) > 0;  // else only the value is wanted
+        if (has_tape) set_tape(p, Tapes<S>(tape));
         need_batch(p, int64_t(value.shape(0)));
         nb::gil_scoped_release release;
-        return chain<S>().forward(p, value.data(), tape.data());
+        return chain<S>().forward(p, value.data(), has_tape ? tape.data() : nullptr);
     });
     m.def("chain_backward",
           [](const Potentials<S>& theta, const Tapes<S>& tape, const In<S, 1>& seed, const Out<S, 4>& out, INDEX) {

@@ -35,7 +35,7 @@ bool forward_of(const ScoresProblem<S>& problem, const std::vector<int64_t>& cho
 
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape) {
-    std::vector<std::uint8_t> is_left(std::size_t(problem.batch), 1);
+    std::vector<std::uint8_t> is_left(std::size_t(problem.batch), !in_exp_space(problem));
     const bool good = !in_exp_space(problem) || product_kernels<S>().forward(problem, value, tape, is_left.data());
     const auto left = choose(problem, [&](int64_t b) { return is_left[std::size_t(b)] != 0; });
     return (left.empty() || forward_of(problem, left, value, tape)) && good;

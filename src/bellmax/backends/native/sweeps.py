@@ -58,7 +58,7 @@ class NativeSweeps:
         first = theta[0]
         if self.structure == "dtw":
             return self._forward(theta, first.new_empty((first.shape[0], 0), dtype=torch.float64), index, omega)
-        if self.structure == "scored_chain":
+        if self.structure in ("chain", "scored_chain"):
             return self._forward(theta, first.new_empty((first.shape[0], 2, 0, first.shape[-1])), index, omega)
         return self.forward(theta, index, omega)[0]
 
