@@ -112,10 +112,11 @@ inline Vec<typename Omega::Real> relative(const double* x, int64_t n, const Wide
     }
 }
 
-// q, made to sum to 1: over a long path its rounding would add up. s, if it is wanted.
-template <bool together, bool with_s, class Omega, int W = lanes<Omega>>
-inline void weigh(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                  double* __restrict q, double* __restrict s) {
+// q and, unless it is null, s. The result is what q has to be multiplied with to sum to 1: over a long path, its rounding
+// would add up.
+template <bool together, class Omega, int W = lanes<Omega>>
+inline Wide<W> weigh(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
+                     double* __restrict q, double* __restrict s) {
     const auto own = narrow(tau);
     Wide<W> sum{};
     for (int64_t n = 0; n < count; ++n) {
@@ -124,10 +125,9 @@ inline void weigh(const Omega& omega, const double* x, int64_t count, const Wide
         const Wide<W> wide_q = widen(edge_q);
         sum = sum + wide_q;
         store_wide(q + n * W, wide_q);
-        if constexpr (with_s) store_wide(s + n * W, widen(edge_s));
+        if (s) store_wide(s + n * W, widen(edge_s));
     }
-    const Wide<W> scale = ratio(wide<W>(1), total<together>(sum));
-    for (int64_t n = 0; n < count; ++n) store_wide(q + n * W, load_wide<W>(q + n * W) * scale);
+    return ratio(wide<W>(1), total<together>(sum));
 }
 
 // Which of `count` edges a uniform number chooses, for probabilities that sum to `sum`.
@@ -143,14 +143,14 @@ inline int64_t draw(const R* q, int64_t count, R sum, double uniform) {
 
 // --- along a direction y
 
-// The change of the value, Σ q y, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
+// The change of the value, scale · Σ q y, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
 template <int W>
 struct Change {
     Wide<W> value, mean;
 };
 
 template <bool together, int W>
-inline Change<W> change(const double* q, const double* s, const double* y, int64_t count) {
+inline Change<W> change(const double* q, const Wide<W>& scale, const double* s, const double* y, int64_t count) {
     Wide<W> sum_qy{}, sum_sy{}, sum_s{};
     for (int64_t n = 0; n < count; ++n) {
         const Wide<W> own_q = load_wide<W>(q + n * W), own_s = load_wide<W>(s + n * W), own_y = load_wide<W>(y + n * W);
@@ -158,7 +158,7 @@ inline Change<W> change(const double* q, const double* s, const double* y, int64
         sum_sy = sum_sy + where_nonzero(own_s, own_s * own_y);
         sum_s = sum_s + own_s;
     }
-    return {total<together>(sum_qy), ratio(total<together>(sum_sy), total<together>(sum_s))};
+    return {scale * total<together>(sum_qy), ratio(total<together>(sum_sy), total<together>(sum_s))};
 }
 
 // e = J y times the mass of the node.
@@ -192,26 +192,31 @@ inline void log_q(const Omega& omega, const double* x, int64_t count, const Wide
     }
 }
 
-// y becomes q^(1−α) (y − mean), on the support.
+// q^(1−α) on the support, the derivative of log q.
 template <bool together, class Omega, int W = lanes<Omega>>
-inline void log_q_jvp(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                      const Wide<W>& mean, double* __restrict y) {
+inline void log_slope(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
+                      double* __restrict out) {
     const auto own = narrow(tau);
     for (int64_t n = 0; n < count; ++n) {
-        const Wide<W> slope = widen(omega.log_slope(relative<together, Omega>(x, n, base, tau), own));
-        store_wide(y + n * W, where_nonzero(slope, slope * (load_wide<W>(y + n * W) - mean)));
+        store_wide(out + n * W, widen(omega.log_slope(relative<together, Omega>(x, n, base, tau), own)));
     }
 }
 
-// The transpose: c becomes d = q^(1−α) c, less s Σd/Σs.
-template <bool together, class Omega, int W = lanes<Omega>>
-inline void log_q_vjp(const Omega& omega, const double* x, const double* s, int64_t count, const Wide<W>& base,
-                      const Wide<W>& tau, double* __restrict c) {
-    const auto own = narrow(tau);
+// y becomes the change of log q: slope∘(y − mean).
+template <int W>
+inline void log_q_jvp(const double* slope, int64_t count, const Wide<W>& mean, double* __restrict y) {
+    for (int64_t n = 0; n < count; ++n) {
+        const Wide<W> own = load_wide<W>(slope + n * W);
+        store_wide(y + n * W, where_nonzero(own, own * (load_wide<W>(y + n * W) - mean)));
+    }
+}
+
+// The transpose: c becomes d = slope∘c, less s Σd/Σs.
+template <bool together, int W>
+inline void log_q_vjp(const double* slope, const double* s, int64_t count, double* __restrict c) {
     Wide<W> sum_d{}, sum_s{};
     for (int64_t n = 0; n < count; ++n) {
-        const Wide<W> slope = widen(omega.log_slope(relative<together, Omega>(x, n, base, tau), own));
-        const Wide<W> d = where_nonzero(slope, slope * load_wide<W>(c + n * W));
+        const Wide<W> own = load_wide<W>(slope + n * W), d = where_nonzero(own, own * load_wide<W>(c + n * W));
         sum_d = sum_d + d;
         sum_s = sum_s + load_wide<W>(s + n * W);
         store_wide(c + n * W, d);

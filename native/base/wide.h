@@ -51,14 +51,13 @@ inline void store_wide(double* to, const Wide<W>& v) {
 }
 
 inline Wide<8> widen(Vec<float> v) {
-    return {__builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), Vec<double>),
-            __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), Vec<double>)};
+    return {convert<double, float>(__builtin_shufflevector(v, v, 0, 1, 2, 3)),
+            convert<double, float>(__builtin_shufflevector(v, v, 4, 5, 6, 7))};
 }
 inline Wide<4> widen(Vec<double> v) { return {v}; }
 
 inline Vec<float> narrow(const Wide<8>& v) {
-    const auto low = __builtin_convertvector(v.part[0], Part<float, 4>);
-    const auto high = __builtin_convertvector(v.part[1], Part<float, 4>);
+    const Part<float, 4> low = convert<float, double>(v.part[0]), high = convert<float, double>(v.part[1]);
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 inline Vec<double> narrow(const Wide<4>& v) { return v.part[0]; }

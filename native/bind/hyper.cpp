@@ -34,24 +34,64 @@ int64_t most_between(const Index& offset, int64_t total) {
     return most;
 }
 
-// The groups are for the reference backend.
-Hypergraph dag(int64_t weights, const Index& offset, const Index& parent, const Index& edge, const Index& /*group*/) {
-    const int64_t nodes = offset.shape(0) - 1, edges = parent.shape(0);
-    need(nodes >= 1 && edge.shape(0) == edges, "the index does not fit together");
-    need(weights == edges, "theta does not fit the graph");
-    return {nodes, edges, edges, edges, most_between(offset, edges), 1, offset.data(), nullptr, parent.data(), edge.data(),
-            edge.data()};
+void need_below(const Index& numbers, int64_t limit) {
+    std::uint32_t most = 0;
+    for (int64_t n = 0; n < numbers.shape(0); ++n) most = std::max(most, std::uint32_t(numbers.data()[n]));
+    need(numbers.shape(0) == 0 || int64_t(most) < limit, "an index is out of range");
+}
+
+// The nodes and their groups.
+Hypergraph nodes_of(const Index& offset, const Index& group, int64_t edges) {
+    const int64_t nodes = offset.shape(0) - 1, groups = group.shape(0) - 1;
+    need(nodes >= 1 && groups >= 1, "the index does not fit together");
+    const int64_t most = most_between(offset, edges);
+    most_between(group, nodes);
+    const std::int32_t *const at = offset.data(), *const bound = group.data();
+    bool even = true;
+    for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t i = bound[g] + 1; i < bound[g + 1]; ++i) even &= at[i + 1] - at[i] == at[i] - at[i - 1];
+    }
+    need(even, "the nodes of a group do not fit together");
+    Hypergraph graph{};
+    graph.num_nodes = nodes;
+    graph.num_edges = edges;
+    graph.num_groups = groups;
+    graph.most_edges = most;
+    graph.offset = at;
+    graph.group = bound;
+    return graph;
+}
+
+Hypergraph dag(int64_t weights, const Index& offset, const Index& parent, const Index& edge, const Index& group) {
+    Hypergraph graph = nodes_of(offset, group, parent.shape(0));
+    need(edge.shape(0) == graph.num_edges, "the index does not fit together");
+    need(weights == graph.num_edges, "theta does not fit the graph");
+    need_below(parent, graph.num_nodes);
+    need_below(edge, graph.num_edges);
+    graph.num_weights = weights;
+    graph.most_tails = 1;
+    graph.tail = parent.data();
+    graph.edge = graph.weight = edge.data();
+    return graph;
 }
 
 // Without `weight`, each edge has its own.
 Hypergraph hypergraph(int64_t weights, const Index& offset, const Index& tail_offset, const Index& tail, const Index& edge,
-                      const std::optional<Index>& weight) {
-    const int64_t nodes = offset.shape(0) - 1, edges = edge.shape(0);
-    need(nodes >= 1 && tail_offset.shape(0) == edges + 1 && (!weight || weight->shape(0) == edges),
+                      const Index& group, const std::optional<Index>& weight) {
+    Hypergraph graph = nodes_of(offset, group, edge.shape(0));
+    need(tail_offset.shape(0) == graph.num_edges + 1 && (!weight || weight->shape(0) == graph.num_edges),
          "the index does not fit together");
-    need(weight || weights == edges, "theta does not fit the graph");
-    return {nodes, edges, weights, tail.shape(0), most_between(offset, edges), most_between(tail_offset, tail.shape(0)),
-            offset.data(), tail_offset.data(), tail.data(), edge.data(), weight ? weight->data() : edge.data()};
+    need(weight || weights == graph.num_edges, "theta does not fit the graph");
+    need_below(tail, graph.num_nodes);
+    need_below(edge, graph.num_edges);
+    if (weight) need_below(*weight, weights);
+    graph.num_weights = weights;
+    graph.most_tails = most_between(tail_offset, tail.shape(0));
+    graph.tail_offset = tail_offset.data();
+    graph.tail = tail.data();
+    graph.edge = edge.data();
+    graph.weight = weight ? weight->data() : edge.data();
+    return graph;
 }
 
 template <class S>

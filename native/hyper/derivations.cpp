@@ -7,7 +7,6 @@
 #include "../base/memory.h"
 #include "../base/threads.h"
 #include "../node.h"
-#include "run.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
@@ -20,9 +19,9 @@ struct Tails {
     int64_t count;
 };
 
-Tails tails_of(const Run& run, int64_t k) {
-    if (!run.tail_offset) return {run.tail.at + k, 1};
-    return {run.tail.at + run.tail_offset[k], run.tail_offset[k + 1] - run.tail_offset[k]};
+Tails tails_of(const Hypergraph& graph, int64_t slot) {
+    if (!graph.tail_offset) return {graph.tail + slot, 1};
+    return {graph.tail + graph.tail_offset[slot], graph.tail_offset[slot + 1] - graph.tail_offset[slot]};
 }
 
 bool is_start(const Hypergraph& graph, int64_t node) { return node == 0 && !graph.tail_offset; }
@@ -30,31 +29,37 @@ bool is_start(const Hypergraph& graph, int64_t node) { return node == 0 && !grap
 // One row of the batch, seen from a node: the probabilities of the edges into it.
 template <class S, class Omega>
 class Chances {
+    const Hypergraph& graph;
     const Omega& omega;
     const S* theta;
     const double *value, *base, *tau;
+    Array<double> q;
 
 public:
     Chances(const HyperProblem<S>& problem, const Omega& own, int64_t row)
-        : omega(own),
-          theta(problem.theta + row * problem.graph.num_weights),
-          value(problem.tape + row * 3 * problem.graph.num_nodes),
-          base(value + problem.graph.num_nodes),
-          tau(base + problem.graph.num_nodes) {}
+        : graph(problem.graph),
+          omega(own),
+          theta(problem.theta + row * graph.num_weights),
+          value(problem.tape + row * 3 * graph.num_nodes),
+          base(value + graph.num_nodes),
+          tau(base + graph.num_nodes),
+          q(scratch<double>(graph.most_edges)) {}
 
     bool can_reach(int64_t node) const { return value[node] > -infinity<double>; }
 
-    int64_t draw(const Run& run, int64_t node, double uniform, double* q) const {
+    // The slot that a uniform number chooses.
+    int64_t draw(int64_t node, double uniform) {
+        const int64_t begin = graph.offset[node], edges = graph.offset[node + 1] - begin;
         double sum = 0, s;
-        for (int64_t k = 0; k < run.edges; ++k) {
-            double x = node::unit<Omega> * double(theta[run.weight.at[k]]);
-            const Tails tails = tails_of(run, k);
+        for (int64_t k = 0; k < edges; ++k) {
+            double x = node::unit<Omega> * double(theta[graph.weight[begin + k]]);
+            const Tails tails = tails_of(graph, begin + k);
             for (int64_t t = 0; t < tails.count; ++t) x += value[tails.first[t]];
             const double chosen = tau[node] == double(k) ? 0.0 : -infinity<double>;
             omega.weigh(Omega::by_slot ? chosen : x - base[node], tau[node], q[k], s);
             sum += q[k];
         }
-        return node::draw(q, run.edges, sum, uniform);
+        return begin + node::draw(q.get(), edges, sum, uniform);
     }
 };
 
@@ -70,10 +75,9 @@ struct Open {
 
 // --- the k best
 
-// How a derivation begins: an edge of the run, and where the ranks of its tails are kept.
+// How a derivation begins: the slot of an edge, and where the ranks of its tails are kept.
 struct Way {
-    int32_t k;
-    int64_t ranks;
+    int64_t slot, ranks;
 };
 
 // The k best derivations of every node of one row.
@@ -82,9 +86,9 @@ class Best {
     const Hypergraph& graph;
     const S* theta;
     int64_t k;
-    Array<double> scores;   // (nodes, k)
-    Array<int32_t> edge_of;  // (nodes, k): among those of the node
-    Array<int32_t> ranks;   // (nodes, k, most tails)
+    Array<double> scores;    // (nodes, k)
+    Array<int64_t> slot_of;  // (nodes, k)
+    Array<int32_t> ranks;    // (nodes, k, most tails)
     std::vector<Way> ways;  // of the node at hand
     std::vector<int32_t> tried;
 
@@ -102,7 +106,7 @@ public:
           theta(weights),
           k(count),
           scores(filled<double>(of.num_nodes * count, -infinity<double>)),
-          edge_of(zeros<int32_t>(of.num_nodes * count)),
+          slot_of(zeros<int64_t>(of.num_nodes * count)),
           ranks(zeros<int32_t>(of.num_nodes * count * of.most_tails)),
           ways(std::size_t(count)) {
         for (int64_t node = 0; node < graph.num_nodes; ++node) {
@@ -124,29 +128,27 @@ public:
             open.pop_back();
             if (is_start(graph, at.node)) continue;
             const int64_t place = at.node * k + at.rank;
-            const Run run = run_into(graph, at.node);
-            counts[run.edge.at[edge_of[place]]] += 1;
-            push_tails(open, tails_of(run, edge_of[place]), &ranks[place * graph.most_tails]);
+            counts[graph.edge[slot_of[place]]] += 1;
+            push_tails(open, tails_of(graph, slot_of[place]), ranks.get() + place * graph.most_tails);
         }
     }
 
 private:
     void solve(int64_t node) {
-        const Run run = run_into(graph, node);
         double* const list = &scores[node * k];
         tried.clear();
-        for (int64_t edge = 0; edge < run.edges; ++edge) enter(run, edge, list);
+        for (int64_t slot = graph.offset[node]; slot < graph.offset[node + 1]; ++slot) enter(slot, list);
         for (int64_t n = 0; n < k && list[n] > -infinity<double>; ++n) {
-            edge_of[node * k + n] = ways[n].k;
-            std::copy_n(tried.begin() + ways[n].ranks, tails_of(run, ways[n].k).count,
-                        &ranks[(node * k + n) * graph.most_tails]);
+            slot_of[node * k + n] = ways[n].slot;
+            std::copy_n(tried.begin() + ways[n].ranks, tails_of(graph, ways[n].slot).count,
+                        ranks.get() + (node * k + n) * graph.most_tails);
         }
     }
 
     // Enters the choices of ranks for an edge's tails into the list, best first, until one is too low.
-    void enter(const Run& run, int64_t edge, double* list) {
-        const Tails tails = tails_of(run, edge);
-        const double weight = double(theta[run.weight.at[edge]]);
+    void enter(int64_t slot, double* list) {
+        const Tails tails = tails_of(graph, slot);
+        const double weight = double(theta[graph.weight[slot]]);
         heap.clear();
         tried.resize(tried.size() + std::size_t(tails.count), 0);
         push(tails, weight, int64_t(tried.size()) - tails.count, 0);
@@ -154,7 +156,7 @@ private:
             std::pop_heap(heap.begin(), heap.end(), [this, &tails](const auto& a, const auto& b) { return after(a, b, tails); });
             const Choice best = heap.back();
             heap.pop_back();
-            if (!node::insert(list, ways.data(), k, best.score, {int32_t(edge), best.ranks})) return;
+            if (!node::insert(list, ways.data(), k, best.score, Way{slot, best.ranks})) return;
             for (int64_t t = best.free; t < tails.count; ++t) {
                 if (tried[best.ranks + t] + 1 >= k) continue;
                 const int64_t place = int64_t(tried.size());
@@ -189,8 +191,7 @@ bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, cons
     std::atomic<bool> enough{true};
     omega::with<double>(problem.omega, [&](const auto& omega) {
         parallel_for(draws * problem.batch, problem.threads, [&](int64_t n, int) {
-            const Chances chances(problem, omega, n / draws);
-            const auto q = scratch<double>(graph.most_edges);
+            Chances chances(problem, omega, n / draws);
             const double *uniform = uniforms + n * choices, *const last = uniform + choices;
             S* const count = counts + n * graph.num_edges;
             std::fill_n(count, graph.num_edges, S(0));
@@ -204,10 +205,9 @@ bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, cons
                     enough = false;
                     return;
                 }
-                const Run run = run_into(graph, node);
-                const int64_t k = chances.draw(run, node, *uniform++, q.get());
-                count[run.edge.at[k]] += 1;
-                push_tails(open, tails_of(run, k), nullptr);
+                const int64_t slot = chances.draw(node, *uniform++);
+                count[graph.edge[slot]] += 1;
+                push_tails(open, tails_of(graph, slot), nullptr);
             }
         });
     });

@@ -4,321 +4,359 @@
 // the tails, e = source + q · mass on each edge, and they differ in the source and in where mass begins.
 #include "hyper.h"
 
+#include <algorithm>
 #include <atomic>
-#include <type_traits>
 
 #include "../base/threads.h"
-#include "../node.h"
 #include "derivations.h"
-#include "layouts.h"
+#include "nodes.h"
+#include "tiles.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
 
-using std::int64_t;
+using Numbers = Array<double>;
 
-// Runs body(Ω, layout) for the units of the batch over the threads.
-template <class S, class Body>
-void for_units(const HyperProblem<S>& problem, Body body) {
-    const auto run = [&](auto omega) {
-        constexpr int W = node::lanes<decltype(omega)>;
-        constexpr int64_t worth_lanes = 3;  // with fewer rows, most lanes would repeat others
-        if (problem.batch < worth_lanes) {
-            parallel_for(problem.batch, problem.threads, [&](int64_t row, int) { body(omega, Along<W>{row}); });
-        } else {
-            parallel_for((problem.batch + W - 1) / W, problem.threads,
-                         [&](int64_t n, int) { body(omega, Across<W>{n * W}); });
-        }
-    };
-    // Negentropy is all exponentials, and wants eight lanes for float.
-    if (problem.omega.alpha == 1) return run(omega::Negentropy<S>(problem.omega));
-    omega::with<double>(problem.omega, run);
-}
-
-// What a sweep knows of the nodes, `per_node` numbers each, and room for the edges into one.
-template <class S, class Omega, class Layout>
-struct Sweep {
-    static constexpr bool together = Layout::together;
-    static constexpr int W = node::lanes<Omega>;
-    using Numbers = Array<double>;
+// What a sweep over one row of the batch, or W of them, knows of the nodes, and room for the edges of a tile.
+template <class S, int W>
+class Sweep {
+public:
+    static constexpr int width = W;
 
     const HyperProblem<S>& problem;
     const Hypergraph& graph;
-    Omega omega;
-    Layout layout;
-    typename Layout::template View<const S> theta;
-    Numbers tape;
-    double *value, *base, *tau;
-    Numbers x, q, s, y, e;  // of the run
+    const NodeKernels<W>& omega;
+    const Lanes lanes;  // rows, or those of a single row
+    const int64_t first;
+    const int64_t room = problem.graph.num_nodes * (lanes == Lanes::rows ? W : 1) + W;  // for numbers of nodes
+    const Rows<const S, W> theta;
+    Numbers value, base, tau;
+    Numbers x, q, s, y, e;  // of the tile
 
-    Sweep(const HyperProblem<S>& of, Omega own, Layout lanes)
+    Sweep(const HyperProblem<S>& of, const NodeKernels<W>& own, Lanes how, int64_t first_row)
         : problem(of),
           graph(of.graph),
           omega(own),
-          layout(lanes),
-          theta(weights(of.theta)),
-          tape(nodes(3)),
-          value(tape.get()),
-          base(value + graph.num_nodes * Layout::per_node),
-          tau(base + graph.num_nodes * Layout::per_node),
+          lanes(how),
+          first(first_row),
+          theta(by_weight(of.theta)),
+          value(scratch<double>(room)),
+          base(scratch<double>(room)),
+          tau(scratch<double>(room)),
           x(edges()), q(edges()), s(edges()), y(edges()), e(edges()) {}
 
-    Numbers nodes(int64_t numbers) const {
-        return scratch<double>(numbers * graph.num_nodes * Layout::per_node + Layout::past_the_end);
-    }
-    Numbers zero_nodes() const { return zeros<double>(graph.num_nodes * Layout::per_node + Layout::past_the_end); }
-    Numbers edges() const { return scratch<double>(Layout::vectors(graph.most_edges) * W); }
+    Numbers edges() const { return scratch<double>((graph.most_edges + W) * W); }
+    Numbers zero_nodes() const { return zeros<double>(room); }
 
     template <class T>
-    auto weights(T* data) const {
-        return layout.view(data, graph.num_weights, problem.batch);
+    Rows<T, W> rows(T* data, int64_t columns) const {
+        return Rows<T, W>(data, columns, problem.batch, first, lanes);
     }
     template <class T>
-    auto by_edge(T* data) const {
-        return layout.view(data, graph.num_edges, problem.batch);
+    Rows<T, W> by_weight(T* data) const {
+        return rows(data, problem.graph.num_weights);
     }
     template <class T>
-    auto by_row(T* data) const {
-        return layout.view(data, 1, problem.batch);
+    Rows<T, W> by_edge(T* data) const {
+        return rows(data, problem.graph.num_edges);
+    }
+
+    // The number of a node, from the first lane or from every row's.
+    Wide<W> of_node(const double* numbers, int64_t node) const {
+        return lanes == Lanes::rows ? load_wide<W>(numbers + node * W) : wide<W>(numbers[node]);
+    }
+    void set_root(Numbers& numbers, const Wide<W>& v) const {
+        const int64_t root = graph.num_nodes - 1;
+        if (lanes == Lanes::rows) return store_wide(&numbers[root * W], v);
+        numbers[root] = v.part[0][0];
+    }
+
+    // body(tile), from the axioms to the root or back.
+    template <class Body>
+    void up(Body body) const {
+        for (int64_t g = 0; g < graph.num_groups; ++g) for_group<W>(graph, g, lanes, body);
+    }
+    template <class Body>
+    void down(Body body) const {
+        for (int64_t g = graph.num_groups - 1; g >= 0; --g) for_group<W>(graph, g, lanes, body);
     }
 
     void read_tape() {
-        const auto from = layout.view(problem.tape, 3 * graph.num_nodes, problem.batch);
-        for (int64_t i = 0; i < 3 * graph.num_nodes; ++i) layout.put(value, i, from.read(i));
+        const Rows<const double, W> tape = rows(problem.tape, 3 * graph.num_nodes);
+        int64_t column = 0;
+        for (double* to : {value.get(), base.get(), tau.get()}) {
+            for (int64_t i = 0; i < graph.num_nodes; ++i, ++column) {
+                if (lanes == Lanes::rows) {
+                    store_wide(to + i * W, tape.read(column));
+                } else {
+                    to[i] = tape.row[0][column];
+                }
+            }
+        }
     }
     void write_tape(double* out) const {
-        const auto to = layout.view(out, 3 * graph.num_nodes, problem.batch);
-        for (int64_t i = 0; i < 3 * graph.num_nodes; ++i) to.write(i, layout.at(value, i));
+        const Rows<double, W> tape = rows(out, 3 * graph.num_nodes);
+        int64_t column = 0;
+        for (const double* from : {value.get(), base.get(), tau.get()}) {
+            for (int64_t i = 0; i < graph.num_nodes; ++i, ++column) {
+                if (lanes == Lanes::rows) {
+                    tape.write(column, load_wide<W>(from + i * W));
+                } else {
+                    tape.row[0][column] = from[i];
+                }
+            }
+        }
     }
 
-    void score(const Run& run) {
-        layout.gather(run, theta, node::unit<Omega>, value, -infinity<double>, x.get());
+    void score(const Tile& tile) {
+        gather<W, S>(graph, tile, theta, graph.weight, omega.unit(), value.get(), -infinity<double>, x.get());
     }
-    template <bool with_s>
-    void weigh(const Run& run, int64_t i) {
-        score(run);
-        node::weigh<together, with_s>(omega, x.get(), layout.vectors(run.edges), layout.at(base, i), layout.at(tau, i),
-                                      q.get(), s.get());
+    // q and s; the result is the scale of q (node.h).
+    Wide<W> weigh(const Tile& tile, bool with_s) {
+        score(tile);
+        return omega.weigh(tile.together(), x.get(), tile.vectors, at<W>(base.get(), tile), at<W>(tau.get(), tile), q.get(),
+                           with_s ? s.get() : nullptr);
     }
 };
+
+// Runs body(sweep) for the rows of the batch over the threads.
+template <class S, class Body>
+void for_sweeps(const HyperProblem<S>& problem, Body body) {
+    const auto run = [&](const auto& omega_of_node) {
+        constexpr int W = node::lanes<std::decay_t<decltype(omega_of_node)>>;
+        const NodeKernelsOf<std::decay_t<decltype(omega_of_node)>> kernels(omega_of_node);
+        const NodeKernels<W>& omega = kernels;
+        const bool across = problem.batch >= W / 2;  // else most lanes would repeat others
+        const int64_t each = across ? W : 1;
+        parallel_for((problem.batch + each - 1) / each, problem.threads, [&](int64_t n, int) {
+            Sweep<S, W> sweep(problem, omega, across ? Lanes::rows : Lanes::nodes, n * each);
+            body(sweep);
+        });
+    };
+    // Float has eight lanes for the exponentials of negentropy. The others are double, and take little time.
+    if (sizeof(S) == 4 && problem.omega.alpha == 1) return run(omega::Negentropy<S>(problem.omega));
+    omega::with<double>(problem.omega, run);
+}
 
 template <class S>
 bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
     std::atomic<bool> all_good{true};
-    for_units(problem, [&](auto omega, auto layout) {
-        using Omega = decltype(omega);
-        Sweep<S, Omega, decltype(layout)> sweep(problem, omega, layout);
-        constexpr int W = node::lanes<Omega>;
-        const auto room = scratch<typename Omega::Real>(layout.vectors(sweep.graph.most_edges) * W);
+    for_sweeps(problem, [&](auto& sweep) {
+        constexpr int W = std::decay_t<decltype(sweep)>::width;
         bool good = true;
-        for (int64_t i = 0; i < sweep.graph.num_nodes; ++i) {
+        sweep.up([&](const Tile& tile) {
             node::Solution<W> solved{};
-            if (i > 0 || sweep.graph.tail_offset) {
-                const Run run = run_into(sweep.graph, i);
-                sweep.score(run);
-                solved = node::solve<layout.together>(omega, sweep.x.get(), layout.vectors(run.edges), room.get(), good);
+            if (tile.node > 0 || sweep.graph.tail_offset) {
+                sweep.score(tile);
+                solved = sweep.omega.solve(tile.together(), sweep.x.get(), tile.vectors, sweep.y.get(), good);
             }
-            layout.put(sweep.value, i, solved.value);
-            layout.put(sweep.base, i, solved.base);
-            layout.put(sweep.tau, i, solved.tau);
-        }
+            put(sweep.value.get(), tile, solved.value);
+            put(sweep.base.get(), tile, solved.base);
+            put(sweep.tau.get(), tile, solved.tau);
+        });
         sweep.write_tape(tape);
-        const Wide<W> root = layout.at(sweep.value, sweep.graph.num_nodes - 1);
-        sweep.by_row(value).write(0, root * wide<W>(1 / node::unit<Omega>));
+        const Wide<W> root = sweep.of_node(sweep.value.get(), sweep.graph.num_nodes - 1);
+        sweep.rows(value, 1).write(0, root * wide<W>(1 / sweep.omega.unit()));
         if (!good) all_good = false;
     });
     return all_good;
 }
 
 // Where the sweep leaves what it finds by weight: what edges share is added up.
-template <class Sweep, class S>
+template <class S, int W>
 class Sink {
-    Sweep& sweep;
-    using View = decltype(std::declval<Sweep>().weights(std::declval<S*>()));
-    View out;
-    Array<double> sums;
+    const Sweep<S, W>& sweep;
+    const Rows<S, W> out;
+    Numbers sums;
 
 public:
-    Sink(Sweep& own, S* data) : sweep(own), out(own.weights(data)) {
+    Sink(const Sweep<S, W>& own, S* data) : sweep(own), out(own.by_weight(data)) {
         const Hypergraph& graph = sweep.graph;
-        if (graph.weight != graph.edge) {
-            sums = zeros<double>(graph.num_weights * sweep.layout.per_node + sweep.layout.past_the_end);
-        }
+        if (graph.weight != graph.edge) sums = zeros<double>(graph.num_weights * (sweep.lanes == Lanes::rows ? W : 1));
     }
-    void put(const Run& run, const double* e) {
+    void put(const Tile& tile, const double* e) {
         if (sums) {
-            sweep.layout.add(run, run.weight, e, sums.get());
+            add<W>(tile, e, sweep.graph.weight, sums.get());
         } else {
-            sweep.layout.write(run, run.weight, e, out);
+            scatter<W, S>(tile, e, sweep.graph.weight, out);
         }
     }
     void finish() {
-        for (int64_t w = 0; sums && w < sweep.graph.num_weights; ++w) out.write(w, sweep.layout.at(sums.get(), w));
+        for (int64_t w = 0; sums && w < sweep.graph.num_weights; ++w) out.write(w, sweep.of_node(sums.get(), w));
     }
 };
 
-// From the root, where `mass` begins, to the tails. source.fill(run, i) leaves the source in e, unless there is none;
-// source.is_silent(i): it would be 0.
-template <class Sweep, class Source, class S>
-void sweep_back(Sweep& sweep, Source& source, Array<double>& mass, S* by_weight) {
-    constexpr int W = Sweep::W;
-    Sink<Sweep, S> sink(sweep, by_weight);
+// From the root, where `mass` begins, to the tails. source.fill(tile, scale of q) leaves the source in e, unless there
+// is none;
+// source.is_silent(tile): it would be 0.
+template <class S, int W, class Source>
+void sweep_back(Sweep<S, W>& sweep, Source&& source, Numbers& mass, S* by_weight) {
+    constexpr bool has_source = std::decay_t<Source>::exists;
+    Sink<S, W> sink(sweep, by_weight);
     double* const e = sweep.e.get();
-    for (int64_t i = sweep.graph.num_nodes - 1; i >= 0; --i) {
-        const Run run = run_into(sweep.graph, i);
-        const int64_t count = sweep.layout.vectors(run.edges);
-        const Wide<W> held = sweep.layout.at(mass.get(), i);
-        if (is_zero(held) && source.is_silent(i)) {
-            for (int64_t n = 0; n < count; ++n) store_wide(e + n * W, Wide<W>{});
+    sweep.down([&](const Tile& tile) {
+        const Wide<W> held = at<W>(mass.get(), tile);
+        if (is_zero(held) && source.is_silent(tile)) {
+            std::fill_n(e, tile.vectors * W, 0.0);
         } else {
-            sweep.template weigh<Source::exists>(run, i);
-            if constexpr (Source::exists) source.fill(run, i);
-            node::share<Source::exists>(sweep.q.get(), count, held, e);
-            sweep.layout.spread(run, e, mass.get());
+            const Wide<W> scale = sweep.weigh(tile, has_source);
+            if constexpr (has_source) source.fill(tile, scale);
+            node::share<has_source>(sweep.q.get(), tile.vectors, held * scale, e);
+            spread<W>(sweep.graph, tile, e, mass.get());
         }
-        sink.put(run, e);
-    }
+        sink.put(tile, e);
+    });
     sink.finish();
 }
 
 struct NoSource {
     static constexpr bool exists = false;
-    bool is_silent(int64_t) const { return true; }
+    bool is_silent(const Tile&) const { return true; }
 };
 
 template <class S>
 void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
-    for_units(problem, [&](auto omega, auto layout) {
-        Sweep<S, decltype(omega), decltype(layout)> sweep(problem, omega, layout);
+    for_sweeps(problem, [&](auto& sweep) {
         sweep.read_tape();
-        auto mass = sweep.zero_nodes();
-        layout.put(mass.get(), sweep.graph.num_nodes - 1, sweep.by_row(seed).read(0));
-        NoSource none;
-        sweep_back(sweep, none, mass, by_weight);
+        Numbers mass = sweep.zero_nodes();
+        sweep.set_root(mass, sweep.rows(seed, 1).read(0));
+        sweep_back(sweep, NoSource(), mass, by_weight);
     });
 }
 
 // Along a direction z: the change of every node's value, and its mean (node.h).
-template <class Sweep, class S>
-struct Tangent {
-    Sweep& sweep;
-    decltype(std::declval<Sweep>().weights(std::declval<const S*>())) z;
-    Array<double> value, mean;
+template <class S, int W>
+class Tangent {
+    Sweep<S, W>& sweep;
+    const Rows<const S, W> z;
+    Numbers value;
 
-    Tangent(Sweep& own, const S* direction)
-        : sweep(own), z(own.weights(direction)), value(own.zero_nodes()), mean(own.zero_nodes()) {
-        for (int64_t i = 0; i < sweep.graph.num_nodes; ++i) {
-            const Run run = run_into(sweep.graph, i);
-            sweep.template weigh<true>(run, i);
-            gather(run);
-            const auto change = node::change<Sweep::together, Sweep::W>(sweep.q.get(), sweep.s.get(), sweep.y.get(),
-                                                                      sweep.layout.vectors(run.edges));
-            sweep.layout.put(value.get(), i, change.value);
-            sweep.layout.put(mean.get(), i, change.mean);
-        }
+public:
+    Numbers mean;
+
+    Tangent(Sweep<S, W>& own, const S* direction)
+        : sweep(own), z(own.by_weight(direction)), value(own.zero_nodes()), mean(own.zero_nodes()) {
+        sweep.up([&](const Tile& tile) {
+            const Wide<W> scale = sweep.weigh(tile, true);
+            gather_change(tile);
+            const double *const q = sweep.q.get(), *const s = sweep.s.get(), *const y = sweep.y.get();
+            const node::Change<W> change =
+                tile.together() ? node::change<true>(q, scale, s, y, tile.vectors) : node::change<false>(q, scale, s, y, tile.vectors);
+            put(value.get(), tile, change.value);
+            put(mean.get(), tile, change.mean);
+        });
     }
 
-    // y of a run.
-    void gather(const Run& run) { sweep.layout.gather(run, z, 1, value.get(), 0, sweep.y.get()); }
+    // y of a tile.
+    void gather_change(const Tile& tile) {
+        gather<W, S>(sweep.graph, tile, z, sweep.graph.weight, 1, value.get(), 0, sweep.y.get());
+    }
 };
 
 // The change of q, times the mass that Algorithm 1 brings to the node, which runs beside.
-template <class Sweep, class S>
+template <class S, int W>
 struct ChangeOfQ {
     static constexpr bool exists = true;
-    Sweep& sweep;
-    Tangent<Sweep, S>& tangent;
-    Array<double> mass;
+    Sweep<S, W>& sweep;
+    Tangent<S, W>& tangent;
+    Numbers mass;
 
-    bool is_silent(int64_t i) const { return is_zero(sweep.layout.at(mass.get(), i)); }
-    void fill(const Run& run, int64_t i) {
-        const int64_t count = sweep.layout.vectors(run.edges);
-        const auto held = sweep.layout.at(mass.get(), i);
-        tangent.gather(run);
-        node::change_of_q(sweep.s.get(), sweep.y.get(), count, sweep.layout.at(tangent.mean.get(), i), held, sweep.e.get());
-        node::share<false>(sweep.q.get(), count, held, sweep.y.get());
-        sweep.layout.spread(run, sweep.y.get(), mass.get());
+    bool is_silent(const Tile& tile) const { return is_zero(at<W>(mass.get(), tile)); }
+    void fill(const Tile& tile, const Wide<W>& scale) {
+        const Wide<W> held = at<W>(mass.get(), tile);
+        double* const y = sweep.y.get();
+        tangent.gather_change(tile);
+        node::change_of_q(sweep.s.get(), y, tile.vectors, at<W>(tangent.mean.get(), tile), held, sweep.e.get());
+        node::share<false>(sweep.q.get(), tile.vectors, held * scale, y);
+        spread<W>(sweep.graph, tile, y, mass.get());
     }
 };
 
 template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
-    for_units(problem, [&](auto omega, auto layout) {
-        using Own = Sweep<S, decltype(omega), decltype(layout)>;
-        Own sweep(problem, omega, layout);
+    for_sweeps(problem, [&](auto& sweep) {
+        constexpr int W = std::decay_t<decltype(sweep)>::width;
         sweep.read_tape();
-        Tangent<Own, S> tangent(sweep, z);
-        ChangeOfQ<Own, S> source{sweep, tangent, sweep.zero_nodes()};
-        layout.put(source.mass.get(), sweep.graph.num_nodes - 1, sweep.by_row(seed).read(0));
-        auto mass = sweep.zero_nodes();
+        Tangent<S, W> tangent(sweep, z);
+        ChangeOfQ<S, W> source{sweep, tangent, sweep.zero_nodes()};
+        sweep.set_root(source.mass, sweep.rows(seed, 1).read(0));
+        Numbers mass = sweep.zero_nodes();
         sweep_back(sweep, source, mass, by_weight);
     });
 }
 
-// Writes what map(run, i, e) leaves in e for every edge.
-template <class Sweep, class S, class Map>
-void map_edges(Sweep& sweep, S* by_edge, Map map) {
-    const auto out = sweep.by_edge(by_edge);
-    for (int64_t i = 0; i < sweep.graph.num_nodes; ++i) {
-        const Run run = run_into(sweep.graph, i);
-        sweep.score(run);
-        sweep.layout.write(run, run.edge, map(run, i), out);
-    }
+// Writes what map(tile), which finds the scores, leaves for every edge.
+template <class S, int W, class Map>
+void map_edges(Sweep<S, W>& sweep, S* by_edge, Map map) {
+    const Rows<S, W> out = sweep.by_edge(by_edge);
+    sweep.up([&](const Tile& tile) {
+        sweep.score(tile);
+        scatter<W, S>(tile, map(tile), sweep.graph.edge, out);
+    });
 }
 
 template <class S>
 void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
-    for_units(problem, [&](auto omega, auto layout) {
-        Sweep<S, decltype(omega), decltype(layout)> sweep(problem, omega, layout);
+    for_sweeps(problem, [&](auto& sweep) {
+        constexpr int W = std::decay_t<decltype(sweep)>::width;
         sweep.read_tape();
-        map_edges(sweep, by_edge, [&](const Run& run, int64_t i) {
-            node::log_q<layout.together>(omega, sweep.x.get(), layout.vectors(run.edges), layout.at(sweep.base, i),
-                                         layout.at(sweep.tau, i), sweep.e.get());
+        map_edges(sweep, by_edge, [&](const Tile& tile) {
+            sweep.omega.log_q(tile.together(), sweep.x.get(), tile.vectors, at<W>(sweep.base.get(), tile),
+                              at<W>(sweep.tau.get(), tile), sweep.e.get());
             return sweep.e.get();
         });
     });
 }
 
+// d log q/dx of a tile whose scores are known, in q's place.
+template <class S, int W>
+const double* log_slope(Sweep<S, W>& sweep, const Tile& tile, Numbers& room) {
+    sweep.omega.log_slope(tile.together(), sweep.x.get(), tile.vectors, at<W>(sweep.base.get(), tile),
+                          at<W>(sweep.tau.get(), tile), room.get());
+    return room.get();
+}
+
 template <class S>
 void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge) {
-    for_units(problem, [&](auto omega, auto layout) {
-        using Own = Sweep<S, decltype(omega), decltype(layout)>;
-        Own sweep(problem, omega, layout);
+    for_sweeps(problem, [&](auto& sweep) {
+        constexpr int W = std::decay_t<decltype(sweep)>::width;
         sweep.read_tape();
-        Tangent<Own, S> tangent(sweep, z);
-        map_edges(sweep, by_edge, [&](const Run& run, int64_t i) {
-            tangent.gather(run);
-            node::log_q_jvp<layout.together>(omega, sweep.x.get(), layout.vectors(run.edges), layout.at(sweep.base, i),
-                                             layout.at(sweep.tau, i), layout.at(tangent.mean.get(), i), sweep.y.get());
+        Tangent<S, W> tangent(sweep, z);
+        map_edges(sweep, by_edge, [&](const Tile& tile) {
+            tangent.gather_change(tile);
+            node::log_q_jvp(log_slope(sweep, tile, sweep.e), tile.vectors, at<W>(tangent.mean.get(), tile), sweep.y.get());
             return sweep.y.get();
         });
     });
 }
 
-// The cotangent of log q on the edges into a node, as one of the scores.
-template <class Sweep, class S>
+// The cotangent of log q on the edges, as one of the scores.
+template <class S, int W>
 struct CotangentOfLog {
     static constexpr bool exists = true;
-    Sweep& sweep;
-    decltype(std::declval<Sweep>().by_edge(std::declval<const S*>())) cotangent;
+    Sweep<S, W>& sweep;
+    const Rows<const S, W> cotangent;
 
-    bool is_silent(int64_t) const { return false; }
-    void fill(const Run& run, int64_t i) {
-        sweep.layout.read(run, cotangent, run.edge, sweep.e.get());
-        node::log_q_vjp<Sweep::together>(sweep.omega, sweep.x.get(), sweep.s.get(), sweep.layout.vectors(run.edges),
-                                         sweep.layout.at(sweep.base, i), sweep.layout.at(sweep.tau, i), sweep.e.get());
+    bool is_silent(const Tile&) const { return false; }
+    void fill(const Tile& tile, const Wide<W>&) {
+        double* const e = sweep.e.get();
+        gather<W, S>(sweep.graph, tile, cotangent, sweep.graph.edge, 1, nullptr, 0, e);
+        const double *const slope = log_slope(sweep, tile, sweep.y), *const s = sweep.s.get();
+        if (tile.together()) {
+            node::log_q_vjp<true, W>(slope, s, tile.vectors, e);
+        } else {
+            node::log_q_vjp<false, W>(slope, s, tile.vectors, e);
+        }
     }
 };
 
 template <class S>
 void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_edge, S* by_weight) {
-    for_units(problem, [&](auto omega, auto layout) {
-        using Own = Sweep<S, decltype(omega), decltype(layout)>;
-        Own sweep(problem, omega, layout);
+    for_sweeps(problem, [&](auto& sweep) {
+        constexpr int W = std::decay_t<decltype(sweep)>::width;
         sweep.read_tape();
-        CotangentOfLog<Own, S> source{sweep, sweep.by_edge(cotangent_by_edge)};
-        auto mass = sweep.zero_nodes();
-        sweep_back(sweep, source, mass, by_weight);
+        Numbers mass = sweep.zero_nodes();
+        sweep_back(sweep, CotangentOfLog<S, W>{sweep, sweep.by_edge(cotangent_by_edge)}, mass, by_weight);
     });
 }
 

@@ -11,11 +11,12 @@
 
 namespace bellmax {
 
-// Nodes are in topological order, the root last. The edges into node i are the slots offset[i] … offset[i + 1] − 1.
+// Nodes are in topological order, the root last. The edges into node i are the slots offset[i] … offset[i + 1] − 1. Nodes
+// of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
 struct Hypergraph {
-    std::int64_t num_nodes, num_edges, num_weights, num_tails;
+    std::int64_t num_nodes, num_edges, num_weights, num_groups;
     std::int64_t most_edges, most_tails;  // into any node, of any edge
-    const std::int32_t* offset;
+    const std::int32_t *offset, *group;
     const std::int32_t* tail_offset;  // the tails of a slot, as for offset; null for a DAG: tail[slot], and node 0 is 0
     const std::int32_t* tail;
     const std::int32_t* edge;    // the caller's number of a slot's edge
@@ -34,7 +35,6 @@ struct HyperProblem {
     const double* tape;  // null for forward and topk
 };
 
-// Each throws std::invalid_argument for an index out of range.
 template <class S>
 struct HyperKernels {
     // Whether every score was below +∞ and not NaN.
