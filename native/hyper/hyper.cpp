@@ -83,28 +83,24 @@ public:
 
     void read_tape() {
         const Rows<const double, W> tape = rows(problem.tape, 3 * graph.num_nodes);
-        int64_t column = 0;
-        for (double* to : {value.get(), base.get(), tau.get()}) {
-            for (int64_t i = 0; i < graph.num_nodes; ++i, ++column) {
-                if (lanes == Lanes::rows) {
-                    store_wide(to + i * W, tape.read(column));
-                } else {
-                    to[i] = tape.row[0][column];
-                }
-            }
-        }
+        exchange([&](double* own, int64_t step, int l, int64_t column) {
+            for (int64_t i = 0; i < graph.num_nodes; ++i) own[i * step] = tape.row[l][column + i];
+        });
     }
     void write_tape(double* out) const {
         const Rows<double, W> tape = rows(out, 3 * graph.num_nodes);
+        exchange([&](const double* own, int64_t step, int l, int64_t column) {
+            for (int64_t i = 0; i < graph.num_nodes && l < tape.valid; ++i) tape.row[l][column + i] = own[i * step];
+        });
+    }
+    // body(own, step, l, column) for the three parts of the tape of each row: where its numbers are here, and there.
+    template <class Body>
+    void exchange(Body body) const {
+        const int step = lanes == Lanes::rows ? W : 1;
         int64_t column = 0;
-        for (const double* from : {value.get(), base.get(), tau.get()}) {
-            for (int64_t i = 0; i < graph.num_nodes; ++i, ++column) {
-                if (lanes == Lanes::rows) {
-                    tape.write(column, load_wide<W>(from + i * W));
-                } else {
-                    tape.row[0][column] = from[i];
-                }
-            }
+        for (double* own : {value.get(), base.get(), tau.get()}) {
+            for (int l = 0; l < step; ++l) body(own + l, int64_t(step), l, column);
+            column += graph.num_nodes;
         }
     }
 
