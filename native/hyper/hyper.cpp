@@ -15,13 +15,20 @@
 namespace bellmax::BELLMAX_ARCH {
 namespace {
 
-using Numbers = Array<double>;
+// Numbers of nodes or of edges, in the arena of their sweep.
+struct Numbers {
+    double* first = nullptr;
+
+    double* get() const { return first; }
+    double& operator[](int64_t n) const { return first[n]; }
+};
 
 // What a sweep over one row of the batch, or W of them, knows of the nodes, and room for the edges of a tile.
 template <class S, int W>
 class Sweep {
 public:
     static constexpr int width = W;
+    static constexpr int most_nodes = 7, most_edges = 5;  // how many numbers of each a sweep needs
 
     const HyperProblem<S>& problem;
     const Hypergraph& graph;
@@ -29,7 +36,9 @@ public:
     const Lanes lanes;  // rows, or those of a single row
     const int64_t first;
     const int64_t room = problem.graph.num_nodes * (lanes == Lanes::rows ? W : 1) + W;  // for numbers of nodes
+    const int64_t by_shared_weight = problem.graph.weight == problem.graph.edge ? 0 : problem.graph.num_weights * W;
     const Rows<const S, W> theta;
+    Arena arena;
     Numbers value, base, tau;
     Numbers x, q, s, y, e;  // of the tile
 
@@ -40,13 +49,21 @@ public:
           lanes(how),
           first(first_row),
           theta(by_weight(of.theta)),
-          value(scratch<double>(room)),
-          base(scratch<double>(room)),
-          tau(scratch<double>(room)),
+          arena(most_nodes * Arena::rounded(room) + most_edges * Arena::rounded(room_of_edges()) +
+                Arena::rounded(by_shared_weight)),
+          value{arena.take(room)},
+          base{arena.take(room)},
+          tau{arena.take(room)},
           x(edges()), q(edges()), s(edges()), y(edges()), e(edges()) {}
 
-    Numbers edges() const { return scratch<double>((graph.most_edges + W) * W); }
-    Numbers zero_nodes() const { return zeros<double>(room); }
+    int64_t room_of_edges() const { return (graph.most_edges + W) * W; }
+    Numbers edges() { return {arena.take(room_of_edges())}; }
+    Numbers zeros(int64_t count) {
+        const Numbers numbers{arena.take(count)};
+        std::fill_n(numbers.get(), count, 0.0);
+        return numbers;
+    }
+    Numbers zero_nodes() { return zeros(room); }
 
     template <class T>
     Rows<T, W> rows(T* data, int64_t columns) const {
@@ -65,7 +82,7 @@ public:
     Wide<W> of_node(const double* numbers, int64_t node) const {
         return lanes == Lanes::rows ? load_wide<W>(numbers + node * W) : wide<W>(numbers[node]);
     }
-    void set_root(Numbers& numbers, const Wide<W>& v) const {
+    void set_root(Numbers numbers, const Wide<W>& v) const {
         const int64_t root = graph.num_nodes - 1;
         if (lanes == Lanes::rows) return store_wide(&numbers[root * W], v);
         numbers[root] = v.part[0][0];
@@ -163,22 +180,20 @@ template <class S, int W>
 class Sink {
     const Sweep<S, W>& sweep;
     const Rows<S, W> out;
-    Numbers sums;
+    const Numbers sums;
 
 public:
-    Sink(const Sweep<S, W>& own, S* data) : sweep(own), out(own.by_weight(data)) {
-        const Hypergraph& graph = sweep.graph;
-        if (graph.weight != graph.edge) sums = zeros<double>(graph.num_weights * (sweep.lanes == Lanes::rows ? W : 1));
-    }
+    Sink(Sweep<S, W>& own, S* data) : sweep(own), out(own.by_weight(data)), sums(own.zeros(own.by_shared_weight)) {}
+
     void put(const Tile& tile, const double* e) {
-        if (sums) {
+        if (sweep.by_shared_weight) {
             add<W>(tile, e, sweep.graph.weight, sums.get());
         } else {
             scatter<W, S>(tile, e, sweep.graph.weight, out);
         }
     }
     void finish() {
-        for (int64_t w = 0; sums && w < sweep.graph.num_weights; ++w) out.write(w, sweep.of_node(sums.get(), w));
+        for (int64_t w = 0; w * W < sweep.by_shared_weight; ++w) out.write(w, sweep.of_node(sums.get(), w));
     }
 };
 
@@ -186,7 +201,7 @@ public:
 // is none;
 // source.is_silent(tile): it would be 0.
 template <class S, int W, class Source>
-void sweep_back(Sweep<S, W>& sweep, Source&& source, Numbers& mass, S* by_weight) {
+void sweep_back(Sweep<S, W>& sweep, Source&& source, Numbers mass, S* by_weight) {
     constexpr bool has_source = std::decay_t<Source>::exists;
     Sink<S, W> sink(sweep, by_weight);
     double* const e = sweep.e.get();
@@ -306,7 +321,7 @@ void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
 
 // d log q/dx of a tile whose scores are known, in q's place.
 template <class S, int W>
-const double* log_slope(Sweep<S, W>& sweep, const Tile& tile, Numbers& room) {
+const double* log_slope(Sweep<S, W>& sweep, const Tile& tile, Numbers room) {
     sweep.omega.log_slope(tile.together(), sweep.x.get(), tile.vectors, at<W>(sweep.base.get(), tile),
                           at<W>(sweep.tau.get(), tile), room.get());
     return room.get();
