@@ -100,23 +100,28 @@ public:
 
     void read_tape() {
         const Rows<const double, W> tape = rows(problem.tape, 3 * graph.num_nodes);
-        exchange([&](double* own, int64_t step, int l, int64_t column) {
-            for (int64_t i = 0; i < graph.num_nodes; ++i) own[i * step] = tape.row[l][column + i];
+        exchange([&](double* own, int64_t step, int l, int64_t column, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) own[i * step] = tape.row[l][column + i];
         });
     }
     void write_tape(double* out) const {
         const Rows<double, W> tape = rows(out, 3 * graph.num_nodes);
-        exchange([&](const double* own, int64_t step, int l, int64_t column) {
-            for (int64_t i = 0; i < graph.num_nodes && l < tape.valid; ++i) tape.row[l][column + i] = own[i * step];
+        exchange([&](const double* own, int64_t step, int l, int64_t column, int64_t count) {
+            for (int64_t i = 0; i < count && l < tape.valid; ++i) tape.row[l][column + i] = own[i * step];
         });
     }
-    // body(own, step, l, column) for the three parts of the tape of each row: where its numbers are here, and there.
+    // body(own, step, l, column, count) for the three parts of the tape of each row, a few nodes at a time: where their
+    // numbers are here, and there.
     template <class Body>
     void exchange(Body body) const {
+        constexpr int64_t few = 64;
         const int step = lanes == Lanes::rows ? W : 1;
         int64_t column = 0;
         for (double* own : {value.get(), base.get(), tau.get()}) {
-            for (int l = 0; l < step; ++l) body(own + l, int64_t(step), l, column);
+            for (int64_t i = 0; i < graph.num_nodes; i += few) {
+                const int64_t count = std::min(few, graph.num_nodes - i);
+                for (int l = 0; l < step; ++l) body(own + i * step + l, int64_t(step), l, column + i, count);
+            }
             column += graph.num_nodes;
         }
     }
