@@ -47,7 +47,8 @@ class NativeSweeps:
         nodes = self.layout.nodes(theta, index)
         if self.structure == "dag":  # values, what scores are relative to, thresholds
             return first.new_empty((first.shape[0], 3, *nodes), dtype=torch.float64)
-        return first.new_empty((first.shape[0], 2, *nodes))  # values, relative to the greatest of their step; thresholds
+        # Values, relative to the greatest of their step, and thresholds.
+        return first.new_empty((first.shape[0], 2, *nodes))
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0])
