@@ -6,7 +6,6 @@
 #include "bind/chains.h"
 #include "cells.h"
 #include "steps/chain.h"
-#include "dag.h"
 #include "dtw.h"
 #include "short_pairs.h"
 
@@ -15,15 +14,10 @@ using namespace bellmax;
 
 namespace bellmax {
 void bind_engines(nb::module_& m);
+void bind_hyper(nb::module_& m);
 }
 
 namespace {
-
-template <class S>
-const DagKernels<S>& dag() {
-    static const DagKernels<S> kernels = BELLMAX_BEST(dag_kernels<S>());
-    return kernels;
-}
 
 template <class S>
 const ChainKernels<S>& chain() {
@@ -44,111 +38,7 @@ const ShortPairsKernels<S>& short_pairs() {
 }
 
 template <class S>
-using Theta = In<S, 2>;
-using Index = In<int64_t, 1>;
-using Tape = In<double, 3>;
-
-template <class S>
-Problem<S> problem(const Theta<S>& theta, const Index& offset, const Index& parent, const Index& edge,
-                   OMEGA) {
-    const int64_t edges = static_cast<int64_t>(parent.shape(0));
-    need(offset.shape(0) >= 2 && edge.shape(0) == parent.shape(0), "the index does not fit together");
-    need(theta.shape(1) == parent.shape(0), "theta does not fit the graph");
-    const int64_t nodes = static_cast<int64_t>(offset.shape(0)) - 1;
-    int64_t most = 0;
-    for (int64_t i = 0; i < nodes; ++i) most = std::max(most, offset.data()[i + 1] - offset.data()[i]);
-    const Graph graph{nodes, edges, most, offset.data(), parent.data(), edge.data()};
-    const int64_t batch = int64_t(theta.shape(0));
-    return {graph, omega_of(omega, parameters), batch, threads_for(batch * edges, threads), theta.data(), nullptr};
-}
-
-template <class S>
-void set_tape(Problem<S>& p, const Tape& tape) {
-    need(int64_t(tape.shape(0)) == p.batch && int64_t(tape.shape(1)) == 2 &&
-             int64_t(tape.shape(2)) == p.graph.num_nodes,
-         "the tape does not fit theta");
-    p.tape = tape.data();
-}
-
-template <class S, class Array>
-void need_like(const Problem<S>& p, const Array& array) {
-    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.graph.num_edges, "an array is not like theta");
-}
-
-// The last array, the groups, is for the reference backend.
-#define GRAPH \
-    const Index &offset, const Index &parent, const Index &edge, const Index &, OMEGA
-#define PROBLEM problem(theta, offset, parent, edge, omega, parameters, threads)
-
-template <class S>
-void bind(nb::module_& m) {
-    m.def("dag_forward", [](const Theta<S>& theta, const Out<S, 1>& value, const Out<double, 3>& tape, GRAPH) {
-        auto p = PROBLEM;
-        set_tape(p, Tape(tape));
-        need(int64_t(value.shape(0)) == p.batch, "the value does not fit theta");
-        nb::gil_scoped_release release;
-        return dag<S>().forward(p, value.data(), tape.data());
-    });
-    const auto onto = [&m](const char* name, auto kernel) {
-        m.def(name, [kernel](const Theta<S>& theta, const Tape& tape, const Out<S, 2>& out, GRAPH) {
-            auto p = PROBLEM;
-            set_tape(p, tape);
-            need_like(p, out);
-            nb::gil_scoped_release release;
-            (dag<S>().*kernel)(p, out.data());
-        });
-    };
-    m.def("dag_backward", [](const Theta<S>& theta, const Tape& tape, const In<S, 1>& seed, const Out<S, 2>& out, GRAPH) {
-        auto p = PROBLEM;
-        set_tape(p, tape);
-        need_like(p, out);
-        need(int64_t(seed.shape(0)) == p.batch, "the seed does not fit theta");
-        nb::gil_scoped_release release;
-        dag<S>().backward(p, seed.data(), out.data());
-    });
-    m.def("dag_hessian", [](const Theta<S>& theta, const Tape& tape, const In<S, 1>& seed, const Theta<S>& z,
-                            const Out<S, 2>& out, GRAPH) {
-        auto p = PROBLEM;
-        set_tape(p, tape);
-        need_like(p, z);
-        need_like(p, out);
-        need(int64_t(seed.shape(0)) == p.batch, "the seed does not fit theta");
-        nb::gil_scoped_release release;
-        dag<S>().hessian(p, seed.data(), z.data(), out.data());
-    });
-    onto("dag_log_transitions", &DagKernels<S>::log_transitions);
-    const auto along = [&m](const char* name, auto kernel) {
-        m.def(name, [kernel](const Theta<S>& theta, const Tape& tape, const Theta<S>& z, const Out<S, 2>& out, GRAPH) {
-            auto p = PROBLEM;
-            set_tape(p, tape);
-            need_like(p, z);
-            need_like(p, out);
-            nb::gil_scoped_release release;
-            (dag<S>().*kernel)(p, z.data(), out.data());
-        });
-    };
-    along("dag_log_transitions_jvp", &DagKernels<S>::log_transitions_jvp);
-    along("dag_log_transitions_vjp", &DagKernels<S>::log_transitions_vjp);
-    m.def("dag_sample",
-          [](const Theta<S>& theta, const Tape& tape, const In<double, 3>& uniforms, const Out<S, 3>& paths, GRAPH) {
-              auto p = PROBLEM;
-              set_tape(p, tape);
-              need(int64_t(uniforms.shape(0)) == p.batch, "the uniforms do not fit theta");
-              need(paths.shape(0) == uniforms.shape(0) && paths.shape(1) == uniforms.shape(1) &&
-                       int64_t(paths.shape(2)) == p.graph.num_edges,
-                   "the paths do not fit the uniforms");
-              nb::gil_scoped_release release;
-              need(dag<S>().sample(p, int64_t(uniforms.shape(1)), int64_t(uniforms.shape(2)), uniforms.data(), paths.data()),
-                   "a path has more choices than there are uniforms");
-          });
-    m.def("dag_topk", [](const Theta<S>& theta, const Out<S, 2>& scores, const Out<S, 3>& paths, GRAPH) {
-        const auto p = PROBLEM;
-        need(int64_t(scores.shape(0)) == p.batch && int64_t(paths.shape(0)) == p.batch &&
-                 paths.shape(1) == scores.shape(1) && int64_t(paths.shape(2)) == p.graph.num_edges,
-             "scores and paths do not fit theta");
-        nb::gil_scoped_release release;
-        return dag<S>().topk(p, int64_t(scores.shape(1)), scores.data(), paths.data());
-    });
+void bind_functions(nb::module_& m) {
     m.def("exp", [](const In<S, 1>& x, const Out<S, 1>& y) {
         need(x.shape(0) == y.shape(0), "lengths differ");
         for (int64_t i = 0; i < x.shape(0); ++i) y.data()[i] = exp_nonpositive(x.data()[i]);
@@ -504,13 +394,9 @@ void bind_short_pairs(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     m.def("instructions", [] { return has_avx2() ? "avx2" : "baseline"; });
-    m.def("dag_levels", [](const In<int64_t, 2>& pairs, const Out<int64_t, 1>& level) {
-        need(pairs.shape(1) == 2, "pairs must have two columns");
-        nb::gil_scoped_release release;
-        dag_levels(pairs.data(), int64_t(pairs.shape(0)), level.data(), int64_t(level.shape(0)));
-    });
-    bind<float>(m);
-    bind<double>(m);
+    bind_functions<float>(m);
+    bind_functions<double>(m);
+    bind_hyper(m);
     bind_chain<float>(m);
     bind_chain<double>(m);
     bind_scores<float>(m);

@@ -85,11 +85,23 @@ struct PartOf {
 template <class S, int N>
 using Part = typename PartOf<S, N>::type;
 
+// Each lane in another precision. GCC makes two halves of four floats or doubles, which the processor has in one.
+template <class R, class S>
+inline Part<R, 4> convert(Part<S, 4> v) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(R) > sizeof(S)) return (Part<R, 4>)_mm256_cvtps_pd((__m128)v);
+    if constexpr (sizeof(R) < sizeof(S)) return (Part<R, 4>)_mm256_cvtpd_ps((__m256d)v);
+#endif
+    return __builtin_convertvector(v, Part<R, 4>);
+}
+
 // From another precision.
 template <class R, class S>
 inline Vec<R> load_as(const S* from) {
     if constexpr (sizeof(R) == sizeof(S)) {
         return load<R>(from);
+    } else if constexpr (sizeof(R) == 8 && sizeof(S) == 4) {
+        return convert<R, S>(load_vector<Part<S, 4>>(from));
     } else {
         return __builtin_convertvector(load_vector<Part<S, lanes_of<R>>>(from), Vec<R>);
     }
@@ -104,6 +116,9 @@ template <class S, class R>
 inline void store_as(S* to, Vec<R> v) {
     if constexpr (sizeof(R) == sizeof(S)) {
         store<R>(to, v);
+    } else if constexpr (sizeof(R) == 8 && sizeof(S) == 4) {
+        const auto other = convert<S, R>(v);
+        std::memcpy(to, &other, sizeof other);
     } else {
         const auto other = __builtin_convertvector(v, Part<S, lanes_of<R>>);
         std::memcpy(to, &other, sizeof other);

@@ -51,6 +51,7 @@ constexpr const char* dtype() {
     if constexpr (std::is_same_v<Plain, float>) return "float32";
     if constexpr (std::is_same_v<Plain, double>) return "float64";
     if constexpr (std::is_same_v<Plain, bool>) return "bool";
+    if constexpr (std::is_same_v<Plain, std::int32_t>) return "int32";
     return "int64";
 }
 

@@ -1,6 +1,6 @@
 """Graphs as integers: nodes sorted by level, then by number of parents.
 
-θ is the weights (B, E) of the edges. ``index`` is (offset, parent, edge, group):
+θ is the weights (B, E) of the edges. ``index`` is (offset, parent, edge, group), int32:
 
 - offset (N + 1): the edges into node i are the slots offset[i] … offset[i + 1] − 1, in the caller's order;
 - parent (E): the parent at the other side of a slot;
@@ -63,7 +63,7 @@ def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
     return level
 
 
-def sort(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+def sort(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> tuple[NDArray[np.int32], ...]:
     """(offset, parent, edge, group) of edges (E, 2) ``[parent, child]``, by the levels of their nodes."""
     degree = np.bincount(pairs[:, 1], minlength=len(level))
     order = np.lexsort((degree, level))
@@ -73,4 +73,4 @@ def sort(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> tuple[NDArray[np
     offset = np.concatenate(([0], np.cumsum(degree[order])))
     changes = (np.diff(level[order]) != 0) | (np.diff(degree[order]) != 0)
     group = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(level)]))
-    return offset, number[pairs[edge, 0]], edge, group
+    return tuple(part.astype(np.int32) for part in (offset, number[pairs[edge, 0]], edge, group))

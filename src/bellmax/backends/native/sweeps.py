@@ -44,9 +44,11 @@ class NativeSweeps:
         first = theta[0]
         if self.structure == "dtw":
             return first.new_empty((first.shape[0], _dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
-        # Values and thresholds. A chain's are relative to the greatest of their step.
-        dtype = torch.float64 if self.structure == "dag" else first.dtype
-        return first.new_empty((first.shape[0], 2, *self.layout.nodes(theta, index)), dtype=dtype)
+        nodes = self.layout.nodes(theta, index)
+        if self.structure == "dag":  # values, what scores are relative to, thresholds
+            return first.new_empty((first.shape[0], 3, *nodes), dtype=torch.float64)
+        # Values, relative to the greatest of their step, and thresholds.
+        return first.new_empty((first.shape[0], 2, *nodes))
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0])

@@ -1,20 +1,20 @@
 #include <vector>
 
-#include "dag.h"
+#include "hyper.h"
 
 namespace bellmax {
 
 using std::int64_t;
 
-void dag_levels(const int64_t* pairs, int64_t num_edges, int64_t* level, int64_t num_nodes) {
-    std::vector<int64_t> offset(num_nodes + 1, 0), child(num_edges), waiting(num_nodes, 0), ready;
-    for (int64_t e = 0; e < num_edges; ++e) {
+void levels(const int64_t* pairs, int64_t num_pairs, int64_t* level, int64_t num_nodes) {
+    std::vector<int64_t> offset(num_nodes + 1, 0), child(num_pairs), waiting(num_nodes, 0), ready;
+    for (int64_t e = 0; e < num_pairs; ++e) {
         ++offset[pairs[2 * e] + 1];
         ++waiting[pairs[2 * e + 1]];
     }
     for (int64_t i = 0; i < num_nodes; ++i) offset[i + 1] += offset[i];
     std::vector<int64_t> next(offset.begin(), offset.end() - 1);
-    for (int64_t e = 0; e < num_edges; ++e) child[next[pairs[2 * e]]++] = pairs[2 * e + 1];
+    for (int64_t e = 0; e < num_pairs; ++e) child[next[pairs[2 * e]]++] = pairs[2 * e + 1];
 
     ready.reserve(num_nodes);
     std::vector<int64_t> depth(num_nodes, 0);

@@ -1,0 +1,66 @@
+// The interface for the binding: the sweeps of any stored graph, compiled once for each instruction set.
+//
+// An edge leads from its tails, any number of nodes, to its head: its score is its weight and the values of its tails. A
+// derivation of a node is one of the edges into it and a derivation of each tail. With one tail an edge, that is a DAG,
+// and derivations of its last node are its paths.
+#pragma once
+
+#include <cstdint>
+
+#include "../omega/omega.h"
+
+namespace bellmax {
+
+// Nodes are in topological order, the root last. The edges into node i are the slots offset[i] … offset[i + 1] − 1. Nodes
+// of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
+struct Hypergraph {
+    std::int64_t num_nodes, num_edges, num_weights, num_groups;
+    std::int64_t most_edges, most_tails;  // into any node, of any edge
+    const std::int32_t *offset, *group;
+    const std::int32_t* tail_offset;  // the tails of a slot, as for offset; null for a DAG: tail[slot], and node 0 is 0
+    const std::int32_t* tail;
+    const std::int32_t* edge;    // the caller's number of a slot's edge
+    const std::int32_t* weight;  // the number of its weight, which edges may share; `edge` itself if they do not
+};
+
+// θ, and all that is by weight, is (batch, num_weights); what is by edge is (batch, num_edges); a tape is
+// (batch, 3, num_nodes): values, what scores are relative to, thresholds.
+template <class S>
+struct HyperProblem {
+    Hypergraph graph;
+    OmegaParameters omega;
+    std::int64_t batch;
+    int threads;
+    const S* theta;
+    const double* tape;  // null for forward and topk
+};
+
+template <class S>
+struct HyperKernels {
+    // Whether every score was below +∞ and not NaN.
+    bool (*forward)(const HyperProblem<S>&, S* value, double* tape);
+    void (*backward)(const HyperProblem<S>&, const S* seed, S* by_weight);
+    void (*hessian)(const HyperProblem<S>&, const S* seed, const S* z, S* by_weight);
+    void (*log_transitions)(const HyperProblem<S>&, S* by_edge);
+    void (*log_transitions_jvp)(const HyperProblem<S>&, const S* z, S* by_edge);
+    void (*log_transitions_vjp)(const HyperProblem<S>&, const S* cotangent_by_edge, S* by_weight);
+    // How often a derivation has each edge, (batch, draws, num_edges). Its n-th choice, from the root, first tails first,
+    // takes the n-th of its uniforms; false if there are fewer than it makes.
+    bool (*sample)(const HyperProblem<S>&, std::int64_t draws, std::int64_t choices, const double* uniforms, S* counts);
+    // (batch, k) and (batch, k, num_edges), best first. As for forward; where it is false there is no result.
+    bool (*topk)(const HyperProblem<S>&, std::int64_t k, S* scores, S* counts);
+};
+
+namespace baseline {
+template <class S>
+HyperKernels<S> hyper_kernels();
+}
+namespace avx2 {
+template <class S>
+HyperKernels<S> hyper_kernels();
+}
+
+// Longest path to each node, in edges; −1 on cycles and behind them. Pairs are (tail, head).
+void levels(const std::int64_t* pairs, std::int64_t num_pairs, std::int64_t* level, std::int64_t num_nodes);
+
+}  // namespace bellmax

@@ -1,0 +1,299 @@
+"""The kernels of hypergraphs against enumeration of all derivations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+import torch
+from support.inside import loading
+from support.kernels import needs_kernels
+from support.problems import OMEGAS, Array, solve
+from torch import Tensor
+
+import bellmax as bx
+
+pytestmark = needs_kernels
+
+MOST = 150  # derivations of a node
+
+
+@dataclass(frozen=True)
+class Hypergraph:
+    """Edges (head, tails) between nodes in topological order, the root last; edge e has the weight ``weight[e]``."""
+
+    num_nodes: int
+    edges: list[tuple[int, tuple[int, ...]]]
+    weight: list[int]
+
+    @cached_property
+    def into(self) -> list[list[int]]:
+        return [[e for e, (head, _) in enumerate(self.edges) if head == i] for i in range(self.num_nodes)]
+
+    @cached_property
+    def derivations(self) -> Array:
+        """How often each derivation of the root has each edge, (derivations, edges)."""
+        found: list[list[Array]] = []
+        for edges in self.into:
+            found.append([])
+            for e in edges:
+                own = np.eye(len(self.edges))[e]
+                for parts in itertools.product(*(found[tail] for tail in self.edges[e][1])):
+                    found[-1].append(sum(parts, own))
+        return np.array(found[-1]).reshape(-1, len(self.edges))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Number of derivations of each node."""
+        counts: list[int] = []
+        for edges in self.into:
+            counts.append(sum(math.prod(counts[tail] for tail in self.edges[e][1]) for e in edges))
+        return counts
+
+    @cached_property
+    def onto_weights(self) -> Array:
+        """(edges, weights): 1 where an edge has a weight."""
+        return np.eye(max(self.weight) + 1)[self.weight]
+
+    @cached_property
+    def index(self) -> tuple[Tensor, ...]:
+        """(offset, tail_offset, tail, edge, group, weight), and the groups."""
+        edge = [e for edges in self.into for e in edges]
+        tails = [self.edges[e][1] for e in edge]
+        parts = (
+            np.cumsum([0, *map(len, self.into)]),
+            np.cumsum([0, *map(len, tails)]),
+            [tail for each in tails for tail in each],
+            edge,
+            self.groups,
+            [self.weight[e] for e in edge],
+        )
+        return tuple(torch.tensor(np.asarray(part), dtype=torch.int32) for part in parts)
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """Bounds of runs of nodes that do not depend on each other and have as many edges."""
+        bounds = [0]
+        for i, edges in enumerate(self.into):
+            run = range(bounds[-1], i)
+            depends = any(tail in run for e in edges for tail in self.edges[e][1])
+            if i and (depends or len(edges) != len(self.into[i - 1])):
+                bounds.append(i)
+        return [*bounds, self.num_nodes]
+
+    def transitions(self, theta: Array, omega: bx.Regularizer) -> tuple[float, Array]:
+        """The root's value and q of each edge, by the recursion itself."""
+        value: list[float] = []
+        q = np.zeros(len(self.edges))
+        for edges in self.into:
+            scores = [theta[self.weight[e]] + sum(value[tail] for tail in self.edges[e][1]) for e in edges]
+            own, q[edges] = solve(omega, scores) if edges else (-math.inf, [])
+            value.append(own)
+        return value[-1], q
+
+    def probabilities(self, theta: Array, omega: bx.Regularizer) -> Array:
+        value, q = self.transitions(theta, omega)
+        return np.prod(q**self.derivations, axis=1) if value > -math.inf else np.zeros(self.counts[-1])
+
+    def expectation(self, theta: Array, omega: bx.Regularizer) -> Array:
+        """Σ p D, by weight."""
+        expected: Array = self.probabilities(theta, omega) @ self.derivations @ self.onto_weights
+        return expected
+
+    def hessian_product(self, theta: Array, z: Array, omega: bx.Regularizer, step: float = 2e-5) -> Array | None:
+        """Fourth-order difference of the expectation along z; None across a kink of a sparse Ω."""
+        at = {n: self.expectation(theta + n * step * z, omega) for n in (-2, -1, 1, 2)}
+        wide, narrow = (at[2] - at[-2]) / (4 * step), (at[1] - at[-1]) / (2 * step)
+        return (4 * narrow - wide) / 3 if np.abs(wide - narrow).max() < 1e-6 else None
+
+
+def random_hypergraph(rng: np.random.Generator, shared: bool) -> Hypergraph:
+    """Edges with 0 to 3 tails, now and then the same twice, and now and then a node without a derivation."""
+    while True:
+        num_nodes = int(rng.integers(2, 9))
+        edges: list[tuple[int, tuple[int, ...]]] = []
+        for head in range(num_nodes):
+            for _ in range(int(rng.integers(0 if 0 < head < num_nodes - 1 else 1, 5))):
+                arity = int(rng.integers(0, 4)) if head else 0
+                edges.append((head, tuple(int(tail) for tail in rng.integers(0, head, arity))))
+        order = rng.permutation(len(edges))
+        weight = rng.integers(0, max(1, len(edges) // 2), len(edges)).tolist() if shared else list(range(len(edges)))
+        graph = Hypergraph(num_nodes, [edges[e] for e in order], weight)
+        if graph.counts[-1] >= 2 and max(graph.counts) <= MOST:
+            return graph
+
+
+class Kernels:
+    """The kernels on one graph and weights (B, W) at γ = 1."""
+
+    def __init__(self, graph: Hypergraph, theta: Tensor, omega: bx.Regularizer) -> None:
+        self.graph, self.theta, self.kernel = graph, theta, omega.kernel
+        self.tape = torch.empty(len(theta), 3, graph.num_nodes, dtype=torch.float64)
+        self.value = theta.new_empty(len(theta))
+        assert self.call("forward", self.value, self.tape)
+
+    def call(self, name: str, *tensors: Tensor) -> object:
+        index = self.graph.index
+        return loading.call(f"hyper_{name}", self.theta, *tensors, *index, *self.kernel)
+
+    def by_weight(self, name: str, *tensors: Tensor) -> Tensor:
+        out = torch.full_like(self.theta, math.nan)
+        self.call(name, self.tape, *tensors, out)
+        return out
+
+    def by_edge(self, name: str, *tensors: Tensor) -> Tensor:
+        out = self.theta.new_full((len(self.theta), len(self.graph.edges)), math.nan)
+        self.call(name, self.tape, *tensors, out)
+        return out
+
+
+def at_unit_gamma(name: str) -> bx.Regularizer:
+    omega = OMEGAS[name]
+    return type(omega)(omega.alpha) if type(omega) is bx.Tsallis else type(omega)()
+
+
+@pytest.fixture(params=list(OMEGAS))
+def unit_omega(request: pytest.FixtureRequest) -> bx.Regularizer:
+    return at_unit_gamma(request.param)
+
+
+def problems(batch: int, seed: int, count: int) -> list[tuple[Hypergraph, Array]]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for n in range(count):
+        graph = random_hypergraph(rng, shared=n % 2 == 1)
+        theta = rng.normal(scale=1.5, size=(batch, graph.onto_weights.shape[1]))
+        theta[rng.random(theta.shape) < 0.15] = -math.inf
+        found.append((graph, theta))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_sweeps_against_enumeration(unit_omega: bx.Regularizer, batch: int, dtype: torch.dtype) -> None:
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-9
+    for graph, given in problems(batch, seed=batch, count=24 if batch == 1 else 6):
+        rng = np.random.default_rng(7)
+        theta = torch.tensor(given, dtype=dtype)
+        run = Kernels(graph, theta, unit_omega)
+        exact = theta.double().numpy()
+        seed = torch.tensor(rng.normal(size=batch), dtype=dtype)
+        z = torch.tensor(rng.normal(size=given.shape), dtype=dtype)
+        path, product = run.by_weight("backward", seed), run.by_weight("hessian", seed, z)
+        log_q = run.by_edge("log_transitions")
+        for row in {0, batch // 3, batch - 1}:
+            value, q = graph.transitions(exact[row], unit_omega)
+            assert run.value[row].item() == pytest.approx(value, rel=tolerance, abs=tolerance)
+            scale = float(seed[row])
+            np.testing.assert_allclose(path[row], scale * graph.expectation(exact[row], unit_omega), atol=tolerance)
+            with np.errstate(divide="ignore"):
+                expected_log = np.log(q)
+            close = q > 1e-3 if dtype == torch.float32 else q > 1e-9
+            np.testing.assert_allclose(log_q[row].numpy()[close], expected_log[close], atol=100 * tolerance)
+            assert not log_q[row].isnan().any()
+            difference = graph.hessian_product(exact[row], z[row].double().numpy(), unit_omega)
+            if difference is not None:
+                np.testing.assert_allclose(product[row], scale * difference, atol=max(20 * tolerance, 1e-6))
+        assert not product.isnan().any()
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_log_transitions_along_a_direction(unit_omega: bx.Regularizer, batch: int) -> None:
+    """The jvp is the difference of log q, and the vjp is its transpose."""
+    for graph, given in problems(batch, seed=2, count=6):
+        rng = np.random.default_rng(5)
+        theta, z = torch.tensor(given), torch.tensor(rng.normal(size=given.shape))
+        run = Kernels(graph, theta, unit_omega)
+        change = run.by_edge("log_transitions_jvp", z)
+        cotangent = torch.tensor(rng.normal(size=change.shape))
+        back = run.by_weight("log_transitions_vjp", cotangent)
+        torch.testing.assert_close((back * z).sum(1), (change * cotangent).sum(1))
+        step = 1e-6
+        logs = [Kernels(graph, theta + n * step * z, unit_omega).by_edge("log_transitions") for n in (-1, 1)]
+        difference = (logs[1] - logs[0]) / (2 * step)
+        stays = logs[0].isfinite() & logs[1].isfinite() & (logs[0] > -6)
+        torch.testing.assert_close(change[stays], difference[stays], rtol=1e-4, atol=1e-4)
+
+
+def test_samples_have_the_probabilities(unit_omega: bx.Regularizer) -> None:
+    draws = 2000
+    for graph, theta in problems(2, seed=3, count=4):
+        run = Kernels(graph, torch.tensor(theta), unit_omega)
+        choices = max(1, int(graph.derivations.sum(1).max()))
+        uniforms = torch.rand(2, draws, choices, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        counts = torch.empty(2, draws, len(graph.edges), dtype=torch.float64)
+        run.call("sample", run.tape, uniforms, counts)
+        distinct, first = np.unique(graph.derivations, axis=0, return_inverse=True)
+        for row in range(2):
+            p = np.bincount(first.ravel(), graph.probabilities(theta[row], unit_omega), len(distinct))
+            if p.sum() == 0:
+                assert not counts[row].any()
+                continue
+            drawn = [(counts[row].numpy() == own).all(1).mean() for own in distinct]
+            np.testing.assert_allclose(drawn, p, atol=4 * math.sqrt(0.25 / draws))
+            assert sum(drawn) == pytest.approx(1)
+
+
+def test_choices_are_taken_depth_first() -> None:
+    # The root's first tail, and what is below it, come before the second.
+    graph = Hypergraph(3, [(0, ()), (0, ()), (1, (0,)), (1, (0,)), (2, (1, 0))], list(range(5)))
+    run = Kernels(graph, torch.zeros(1, 5, dtype=torch.float64), bx.Negentropy())
+    counts = torch.empty(1, 1, 5, dtype=torch.float64)
+    uniforms = torch.tensor([[[0.5, 0.9, 0.1, 0.8]]], dtype=torch.float64)  # root, node 1, its tail, node 0
+    run.call("sample", run.tape, uniforms, counts)
+    assert counts.flatten().tolist() == [1, 1, 0, 1, 1]
+    with pytest.raises(ValueError, match="more choices"):
+        run.call("sample", run.tape, uniforms[..., :3].contiguous(), counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_best_derivations(dtype: torch.dtype) -> None:
+    for graph, given in problems(2, seed=4, count=12):
+        theta = torch.tensor(given, dtype=dtype)
+        run = Kernels(graph, theta, bx.Hard())
+        scores, counts = theta.new_empty(2, 7), theta.new_empty(2, 7, len(graph.edges))
+        assert run.call("topk", scores, counts)
+        for row in range(2):
+            weights = theta[row].double().numpy()[graph.weight]
+            all_scores = np.array([weights[d > 0] @ d[d > 0] for d in graph.derivations])
+            best = np.sort(all_scores)[::-1][:7]
+            best = np.concatenate((best, np.full(7 - len(best), -math.inf)))
+            np.testing.assert_allclose(scores[row], best, rtol=1e-5, atol=1e-5)
+            for score, count in zip(scores[row].tolist(), counts[row].double().numpy(), strict=True):
+                if score > -math.inf:
+                    assert weights[count > 0] @ count[count > 0] == pytest.approx(score, rel=1e-5, abs=1e-5)
+                    assert (graph.derivations == count).all(1).any()
+                else:
+                    assert not count.any()
+
+
+def test_no_derivation_at_all(unit_omega: bx.Regularizer) -> None:
+    graph = Hypergraph(3, [(0, ()), (2, (0, 1))], [0, 1])  # node 1 has no edges
+    run = Kernels(graph, torch.ones(1, 2, dtype=torch.float64), unit_omega)
+    assert run.value.item() == -math.inf
+    assert not run.by_weight("backward", torch.ones(1, dtype=torch.float64)).any()
+    assert not run.by_weight("hessian", torch.ones(1, dtype=torch.float64), torch.ones_like(run.theta)).any()
+
+
+def test_bad_numbers_are_seen() -> None:
+    graph = Hypergraph(1, [(0, ()), (0, ())], [0, 1])
+    tape, value = torch.empty(1, 3, 1, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    for bad in (math.nan, math.inf):
+        theta = torch.tensor([[0.0, bad]], dtype=torch.float64)
+        assert not loading.call("hyper_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_indices_out_of_range_are_refused(part: int) -> None:
+    graph = Hypergraph(2, [(0, ()), (1, (0, 0)), (1, (0,))], [0, 1, 1])
+    tape, value = torch.empty(1, 3, 2, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    theta = torch.zeros(1, 2, dtype=torch.float64)
+    for bad in (-1, 5, 2**31 - 1):
+        index = [tensor.clone() for tensor in graph.index]
+        index[part][-1] = bad
+        with pytest.raises(ValueError, match=r"index|group"):
+            loading.call("hyper_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
