@@ -94,7 +94,7 @@ def test_what_underflows_is_mended(what, states, batch, threads):
         emissions[-1, -1, 0] -= 200
     single = emissions, transitions, start, end
     for got, wanted in zip(results(single, "native"), results([t.double() for t in single], "reference"), strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-6 * max(100.0, wanted.abs().max().item()))
 
 
 @pytest.mark.parametrize("batch", [1, 5, 40])
