@@ -264,6 +264,7 @@ private:
     void clear_skipped(S* data, const Records& records) const {
         const auto& lanes = unit.lanes;
         for (int l = 0; l < lanes.valid; ++l) {
+            if (lanes.length[l] == lanes.steps) continue;
             S* const sequence = data + lanes.sequence[l] * records.batch;
             int64_t next = 0;
             for (int64_t n = records.shift; n <= std::max(lanes.length[l], records.shift); ++n) {

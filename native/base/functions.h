@@ -1,0 +1,23 @@
+// The functions of math.h as the kernels have them, for tests of their accuracy.
+#pragma once
+
+#include <cstdint>
+
+namespace bellmax {
+
+template <class S>
+struct FunctionKernels {
+    void (*exp2)(const S* x, S* y, std::int64_t count);
+    void (*log2)(const S* x, S* y, std::int64_t count);
+};
+
+namespace baseline {
+template <class S>
+FunctionKernels<S> function_kernels();
+}
+namespace avx2 {
+template <class S>
+FunctionKernels<S> function_kernels();
+}
+
+}  // namespace bellmax
