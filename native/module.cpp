@@ -4,13 +4,11 @@
 #include <type_traits>
 
 #include "bind/common.h"
+#include "bind/families.h"
 #include "binary.h"
-#include "cells.h"
 #include "chain.h"
 #include "dag.h"
-#include "dtw.h"
 #include "labels.h"
-#include "short_pairs.h"
 
 namespace nb = nanobind;
 using namespace bellmax;
@@ -32,18 +30,6 @@ const ChainKernels<S>& chain() {
 template <class S>
 const BinaryKernels<S>& binary() {
     static const BinaryKernels<S> kernels = BELLMAX_BEST(binary_kernels<S>());
-    return kernels;
-}
-
-template <class S>
-const DtwKernels<S>& dtw() {
-    static const DtwKernels<S> kernels = BELLMAX_BEST(dtw_kernels<S>());
-    return kernels;
-}
-
-template <class S>
-const ShortPairsKernels<S>& short_pairs() {
-    static const ShortPairsKernels<S> kernels = BELLMAX_BEST(short_pairs_kernels<S>());
     return kernels;
 }
 
@@ -514,196 +500,6 @@ void bind_binary(nb::module_& m) {
     });
 }
 
-template <class S>
-using Costs = In<S, 3>;
-
-// The lengths and the band of each pair: without them, those of whole matrices.
-struct Regions {
-    std::vector<int64_t> all;
-    std::vector<double> none;
-    const int64_t* lengths;
-    const double* band;
-
-    Regions(const std::optional<In<int64_t, 2>>& given, const std::optional<In<double, 1>>& bands, int64_t batch,
-            int64_t rows, int64_t columns) {
-        need(given.has_value() == bands.has_value(), "lengths come with bands");
-        if (!given) {
-            for (int64_t b = 0; b < batch; ++b) all.insert(all.end(), {rows, columns});
-            none.assign(std::size_t(batch), std::numeric_limits<double>::infinity());
-            lengths = all.data();
-            band = none.data();
-            return;
-        }
-        lengths = given->data();
-        band = bands->data();
-        need(int64_t(given->shape(0)) == batch && given->shape(1) == 2 && int64_t(bands->shape(0)) == batch,
-             "the index does not fit the cost");
-        for (int64_t b = 0; b < batch; ++b) {
-            need(lengths[2 * b] >= 1 && lengths[2 * b] <= rows && lengths[2 * b + 1] >= 1 && lengths[2 * b + 1] <= columns,
-                 "a length is out of range");
-            need(band[b] >= 0, "a band is negative");
-        }
-    }
-};
-
-#define PAIRS const std::optional<In<int64_t, 2>>&lengths, const std::optional<In<double, 1>>&band, OMEGA
-#define DTW_PROBLEM(tape)                                                                                      \
-    const Regions regions(lengths, band, int64_t(cost.shape(0)), int64_t(cost.shape(1)), int64_t(cost.shape(2))); \
-    const auto p = dtw_problem<S>(cost, regions, tape, omega, parameters, threads)
-
-template <class S, class Tape>
-DtwProblem<S> dtw_problem(const Costs<S>& cost, const Regions& regions, const Tape& tape, OMEGA) {
-    const int64_t batch = int64_t(cost.shape(0)), rows = int64_t(cost.shape(1)), columns = int64_t(cost.shape(2));
-    need(rows > 0 && columns > 0, "the cost is empty");
-    const int64_t size = int64_t(tape.shape(1));
-    need(int64_t(tape.shape(0)) == batch && (size == 0 || size == dtw_tape_size(rows, columns)),
-         "the tape does not fit the cost");
-    return {batch, rows, columns, regions.lengths, regions.band, omega_of(omega, parameters),
-            threads_for(int64_t(cost.size()), threads), cost.data(), size ? const_cast<double*>(tape.data()) : nullptr};
-}
-
-template <class S, class A>
-void need_like(const DtwProblem<S>& p, const A& array) {
-    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.rows && int64_t(array.shape(2)) == p.columns,
-         "an array is not like the cost");
-    if constexpr (!std::is_const_v<typename A::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
-}
-
-template <class S>
-void need_seed(const DtwProblem<S>& p, const In<S, 1>& seed) {
-    need(int64_t(seed.shape(0)) == p.batch, "a number for each pair is needed");
-    need(p.tape != nullptr, "the tape was not kept");
-}
-
-using Line = In<double, 1>;
-
-// A block of rows of one pair, and what it exchanges with its neighbours: lines as long as the pair's rows.
-template <class S>
-DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const Line& line_above, int64_t rows,
-                        int64_t columns, double band, int64_t row, int64_t column, OMEGA, int64_t* lengths,
-                        double* bands) {
-    lengths[0] = rows;
-    lengths[1] = columns;
-    bands[0] = band;
-    const int64_t height = int64_t(cost.shape(1)), width = int64_t(cost.shape(2)), size = int64_t(tape.shape(1));
-    need(cost.shape(0) == 1 && tape.shape(0) == 1 && row % dtw_strip == 0 && row + height <= rows && column >= 0 &&
-             (height % dtw_strip == 0 || row + height == rows) && column + width <= columns && height > 0 && width > 0,
-         "the block does not fit the pair");
-    need(size == 0 || size == dtw_tape_size(height, column + width), "the tape does not fit the block");
-    need(row == 0 || int64_t(line_above.shape(0)) == columns, "a line is not as long as the pair's rows");
-    DtwProblem<S> p{1, height, width, lengths, bands, omega_of(omega, parameters), threads, cost.data(),
-                    size ? const_cast<double*>(tape.data()) : nullptr};
-    p.row = row;
-    p.column = column;
-    p.line_above = row ? line_above.data() : nullptr;
-    return p;
-}
-
-#define BLOCK int64_t rows, int64_t columns, double band, int64_t row, int64_t column, OMEGA
-#define DTW_BLOCK                                                                                                      \
-    int64_t lengths[2];                                                                                                \
-    double bands[1];                                                                                                   \
-    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, omega, parameters, threads, \
-                       lengths, bands);                                                                                \
-    const bool is_last = row + p.rows == rows
-
-template <class S>
-void bind_blocks(nb::module_& m) {
-    m.def("dtw_forward_block", [](const Costs<S>& cost, const Out<S, 1>& value, const Out<S, 1>& greatest,
-                                  const Out<double, 2>& tape, const Line& line_above, const Out<double, 1>& line_below,
-                                  bool by_products, BLOCK) {
-        DTW_BLOCK;
-        need(value.shape(0) == 1 && greatest.shape(0) == 1, "a number for each pair is needed");
-        need(!by_products || (p.omega.alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
-        need(is_last || int64_t(line_below.shape(0)) == columns, "a line is not as long as the pair's rows");
-        p.line_below = is_last ? nullptr : line_below.data();
-        p.by_products = by_products;
-        nb::gil_scoped_release release;
-        return dtw<S>().forward_block(p, value.data(), greatest.data());
-    });
-    m.def("dtw_backward_block", [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed,
-                                   const Out<S, 3>& out, const Line& line_above, const Line& mass_below,
-                                   const Out<double, 1>& mass_above, BLOCK) {
-        DTW_BLOCK;
-        need_seed(p, seed);
-        need_like(p, out);
-        need((is_last || int64_t(mass_below.shape(0)) == columns) && (row == 0 || int64_t(mass_above.shape(0)) == columns),
-             "a line is not as long as the pair's rows");
-        p.mass_below = mass_below.data();
-        p.mass_above = mass_above.data();
-        nb::gil_scoped_release release;
-        dtw<S>().backward(p, seed.data(), out.data());
-    });
-}
-
-template <class S>
-void bind_dtw(nb::module_& m) {
-    m.def("dtw_forward", [](const Costs<S>& cost, const Out<S, 1>& value, const Out<double, 2>& tape, PAIRS) {
-        DTW_PROBLEM(tape);
-        need(int64_t(value.shape(0)) == p.batch, "a number for each pair is needed");
-        nb::gil_scoped_release release;
-        return dtw<S>().forward(p, value.data());
-    });
-    m.def("dtw_backward",
-          [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Out<S, 3>& out, PAIRS) {
-              DTW_PROBLEM(tape);
-              need_seed(p, seed);
-              need_like(p, out);
-              nb::gil_scoped_release release;
-              dtw<S>().backward(p, seed.data(), out.data());
-          });
-    m.def("dtw_hessian", [](const Costs<S>& cost, const In<double, 2>& tape, const In<S, 1>& seed, const Costs<S>& z,
-                            const Out<S, 3>& out, PAIRS) {
-        DTW_PROBLEM(tape);
-        need_seed(p, seed);
-        need_like(p, z);
-        need_like(p, out);
-        nb::gil_scoped_release release;
-        dtw<S>().hessian(p, seed.data(), z.data(), out.data());
-    });
-    m.def("dtw_sample", [](const Costs<S>& cost, const In<double, 2>& tape, const In<double, 3>& uniforms,
-                           const Out<int64_t, 3>& paths, PAIRS) {
-        DTW_PROBLEM(tape);
-        need(p.tape != nullptr, "the tape was not kept");
-        need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.rows + p.columns - 2 &&
-                 int64_t(paths.shape(0)) == p.batch && paths.shape(1) == uniforms.shape(1) &&
-                 int64_t(paths.shape(2)) == p.rows + p.columns - 1,
-             "the paths do not fit the uniforms");
-        nb::gil_scoped_release release;
-        dtw<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), paths.data());
-    });
-}
-
-template <class S>
-Series<S> series(const Costs<S>& numbers, const In<int64_t, 1>& lengths) {
-    const int64_t count = int64_t(numbers.shape(0)), length = int64_t(numbers.shape(1));
-    need(int64_t(lengths.shape(0)) == count, "the lengths do not fit the series");
-    for (int64_t k = 0; k < count; ++k) {
-        need(lengths.data()[k] >= 1 && lengths.data()[k] <= length, "a length is out of range");
-    }
-    return {count, length, int64_t(numbers.shape(2)), numbers.data(), lengths.data()};
-}
-
-template <class S>
-void bind_short_pairs(nb::module_& m) {
-    m.def("dtw_short_pairs", [](const Costs<S>& x, const In<int64_t, 1>& lengths_x, const Costs<S>& y,
-                                const In<int64_t, 1>& lengths_y, const In<int64_t, 1>& first,
-                                const In<int64_t, 1>& second, const Out<S, 1>& values, int power, double scale, OMEGA) {
-        const int64_t pairs = int64_t(first.shape(0));
-        const Series<S> a = series(x, lengths_x), b = series(y, lengths_y);
-        need(a.features == b.features && (power == 1 || power == 2), "the series do not fit together");
-        need(int64_t(second.shape(0)) == pairs && int64_t(values.shape(0)) == pairs, "the pairs do not fit together");
-        for (int64_t n = 0; n < pairs; ++n) {
-            need(first.data()[n] >= 0 && first.data()[n] < a.count && second.data()[n] >= 0 && second.data()[n] < b.count,
-                 "a pair names no series");
-        }
-        const ShortPairs<S> p{a, b, pairs, first.data(), second.data(), power, scale, omega_of(omega, parameters),
-                              threads_for(pairs * a.length * b.length, threads)};
-        nb::gil_scoped_release release;
-        short_pairs<S>().values(p, values.data());
-    });
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -723,12 +519,5 @@ NB_MODULE(_native, m) {
     bind_labels<double>(m);
     bind_binary<float>(m);
     bind_binary<double>(m);
-    bind_dtw<float>(m);
-    bind_dtw<double>(m);
-    bind_blocks<float>(m);
-    bind_blocks<double>(m);
-    bind_short_pairs<float>(m);
-    bind_short_pairs<double>(m);
-    m.def("dtw_tape_size", &dtw_tape_size);
-    m.def("dtw_fits_products", &Products::can_take);
+    bind_lattice(m);
 }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "regularizers.h"
+#include "../omega/omega.h"
 
 namespace bellmax {
 
@@ -29,7 +29,7 @@ struct DtwProblem {
     double *line_below = nullptr, *mass_above = nullptr;
 };
 
-// A tape holds which engine was right for a pair, the values of the last row of every strip, and what a strip's sweep
+// A tape holds which cells were right for a pair, the values of the last row of every strip, and what a strip's sweep
 // knows where a chunk begins: chunks are swept anew for the other sweeps.
 inline std::int64_t dtw_tape_size(std::int64_t rows, std::int64_t columns) {
     const std::int64_t strips = (rows + dtw_strip - 1) / dtw_strip;
@@ -47,6 +47,8 @@ struct DtwKernels {
     void (*hessian)(const DtwProblem<S>&, const S* seed, const S* z, S* product);
     // Paths (batch, draws, rows + columns − 1): the cells i·columns + j from the first to the last, then −1.
     void (*sample)(const DtwProblem<S>&, std::int64_t draws, const double* uniforms, std::int64_t* paths);
+    // Whether products can hold the values of so many costs of that magnitude.
+    bool (*fits_products)(double greatest, std::int64_t cells);
 };
 
 namespace baseline {

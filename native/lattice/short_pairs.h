@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "regularizers.h"
+#include "../omega/omega.h"
 
 namespace bellmax {
 
