@@ -21,12 +21,14 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace lattice {
 
-// A vector whose first lane is `entering` and whose others are those of v, one lane on.
-inline Vec<float> shifted(Vec<float> v, float entering) {
-    return __builtin_shufflevector(v, broadcast<float>(entering), 8, 0, 1, 2, 3, 4, 5, 6);
-}
-inline Vec<double> shifted(Vec<double> v, double entering) {
-    return __builtin_shufflevector(v, broadcast<double>(entering), 4, 0, 1, 2);
+// A vector whose first lane is that of `entering` and whose others are those of v, one lane on.
+template <class V>
+inline V shifted(V v, V entering) {
+    if constexpr (sizeof(v[0]) == 4) {
+        return __builtin_shufflevector(v, entering, 8, 0, 1, 2, 3, 4, 5, 6);
+    } else {
+        return __builtin_shufflevector(v, entering, 4, 0, 1, 2);
+    }
 }
 
 // The tangents of three probabilities with slopes s; `inverse` is 1 / Σ s, or anything if that is 0.
@@ -64,11 +66,11 @@ struct TwoNumbers {
         Int whole;
     };
     static bool alive(Slot slot) { return slot.whole > reached; }
-    static Node filled(Slot slot) { return {V{} + slot.part, Int{} + slot.whole}; }
+    static Node filled(Slot slot) { return {broadcast<float>(slot.part), Int{} + slot.whole}; }
     static Slot lane(const Node& node, int l) { return {node.part[l], node.whole[l]}; }
     static Node shifted(const Node& node, Slot entering) {
-        const V whole = lattice::shifted(bits<V>(node.whole), bits<float>(entering.whole));
-        return {lattice::shifted(node.part, entering.part), bits<Int>(whole)};
+        const Node all = filled(entering);
+        return {lattice::shifted(node.part, all.part), lattice::shifted(node.whole, all.whole)};
     }
     // Whether wholes stay apart from those of cells that no path reaches, for so many costs of that magnitude.
     static bool has_room(double greatest, int64_t cells) {
@@ -196,9 +198,9 @@ struct Values {
     static bool alive(Slot slot) { return slot < infinity<double>; }
     static double value(Slot slot) { return slot / Omega::unit; }
     static bool can_take(double, int64_t) { return true; }
-    static Node filled(Slot slot) { return V{} + slot; }
+    static Node filled(Slot slot) { return broadcast<double>(slot); }
     static Slot lane(Node node, int l) { return node[l]; }
-    static Node shifted(Node node, Slot entering) { return lattice::shifted(node, entering); }
+    static Node shifted(Node node, Slot entering) { return lattice::shifted(node, filled(entering)); }
 
     struct Column {
         alignas(32) double values[strip_rows];

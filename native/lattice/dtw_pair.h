@@ -106,16 +106,16 @@ void advance(const P& program, Front<P>& front, Tangents<typename P::Real>& dots
         const auto* const cost_k = cost + k * strip_rows;
         const auto* const z_k = Dots ? z + k * strip_rows : z;
         auto* const q_k = Q ? q + k * kept_rows<Dots> * strip_rows : q;
-        for (int64_t r = awake.high - W; r >= std::max<int64_t>(awake.low, W); r -= W) {
-            const Vec<Real> dot_up = Dots ? load<Real>(dots.here + r - 1) : Vec<Real>{};
-            visit<Q, Dots>(program, front, dots, r, front.here.load(r - 1), dot_up, cost_k, z_k, q_k);
-        }
-        if (awake.low == 0) {
-            // What enters is put in front in a register: a vector that is read over a number just stored has to wait.
-            const auto up = P::shifted(front.here.load(0), below_another ? above.values[column] : P::dead());
+        // What enters is put in front in a register: a vector that is read over a number just stored has to wait.
+        const auto entering = below_another ? above.values[column] : P::dead();
+        const Real entering_dot = Dots && below_another ? above.dots[column] : Real(0);
+        for (int64_t r = awake.high - W; r >= awake.low; r -= W) {
+            const auto up = r > 0 ? front.here.load(r - 1) : P::shifted(front.here.load(0), entering);
             Vec<Real> dot_up{};
-            if constexpr (Dots) dot_up = shifted(load<Real>(dots.here), below_another ? above.dots[column] : Real(0));
-            visit<Q, Dots>(program, front, dots, 0, up, dot_up, cost_k, z_k, q_k);
+            if constexpr (Dots) {
+                dot_up = r > 0 ? load<Real>(dots.here + r - 1) : shifted(load<Real>(dots.here), broadcast<Real>(entering_dot));
+            }
+            visit<Q, Dots>(program, front, dots, r, up, dot_up, cost_k, z_k, q_k);
         }
         each(k);
     }

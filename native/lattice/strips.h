@@ -50,6 +50,8 @@ struct Strip {
         int64_t low = 0, high = 0;
     };
     Rows awake(int64_t t) const {
+        const int64_t groups = (rows + group - 1) / group;
+        if (t >= wakes[groups - 1] && t <= sleeps[0]) return {0, groups * group};
         Rows awake;
         while (sleeps[awake.low / group] < t) awake.low += group;
         awake.high = awake.low + group;
@@ -96,13 +98,25 @@ struct Seen {
 
 template <class S>
 struct Look {
-    Vec<S> greatest{};
-    typename Shape<Vec<S>>::Int bad{};
+    using V = Vec<S>;
+    V greatest{};
+    typename Shape<V>::Int bad{};
 
-    void at(Vec<S> v) {
-        bad |= ~(v > Vec<S>{} - infinity<S>);
-        const Vec<S> size = v < Vec<S>{} ? -v : v;
-        greatest = greater<S>(size < Vec<S>{} + infinity<S> ? size : Vec<S>{}, greatest);
+    // A vector for each lane. Magnitudes are in order by their bits too, where ∞ and NaN come last: few have to be looked at
+    // more closely.
+    __attribute__((always_inline)) void at(const V* v) {
+        if constexpr (std::is_same_v<S, float>) {
+            using Int = typename Shape<V>::Int;
+            Int most{};
+            for (int l = 0; l < lanes_of<S>; ++l) most = greater_int(most, bits<Int>(v[l]) & 0x7fffffff);
+            greatest = greater<S>(greatest, most < 0x7f800000 ? bits<V>(most) : V{});
+            if (!any(most >= 0x7f800000)) return;
+        }
+        for (int l = 0; l < lanes_of<S>; ++l) {
+            bad |= ~(v[l] > V{} - infinity<S>);
+            const V size = v[l] < V{} ? -v[l] : v[l];
+            greatest = greater<S>(size < V{} + infinity<S> ? size : V{}, greatest);
+        }
     }
     Seen seen() const { return {double(greatest_lane<S>(greatest)[0]), any(bad)}; }
 };
@@ -147,7 +161,7 @@ Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, S outside, T
                                            strip.to[r + l] - (column - l), outside);
                 }
             }
-            for (int l = 0; Looks && l < V; ++l) look.at(v[l]);
+            if constexpr (Looks) look.at(v);
             transpose(v);
             for (int l = 0; l < V; ++l) {
                 const auto own = __builtin_convertvector(v[l], InTile<Tile, S>);

@@ -178,23 +178,21 @@ struct Tsallis {
     }
 
 private:
-    // Of the three candidates for τ, one for each size of the support, the greatest is right. An entry r of the support adds
-    // (r² − τ²)/2 < 0 to max_Ω.
+    // Entries join the support in their order, while they are above the τ of those before: h above it, the second one lifts
+    // τ by h/2 and max_Ω by h²/4, the third one by h/3 and h²/3.
     template <bool Q, class V>
     V three_in_closed_form(V least, V a, V b, V c, V* q) const {
-        const V floor = V{} - Real(2);  // far out of the support, and finite
         const V less = lesser<Real>(a, b), more = greater<Real>(a, b);
-        const V second = greater<Real>(least - greater<Real>(less, lesser<Real>(more, c)), floor);
-        const V third = greater<Real>(least - greater<Real>(more, c), floor);
-        const V two = second * Real(0.5) - Real(0.5), three = (second + third) * Real(1. / 3) - Real(1. / 3);
-        const V tau = greater<Real>(greater<Real>(two, three), V{} - Real(1)), square = tau * tau;
+        const V second = greater<Real>(less, lesser<Real>(more, c)), third = greater<Real>(more, c);
+        const V h = greater<Real>((least - second) + Real(1), V{}), two = h * Real(0.5) - Real(1);
+        const V k = greater<Real>((least - third) - two, V{});
         if constexpr (Q) {
+            const V tau = two + k * Real(1. / 3);
             q[0] = greater<Real>(least - a - tau, V{});
             q[1] = greater<Real>(least - b - tau, V{});
             q[2] = greater<Real>(least - c - tau, V{});
         }
-        const V others = lesser<Real>(second * second - square, V{}) + lesser<Real>(third * third - square, V{});
-        return Real(0.5) * (square - others) - (Real(0.5) - vertex);
+        return (vertex - h * Real(0.25) * h) - k * Real(1. / 3) * k;
     }
 };
 
