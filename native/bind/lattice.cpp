@@ -5,6 +5,7 @@
 
 #include "../lattice/dtw.h"
 #include "../lattice/short_pairs.h"
+#include "../lattice/table.h"
 #include "common.h"
 #include "families.h"
 
@@ -22,6 +23,11 @@ const DtwKernels<S>& dtw() {
 template <class S>
 const ShortPairsKernels<S>& short_pairs() {
     static const ShortPairsKernels<S> kernels = BELLMAX_BEST(short_pairs_kernels<S>());
+    return kernels;
+}
+
+const LatticeKernels& lattices() {
+    static const LatticeKernels kernels = BELLMAX_BEST(lattice_kernels());
     return kernels;
 }
 
@@ -215,6 +221,121 @@ void bind_short_pairs(nb::module_& m) {
     });
 }
 
+// An array for each score, of one entry or all along the batch, the rows and the columns; None is 0, or is not wanted.
+template <class View>
+using Arrays = std::vector<std::optional<View>>;
+
+// A lattice by its table, with all that a problem points to.
+struct Lattice {
+    Regions regions;
+    std::vector<Scores> own;
+    LatticeProblem p;
+
+    template <class View>
+    std::vector<Scores> scores_of(const Arrays<View>& arrays) const {
+        using S = std::remove_const_t<typename View::Scalar>;
+        need(int64_t(arrays.size()) == p.scores_count(), "a lattice has scores of states, moves, starts and ends");
+        std::vector<Scores> all;
+        for (const auto& array : arrays) {
+            if (!array) {
+                all.push_back({nullptr, 0, 0, 0});
+                continue;
+            }
+            const int64_t sizes[3] = {array->shape(0), array->shape(1), array->shape(2)}, full[3] = {p.batch, p.rows, p.columns};
+            for (int d = 0; d < 3; ++d) need(sizes[d] == 1 || sizes[d] == full[d], "scores do not fit the lattice");
+            all.push_back({const_cast<S*>(array->data()), sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
+                           sizes[1] == 1 ? 0 : sizes[2], sizes[2] == 1 ? 0 : 1});
+        }
+        return all;
+    }
+
+    void set_moves(const In<int64_t, 2>& moves) {
+        need(moves.shape(0) <= most_moves && moves.shape(1) == 4, "moves are up to 16 rows of di, dj, from, to");
+        p.moves = int(moves.shape(0));
+        for (int m = 0; m < p.moves; ++m) {
+            const int64_t *const move = moves.data() + 4 * m, di = move[0], dj = move[1], from = move[2], to = move[3];
+            need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < p.states && to < p.states, "a move is out of range");
+            need(di + dj > 0 || from < to, "a move that stays in its cell must lead to a higher state");
+            p.table[m] = {di, dj, int(from), int(to)};
+        }
+    }
+};
+
+Ends ends_of(const char* place, int64_t states) {
+    const std::string name(place);
+    const char* const names[] = {"corner", "row", "column", "anywhere"};
+    int n = 0;
+    while (n < 4 && name != names[n]) ++n;
+    need(n < 4 && states >= 0 && states < 1 << most_states, "no such place");
+    return {Place(n), std::uint32_t(states)};
+}
+
+#define TABLE                                                                                                        \
+    int64_t rows, int64_t columns, int states, const In<int64_t, 2>&moves, const char *start, int64_t start_states, \
+        const char *end, int64_t end_states, PAIRS
+#define LATTICE(batch)                                                                                               \
+    Lattice lattice{Regions(lengths, band, batch, rows, columns), {}, {}};                                           \
+    set_lattice(lattice, scores, tape, batch, rows, columns, states, moves, ends_of(start, start_states),            \
+                ends_of(end, end_states), omega, parameters, threads);                                               \
+    const LatticeProblem& p = lattice.p
+
+template <class S, class Tape>
+void set_lattice(Lattice& lattice, const Arrays<In<S, 3>>& scores, const Tape& tape, int64_t batch, int64_t rows,
+                 int64_t columns, int states, const In<int64_t, 2>& moves, Ends starts, Ends ends, OMEGA) {
+    LatticeProblem& p = lattice.p;
+    need(rows > 0 && columns > 0 && states > 0 && states <= most_states, "a lattice has rows, columns and up to 8 states");
+    need(tape.shape(0) == batch && tape.shape(1) == 2 && tape.shape(2) == rows * columns * states,
+         "the tape does not fit the lattice");
+    p.batch = batch;
+    p.rows = rows;
+    p.columns = columns;
+    p.states = states;
+    lattice.set_moves(moves);
+    p.starts = starts;
+    p.ends = ends;
+    p.lengths = lattice.regions.lengths;
+    p.band = lattice.regions.band;
+    p.omega = omega_of(omega, parameters);
+    p.threads = threads_for(batch * rows * columns * (p.moves + 1), threads);
+    p.is_double = sizeof(S) == sizeof(double);
+    lattice.own = lattice.scores_of(scores);
+    p.scores = lattice.own.data();
+    p.tape = const_cast<double*>(tape.data());
+}
+
+template <class S>
+void bind_tables(nb::module_& m) {
+    m.def("lattice_forward", [](const Arrays<In<S, 3>>& scores, const Out<double, 1>& value, const Out<double, 3>& tape,
+                                TABLE) {
+        LATTICE(value.shape(0));
+        nb::gil_scoped_release release;
+        return lattices().forward(p, value.data());
+    });
+    m.def("lattice_backward", [](const Arrays<In<S, 3>>& scores, const In<double, 3>& tape, const In<double, 1>& seed,
+                                 const Arrays<Out<S, 3>>& out, TABLE) {
+        LATTICE(seed.shape(0));
+        const auto gradients = lattice.scores_of(out);
+        nb::gil_scoped_release release;
+        lattices().backward(p, seed.data(), gradients.data());
+    });
+    m.def("lattice_hessian", [](const Arrays<In<S, 3>>& scores, const In<double, 3>& tape, const In<double, 1>& seed,
+                                const Arrays<In<S, 3>>& z, const Arrays<Out<S, 3>>& out, TABLE) {
+        LATTICE(seed.shape(0));
+        const auto direction = lattice.scores_of(z), products = lattice.scores_of(out);
+        nb::gil_scoped_release release;
+        lattices().hessian(p, seed.data(), direction.data(), products.data());
+    });
+    m.def("lattice_sample", [](const Arrays<In<S, 3>>& scores, const In<double, 3>& tape, const In<double, 3>& uniforms,
+                               const Out<int64_t, 4>& paths, TABLE) {
+        LATTICE(uniforms.shape(0));
+        need(uniforms.shape(2) == p.longest() + 1 && paths.shape(0) == p.batch && paths.shape(1) == uniforms.shape(1) &&
+                 paths.shape(2) == p.longest() && paths.shape(3) == 2,
+             "the paths do not fit the uniforms");
+        nb::gil_scoped_release release;
+        lattices().sample(p, uniforms.shape(1), uniforms.data(), paths.data());
+    });
+}
+
 }  // namespace
 
 void bind_lattice(nb::module_& m) {
@@ -224,6 +345,8 @@ void bind_lattice(nb::module_& m) {
     bind_blocks<double>(m);
     bind_short_pairs<float>(m);
     bind_short_pairs<double>(m);
+    bind_tables<float>(m);
+    bind_tables<double>(m);
     m.def("dtw_tape_size", &dtw_tape_size);
     m.def("dtw_fits_products", dtw<float>().fits_products);
 }
