@@ -159,8 +159,11 @@ class Graph:
         self.pairs = [(self.number[edge.parent], self.number[edge.child]) for edge in self.edges]
 
     @property
-    def has_path(self) -> bool:
-        return bool(self.edges)
+    def num_paths(self) -> int:
+        count = [1] + [0] * (len(self.number) - 1)
+        for parent, child in self.pairs:  # sorted by their children
+            count[child] += count[parent]
+        return count[-1] if self.edges else 0
 
 
 def at_one(omega: bx.Regularizer) -> bx.Regularizer:
