@@ -2,6 +2,7 @@
 #include "table.h"
 
 #include <atomic>
+#include <memory>
 
 #include "../base/threads.h"
 #include "table_sweeps.h"
@@ -13,6 +14,7 @@ namespace {
 using std::int64_t;
 using lattice::Gradients;
 using lattice::Rows;
+using lattice::Rules;
 using lattice::Table;
 using lattice::TableSweeps;
 
@@ -20,19 +22,24 @@ int slots_of(const LatticeProblem& p) { return int(std::max<int64_t>(1, std::min
 
 double* tape_of(const LatticeProblem& p, int64_t b) { return p.tape + b * 2 * p.rows * p.columns * p.states; }
 
+std::unique_ptr<const Rules> rules_of(OmegaParameters parameters) {
+    return omega::with<double>(parameters, [](auto omega) -> std::unique_ptr<const Rules> {
+        return std::make_unique<lattice::RulesOf<decltype(omega)>>(omega);
+    });
+}
+
 // Calls body(sweeps, b, slot) for every lattice.
 template <class Body>
 void for_lattices(const LatticeProblem& p, bool with_masses, bool with_dots, Body body) {
     const Table table(p);
     const int slots = slots_of(p);
     std::unique_ptr<std::unique_ptr<Rows>[]> rows(new std::unique_ptr<Rows>[std::size_t(slots)]);
-    omega::with<double>(p.omega, [&](auto omega) {
-        parallel_for(p.batch, slots, [&](int64_t b, int slot) {
-            auto& own = rows[std::size_t(slot)];
-            if (!own) own.reset(new Rows(p, table, with_masses, with_dots));
-            TableSweeps<decltype(omega)> sweeps(p, table, omega, b, tape_of(p, b), *own);
-            body(sweeps, b, slot);
-        });
+    const auto rules = rules_of(p.omega);
+    parallel_for(p.batch, slots, [&](int64_t b, int slot) {
+        auto& own = rows[std::size_t(slot)];
+        if (!own) own.reset(new Rows(p, table, with_masses, with_dots));
+        TableSweeps sweeps(p, table, *rules, b, tape_of(p, b), *own);
+        body(sweeps, b, slot);
     });
 }
 
@@ -46,29 +53,29 @@ void for_gradients(const LatticeProblem& p, const Scores* out, bool with_dots, B
         own[std::size_t(t)].reset(new Gradients(p, out));
         all[std::size_t(t)] = own[std::size_t(t)].get();
     }
-    for_lattices(p, true, with_dots, [&](auto& sweeps, int64_t b, int slot) { body(sweeps, b, *own[std::size_t(slot)]); });
+    for_lattices(p, true, with_dots, [&](TableSweeps& sweeps, int64_t b, int slot) { body(sweeps, b, *own[std::size_t(slot)]); });
     own[0]->finish_shared(all.get(), slots);
 }
 
 bool forward(const LatticeProblem& p, double* value) {
     std::atomic<bool> sound{true};
-    for_lattices(p, false, false, [&](auto& sweeps, int64_t b, int) {
+    for_lattices(p, false, false, [&](TableSweeps& sweeps, int64_t b, int) {
         if (!sweeps.forward(value + b)) sound = false;
     });
     return sound;
 }
 
 void backward(const LatticeProblem& p, const double* seed, const Scores* out) {
-    for_gradients(p, out, false, [&](auto& sweeps, int64_t b, Gradients& own) { sweeps.backward(seed[b], own); });
+    for_gradients(p, out, false, [&](TableSweeps& sweeps, int64_t b, Gradients& own) { sweeps.backward(seed[b], own); });
 }
 
 void hessian(const LatticeProblem& p, const double* seed, const Scores* z, const Scores* out) {
-    for_gradients(p, out, true, [&](auto& sweeps, int64_t b, Gradients& own) { sweeps.hessian(seed[b], z, own); });
+    for_gradients(p, out, true, [&](TableSweeps& sweeps, int64_t b, Gradients& own) { sweeps.hessian(seed[b], z, own); });
 }
 
 void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {
     const int64_t longest = p.longest();
-    for_lattices(p, false, false, [&](auto& sweeps, int64_t b, int) {
+    for_lattices(p, false, false, [&](TableSweeps& sweeps, int64_t b, int) {
         sweeps.sample(draws, uniforms + b * draws * (longest + 1), paths + b * draws * longest * 2);
     });
 }

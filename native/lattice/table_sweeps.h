@@ -4,8 +4,8 @@
 // these rows.
 #pragma once
 
-#include "../omega/list.h"
 #include "gradients.h"
+#include "rules.h"
 #include "waves.h"
 
 namespace bellmax {
@@ -37,14 +37,12 @@ struct Rows {
     }
 };
 
-template <class Omega>
 class TableSweeps {
-    using V = Vec<double>;
     static constexpr int W = lanes_of<double>;
 
     const LatticeProblem& p;
     const Table& table;
-    const Omega omega;
+    const Rules& rules;
     const int64_t b;
     const Waves waves;
     double* const values;  // of all nodes
@@ -73,13 +71,17 @@ class TableSweeps {
     template <class S>
     static bool add_from(const Waves::Line& line, int64_t first, int64_t count, double scale, double* __restrict to) {
         const S* __restrict from = static_cast<const S*>(line.numbers) + first;
-        bool sound = true;
-        for (int64_t n = 0; n < count; ++n) {
-            const double score = double(from[n * line.step]);
-            sound = sound & (score < infinity<double>);
+        int64_t unsound = 0;
+        const auto add_one = [&](int64_t n, double score) {
+            unsound += !(score < infinity<double>);
             to[n] += scale * score;
+        };
+        if (line.step == 1) {
+            for (int64_t n = 0; n < count; ++n) add_one(n, double(from[n]));
+        } else {
+            for (int64_t n = 0; n < count; ++n) add_one(n, double(from[n * line.step]));
         }
-        return sound;
+        return unsound == 0;
     }
 
     // The places of a wave that a candidate is there for.
@@ -91,11 +93,11 @@ class TableSweeps {
 
     // A row for each candidate of state k: `nodes` at its source plus scale · its score, and `none` where it is not there.
     void assemble(int64_t w, int k, const double* nodes, const Scores* scores, double scale, double none, double* x) {
-        const int64_t low = waves.span(w).low;
+        const int64_t low = waves.span(w).low, padded = waves.span(w).count() + W - 1;
         for (int n = table.first[k]; n < table.first[k + 1]; ++n, x += own.width) {
             const Candidate& c = table.candidates[n];
             const Span span = span_of(c, w);
-            std::fill(x, x + own.width, none);
+            std::fill(x, x + std::min(padded, own.width), none);
             if (span.count() == 0) continue;
             double* const to = x + (span.low - low);
             if (c.move < 0) {
@@ -108,80 +110,24 @@ class TableSweeps {
             add(scores[score_of(k, c)], w, span, scale, to);
         }
     }
-    int assemble_values(int64_t w, int k) {
-        assemble(w, k, values, p.scores, Omega::unit, -infinity<double>, own.x.get());
-        return table.first[k + 1] - table.first[k];
+    Candidates assemble_values(int64_t w, int k) {
+        assemble(w, k, values, p.scores, rules.unit, -infinity<double>, own.x.get());
+        return {own.x.get(), own.width, table.first[k + 1] - table.first[k], waves.span(w).count()};
     }
 
-    // The greatest candidate, or 0 where there is none.
-    static V greatest(const double* x, int count, int64_t width) {
-        V top = V{} - infinity<double>;
-        for (int n = 0; n < count; ++n) top = greater<double>(top, load<double>(x + n * width));
-        return top > V{} - infinity<double> ? top : V{};
-    }
-
-    // max_Ω of the candidates to `value`, −∞ where there is none, and its threshold.
-    void solve(int count, int64_t places, double* value, double* threshold) const {
-        const int64_t width = own.width;
-        for (int64_t n = 0; n < places; n += W) {
-            const double* const x = own.x.get() + n;
-            const V top = greatest(x, count, width);
-            V tau{}, most{}, alive{};
-            for (int c = count - 1; c >= 0; --c) {
-                const V own_x = load<double>(x + c * width);
-                alive = own_x > V{} - infinity<double> ? V{} + 1.0 : alive;
-                if constexpr (Omega::by_slot) tau = own_x == top ? V{} + double(c) : tau;
-            }
-            if constexpr (!Omega::by_slot) omega.solve(omega::Columns<V, double>{x, width, count}, top, tau, most);
-            store<double>(value + n, alive > V{} ? top + most : V{} - infinity<double>);
-            store<double>(threshold + n, tau);
-        }
-    }
-
-    // The candidates x become their probabilities. With Dots, their tangents y become those of the probabilities, and the
-    // tangents of max_Ω go to `mean`.
-    template <bool Dots>
-    void weigh(int count, int64_t places, const double* threshold) const {
-        const int64_t width = own.width;
-        for (int64_t n = 0; n < places; n += W) {
-            double* const x = own.x.get() + n;
-            const V top = greatest(x, count, width), tau = load<double>(threshold + n);
-            V s[Table::most], sum{}, weighted{}, mean{};
-            for (int c = 0; c < count; ++c) {
-                V r = load<double>(x + c * width) - top, q;
-                if constexpr (Omega::by_slot) {
-                    r = (tau == V{} + double(c)) & (r == V{}) ? V{} : V{} - infinity<double>;
-                }
-                omega.weigh(r, tau, q, s[c]);
-                store<double>(x + c * width, q);
-                if constexpr (Dots) {
-                    const V y = q > V{} ? load<double>(own.y.get() + c * width + n) : V{};
-                    mean += q * y;
-                    sum += s[c];
-                    weighted += s[c] * y;
-                }
-            }
-            if constexpr (Dots) {
-                const V centre = weighted / (sum > V{} ? sum : V{} + 1.0);
-                for (int c = 0; c < count; ++c) {
-                    double* const y = own.y.get() + c * width + n;
-                    store<double>(y, s[c] > V{} ? s[c] * (load<double>(y) - centre) : V{});
-                }
-                store<double>(own.mean.get() + n, mean);
-            }
-        }
-    }
-
-    // As of node (w, k), by the tape. Returns how many candidates there are.
+    // The probabilities of wave w and state k, by the tape. Returns how many candidates there are.
     template <bool Dots>
     int probabilities(int64_t w, int k, const Scores* z) {
-        const int count = assemble_values(w, k);
-        const int64_t places = waves.span(w).count();
+        const Candidates rows = assemble_values(w, k);
         const double* const tape = thresholds + offset(w, k);
-        std::copy(tape, tape + places, own.threshold.get());
-        if constexpr (Dots) assemble(w, k, own.dots.get(), z, 1, 0, own.y.get());
-        weigh<Dots>(count, places, own.threshold.get());
-        return count;
+        std::copy(tape, tape + rows.places, own.threshold.get());
+        if constexpr (Dots) {
+            assemble(w, k, own.dots.get(), z, 1, 0, own.y.get());
+            rules.weigh_dots(rows, own.threshold.get(), own.y.get(), own.mean.get());
+        } else {
+            rules.weigh(rows, own.threshold.get());
+        }
+        return rows.count;
     }
 
     // --- the ends -----------------------------------------------------------------------------------------------------
@@ -209,53 +155,9 @@ class TableSweeps {
         return count;
     }
 
-    // The threshold and max_Ω of the ends x, relative to the greatest. A single end is the value itself.
-    struct Sink {
-        int64_t count;
-        double top, tau, most;
-        bool is_reached() const { return top > -infinity<double>; }
-        double value() const { return is_reached() ? top + most : -infinity<double>; }
-    };
     Sink solve_sink() {
-        const double* const x = own.end_x.get();
-        const int64_t count = collect(values, p.scores, Omega::unit, -infinity<double>, own.end_x.get());
-        Sink sink{count, -infinity<double>, 0, 0};
-        for (int64_t n = 0; n < count; ++n) {
-            if (x[n] <= sink.top) continue;
-            sink.top = x[n];
-            if (Omega::by_slot) sink.tau = double(n);
-        }
-        if constexpr (!Omega::by_slot) {
-            if (count > 1 && sink.is_reached()) {
-                V tau, most;
-                omega.solve(omega::Row<double>{x, (count + W - 1) / W * W}, broadcast<double>(sink.top), tau, most);
-                sink.tau = tau[0];
-                sink.most = most[0];
-            }
-        }
-        return sink;
-    }
-    // The ends x become their probabilities, and with Dots their tangents y those of the probabilities.
-    template <bool Dots>
-    void weigh_sink(const Sink& sink) const {
-        double *const x = own.end_x.get(), *const y = own.end_y.get();
-        double sum = 0, weighted = 0;
-        for (int64_t n = 0; n < sink.count; ++n) {
-            double q = x[n] > -infinity<double>, s = 0;
-            if (q > 0 && sink.count > 1) {
-                const double r = x[n] - sink.top;
-                omega.weigh(Omega::by_slot && double(n) != sink.tau ? -infinity<double> : r, sink.tau, q, s);
-            }
-            x[n] = q;
-            if constexpr (Dots) {
-                sum += s;
-                weighted += s > 0 ? s * y[n] : 0;
-            }
-        }
-        for (int64_t n = 0; Dots && n < sink.count; ++n) {
-            const double s = sink.count > 1 ? omega.slope(x[n]) : 0;
-            y[n] = s > 0 ? s * (y[n] - weighted / sum) : 0;
-        }
+        const int64_t count = collect(values, p.scores, rules.unit, -infinity<double>, own.end_x.get());
+        return rules.solve_sink(own.end_x.get(), count);
     }
 
     // --- the sweeps ---------------------------------------------------------------------------------------------------
@@ -320,7 +222,7 @@ class TableSweeps {
     void sweep_back(double seed, const Scores* z, Gradients& gradients) {
         const Sink sink = solve_sink();
         if constexpr (Dots) collect(own.dots.get(), z, 1, 0, own.end_y.get());
-        weigh_sink<Dots>(sink);
+        rules.weigh_sink(sink, own.end_x.get(), Dots ? own.end_y.get() : nullptr);
         int64_t next = sink.count;
         gradients.begin(b);
         for (int64_t w = waves.count - 1; w >= 0; --w) {
@@ -342,14 +244,14 @@ class TableSweeps {
         return p.is_double ? static_cast<const double*>(line.numbers)[at] : double(static_cast<const float*>(line.numbers)[at]);
     }
 
-    // The place of a draw among probabilities q, as many as there are.
-    static int64_t draw(const double* q, int64_t count, double uniform) {
-        double sum = 0, target = 0;
-        for (int64_t n = 0; n < count; ++n) sum += q[n];
+    // A draw among probabilities, `step` apart from each other.
+    static int64_t draw(const double* q, int64_t step, int64_t count, double uniform) {
+        double sum = 0, passed = 0;
+        for (int64_t n = 0; n < count; ++n) sum += q[n * step];
         int64_t chosen = -1;
-        for (int64_t n = 0; n < count && (chosen < 0 || target <= uniform * sum); ++n) {
-            if (q[n] > 0) chosen = n;
-            target += q[n];
+        for (int64_t n = 0; n < count && (chosen < 0 || passed <= uniform * sum); ++n) {
+            if (q[n * step] > 0) chosen = n;
+            passed += q[n * step];
         }
         return chosen;
     }
@@ -359,33 +261,28 @@ class TableSweeps {
         int k;
     };
 
-    // The probabilities of the candidates of one node.
-    void weigh_node(const Node& at, double* q) const {
+    // The probabilities of the candidates of one node, a vector apart from each other.
+    void weigh_node(const Node& at, double* x) const {
         const int first = table.first[at.k], count = table.first[at.k + 1] - first;
-        double x[Table::most], top = -infinity<double>, unused;
+        std::fill(x, x + count * W, -infinity<double>);
         for (int n = 0; n < count; ++n) {
             const Candidate& c = table.candidates[first + n];
             const Span span = span_of(c, at.w);
-            x[n] = -infinity<double>;
             if (at.place < span.low || at.place > span.high) continue;
-            x[n] = Omega::unit * score_at(p.scores[score_of(at.k, c)], at.w, at.place);
+            x[n * W] = rules.unit * score_at(p.scores[score_of(at.k, c)], at.w, at.place);
             if (c.move >= 0) {
-                x[n] += values[offset(at.w - c.back, c.from) + at.place - c.along - waves.span(at.w - c.back).low];
+                x[n * W] += values[offset(at.w - c.back, c.from) + at.place - c.along - waves.span(at.w - c.back).low];
             }
-            top = std::max(top, x[n]);
         }
-        const double tau = thresholds[offset(at.w, at.k) + at.place - waves.span(at.w).low];
-        for (int n = 0; n < count; ++n) {
-            const double r = x[n] - top;
-            omega.weigh(Omega::by_slot && double(n) != tau ? -infinity<double> : r, tau, q[n], unused);
-        }
+        const double threshold[W] = {thresholds[offset(at.w, at.k) + at.place - waves.span(at.w).low]};
+        rules.weigh({x, W, count, 1}, threshold);
     }
 
 public:
-    TableSweeps(const LatticeProblem& p, const Table& table, const Omega& omega, int64_t b, double* tape, Rows& own)
+    TableSweeps(const LatticeProblem& p, const Table& table, const Rules& rules, int64_t b, double* tape, Rows& own)
         : p(p),
           table(table),
-          omega(omega),
+          rules(rules),
           b(b),
           waves(Region(p.lengths + 2 * b, p.band[b]), table.by_rows),
           values(tape),
@@ -397,14 +294,13 @@ public:
         for (int64_t w = 0; w < waves.count; ++w) {
             const Span span = waves.span(w);
             for (int k = 0; k < p.states; ++k) {
-                const int count = assemble_values(w, k);
-                solve(count, span.count(), own.mean.get(), own.threshold.get());
-                add(p.scores[score_of_state(k)], w, span, Omega::unit, own.mean.get());
+                rules.solve(assemble_values(w, k), own.mean.get(), own.threshold.get());
+                add(p.scores[score_of_state(k)], w, span, rules.unit, own.mean.get());
                 std::copy(own.mean.get(), own.mean.get() + span.count(), values + offset(w, k));
                 std::copy(own.threshold.get(), own.threshold.get() + span.count(), thresholds + offset(w, k));
             }
         }
-        *value = solve_sink().value() / Omega::unit;
+        *value = solve_sink().value() / rules.unit;
         return !bad;
     }
 
@@ -421,15 +317,15 @@ public:
         std::fill(paths, paths + draws * longest * 2, int64_t(-1));
         const Sink sink = solve_sink();
         if (!sink.is_reached()) return;
-        weigh_sink<false>(sink);
+        rules.weigh_sink(sink, own.end_x.get(), nullptr);
         for (int64_t d = 0; d < draws; ++d, uniforms += longest + 1, paths += longest * 2) {
-            Node at = end(draw(own.end_x.get(), sink.count, uniforms[0]));
+            Node at = end(draw(own.end_x.get(), 1, sink.count, uniforms[0]));
             int64_t taken = 0;
             for (bool is_start = false; !is_start; ++taken) {
-                double q[Table::most];
+                double q[Table::most * W];
                 weigh_node(at, q);
-                const int first = table.first[at.k];
-                const Candidate& c = table.candidates[first + draw(q, table.first[at.k + 1] - first, uniforms[taken + 1])];
+                const int first = table.first[at.k], count = table.first[at.k + 1] - first;
+                const Candidate& c = table.candidates[first + draw(q, W, count, uniforms[taken + 1])];
                 const int64_t cell = waves.row(at.w, at.place) * p.columns + waves.column(at.w, at.place);
                 paths[2 * (longest - 1 - taken)] = cell * p.states + at.k;
                 paths[2 * (longest - 1 - taken) + 1] = c.move;
