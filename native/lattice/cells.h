@@ -47,6 +47,26 @@ inline V tilt_three(const Omega& omega, const V* q, const V* y, V* q_dot) {
     return mean;
 }
 
+// Any Ω but the hard one, in double, found for every vector of cells: beside its arithmetic a call is nothing, and the
+// sweeps are compiled once for all of them.
+struct Smooth {
+    using V = Vec<double>;
+    OmegaParameters parameters;
+    double unit = omega::with<double>(parameters, [](auto omega) { return double(omega.unit); });
+
+    explicit Smooth(OmegaParameters parameters) : parameters(parameters) {}
+
+    template <bool Q>
+    __attribute__((noinline)) V three(V least, V a, V b, V c, V* q) const {
+        return omega::with<double>(parameters, [&](auto omega) { return omega.template three<Q>(least, a, b, c, q); });
+    }
+};
+
+__attribute__((noinline)) inline Vec<double> tilt_three(const Smooth& smooth, const Vec<double>* q, const Vec<double>* y,
+                                                        Vec<double>* q_dot) {
+    return omega::with<double>(smooth.parameters, [&](auto omega) { return tilt_three(omega, q, y, q_dot); });
+}
+
 // Cells of two numbers. What no path reaches has a whole far below any other, so that masks cost nothing. Wholes may wrap
 // for costs too large for them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
 struct TwoNumbers {
@@ -196,7 +216,7 @@ struct Values {
     static Slot start() { return 0; }
     static Slot dead() { return infinity<double>; }
     static bool alive(Slot slot) { return slot < infinity<double>; }
-    static double value(Slot slot) { return slot / Omega::unit; }
+    double value(Slot slot) const { return slot / omega.unit; }
     static bool can_take(double, int64_t) { return true; }
     static Node filled(Slot slot) { return broadcast<double>(slot); }
     static Slot lane(Node node, int l) { return node[l]; }
@@ -218,7 +238,7 @@ struct Values {
     Node combine(Node diagonal, Node up, Node left, V cost, V* q) const {
         const V least = lesser<double>(lesser<double>(diagonal, up), left);
         const V from = least < V{} + infinity<double> ? least : V{};
-        return least + cost * Omega::unit + omega.template three<Q>(from, diagonal, up, left, q);
+        return least + cost * omega.unit + omega.template three<Q>(from, diagonal, up, left, q);
     }
 
     V tilt(const V* q, const V* y, V* q_dot) const { return tilt_three(omega, q, y, q_dot); }

@@ -39,11 +39,8 @@ double* tape_of(const DtwProblem<S>& p, int64_t b) {
 // Calls action(cells) with values in double. Only hard cells are so quick that the precision of a tile matters.
 template <class S, class Action>
 void with_values(OmegaParameters parameters, Action action) {
-    omega::with<double>(parameters, [&](auto omega) {
-        using Omega = decltype(omega);
-        using Tile = std::conditional_t<Omega::by_slot, S, double>;
-        action(Values<Omega, Tile>(omega));
-    });
+    if (parameters.alpha == infinity<double>) return action(Values<omega::Hard<double>, S>(omega::Hard<double>(parameters)));
+    action(Values<lattice::Smooth>(lattice::Smooth(parameters)));
 }
 
 // Calls action(cells) with the cells in float for an Ω that has some; returns whether it has.

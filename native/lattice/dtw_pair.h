@@ -54,11 +54,16 @@ struct Tangents {
     }
 };
 
-// What comes from the row above a strip: values and their tangents by column, or nothing.
+// What comes from the row above a strip, and where its last row goes: values and their tangents by column, or nothing.
 template <class P>
 struct Above {
     const typename P::Slot* values;
     const typename P::Real* dots;
+};
+template <class P>
+struct Below {
+    typename P::Slot* values;
+    typename P::Real* dots;
 };
 
 // One vector of cells, from row r. Q: their probabilities are stored at q, a row for each move. Dots: tangents are swept
@@ -91,11 +96,12 @@ __attribute__((always_inline)) inline void visit(const P& program, Front<P>& fro
 template <bool Dots>
 constexpr int64_t kept_rows = Dots ? 6 : 3;
 
-// One chunk; each(k) after step k.
-template <bool Q, bool Dots, class P, class Each>
-void advance(const P& program, Front<P>& front, Tangents<typename P::Real>& dots, const Strip& strip, int64_t c,
-             Above<P> above, const typename P::Tile* __restrict cost, const typename P::Tile* __restrict z,
-             typename P::Tile* __restrict q, Each each) {
+// One chunk.
+template <bool Q, bool Dots, class P>
+__attribute__((noinline)) void advance(const P& program, Front<P>& front, Tangents<typename P::Real>& dots,
+                                       const Strip& strip, int64_t c,
+                                       Above<P> above, Below<P> below, const typename P::Tile* __restrict cost,
+                                       const typename P::Tile* __restrict z, typename P::Tile* __restrict q) {
     using Real = typename P::Real;
     constexpr int W = lanes_of<Real>;
     const int64_t count = strip.steps_in(c);
@@ -117,7 +123,10 @@ void advance(const P& program, Front<P>& front, Tangents<typename P::Real>& dots
             }
             visit<Q, Dots>(program, front, dots, r, up, dot_up, cost_k, z_k, q_k);
         }
-        each(k);
+        const int64_t behind = column - (strip.rows - 1);
+        if (behind < strip.first) continue;
+        if (below.values) below.values[behind] = front.here.get(strip.rows - 1);
+        if (Dots && below.dots) below.dots[behind] = dots.here[strip.rows - 1];
     }
 }
 
@@ -218,11 +227,10 @@ class Pair {
         });
     }
 
-    // One strip from its first chunk to its last. Without tangents: its last row goes to `here`, its states to the tape.
-    // With them: their last row goes to `here_dots`.
+    // One strip from its first chunk to its last: values and the tape of its states or, with tangents, these.
     template <bool WithDots>
-    Front<P> ascend(int64_t n, Above<P> above, Slot* here, Real* here_dots, const Matrix* z, Dots* dots, Seen& seen,
-                    Workspace& own, Progress& progress) const {
+    Front<P> ascend(int64_t n, Above<P> above, Below<P> below, const Matrix* z, Dots* dots, Seen& seen, Workspace& own,
+                    Progress& progress) const {
         const int64_t s = begins + n;
         const Strip strip(region, s), before(region, std::max<int64_t>(s - 1, 0));
         Front<P> front;
@@ -236,7 +244,6 @@ class Pair {
                 if (s == 0 || has_diagonal) front.above.set(0, s == 0 ? P::start() : above.values[strip.first - 1]);
                 if (WithDots && has_diagonal) front_dots.above[0] = above.dots[strip.first - 1];
             }
-            const int64_t behind = strip.column(c, 0) - (strip.rows - 1);
             if constexpr (WithDots) {
                 front_dots.save(&dots->states[std::size_t(place(s, c))]);
                 fill(block.cost, strip, c, infinity<double>, own.cost.get());
@@ -245,12 +252,8 @@ class Pair {
                 if (states) front.save(states + place(s, c));
                 seen.add(fill<true>(block.cost, strip, c, infinity<double>, own.cost.get()));
             }
-            advance<false, WithDots>(program, front, front_dots, strip, c, above, own.cost.get(), own.z.get(), own.q.get(),
-                                     [&](int64_t k) {
-                                         if (behind + k < strip.first) return;
-                                         if (here) here[behind + k] = front.here.get(strip.rows - 1);
-                                         if (here_dots) here_dots[behind + k] = front_dots.here[strip.rows - 1];
-                                     });
+            advance<false, WithDots>(program, front, front_dots, strip, c, above, below, own.cost.get(), own.z.get(),
+                                     own.q.get());
             progress.report(n, c + 1);
         }
         return front;
@@ -280,8 +283,8 @@ class Pair {
                 front_dots.restore(&dots->states[std::size_t(place(s, c))]);
                 fill(*z, strip, c, 0, own.z.get());
             }
-            advance<true, WithDots>(program, front, front_dots, strip, c, from, own.cost.get(), own.z.get(), own.q.get(),
-                                    [](int64_t) {});
+            advance<true, WithDots>(program, front, front_dots, strip, c, from, {nullptr, nullptr}, own.cost.get(),
+                                    own.z.get(), own.q.get());
             if (n > 0) progress.wait(n - 1, strip.chunks_after(after, c));
             const bool is_last = s + 1 == strips;
             if (is_last && c == strip.chunks - 1 && P::alive(front.here.get(strip.rows - 1))) {
@@ -361,9 +364,9 @@ public:
                 const int64_t last = region.last((s + 1) * strip_rows - 1);
                 std::fill(here + last + 1, here + last_after(s) + 1, P::dead());
             }
-            const Front<P> front = ascend<false>(n, {above, nullptr}, here, nullptr, nullptr, nullptr,
+            const Front<P> front = ascend<false>(n, {above, nullptr}, {here, nullptr}, nullptr, nullptr,
                                                  seen_by[std::size_t(n)], own, progress);
-            if (s + 1 == strips) value = P::value(front.here.get(region.rows - 1 - s * strip_rows));
+            if (s + 1 == strips) value = program.value(front.here.get(region.rows - 1 - s * strip_rows));
         });
         for (int64_t n = 0; n < count; ++n) seen.add(seen_by[std::size_t(n)]);
         return value;
@@ -383,7 +386,7 @@ public:
             }
             Seen unused;
             const Above<P> above{s > 0 ? line_above(s) : nullptr, s > 0 ? here - columns : nullptr};
-            ascend<true>(s, above, nullptr, here, &z, &dots, unused, own, progress);
+            ascend<true>(s, above, {nullptr, here}, &z, &dots, unused, own, progress);
         });
         back<true>(seed, &z, &dots, out);
     }
@@ -402,7 +405,7 @@ public:
                 front.restore(states + place(s, c));
                 fill(block.cost, strip, c, infinity<double>, own.cost.get());
                 advance<true, false>(program, front, unused, strip, c, {s > 0 ? line_above(s) : nullptr, nullptr},
-                                     own.cost.get(), own.z.get(), own.q.get(), [](int64_t) {});
+                                     {nullptr, nullptr}, own.cost.get(), own.z.get(), own.q.get());
                 if (s == strips - 1 && c == strip.chunks - 1 && !P::alive(front.here.get(strip.rows - 1))) return;
                 for (int64_t d = 0; d < draws; ++d) {
                     walk(walkers[std::size_t(d)], strip, c, own.q.get(), uniforms + d * moves, paths + d * (moves + 1));

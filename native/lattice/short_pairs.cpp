@@ -97,7 +97,7 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
         for (int64_t l = 0; l < count; ++l) {
             if (p.x.lengths[p.first[begin + l]] != i + 1) continue;
             const int64_t last = p.y.lengths[p.second[begin + l]] - 1;
-            values[begin + l] = S(P::value(P::lane(row[last * beside + l / W], int(l % W))));
+            values[begin + l] = S(program.value(P::lane(row[last * beside + l / W], int(l % W))));
         }
     }
 }
@@ -134,7 +134,10 @@ void values_of(const ShortPairs<S>& p, S* values) {
             return sweep_all(Sparse(omega::SquaredL2<float>(p.omega)), p, values);
         }
     }
-    omega::with<double>(p.omega, [&](auto omega) { sweep_all(Values<decltype(omega)>(omega), p, values); });
+    if (p.omega.alpha == infinity<double>) {
+        return sweep_all(Values<omega::Hard<double>>(omega::Hard<double>(p.omega)), p, values);
+    }
+    sweep_all(Values<lattice::Smooth>(lattice::Smooth(p.omega)), p, values);
 }
 
 }  // namespace
