@@ -56,8 +56,8 @@ struct Regions {
         need(int64_t(given->shape(0)) == batch && given->shape(1) == 2 && int64_t(bands->shape(0)) == batch,
              "the index does not fit the cost");
         for (int64_t b = 0; b < batch; ++b) {
-            need(lengths[2 * b] >= 1 && lengths[2 * b] <= rows && lengths[2 * b + 1] >= 1 && lengths[2 * b + 1] <= columns,
-                 "a length is out of range");
+            const int64_t *const own = lengths + 2 * b;
+            need(own[0] >= 1 && own[0] <= rows && own[1] >= 1 && own[1] <= columns, "a length is out of range");
             need(band[b] >= 0, "a band is negative");
         }
     }
@@ -81,7 +81,7 @@ DtwProblem<S> dtw_problem(const Costs<S>& cost, const Regions& regions, const Ta
 
 template <class S, class A>
 void need_like(const DtwProblem<S>& p, const A& array) {
-    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.rows && int64_t(array.shape(2)) == p.columns,
+    need(array.shape(0) == p.batch && array.shape(1) == p.rows && array.shape(2) == p.columns,
          "an array is not like the cost");
     if constexpr (!std::is_const_v<typename A::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
 }
@@ -117,11 +117,11 @@ DtwProblem<S> dtw_block(const Costs<S>& cost, const In<double, 2>& tape, const L
 }
 
 #define BLOCK int64_t rows, int64_t columns, double band, int64_t row, int64_t column, OMEGA
-#define DTW_BLOCK                                                                                                      \
-    int64_t lengths[2];                                                                                                \
-    double bands[1];                                                                                                   \
-    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, omega, parameters, threads, \
-                       lengths, bands);                                                                                \
+#define DTW_BLOCK                                                                                                     \
+    int64_t lengths[2];                                                                                               \
+    double bands[1];                                                                                                  \
+    auto p = dtw_block(cost, In<double, 2>(tape), line_above, rows, columns, band, row, column, omega, parameters,    \
+                       threads, lengths, bands);                                                                      \
     const bool is_last = row + p.rows == rows
 
 template <class S>
@@ -144,7 +144,7 @@ void bind_blocks(nb::module_& m) {
         DTW_BLOCK;
         need_seed(p, seed);
         need_like(p, out);
-        need((is_last || int64_t(mass_below.shape(0)) == columns) && (row == 0 || int64_t(mass_above.shape(0)) == columns),
+        need((is_last || mass_below.shape(0) == columns) && (row == 0 || mass_above.shape(0) == columns),
              "a line is not as long as the pair's rows");
         p.mass_below = mass_below.data();
         p.mass_above = mass_above.data();
@@ -211,8 +211,8 @@ void bind_short_pairs(nb::module_& m) {
         need(a.features == b.features && (power == 1 || power == 2), "the series do not fit together");
         need(int64_t(second.shape(0)) == pairs && int64_t(values.shape(0)) == pairs, "the pairs do not fit together");
         for (int64_t n = 0; n < pairs; ++n) {
-            need(first.data()[n] >= 0 && first.data()[n] < a.count && second.data()[n] >= 0 && second.data()[n] < b.count,
-                 "a pair names no series");
+            const int64_t one = first.data()[n], other = second.data()[n];
+            need(one >= 0 && one < a.count && other >= 0 && other < b.count, "a pair names no series");
         }
         const ShortPairs<S> p{a, b, pairs, first.data(), second.data(), power, scale, omega_of(omega, parameters),
                               threads_for(pairs * a.length * b.length, threads)};
@@ -241,7 +241,8 @@ struct Lattice {
                 all.push_back({nullptr, 0, 0, 0});
                 continue;
             }
-            const int64_t sizes[3] = {array->shape(0), array->shape(1), array->shape(2)}, full[3] = {p.batch, p.rows, p.columns};
+            const int64_t sizes[3] = {array->shape(0), array->shape(1), array->shape(2)};
+            const int64_t full[3] = {p.batch, p.rows, p.columns};
             for (int d = 0; d < 3; ++d) need(sizes[d] == 1 || sizes[d] == full[d], "scores do not fit the lattice");
             all.push_back({const_cast<S*>(array->data()), sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
                            sizes[1] == 1 ? 0 : sizes[2], sizes[2] == 1 ? 0 : 1});
@@ -254,9 +255,11 @@ struct Lattice {
         p.moves = int(moves.shape(0));
         for (int m = 0; m < p.moves; ++m) {
             const int64_t *const move = moves.data() + 4 * m, di = move[0], dj = move[1], from = move[2], to = move[3];
-            need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < p.states && to < p.states, "a move is out of range");
+            need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < p.states && to < p.states,
+                 "a move is out of range");
             need(di + dj > 0 || from < to, "a move that stays in its cell must lead to a higher state");
-            p.table[m] = {di, dj, int(from), int(to)};
+            // One that is longer than the lattice has no source, whatever its length.
+            p.table[m] = {std::min(di, p.rows), std::min(dj, p.columns), int(from), int(to)};
         }
     }
 };
@@ -283,7 +286,8 @@ template <class S, class Tape>
 void set_lattice(Lattice& lattice, const Arrays<In<S, 3>>& scores, const Tape& tape, int64_t batch, int64_t rows,
                  int64_t columns, int states, const In<int64_t, 2>& moves, Ends starts, Ends ends, OMEGA) {
     LatticeProblem& p = lattice.p;
-    need(rows > 0 && columns > 0 && states > 0 && states <= most_states, "a lattice has rows, columns and up to 8 states");
+    need(rows > 0 && columns > 0 && states > 0 && states <= most_states,
+         "a lattice has rows, columns and up to 8 states");
     need(tape.shape(0) == batch && tape.shape(1) == 2 && tape.shape(2) == rows * columns * states,
          "the tape does not fit the lattice");
     p.batch = batch;

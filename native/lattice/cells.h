@@ -62,13 +62,13 @@ struct Smooth {
     }
 };
 
-__attribute__((noinline)) inline Vec<double> tilt_three(const Smooth& smooth, const Vec<double>* q, const Vec<double>* y,
-                                                        Vec<double>* q_dot) {
+__attribute__((noinline)) inline Smooth::V tilt_three(const Smooth& smooth, const Smooth::V* q, const Smooth::V* y,
+                                                      Smooth::V* q_dot) {
     return omega::with<double>(smooth.parameters, [&](auto omega) { return tilt_three(omega, q, y, q_dot); });
 }
 
-// Cells of two numbers. What no path reaches has a whole far below any other, so that masks cost nothing. Wholes may wrap
-// for costs too large for them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
+// Cells of two numbers. What no path reaches has a whole far below any other, so that masks cost nothing. Wholes may
+// wrap for costs too large for them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
 struct TwoNumbers {
     using Real = float;
     using Tile = float;
@@ -182,7 +182,9 @@ struct Parts : TwoNumbers {
 
     static Slot start() { return {0.0f, 0}; }
     static Slot dead() { return {0.0f, unreached}; }
-    static double value(Slot slot) { return alive(slot) ? -(double(slot.whole) + double(slot.part)) : infinity<double>; }
+    static double value(Slot slot) {
+        return alive(slot) ? -(double(slot.whole) + double(slot.part)) : infinity<double>;
+    }
     // A cost is added in float, so a large one would cost digits of the part.
     static bool can_take(double greatest, int64_t cells) { return greatest <= 64 && has_room(greatest, cells); }
 

@@ -27,8 +27,8 @@ Matrix matrix_of(const DtwProblem<S>& p, const S* numbers, int64_t b) {
 
 template <class S>
 Block block_of(const DtwProblem<S>& p, int64_t b, int threads) {
-    return {lattice::Region(p.lengths + 2 * b, p.band[b]), matrix_of(p, p.cost, b), p.rows, p.column + p.columns, threads,
-            p.line_above, p.mass_below, p.line_below, p.mass_above};
+    return {lattice::Region(p.lengths + 2 * b, p.band[b]), matrix_of(p, p.cost, b), p.rows, p.column + p.columns,
+            threads, p.line_above, p.mass_below, p.line_below, p.mass_above};
 }
 
 template <class S>
@@ -39,7 +39,8 @@ double* tape_of(const DtwProblem<S>& p, int64_t b) {
 // Calls action(cells) with values in double. Only hard cells are so quick that the precision of a tile matters.
 template <class S, class Action>
 void with_values(OmegaParameters parameters, Action action) {
-    if (parameters.alpha == infinity<double>) return action(Values<omega::Hard<double>, S>(omega::Hard<double>(parameters)));
+    using Hard = omega::Hard<double>;
+    if (parameters.alpha == infinity<double>) return action(Values<Hard, S>(Hard(parameters)));
     action(Values<lattice::Smooth>(lattice::Smooth(parameters)));
 }
 
@@ -64,7 +65,8 @@ void with_pair(const DtwProblem<S>& p, int64_t b, int threads, Action action) {
     if (tape[0] == 0 || !with_two_numbers<S>(p.omega, run)) with_values<S>(p.omega, run);
 }
 
-// body(b, threads) for every pair: a thread for each pair if there are enough, else all threads for one after the other.
+// body(b, threads) for every pair: a thread for each pair if there are enough, else all threads for one after the
+// other.
 template <class S, class Body>
 void for_pairs(const DtwProblem<S>& p, Body body) {
     if (p.batch >= p.threads) {

@@ -20,9 +20,9 @@ struct DtwProblem {
     const S* cost;  // (batch, rows, columns)
     double* tape;   // (batch, dtw_tape_size), or none if the value is all that is wanted
 
-    // Of a block of rows, whole strips, of the matrix of a single pair: its first row and column, whether the values are
-    // products, the values of the row above it and of its last row, and the mass that the blocks below and above exchange,
-    // going back. Each is as long as the whole row.
+    // Of a block of rows, whole strips, of the matrix of a single pair: its first row and column, whether the values
+    // are products, the values of the row above it and of its last row, and the mass that the blocks below and above
+    // exchange, going back. Each is as long as the whole row.
     std::int64_t row = 0, column = 0;
     bool by_products = false;
     const double *line_above = nullptr, *mass_below = nullptr;

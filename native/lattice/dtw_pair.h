@@ -66,8 +66,8 @@ struct Below {
     typename P::Real* dots;
 };
 
-// One vector of cells, from row r. Q: their probabilities are stored at q, a row for each move. Dots: tangents are swept
-// too, and those of the probabilities follow.
+// One vector of cells, from row r. Q: their probabilities are stored at q, a row for each move. Dots: tangents are
+// swept too, and those of the probabilities follow.
 template <bool Q, bool Dots, class P>
 __attribute__((always_inline)) inline void visit(const P& program, Front<P>& front, Tangents<typename P::Real>& dots,
                                                  int64_t r, const typename P::Node& up, Vec<typename P::Real> dot_up,
@@ -119,7 +119,8 @@ __attribute__((noinline)) void advance(const P& program, Front<P>& front, Tangen
             const auto up = r > 0 ? front.here.load(r - 1) : P::shifted(front.here.load(0), entering);
             Vec<Real> dot_up{};
             if constexpr (Dots) {
-                dot_up = r > 0 ? load<Real>(dots.here + r - 1) : shifted(load<Real>(dots.here), broadcast<Real>(entering_dot));
+                const Vec<Real> first = shifted(load<Real>(dots.here), broadcast<Real>(entering_dot));
+                dot_up = r > 0 ? load<Real>(dots.here + r - 1) : first;
             }
             visit<Q, Dots>(program, front, dots, r, up, dot_up, cost_k, z_k, q_k);
         }
@@ -325,7 +326,8 @@ class Pair {
             // The sweep only reads what comes from below.
             const MassLine from_below{static_cast<Tile*>(const_cast<void*>(block.mass_below)), nullptr};
             const MassLine below = n > 0 ? line(s + 1) : from_below;
-            const MassLine above = s > begins || s == 0 ? line(s) : MassLine{static_cast<Tile*>(block.mass_above), nullptr};
+            const MassLine to_above{static_cast<Tile*>(block.mass_above), nullptr};
+            const MassLine above = s > begins || s == 0 ? line(s) : to_above;
             if (s > 0) {
                 const int64_t first = first_before(s), end = region.first(s * strip_rows);
                 for (int64_t j = first; j < end; ++j) send(above, j, 0, 0);
@@ -391,8 +393,8 @@ public:
         back<true>(seed, &z, &dots, out);
     }
 
-    // Every draw walks from the last cell to the first, chunk by chunk. uniforms (draws, moves), paths (draws, moves + 1):
-    // cells i · stride + j.
+    // Every draw walks from the last cell to the first, chunk by chunk. uniforms (draws, moves), paths (draws, moves +
+    // 1): cells i · stride + j.
     void sample(int64_t draws, int64_t moves, const double* uniforms, int64_t* paths) const {
         Workspace own(kept_rows<false>);
         const auto walkers = filled<Walker>(draws, {region.rows - 1, region.columns - 1, 0});

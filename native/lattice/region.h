@@ -1,4 +1,5 @@
-// The cells of a grid that paths may pass: rows and columns up to a length of their own, and a band around the diagonal.
+// The cells of a grid that paths may pass: rows and columns up to a length of their own, and a band around the
+// diagonal.
 #pragma once
 
 #include <algorithm>

@@ -71,7 +71,7 @@ class RulesOf final : public Rules {
             for (int c = 0; c < rows.count; ++c) {
                 V r = load<double>(x + c * width) - top, q, s;
                 if constexpr (Omega::by_slot) {
-                    r = (tau == V{} + double(c)) & (r == V{}) ? V{} : V{} - infinity<double>;
+                    r = ((tau == V{} + double(c)) & (r == V{})) ? V{} : V{} - infinity<double>;
                 }
                 omega.weigh(r, tau, q, s);
                 store<double>(x + c * width, q);

@@ -1,6 +1,6 @@
-// A grid in strips of 64 rows, a strip in chunks of 64 steps: at step t, row r of a strip is in column first + t − r, so
-// that a step is an anti-diagonal. Matrices are read into tiles and written from them: tile[k * strip_rows + r] is row r
-// at step k of a chunk.
+// A grid in strips of 64 rows, a strip in chunks of 64 steps: at step t, row r of a strip is in column first + t − r,
+// so that a step is an anti-diagonal. Matrices are read into tiles and written from them: tile[k * strip_rows + r] is
+// row r at step k of a chunk.
 #pragma once
 
 #include <limits>
@@ -37,8 +37,8 @@ struct Strip {
                 enter[g] = std::max(enter[g], r < rows ? from[r] + r : never);
                 leave[g] = std::min(leave[g], to[r] + r);
             }
-            // A row's first cell looks back to the step before, and what it sends back is gone after another one; the row
-            // below must see that nothing is behind its last cell.
+            // A row's first cell looks back to the step before, and what it sends back is gone after another one; the
+            // row below must see that nothing is behind its last cell.
             const int64_t bottom = std::min(group * (g + 1), rows) - 1;
             wakes[g] = from[group * g] + group * g - first - 2;
             sleeps[g] = to[bottom] + bottom - first + 1;
@@ -102,8 +102,8 @@ struct Look {
     V greatest{};
     typename Shape<V>::Int bad{};
 
-    // A vector for each lane. Magnitudes are in order by their bits too, where ∞ and NaN come last: few have to be looked at
-    // more closely.
+    // A vector for each lane. Magnitudes are in order by their bits too, where ∞ and NaN come last: few have to be
+    // looked at more closely.
     __attribute__((always_inline)) void at(const V* v) {
         if constexpr (std::is_same_v<S, float>) {
             using Int = typename Shape<V>::Int;

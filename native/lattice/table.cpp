@@ -53,7 +53,9 @@ void for_gradients(const LatticeProblem& p, const Scores* out, bool with_dots, B
         own[std::size_t(t)].reset(new Gradients(p, out));
         all[std::size_t(t)] = own[std::size_t(t)].get();
     }
-    for_lattices(p, true, with_dots, [&](TableSweeps& sweeps, int64_t b, int slot) { body(sweeps, b, *own[std::size_t(slot)]); });
+    for_lattices(p, true, with_dots, [&](TableSweeps& sweeps, int64_t b, int slot) {
+        body(sweeps, b, *own[std::size_t(slot)]);
+    });
     own[0]->finish_shared(all.get(), slots);
 }
 
@@ -66,11 +68,15 @@ bool forward(const LatticeProblem& p, double* value) {
 }
 
 void backward(const LatticeProblem& p, const double* seed, const Scores* out) {
-    for_gradients(p, out, false, [&](TableSweeps& sweeps, int64_t b, Gradients& own) { sweeps.backward(seed[b], own); });
+    for_gradients(p, out, false, [&](TableSweeps& sweeps, int64_t b, Gradients& own) {
+        sweeps.backward(seed[b], own);
+    });
 }
 
 void hessian(const LatticeProblem& p, const double* seed, const Scores* z, const Scores* out) {
-    for_gradients(p, out, true, [&](TableSweeps& sweeps, int64_t b, Gradients& own) { sweeps.hessian(seed[b], z, own); });
+    for_gradients(p, out, true, [&](TableSweeps& sweeps, int64_t b, Gradients& own) {
+        sweeps.hessian(seed[b], z, own);
+    });
 }
 
 void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {

@@ -1,8 +1,8 @@
 // The interface for the binding: lattices by a table of moves, compiled once for each instruction set.
 //
-// Nodes are (i, j, state). A move (di, dj, from → to) leads from (i − di, j − dj, from) to (i, j, to); one that stays in its
-// cell leads to a higher state. With the scores of nodes s and of moves g, both of the node where they arrive,
-//   v(node) = s(node) + max_Ω of σ(node), if a path may start here, and of v(source) + g for each move whose source exists
+// Nodes are (i, j, state). A move (di, dj, from → to) leads from (i − di, j − dj, from) to (i, j, to); one that stays
+// in its cell leads to a higher state. With the scores of nodes s and of moves g, both of the node where they arrive,
+//   v(node) = s(node) + max_Ω of σ(node), if a path may start here, and of v(source) + g for each move with a source
 // and the value is v at the end, or max_Ω over the ends of v + ε if these are several.
 #pragma once
 
@@ -57,8 +57,8 @@ struct LatticeKernels {
     // `seed` (batch); `out` are as many arrays as there are scores.
     void (*backward)(const LatticeProblem&, const double* seed, const Scores* out);
     void (*hessian)(const LatticeProblem&, const double* seed, const Scores* z, const Scores* out);
-    // uniforms (batch, draws, longest + 1); paths (batch, draws, longest, 2): the nodes (i · columns + j) · states + state
-    // from the first to the last, each with the move that leads there, −1 for the first; then −1.
+    // uniforms (batch, draws, longest + 1); paths (batch, draws, longest, 2): the nodes (i · columns + j) · states +
+    // state from the first to the last, each with the move that leads there, −1 for the first; then −1.
     void (*sample)(const LatticeProblem&, std::int64_t draws, const double* uniforms, std::int64_t* paths);
 };
 

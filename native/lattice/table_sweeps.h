@@ -1,7 +1,7 @@
 // The sweeps of one lattice of a batch, for any table and any Ω, with values in double.
 //
-// For every wave and state, the candidates become rows of numbers, one for each, along the wave; what follows knows only
-// these rows.
+// For every wave and state, the candidates become rows of numbers, one for each, along the wave; what follows knows
+// only these rows.
 #pragma once
 
 #include "gradients.h"
@@ -91,7 +91,8 @@ class TableSweeps {
         return waves.span(w).within(waves.span(w - c.back).moved(c.along));
     }
 
-    // A row for each candidate of state k: `nodes` at its source plus scale · its score, and `none` where it is not there.
+    // A row for each candidate of state k: `nodes` at its source plus scale · its score, and `none` where it is not
+    // there.
     void assemble(int64_t w, int k, const double* nodes, const Scores* scores, double scale, double none, double* x) {
         const int64_t low = waves.span(w).low, padded = waves.span(w).count() + W - 1;
         for (int n = table.first[k]; n < table.first[k + 1]; ++n, x += own.width) {
@@ -130,7 +131,7 @@ class TableSweeps {
         return rows.count;
     }
 
-    // --- the ends -----------------------------------------------------------------------------------------------------
+    // --- the ends
 
     // Calls action(w, k, span) for the ends, wave by wave.
     template <class Action>
@@ -160,7 +161,7 @@ class TableSweeps {
         return rules.solve_sink(own.end_x.get(), count);
     }
 
-    // --- the sweeps ---------------------------------------------------------------------------------------------------
+    // --- the sweeps
 
     void sweep_tangents(const Scores* z) {
         for (int64_t w = 0; w < waves.count; ++w) {
@@ -241,7 +242,8 @@ class TableSweeps {
         if (!scores.numbers) return 0;
         const auto line = waves.line(scores, b, w);
         const int64_t at = line.first + place * line.step;
-        return p.is_double ? static_cast<const double*>(line.numbers)[at] : double(static_cast<const float*>(line.numbers)[at]);
+        if (p.is_double) return static_cast<const double*>(line.numbers)[at];
+        return double(static_cast<const float*>(line.numbers)[at]);
     }
 
     // A draw among probabilities, `step` apart from each other.

@@ -1,5 +1,5 @@
-// The order in which a lattice by a table is swept: wave by wave, cells of a wave side by side. A wave is a row if every
-// move leads to a later one, else an anti-diagonal.
+// The order in which a lattice by a table is swept: wave by wave, cells of a wave side by side. A wave is a row if
+// every move leads to a later one, else an anti-diagonal.
 #pragma once
 
 #include "../base/memory.h"
@@ -61,7 +61,8 @@ class Waves {
     Span diagonal(int64_t w) const {
         Span span{std::max<int64_t>(0, w - region.columns + 1), std::min(region.rows - 1, w)};
         if (!region.has_band()) return span;
-        // i (rows + columns − 2) is within `reach` of w (rows − 1): a division, then the test where rounding might matter.
+        // i (rows + columns − 2) is within `reach` of w (rows − 1): a division, then the test where rounding might
+        // matter.
         const double scale = double(region.rows + region.columns - 2), middle = double(w) * double(region.rows - 1);
         span.low = std::max(span.low, int64_t((middle - region.reach) / scale) - 1);
         span.high = std::min(span.high, int64_t((middle + region.reach) / scale) + 1);

@@ -1,4 +1,4 @@
-"""The kernels of lattices by a table, against all paths of small ones, and against the graph engine for known tables."""
+"""The kernels of lattices by a table, against all paths of small ones, and the graph engine for known tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def any_lattice(rng: np.random.Generator) -> Lattice:
             moves.append((di, dj, source, to))  # now and then one that is there already
     missing = float(rng.choice([0, 0.1]))
     scores = [random_scores(rng, (batch, rows, columns), missing) for _ in range(3 * states + len(moves))]
-    ends = [(str(rng.choice(PLACES)), rng.permutation(states)[: rng.integers(1, states + 1)].tolist()) for _ in range(2)]
+    ends = [
+        (str(rng.choice(PLACES)), rng.permutation(states)[: rng.integers(1, states + 1)].tolist()) for _ in range(2)
+    ]
     lengths, band = None, []
     if rng.random() < 0.6:
         lengths = [(int(rng.integers(1, rows + 1)), int(rng.integers(1, columns + 1))) for _ in range(batch)]
@@ -110,7 +112,16 @@ def dtw(rng: np.random.Generator) -> Lattice:
 
 def affine(rng: np.random.Generator) -> Lattice:
     """Gotoh's alignment: match, gap in one, gap in the other; gaps are opened and extended at scores of their own."""
-    moves = [(1, 1, 0, 0), (1, 1, 1, 0), (1, 1, 2, 0), (1, 0, 0, 1), (1, 0, 1, 1), (0, 1, 0, 2), (0, 1, 2, 2), (0, 1, 1, 2)]
+    moves = [
+        (1, 1, 0, 0),
+        (1, 1, 1, 0),
+        (1, 1, 2, 0),
+        (1, 0, 0, 1),
+        (1, 0, 1, 1),
+        (0, 1, 0, 2),
+        (0, 1, 2, 2),
+        (0, 1, 1, 2),
+    ]
     opens, extends = normal(rng, 2, 1, 1), normal(rng, 1, 1, 1)
     of_moves: Scores = [None, None, None, opens, extends, opens, extends, opens]
     scores: Scores = [normal(rng, 2, 6, 8), None, None, *of_moves, *[None] * 6]
@@ -132,7 +143,19 @@ def ctc(rng: np.random.Generator) -> Lattice:
     first = torch.full((1, 9, 5), -math.inf, dtype=torch.float64)
     blank_first, label_first = first.clone(), first.clone()
     blank_first[0, 0, 0] = label_first[0, 0, 1] = 0
-    scores: Scores = [normal(rng, 2, 9, 1), normal(rng, 2, 9, 5), None, None, None, None, skips, blank_first, label_first, None, None]
+    scores: Scores = [
+        normal(rng, 2, 9, 1),
+        normal(rng, 2, 9, 5),
+        None,
+        None,
+        None,
+        None,
+        skips,
+        blank_first,
+        label_first,
+        None,
+        None,
+    ]
     return Lattice(9, 5, 2, moves, scores, ("row", (0, 1)), ("corner", (0, 1)), batch=2)
 
 
@@ -150,7 +173,16 @@ def semi_markov(rng: np.random.Generator) -> Lattice:
     durations = [(d, 0, 2 + k, k) for d in (1, 2, 3) for k in (0, 1)]
     changes = [(0, 0, a, 2 + k) for a in (0, 1) for k in (0, 1)]
     scores: Scores = [*[None] * 4, *[normal(rng, 2, 8, 1) for _ in durations], *[normal(rng, 1, 1, 1) for _ in changes]]
-    scores += [None, None, normal(rng, 1, 1, 1), normal(rng, 1, 1, 1), normal(rng, 2, 1, 1), normal(rng, 2, 1, 1), None, None]
+    scores += [
+        None,
+        None,
+        normal(rng, 1, 1, 1),
+        normal(rng, 1, 1, 1),
+        normal(rng, 2, 1, 1),
+        normal(rng, 2, 1, 1),
+        None,
+        None,
+    ]
     return Lattice(8, 1, 4, durations + changes, scores, ("corner", (2, 3)), ("corner", (0, 1)), batch=2)
 
 
@@ -162,15 +194,23 @@ def by_the_graph(lattice: Lattice, omega: bx.Regularizer, weight: Tensor, z: Sco
     graphs = [lattice.graph(b) for b in range(lattice.batch)]
     for b, graph in enumerate(graphs):
         terms = [edge.terms for edge in graph.edges]
-        weights, along = (torch.tensor([lattice.read(s, b, t) for t in terms], dtype=torch.float64) for s in (lattice.scores, z))
+        weights, along = (
+            torch.tensor([lattice.read(s, b, t) for t in terms], dtype=torch.float64) for s in (lattice.scores, z)
+        )
         weights.requires_grad_()
         value = bx.DAG(graph.pairs).paths(weights, omega=omega).value
         (gradient,) = torch.autograd.grad(value * weight[b], weights, create_graph=True)
-        (product,) = torch.autograd.grad(gradient, weights, along) if gradient.requires_grad else (torch.zeros_like(along),)
+        (product,) = (
+            torch.autograd.grad(gradient, weights, along) if gradient.requires_grad else (torch.zeros_like(along),)
+        )
         values.append(float(value.detach()))
         gradients.append(gradient.detach().numpy())
         products.append(product.numpy())
-    return torch.tensor(values, dtype=torch.float64), lattice.spread(gradients, graphs), lattice.spread(products, graphs)
+    return (
+        torch.tensor(values, dtype=torch.float64),
+        lattice.spread(gradients, graphs),
+        lattice.spread(products, graphs),
+    )
 
 
 @one_of_each_kind
@@ -230,7 +270,8 @@ def test_bad_numbers_are_seen_and_padding_is_not_read() -> None:
     scores[1, 5:] = scores[1, :, 6:] = math.nan
     weight = torch.ones(2, dtype=torch.float64)
     _, gradient, _ = lattice.run(bx.Negentropy(), weight, [torch.zeros(2, 7, 9, dtype=torch.float64), *[None] * 5])
-    assert gradient[0] is not None and gradient[0].isfinite().all()
+    assert gradient[0] is not None
+    assert gradient[0].isfinite().all()
     for bad in (math.nan, math.inf):
         scores[1, 2, 2] = bad
         with pytest.raises(AssertionError):

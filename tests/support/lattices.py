@@ -55,7 +55,9 @@ class Lattice:
         value = torch.empty(self.batch, dtype=torch.float64)
         tape = torch.empty(self.batch, 2, self.rows * self.columns * self.states, dtype=torch.float64)
         assert kernels.lattice_forward(self.scores, value, tape, *table)
-        gradient, product = ([None if s is None else torch.full_like(s, math.nan) for s in self.scores] for _ in range(2))
+        gradient, product = (
+            [None if s is None else torch.full_like(s, math.nan) for s in self.scores] for _ in range(2)
+        )
         kernels.lattice_backward(self.scores, tape, seed, gradient, *table)
         kernels.lattice_hessian(self.scores, tape, seed, z, product, *table)
         return value, gradient, product
