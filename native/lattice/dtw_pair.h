@@ -247,11 +247,11 @@ class Pair {
             }
             if constexpr (WithDots) {
                 front_dots.save(&dots->states[std::size_t(place(s, c))]);
-                fill(block.cost, strip, c, infinity<double>, own.cost.get());
-                fill(*z, strip, c, 0, own.z.get());
+                fill(block.cost, strip, c, Way::forth, infinity<double>, own.cost.get());
+                fill(*z, strip, c, Way::forth, 0, own.z.get());
             } else {
                 if (states) front.save(states + place(s, c));
-                seen.add(fill<true>(block.cost, strip, c, infinity<double>, own.cost.get()));
+                seen.add(fill<true>(block.cost, strip, c, Way::forth, infinity<double>, own.cost.get()));
             }
             advance<false, WithDots>(program, front, front_dots, strip, c, above, below, own.cost.get(), own.z.get(),
                                      own.q.get());
@@ -279,10 +279,10 @@ class Pair {
         Tangents<Real> front_dots;
         for (int64_t c = strip.chunks - 1; c >= 0; --c) {
             front.restore(states + place(s, c));
-            fill(block.cost, strip, c, infinity<double>, own.cost.get());
+            fill(block.cost, strip, c, Way::back, infinity<double>, own.cost.get());
             if constexpr (WithDots) {
                 front_dots.restore(&dots->states[std::size_t(place(s, c))]);
-                fill(*z, strip, c, 0, own.z.get());
+                fill(*z, strip, c, Way::back, 0, own.z.get());
             }
             advance<true, WithDots>(program, front, front_dots, strip, c, from, {nullptr, nullptr}, own.cost.get(),
                                     own.z.get(), own.q.get());
@@ -405,7 +405,7 @@ public:
             const Strip strip(region, s);
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 front.restore(states + place(s, c));
-                fill(block.cost, strip, c, infinity<double>, own.cost.get());
+                fill(block.cost, strip, c, Way::back, infinity<double>, own.cost.get());
                 advance<true, false>(program, front, unused, strip, c, {s > 0 ? line_above(s) : nullptr, nullptr},
                                      {nullptr, nullptr}, own.cost.get(), own.z.get(), own.q.get());
                 if (s == strips - 1 && c == strip.chunks - 1 && !P::alive(front.here.get(strip.rows - 1))) return;

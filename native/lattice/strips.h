@@ -133,15 +133,25 @@ struct Matrix {
     }
 };
 
+// Whether the chunks of a strip are swept from the first to the last, or back.
+enum class Way { forth, back };
+
+// How far on a row the same place of the next chunk is or, after the last one, of the next strip. There are too many rows
+// for the processor to foresee that.
+inline int64_t next_chunk(const Strip& strip, int64_t column, int64_t stride, Way way) {
+    const int64_t turn = strip_rows * stride - (strip.last + 1 - strip.first);
+    if (way == Way::forth) return chunk_steps + (column + chunk_steps > strip.last ? turn : 0);
+    return -chunk_steps - (column - chunk_steps < strip.first ? turn : 0);
+}
+
 // Vectors of S as they lie in tiles of another precision.
 template <class Tile, class S>
 using InTile = Part<Tile, lanes_of<S>>;
 
 // Cells outside the region are `outside`. Rows outer, so that few lines of the cache are in use at once.
 template <class S, bool Looks, class Tile>
-Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, S outside, Tile* __restrict tile) {
+Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, Way way, S outside, Tile* __restrict tile) {
     constexpr int V = lanes_of<S>;
-    constexpr int64_t ahead = 256 / sizeof(S);  // of each row: too many for the processor to foresee
     const int64_t count = strip.steps_in(c), stride = matrix.stride;
     Look<S> look;
     for (int64_t r = 0; r < (strip.rows + group - 1) / group * group; r += V) {
@@ -151,9 +161,10 @@ Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, S outside, T
             const S* const corner = matrix.at<S>(strip.row + r, column);
             Vec<S> v[V];
             if (strip.covers(r, column + r, V)) {
+                const int64_t next = next_chunk(strip, column, stride, way);
                 for (int l = 0; l < V; ++l) {
                     v[l] = load<S>(corner + l * (stride - 1));
-                    __builtin_prefetch(corner + l * (stride - 1) + ahead);
+                    __builtin_prefetch(corner + l * (stride - 1) + next);
                 }
             } else {
                 for (int l = 0; l < V; ++l) {
@@ -187,7 +198,11 @@ void drain_to(const Matrix& matrix, const Strip& strip, int64_t c, const Tile* _
             }
             transpose(v);
             if (strip.covers(r, column + r, V)) {
-                for (int l = 0; l < V; ++l) store<S>(corner + l * (stride - 1), v[l]);
+                const int64_t next = next_chunk(strip, column, stride, Way::back);
+                for (int l = 0; l < V; ++l) {
+                    store<S>(corner + l * (stride - 1), v[l]);
+                    __builtin_prefetch(corner + l * (stride - 1) + next, 1);
+                }
             } else {
                 for (int l = 0; l < V; ++l) {
                     store_between<S>(corner + l * (stride - 1), v[l], strip.from[r + l] - (column - l),
@@ -199,11 +214,11 @@ void drain_to(const Matrix& matrix, const Strip& strip, int64_t c, const Tile* _
 }
 
 template <bool Looks = false, class Tile>
-Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, double outside, Tile* tile) {
+Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double outside, Tile* tile) {
     if constexpr (std::is_same_v<Tile, double>) {
-        if (matrix.is_double) return fill_from<double, Looks>(matrix, strip, c, outside, tile);
+        if (matrix.is_double) return fill_from<double, Looks>(matrix, strip, c, way, outside, tile);
     }
-    return fill_from<float, Looks>(matrix, strip, c, float(outside), tile);
+    return fill_from<float, Looks>(matrix, strip, c, way, float(outside), tile);
 }
 
 template <class Tile>
