@@ -1,6 +1,5 @@
 #include "functions.h"
 
-#include "math.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

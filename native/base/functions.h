@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "math.h"
+
 namespace bellmax {
 
 template <class S>

@@ -1,4 +1,4 @@
-// exp and log, and those to the base 2, without branches or calls, of a number or of a vector of the compiler's (simd.h).
+// exp and log to the base 2, without branches or calls, of a number or of a vector of the compiler's (simd.h).
 // Accurate to 2 ulp (tests/backends/test_native.py measures it).
 #pragma once
 
@@ -22,8 +22,7 @@ template <>
 struct Format<float> {
     using Int = std::int32_t;
     static constexpr int mantissa = 23, bias = 127, exp_terms = 6, log_terms = 5;
-    static constexpr float smallest = -87.3f, round = 12582912.0f;           // 1.5 * 2^23
-    static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    static constexpr float round = 12582912.0f;  // 1.5 * 2^23
     // The best polynomial for exp on [−ln 2/2, ln 2/2]: 2e-9.
     static constexpr float exp_series(int k) {
         constexpr float series[] = {1,          1,           0.499999921f, 0.166664202f,
@@ -37,8 +36,7 @@ template <>
 struct Format<double> {
     using Int = std::int64_t;
     static constexpr int mantissa = 52, bias = 1023, exp_terms = 13, log_terms = 11;
-    static constexpr double smallest = -708.3, round = 6755399441055744.0;   // 1.5 * 2^52
-    static constexpr double ln2_high = 0.693147180369123816490, ln2_low = 1.90821492927058770002e-10;
+    static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
     static constexpr double exp_series(int k) {
         double factorial = 1;
         for (int i = 2; i <= k; ++i) factorial *= i;
@@ -46,47 +44,6 @@ struct Format<double> {
     }
     static constexpr double exp2_series(int k) { return exp_series(k) * power_of_ln2(k); }
 };
-
-// exp(x) for x of magnitude below −F::smallest; exactly 0 below that. NaN may become 0.
-template <class V>
-inline V exp_nonpositive(V x) {
-    using F = Format<typename Shape<V>::Real>;
-    using S = typename Shape<V>::Real;
-    using Bits = typename Shape<V>::Bits;
-    const V least = V{} + F::smallest;
-    const V clamped = x > least ? x : least;
-    const V shifted = clamped * S(1.4426950408889634) + F::round;
-    const V n = shifted - F::round;
-    const V r = (clamped - n * F::ln2_high) - n * F::ln2_low;
-    V p = V{} + F::exp_series(F::exp_terms);
-#pragma GCC unroll 16
-    for (int k = F::exp_terms - 1; k >= 0; --k) p = p * r + F::exp_series(k);
-    // n is in the low bits of `shifted`; it is added to the exponent.
-    const V result = bits<V>(bits<Bits>(p) + (bits<Bits>(shifted) << F::mantissa));
-    return x > least ? result : V{};
-}
-
-// log(x) for positive normal x; -inf at 0.
-template <class V>
-inline V log_positive(V x) {
-    using F = Format<typename Shape<V>::Real>;
-    using S = typename Shape<V>::Real;
-    using Bits = typename Shape<V>::Bits;
-    using Word = std::make_unsigned_t<typename F::Int>;
-    // The exponent of x / sqrt(1/2), biased so that it is never negative: vector units shift only unsigned numbers.
-    constexpr Word one = Word(F::bias) << F::mantissa;
-    const Word low = bits<Word>(S(0.70710678118654752)) - one;
-    const Bits exponent = (bits<Bits>(x) - low) >> F::mantissa;
-    const V m = bits<V>(bits<Bits>(x) - ((exponent - Word(F::bias)) << F::mantissa));  // in [sqrt(1/2), sqrt(2))
-    // The exponent as a number, by the bits of round + exponent: conversions of 64-bit integers are slow.
-    const V n = (bits<V>(bits<Word>(F::round) + exponent) - F::round) - S(F::bias);
-    const V s = (m - 1) / (m + 1), z = s * s;
-    V p = V{} + S(1) / S(2 * F::log_terms + 1);
-#pragma GCC unroll 16
-    for (int k = F::log_terms - 1; k > 0; --k) p = p * z + S(1) / S(2 * k + 1);  // atanh(s) = s (1 + z/3 + z²/5 + …)
-    const V result = (n * F::ln2_low + 2 * s * (z * p)) + 2 * s + n * F::ln2_high;
-    return x > V{} ? result : V{} - std::numeric_limits<S>::infinity();
-}
 
 // 2^x for x ≤ 127 (double: 1023); 0 below −127 (−1023), for −∞ and for NaN. What lies between is denormal, or 0 where
 // those are flushed.

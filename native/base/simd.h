@@ -59,7 +59,7 @@ struct Shape<Vec<double>> {
 
 template <class R>
 inline Vec<R> broadcast(R x) {
-    return Vec<R>{} + x;
+    return x - Vec<R>{};  // x + 0 would have to turn −0 into 0
 }
 
 template <class R>

@@ -46,7 +46,7 @@ inline void need(bool condition, const char* what) {
 }
 
 inline OmegaParameters omega_of(const char* name, const std::vector<double>& parameters) {
-    OmegaParameters found;
+    OmegaParameters found{};
     need(omega::find(name, parameters.data(), parameters.size(), found), "no such omega");
     return found;
 }

@@ -24,8 +24,8 @@ struct Plan {
         const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
         const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
         const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
-        // Long rows need not be transposed. Lengths must be exact in single precision.
-        across = problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24;
+        // Long rows need not be transposed, nor short vectors filled. Lengths must be exact in single precision.
+        across = width == 8 && problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24;
         size = across ? width : 1;
         units = share(count, size);
     }
@@ -38,13 +38,14 @@ void for_units(const ScoresProblem<S>& problem, const std::vector<int64_t>& chos
     parallel_for(plan.units, problem.threads, [&](int64_t n, int slot) {
         const int64_t* const first = plan.sequences.data() + n * plan.size;
         const int64_t count = std::min<int64_t>(plan.size, int64_t(plan.sequences.size()) - n * plan.size);
-        if (plan.across) {
-            Unit<S, Omega, true> unit(problem, first, count);
-            body(unit, slot);
-        } else {
-            Unit<S, Omega, false> unit(problem, first, count);
-            body(unit, slot);
+        if constexpr (lanes_of<typename Omega::Real> == 8) {
+            if (plan.across) {
+                Unit<S, Omega, true> unit(problem, first, count);
+                return body(unit, slot);
+            }
         }
+        Unit<S, Omega, false> unit(problem, first, count);
+        body(unit, slot);
     });
 }
 
@@ -77,6 +78,19 @@ void for_gradients(const ScoresProblem<S>& problem, const std::vector<int64_t>& 
     }
 }
 
+// Zeros: nothing bends where the maximum is hard.
+template <class S>
+void clear_all(const ScoresProblem<S>& problem, const Scores<S>& out) {
+    const int64_t nodes = problem.batch * problem.steps * problem.states;
+    if (is_dense(problem)) {
+        std::fill_n(out.transitions, nodes * problem.states, S(0));
+        return;
+    }
+    std::fill_n(out.emissions, nodes, S(0));
+    const int64_t transitions = std::max<int64_t>(problem.steps - 1, 0) * problem.transition_step;
+    if (transitions) std::fill_n(out.transitions, problem.batch * transitions, S(0));
+}
+
 template <class S, class Omega>
 void ChainSweeps<S, Omega>::backward(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, const S* seed,
                                      const Scores<S>& gradient) {
@@ -91,6 +105,7 @@ void ChainSweeps<S, Omega>::backward(const ScoresProblem<S>& problem, const std:
 template <class S, class Omega>
 void ChainSweeps<S, Omega>::hessian(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, const S* seed,
                                     const Scores<const S>& z, const Scores<S>& product) {
+    if constexpr (Omega::by_slot) return clear_all(problem, product);
     for_gradients<Omega>(problem, chosen, product, [&](auto& unit, Totals& totals) {
         using U = std::decay_t<decltype(unit)>;
         Sink<U> sink(unit, product, totals);

@@ -172,6 +172,13 @@ struct Pull {
     }
 };
 
+// Zeros for a sequence, for what does not change with the scores.
+template <class U>
+void clear_of(const U& unit, typename U::Number* out) {
+    const int64_t size = unit.problem.steps * unit.problem.transition_step;
+    std::fill_n(out + unit.lanes.sequence[0] * size, size, 0);
+}
+
 // Runs body(dense sequence, where its results go) over the threads.
 template <class Omega, class S, class Body>
 void for_sequences(const ScoresProblem<S>& problem, S* out, Body body) {
@@ -192,14 +199,24 @@ void ChainLogs<S, Omega>::log_transitions(const ScoresProblem<S>& problem, S* lo
 
 template <class S, class Omega>
 void ChainLogs<S, Omega>::log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
-    for_sequences<Omega>(problem, product, [&](auto& unit, auto& sink) { log_transitions_jvp_of(unit, z, sink); });
+    for_sequences<Omega>(problem, product, [&](auto& unit, auto& sink) {
+        if constexpr (Omega::by_slot) {
+            clear_of(unit, product);
+        } else {
+            log_transitions_jvp_of(unit, z, sink);
+        }
+    });
 }
 
 template <class S, class Omega>
 void ChainLogs<S, Omega>::log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
     for_sequences<Omega>(problem, product, [&](auto& unit, auto& sink) {
-        Pull<std::decay_t<decltype(unit)>> pull(unit, cotangent);
-        sweep_back(unit, sink, pull);
+        if constexpr (Omega::by_slot) {
+            clear_of(unit, product);
+        } else {
+            Pull<std::decay_t<decltype(unit)>> pull(unit, cotangent);
+            sweep_back(unit, sink, pull);
+        }
     });
 }
 

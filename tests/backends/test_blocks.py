@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from support.inside import blocks, value_in_blocks
-from support.kernels import by_products, needs_kernels, took
+from support.kernels import in_two_numbers, needs_kernels, took
 
 import bellmax as bx
 from bellmax.series import pairwise
@@ -51,11 +51,11 @@ def test_blocks_in_single_precision(small_blocks, gamma, fits):
     with took("dtw_backward_block", times=5) as blocks:
         value = value_in_blocks(x, y, SQUARED, None, omega)
         of_value = torch.autograd.grad(value, (x, y))
-    assert all(by_products(block).all() == fits for block in blocks)
+    assert all(in_two_numbers(block).all() == fits for block in blocks)
     with took("dtw_backward", times=1) as matrix:
         expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
         of_expected = torch.autograd.grad(expected, (x, y))
-    assert not by_products(matrix[0]).any()
+    assert not in_two_numbers(matrix[0]).any()
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(of_value, of_expected, rtol=1e-4, atol=1e-4)
 

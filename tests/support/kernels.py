@@ -51,9 +51,9 @@ def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
         raise AssertionError(f"the kernel {name} must run {wanted}, and ran {len(calls)} times")
 
 
-def by_products(call: Call) -> NDArray[np.bool_]:
-    """Of a call of ``dtw_backward`` or ``dtw_backward_block``: which pairs were swept by products of exponentials.
+def in_two_numbers(call: Call) -> NDArray[np.bool_]:
+    """Of a call of ``dtw_backward`` or ``dtw_backward_block``: which pairs were swept by a float and an integer a cell.
 
-    The others were swept by values. The tape, which is the second argument, says so in its first entry.
+    The others were swept by values in double. The tape, which is the second argument, says so in its first entry.
     """
     return np.asarray(call.args[1][:, 0].numpy() == 1)

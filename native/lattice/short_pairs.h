@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "regularizers.h"
+#include "../omega/omega.h"
 
 namespace bellmax {
 
@@ -15,7 +15,8 @@ struct Series {
     const std::int64_t* lengths;  // (count)
 };
 
-// Pair n aligns series first[n] of x with series second[n] of y. An element costs scale · Σ |x − y|^power, power 1 or 2.
+// Pair n aligns series first[n] of x with series second[n] of y. An element costs scale · Σ |x − y|^power, power 1 or
+// 2.
 template <class S>
 struct ShortPairs {
     Series<S> x, y;

@@ -1,0 +1,72 @@
+// The interface for the binding: lattices by a table of moves, compiled once for each instruction set.
+//
+// Nodes are (i, j, state). A move (di, dj, from → to) leads from (i − di, j − dj, from) to (i, j, to); one that stays
+// in its cell leads to a higher state. With the scores of nodes s and of moves g, both of the node where they arrive,
+//   v(node) = s(node) + max_Ω of σ(node), if a path may start here, and of v(source) + g for each move with a source
+// and the value is v at the end, or max_Ω over the ends of v + ε if these are several.
+#pragma once
+
+#include <cstdint>
+
+#include "../omega/omega.h"
+
+namespace bellmax {
+
+constexpr int most_states = 8, most_moves = 16;
+
+struct Move {
+    std::int64_t di, dj;
+    int from, to;
+};
+
+// Where paths start or end: the corner cell, the row or column that it is in, or every cell.
+enum class Place { corner, row, column, anywhere };
+
+struct Ends {
+    Place place;
+    std::uint32_t states;  // a bit for each
+};
+
+// An array of scores. A stride of 0 shares it: along the batch, a row or a column.
+struct Scores {
+    void* numbers;  // none: 0 everywhere, or a gradient that is not wanted
+    std::int64_t batch, row, column;
+};
+
+struct LatticeProblem {
+    std::int64_t batch, rows, columns;
+    int states, moves;
+    Move table[most_moves];
+    Ends starts, ends;
+    const std::int64_t* lengths;  // (batch, 2)
+    const double* band;           // (batch), as of dynamic time warping
+    OmegaParameters omega;
+    int threads;
+    bool is_double;        // whether arrays hold doubles or floats
+    const Scores* scores;  // of the states, of the moves, of starts by state, of ends by state
+    double* tape;          // (batch, 2, rows · columns · states): the values and thresholds of nodes
+
+    int scores_count() const { return 3 * states + moves; }
+    // The nodes that a path can have.
+    std::int64_t longest() const { return (rows + columns - 1) * states; }
+};
+
+struct LatticeKernels {
+    // Whether every score of a cell of the region was below +∞ and not NaN.
+    bool (*forward)(const LatticeProblem&, double* value);
+    // `seed` (batch); `out` are as many arrays as there are scores.
+    void (*backward)(const LatticeProblem&, const double* seed, const Scores* out);
+    void (*hessian)(const LatticeProblem&, const double* seed, const Scores* z, const Scores* out);
+    // uniforms (batch, draws, longest + 1); paths (batch, draws, longest, 2): the nodes (i · columns + j) · states +
+    // state from the first to the last, each with the move that leads there, −1 for the first; then −1.
+    void (*sample)(const LatticeProblem&, std::int64_t draws, const double* uniforms, std::int64_t* paths);
+};
+
+namespace baseline {
+LatticeKernels lattice_kernels();
+}
+namespace avx2 {
+LatticeKernels lattice_kernels();
+}
+
+}  // namespace bellmax

@@ -1,0 +1,278 @@
+"""The kernels of lattices by a table, against all paths of small ones, and the graph engine for known tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from support.kernels import needs_kernels
+from support.lattices import Lattice, Scores, at_one
+from support.problems import OMEGAS, Enumerated, one_of_each_kind
+from torch import Tensor
+
+import bellmax as bx
+
+pytestmark = needs_kernels
+
+PLACES = ("corner", "row", "column", "anywhere")
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape))
+
+
+def random_scores(rng: np.random.Generator, shape: tuple[int, int, int], missing: float) -> Tensor | None:
+    """Now and then none, or shared along the batch, rows or columns; some −∞."""
+    if rng.random() < 0.3:
+        return None
+    scores = rng.normal(size=[n if rng.random() < 0.7 else 1 for n in shape])
+    scores[rng.random(scores.shape) < missing] = -math.inf
+    return torch.from_numpy(scores)
+
+
+def random_lattice(rng: np.random.Generator) -> Lattice:
+    """Of up to three states, with enough paths for a test and few enough to list them."""
+    while True:
+        lattice = any_lattice(rng)
+        paths = [lattice.graph(b).num_paths for b in range(lattice.batch)]
+        if 8 <= max(paths) <= 400:
+            return lattice
+
+
+def any_lattice(rng: np.random.Generator) -> Lattice:
+    batch, rows, columns, states = (int(rng.integers(1, n + 1)) for n in (3, 5, 4, 3))
+    by_rows = rng.random() < 0.4
+    moves = []
+    for _ in range(rng.integers(2, 8)):
+        di, dj = (int(rng.choice(3, p=(0.4, 0.4, 0.2))) for _ in range(2))
+        source, to = (int(rng.integers(states)) for _ in range(2))
+        if (source < to) if di + dj == 0 else (di > 0 or not by_rows):
+            moves.append((di, dj, source, to))  # now and then one that is there already
+    missing = float(rng.choice([0, 0.1]))
+    scores = [random_scores(rng, (batch, rows, columns), missing) for _ in range(3 * states + len(moves))]
+    ends = [
+        (str(rng.choice(PLACES)), rng.permutation(states)[: rng.integers(1, states + 1)].tolist()) for _ in range(2)
+    ]
+    lengths, band = None, []
+    if rng.random() < 0.6:
+        lengths = [(int(rng.integers(1, rows + 1)), int(rng.integers(1, columns + 1))) for _ in range(batch)]
+        band = [float(rng.choice([math.inf, 0.5, 1])) for _ in range(batch)] if rng.random() < 0.5 else []
+    return Lattice(rows, columns, states, moves, scores, ends[0], ends[1], batch, lengths, band)
+
+
+def directions(rng: np.random.Generator, scores: Scores) -> Scores:
+    return [None if s is None else torch.from_numpy(rng.normal(size=tuple(s.shape))) for s in scores]
+
+
+def check_scores(found: Scores, expected: Scores, tolerance: float) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OMEGAS)
+@pytest.mark.parametrize("seed", range(40))
+def test_small_lattices_equal_all_their_paths(seed: int, name: str) -> None:
+    rng = np.random.default_rng(seed)
+    lattice, omega = random_lattice(rng), at_one(OMEGAS[name])
+    weight, z = normal(rng, lattice.batch), directions(rng, lattice.scores)
+    value, gradient, product = lattice.run(omega, weight, z)
+    gradients, products, kinks = [], [], False
+    graphs = [lattice.graph(b) for b in range(lattice.batch)]
+    for b, graph in enumerate(graphs):
+        weights = [lattice.read(lattice.scores, b, edge.terms) for edge in graph.edges]
+        if graph.num_paths == 0:
+            assert value[b] == -math.inf
+            gradients.append(np.zeros(0))
+            products.append(np.zeros(0))
+            continue
+        expected = Enumerated(graph.pairs, len(graph.number), weights, omega)
+        torch.testing.assert_close(float(value[b]), expected.value, rtol=1e-9, atol=1e-9)
+        along = np.array([lattice.read(z, b, edge.terms) for edge in graph.edges])
+        gradients.append(expected.expected_path * float(weight[b]))
+        step = expected.hessian_product(along)
+        kinks = kinks or step is None
+        products.append(np.zeros(len(weights)) if step is None else step * float(weight[b]))
+    check_scores(gradient, lattice.spread(gradients, graphs), 1e-8)
+    if not kinks:
+        check_scores(product, lattice.spread(products, graphs), 1e-5)
+
+
+# --- known tables, as the graphs that they are
+
+
+def dtw(rng: np.random.Generator) -> Lattice:
+    scores: Scores = [normal(rng, 2, 7, 9), None, None, None, None, None]
+    return Lattice(7, 9, 1, [(1, 1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0)], scores, batch=2, lengths=[(7, 9), (5, 6)])
+
+
+def affine(rng: np.random.Generator) -> Lattice:
+    """Gotoh's alignment: match, gap in one, gap in the other; gaps are opened and extended at scores of their own."""
+    moves = [
+        (1, 1, 0, 0),
+        (1, 1, 1, 0),
+        (1, 1, 2, 0),
+        (1, 0, 0, 1),
+        (1, 0, 1, 1),
+        (0, 1, 0, 2),
+        (0, 1, 2, 2),
+        (0, 1, 1, 2),
+    ]
+    opens, extends = normal(rng, 2, 1, 1), normal(rng, 1, 1, 1)
+    of_moves: Scores = [None, None, None, opens, extends, opens, extends, opens]
+    scores: Scores = [normal(rng, 2, 6, 8), None, None, *of_moves, *[None] * 6]
+    return Lattice(6, 8, 3, moves, scores, ("corner", (0,)), ("corner", (0, 1, 2)), batch=2)
+
+
+def local(rng: np.random.Generator) -> Lattice:
+    """Smith and Waterman: the same moves, from anywhere to anywhere."""
+    lattice = affine(rng)
+    lattice.start = lattice.end = ("anywhere", (0,))
+    return lattice
+
+
+def ctc(rng: np.random.Generator) -> Lattice:
+    """Blank and label; two equal labels need a blank between them, so that a move is missing in some columns."""
+    moves = [(1, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 1)]
+    skips = torch.zeros(1, 1, 5, dtype=torch.float64)
+    skips[0, 0, 3] = -math.inf
+    first = torch.full((1, 9, 5), -math.inf, dtype=torch.float64)
+    blank_first, label_first = first.clone(), first.clone()
+    blank_first[0, 0, 0] = label_first[0, 0, 1] = 0
+    scores: Scores = [
+        normal(rng, 2, 9, 1),
+        normal(rng, 2, 9, 5),
+        None,
+        None,
+        None,
+        None,
+        skips,
+        blank_first,
+        label_first,
+        None,
+        None,
+    ]
+    return Lattice(9, 5, 2, moves, scores, ("row", (0, 1)), ("corner", (0, 1)), batch=2)
+
+
+def rnnt(rng: np.random.Generator) -> Lattice:
+    scores: Scores = [None, normal(rng, 2, 7, 5), normal(rng, 2, 7, 5), None, None]
+    return Lattice(7, 5, 1, [(1, 0, 0, 0), (0, 1, 0, 0)], scores, batch=2, lengths=[(7, 5), (4, 3)])
+
+
+def monotone(rng: np.random.Generator) -> Lattice:
+    return Lattice(11, 6, 1, [(1, 0, 0, 0), (1, 1, 0, 0)], [normal(rng, 2, 11, 6), None, None, None, None], batch=2)
+
+
+def semi_markov(rng: np.random.Generator) -> Lattice:
+    """Two states of segments up to 3 steps: ends of segments (0, 1) lead to boundaries (2, 3) inside a cell."""
+    durations = [(d, 0, 2 + k, k) for d in (1, 2, 3) for k in (0, 1)]
+    changes = [(0, 0, a, 2 + k) for a in (0, 1) for k in (0, 1)]
+    scores: Scores = [*[None] * 4, *[normal(rng, 2, 8, 1) for _ in durations], *[normal(rng, 1, 1, 1) for _ in changes]]
+    scores += [
+        None,
+        None,
+        normal(rng, 1, 1, 1),
+        normal(rng, 1, 1, 1),
+        normal(rng, 2, 1, 1),
+        normal(rng, 2, 1, 1),
+        None,
+        None,
+    ]
+    return Lattice(8, 1, 4, durations + changes, scores, ("corner", (2, 3)), ("corner", (0, 1)), batch=2)
+
+
+KNOWN = {made.__name__: made for made in (dtw, affine, local, ctc, rnnt, monotone, semi_markov)}
+
+
+def by_the_graph(lattice: Lattice, omega: bx.Regularizer, weight: Tensor, z: Scores) -> tuple[Tensor, Scores, Scores]:
+    values, gradients, products = [], [], []
+    graphs = [lattice.graph(b) for b in range(lattice.batch)]
+    for b, graph in enumerate(graphs):
+        terms = [edge.terms for edge in graph.edges]
+        weights, along = (
+            torch.tensor([lattice.read(s, b, t) for t in terms], dtype=torch.float64) for s in (lattice.scores, z)
+        )
+        weights.requires_grad_()
+        value = bx.DAG(graph.pairs).paths(weights, omega=omega).value
+        (gradient,) = torch.autograd.grad(value * weight[b], weights, create_graph=True)
+        (product,) = (
+            torch.autograd.grad(gradient, weights, along) if gradient.requires_grad else (torch.zeros_like(along),)
+        )
+        values.append(float(value.detach()))
+        gradients.append(gradient.detach().numpy())
+        products.append(product.numpy())
+    return (
+        torch.tensor(values, dtype=torch.float64),
+        lattice.spread(gradients, graphs),
+        lattice.spread(products, graphs),
+    )
+
+
+@one_of_each_kind
+@pytest.mark.parametrize("table", KNOWN)
+def test_known_tables_equal_their_graph(table: str, omega: bx.Regularizer) -> None:
+    rng = np.random.default_rng(1)
+    lattice, omega = KNOWN[table](rng), at_one(omega)
+    weight, z = normal(rng, lattice.batch), directions(rng, lattice.scores)
+    expected = by_the_graph(lattice, omega, weight, z)
+    for threads in (1, 2):
+        value, gradient, product = lattice.run(omega, weight, z, threads)
+        torch.testing.assert_close(value, expected[0], rtol=1e-10, atol=1e-10)
+        check_scores(gradient, expected[1], 1e-9)
+        check_scores(product, expected[2], 1e-8)
+
+
+@pytest.mark.parametrize("table", KNOWN)
+def test_single_precision(table: str) -> None:
+    rng = np.random.default_rng(2)
+    lattice = KNOWN[table](rng)
+    weight, z = normal(rng, lattice.batch), directions(rng, lattice.scores)
+    expected = lattice.run(bx.Negentropy(), weight, z)
+    lattice.scores = [None if s is None else s.float() for s in lattice.scores]
+    value, gradient, product = lattice.run(bx.Negentropy(), weight, [None if s is None else s.float() for s in z])
+    torch.testing.assert_close(value, expected[0], rtol=1e-6, atol=1e-6)
+    check_scores(gradient, [None if s is None else s.double() for s in expected[1]], 1e-5)
+    check_scores(product, [None if s is None else s.double() for s in expected[2]], 1e-4)
+
+
+@pytest.mark.parametrize("table", KNOWN)
+@pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
+def test_draws_follow_the_probabilities(name: str, table: str) -> None:
+    rng, draws = np.random.default_rng(3), 2000
+    lattice, omega = KNOWN[table](rng), at_one(OMEGAS[name])
+    gradient = by_the_graph(lattice, omega, torch.ones(lattice.batch, dtype=torch.float64), lattice.scores)[1]
+    paths = lattice.sample(omega, draws)
+    counts: list[np.ndarray] = []
+    graphs = [lattice.graph(b) for b in range(lattice.batch)]
+    for graph, own in zip(graphs, paths, strict=True):
+        taken: Counter[object] = Counter()
+        for path in own:
+            before = [None, *(node for node, _ in path)]
+            taken.update((parent, node, move) for parent, (node, move) in zip(before, path, strict=False))
+            taken[path[-1][0], "sink", -1] += 1
+        known = {(edge.parent, edge.child, edge.move) for edge in graph.edges}
+        assert {edge for edge in taken if edge[1] != "sink"} <= known  # type: ignore[index]
+        counts.append(np.array([taken[edge.parent, edge.child, edge.move] / draws for edge in graph.edges]))
+    for a, b in zip(lattice.spread(counts, graphs), gradient, strict=True):
+        if a is not None and b is not None:
+            assert (a - b).abs().max() <= 0.06 * b.abs().max().clamp(min=1)
+
+
+def test_bad_numbers_are_seen_and_padding_is_not_read() -> None:
+    lattice = dtw(np.random.default_rng(0))
+    scores = lattice.scores[0]
+    assert scores is not None
+    scores[1, 5:] = scores[1, :, 6:] = math.nan
+    weight = torch.ones(2, dtype=torch.float64)
+    _, gradient, _ = lattice.run(bx.Negentropy(), weight, [torch.zeros(2, 7, 9, dtype=torch.float64), *[None] * 5])
+    assert gradient[0] is not None
+    assert gradient[0].isfinite().all()
+    for bad in (math.nan, math.inf):
+        scores[1, 2, 2] = bad
+        with pytest.raises(AssertionError):
+            lattice.run(bx.Negentropy(), weight, lattice.scores)
