@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LIBRARY := .venv/library
 INSTALLED := .venv/installed
-NATIVE := $(wildcard native/*)
+NATIVE := $(wildcard native/*.* native/*/*)
 
 .PHONY: help test lint format demo docs bench sanitize clean
 
@@ -61,15 +61,18 @@ docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# A second copy of the package with instrumented kernels; -S keeps the editable install out of its way.
+# A second copy of the package with instrumented kernels, in two processes; -S keeps the editable install out of their way.
+SANITIZED := native and not compile and not export and not want_of_memory
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	rm -rf build/sanitize
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/site \
 	  -C build-dir=build/sanitize/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined .
+	printf '%s\n' 'dtw or lattice or series or short' 'not (dtw or lattice or series or short)' | \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -S -c "import sys; \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
+	xargs -P 2 -I{} $(BIN)/python -S -c "import sys; \
 	  sys.path[:0] = ['build/sanitize/site', '$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')']; \
-	  import pytest; sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', 'native and not compile and not export and not want_of_memory']))"
+	  import pytest; sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', '$(SANITIZED) and ({})']))"
 
 clean:  ## remove what was built
 	rm -rf .venv build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

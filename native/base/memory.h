@@ -14,22 +14,28 @@
 #error "compile with -DBELLMAX_ARCH=baseline or avx2"
 #endif
 
-// Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.
 namespace bellmax {
+
+// Memory that begins where a line of the cache does. A thread keeps some of what it gives back: in threads that take and
+// give all the time the allocator would return pages and ask for them again.
+void* take_memory(std::size_t bytes);
+void give_memory(void* data) noexcept;
+
+// Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.
 inline namespace BELLMAX_ARCH {
 
-struct FreeAligned {
-    void operator()(void* data) const { ::operator delete(data, std::align_val_t(64)); }
+struct GiveBack {
+    void operator()(void* data) const { give_memory(data); }
 };
 
 // Numbers that begin where a line of the cache does, so that no vector lies across two.
 template <class T>
-using Array = std::unique_ptr<T[], FreeAligned>;
+using Array = std::unique_ptr<T[], GiveBack>;
 
 template <class T>
 Array<T> scratch(std::int64_t size) {
     static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
-    return Array<T>(static_cast<T*>(::operator new(static_cast<std::size_t>(size) * sizeof(T), std::align_val_t(64))));
+    return Array<T>(static_cast<T*>(take_memory(static_cast<std::size_t>(size) * sizeof(T))));
 }
 
 template <class T>
