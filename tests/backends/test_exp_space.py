@@ -13,7 +13,9 @@ pytestmark = needs_kernels
 
 def scores(batch, steps, states, dtype=torch.float64):
     torch.manual_seed(batch + 10 * steps + 100 * states)
-    return [torch.randn(shape, dtype=dtype) for shape in ((batch, steps, states), (states, states), (states,), (states,))]
+    return [
+        torch.randn(shape, dtype=dtype) for shape in ((batch, steps, states), (states, states), (states,), (states,))
+    ]
 
 
 def results(given, backend, **more):

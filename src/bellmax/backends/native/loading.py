@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-import torch  # the kernels share the OpenMP runtime that torch loads: torch must come first
+import torch  # the kernels run on the threads of the OpenMP runtime that torch has loaded: torch must come first
 from torch import Tensor
 
 from bellmax.tensors import Tensors

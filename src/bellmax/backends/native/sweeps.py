@@ -102,7 +102,7 @@ class NativeSweeps:
 
 
 def _dtw_tape_size(rows: int, columns: int) -> int:
-    """As in native/dtw.h; torch.compile may ask with symbols for sizes."""
+    """As in native/lattice/dtw.h; torch.compile may ask with symbols for sizes."""
     strip = 64
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
     return 1 + strips * (columns + chunks * 2 * strip)

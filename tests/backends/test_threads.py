@@ -1,0 +1,54 @@
+"""Threads of the kernels: after a fork, and with an OpenMP runtime of another name."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+from support.kernels import needs_kernels
+from support.problems import potentials
+
+import bellmax as bx
+
+pytestmark = needs_kernels
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def values() -> list[torch.Tensor]:
+    """Of each family, large enough for more than one thread."""
+    theta = potentials(16, 30, 9, 9)
+    with torch.no_grad():
+        return [
+            bx.Chain(theta).value,
+            bx.Chain.from_scores(theta[:, :, 0], theta[0, 0]).value,
+            bx.DTW(potentials(4, 90, 80).square()).value,
+            bx.DAG([(0, 1)] * 900).paths(potentials(64, 900)).value,
+        ]
+
+
+def compute(queue: multiprocessing.Queue) -> None:
+    queue.put([v.tolist() for v in values()])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_fork_after_more_than_one_thread() -> None:
+    """The threads stay behind in the parent; the child must not wait for them."""
+    expected = [v.tolist() for v in values()]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=compute, args=(queue,))
+    child.start()
+    got = queue.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+    assert got == expected
