@@ -130,15 +130,17 @@ inline Wide<W> weigh(const Omega& omega, const double* x, int64_t count, const W
     return ratio(wide<W>(1), total<together>(sum));
 }
 
-// Which of `count` edges a uniform number chooses, for probabilities that sum to `sum`.
+// Which of `count` edges a uniform number chooses, for probabilities that sum to `sum`; −1 if all are 0.
 template <class R>
-inline int64_t draw(const R* q, int64_t count, R sum, double uniform) {
-    const double bar = uniform * double(sum);
+inline int64_t draw(const R* q, int64_t count, double sum, double uniform) {
+    const double bar = uniform * sum;
     double below = 0;
-    int64_t k = -1;
-    do below += double(q[++k]);
-    while (k + 1 < count && below <= bar);
-    return k;
+    int64_t chosen = -1;
+    for (int64_t k = 0; k < count && (chosen < 0 || below <= bar); ++k) {
+        if (q[k] > 0) chosen = k;
+        below += double(q[k]);
+    }
+    return chosen;
 }
 
 // --- along a direction y

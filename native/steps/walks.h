@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../base/threads.h"
+#include "../node.h"
 #include "unit.h"
 
 namespace bellmax {
@@ -31,20 +32,6 @@ struct Walk {
     double of_end(int64_t i) const { return dense ? 0 : double(problem.scores.end[b * problem.end_batch + i]); }
 };
 
-// The first entry at which the running sum of q exceeds its share of the total; −1 if there is none.
-template <class R>
-int64_t draw(const R* q, int64_t count, double uniform) {
-    double total = 0, sum = 0;
-    for (int64_t p = 0; p < count; ++p) total += double(q[p]);
-    int64_t chosen = -1;
-    for (int64_t p = 0; p < count; ++p) {
-        if (q[p] > 0) chosen = p;
-        sum += double(q[p]);
-        if (sum > uniform * total) break;
-    }
-    return chosen;
-}
-
 // Draws the sequences of one member of the batch from the tape.
 template <class S, class Omega>
 class Sampler {
@@ -55,9 +42,10 @@ class Sampler {
     bool in_log_space;
     Array<Real> q;
 
-    // q of the edges from the states after n steps, which have `weight`, into a node with a threshold, or NaN to find it.
+    // Draws one of the edges from the states after n steps, which have `weight`, into a node with a threshold, or NaN to find
+    // it.
     template <class Weight>
-    void weigh(int64_t n, Weight weight, Real tau) {
+    int64_t choose(int64_t n, Weight weight, Real tau, double uniform) {
         Real top = -infinity<Real>, slot = -1;
         for (int64_t p = 0; p < walk.states; ++p) {
             const Real v = Real(values[n * walk.states + p]);
@@ -72,11 +60,14 @@ class Sampler {
             Real unused;
             omega.solve(omega::Columns<Real, Real>{q.get(), 1, walk.states}, from, tau, unused);
         }
+        double sum = 0;
         for (int64_t p = 0; p < walk.states; ++p) {
             Real r = q[p] - from, s;
             if constexpr (Omega::by_slot) r = Real(p) == tau ? Real(0) : -infinity<Real>;
             omega.weigh(r, tau, q[p], s);
+            sum += double(q[p]);
         }
+        return node::draw(q.get(), walk.states, sum, uniform);
     }
 
 public:
@@ -92,29 +83,17 @@ public:
         constexpr Real unknown = std::numeric_limits<Real>::quiet_NaN();
         std::fill(y, y + walk.problem.steps, int64_t(-1));
         if (walk.length == 0) return;
-        weigh(walk.length, [&](int64_t p) { return walk.of_end(p); }, unknown);
-        int64_t state = draw(q.get(), walk.states, uniform[walk.step(walk.length - 1)]);
+        const double last = uniform[walk.step(walk.length - 1)];
+        int64_t state = choose(walk.length, [&](int64_t p) { return walk.of_end(p); }, unknown, last);
         for (int64_t n = walk.length - 1; state >= 0; --n) {
             y[walk.step(n)] = state;
             if (n == 0) break;
             const S* const scores = walk.into(n, state);
             const Real tau = in_log_space ? Real(thresholds[(n + 1) * walk.states + state]) : unknown;
-            weigh(n, [&](int64_t p) { return scores[p]; }, tau);
-            state = draw(q.get(), walk.states, uniform[walk.step(n - 1)]);
+            state = choose(n, [&](int64_t p) { return scores[p]; }, tau, uniform[walk.step(n - 1)]);
         }
     }
 };
-
-// Keeps the k greatest scores in descending order, the earlier first among equals, with what belongs to each.
-inline void insert(double score, int64_t origin, double* best, int64_t* origins, int64_t k) {
-    int64_t place = k - 1;
-    for (; place > 0 && score > best[place - 1]; --place) {
-        best[place] = best[place - 1];
-        origins[place] = origins[place - 1];
-    }
-    best[place] = score;
-    origins[place] = origin;
-}
 
 // The k best sequences of one member of the batch.
 template <class S>
@@ -139,8 +118,7 @@ class Best {
                 sound &= weights[p] < infinity<S>;
                 for (int64_t rank = 0; rank < k; ++rank) {
                     const double score = double(weights[p]) + before[p * k + rank] + own;
-                    if (!(score > best[k - 1])) break;
-                    insert(score, p * k + rank, best, &origin[n * row + i * k], k);
+                    if (!node::insert(best, &origin[n * row + i * k], k, score, p * k + rank)) break;
                 }
             }
         }
@@ -164,7 +142,7 @@ public:
         const auto end_origin = zeros<int64_t>(k);
         for (int64_t n = 0; n < row; ++n) {
             const double score = walk.length ? now[n] + walk.of_end(n / k) : now[n];
-            if (score > end[k - 1]) insert(score, n, end.get(), end_origin.get(), k);
+            node::insert(end.get(), end_origin.get(), k, score, n);
         }
         for (int64_t rank = 0; rank < k; ++rank) {
             int64_t* const y = sequences + rank * walk.problem.steps;
