@@ -62,7 +62,7 @@ docs: $(INSTALLED)  ## the documentation site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # A second copy of the package with instrumented kernels, in two processes; -S keeps the editable install out of their way.
-SANITIZED := native and not compile and not export and not want_of_memory
+SANITIZED := (native or hyper or lattice or exp_space) and not compile and not export and not want_of_memory
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	rm -rf build/sanitize
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/site \
