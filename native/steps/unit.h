@@ -257,7 +257,7 @@ struct Unit {
     Nodes<const S, Real, across> emissions;
     Array<Real> start, end;  // scores of the first and the last states
     V length, iota, pad;     // iota: 0, 1, 2, …; pad: −∞ in the lanes of the last group that stand for no state
-    Array<Real> x, none;     // scores of the edges into a group; 0 for each state
+    Array<Real> x, none;     // scores of the edges into a group; 0 for each state, −∞ for what stands for none
 
     Unit(const ScoresProblem<S>& of, const int64_t* sequences, int64_t count)
         : problem(of),
@@ -275,6 +275,7 @@ struct Unit {
             iota[l] = Real(l);
             pad[l] = layout.rest.count && l >= layout.rest.count ? -infinity<Real> : Real(0);
         }
+        if (!across) std::fill(&none[layout.states], &none[layout.cells], -infinity<Real>);
     }
 
     bool has_emissions() const { return !is_dense(problem); }
@@ -400,7 +401,7 @@ struct Unit {
                 const V own = layout.of_row(from, l);
                 for (int64_t k = l * layout.cells; k < (l + 1) * layout.cells; k += W) store<Real>(&x[k], load<Real>(&x[k]) - own);
             }
-            const Group<Real, Real> group{x.get(), layout.cells, layout.cells, layout.rows(g), nullptr};
+            const Group<Real, Real> group{x.get(), layout.cells, layout.whole * W, layout.rows(g), &layout.rest};
             action(Source<Real, Real, false>{group, layout.cells, Real(1), none.get(), 0}, tau);
         }
     }
