@@ -1,5 +1,6 @@
 #include "threads.h"
 
+#include <string>
 #include <vector>
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
@@ -20,27 +21,35 @@ using Parallel = void (*)(Work, void*, unsigned threads, unsigned flags);
 std::atomic<bool> is_forked{false};
 
 #if defined(__linux__)
-// The entry of an OpenMP runtime for a parallel region: GCC's, which those of LLVM and Intel have as well.
-int look_for_runtime(dl_phdr_info* library, std::size_t, void* found) {
+// Notes the OpenMP runtimes among the libraries that are loaded. None may be opened while these are walked through.
+int note_runtime(dl_phdr_info* library, std::size_t, void* found) {
     const char* name = library->dlpi_name;
-    if (!std::strstr(name, "libgomp") && !std::strstr(name, "libomp") && !std::strstr(name, "libiomp")) return 0;
-    void* handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-    if (!handle) return 0;
-    *static_cast<Parallel*>(found) = reinterpret_cast<Parallel>(dlsym(handle, "GOMP_parallel"));
-    return *static_cast<Parallel*>(found) != nullptr;
+    const bool is_one = std::strstr(name, "libgomp") || std::strstr(name, "libomp") || std::strstr(name, "libiomp");
+    if (is_one) static_cast<std::vector<std::string>*>(found)->emplace_back(name);
+    return 0;
 }
+
+// The entry for a parallel region: GCC's, which the runtimes of LLVM and Intel have as well.
+Parallel find_runtime() {
+    std::vector<std::string> names;
+    dl_iterate_phdr(note_runtime, &names);
+    for (const std::string& name : names) {
+        void* const handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+        void* const entry = handle ? dlsym(handle, "GOMP_parallel") : nullptr;
+        if (entry) return reinterpret_cast<Parallel>(entry);
+    }
+    return nullptr;
+}
+#else
+Parallel find_runtime() { return nullptr; }
 #endif
 
 Parallel runtime() {
     static const Parallel found = [] {
-        Parallel parallel = nullptr;
-#if defined(__linux__)
-        dl_iterate_phdr(look_for_runtime, &parallel);
-#endif
 #if defined(__unix__) || defined(__APPLE__)
         pthread_atfork(nullptr, nullptr, [] { is_forked = true; });  // the threads stay behind
 #endif
-        return parallel;
+        return find_runtime();
     }();
     return found;
 }
