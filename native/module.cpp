@@ -1,33 +1,33 @@
-// The binding: checks sizes, picks the instruction set, releases the GIL. It knows no mathematics.
+// The module of Python: all kernels by name. It knows no mathematics.
 #include "base/functions.h"
-#include "bind/common.h"
-#include "bind/families.h"
+#include "bind/call.h"
 
 namespace {
 
 using namespace bellmax;
 
-template <class S>
-void bind_functions(nanobind::module_& m) {
-    const auto bind = [&m](const char* name, auto function) {
-        m.def(name, [function](const In<S, 1>& x, const Out<S, 1>& y) {
-            need(x.shape(0) == y.shape(0), "lengths differ");
-            function(x.data(), y.data(), x.shape(0));
-        });
-    };
+template <class S, bool is_log>
+bool apply(Call& call) {
+    const Tensor x = call.tensor();
+    S* const y = call.array<S>({x.shape[0]});
     const FunctionKernels<S> kernels = BELLMAX_BEST(function_kernels<S>());
-    bind("exp2", kernels.exp2);
-    bind("log2", kernels.log2);
+    return run(is_log ? kernels.log2 : kernels.exp2, Call::array<const S>({any_size}, x), y, x.shape[0]);
 }
+
+PyMethodDef functions[] = {method<apply<float, false>, apply<double, false>>("exp2"),
+                           method<apply<float, true>, apply<double, true>>("log2"),
+                           {}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
-NB_MODULE(_native, m) {
-    m.def("instructions", [] { return has_avx2() ? "avx2" : "baseline"; });
-    bind_functions<float>(m);
-    bind_functions<double>(m);
-    bind_steps(m);
-    bind_engines(m);
-    bind_lattice(m);
-    bind_hyper(m);
+PyMODINIT_FUNC PyInit__native() {
+    PyObject* const module = PyModule_Create(&definition);
+    if (!module) return nullptr;
+    for (PyMethodDef* family : {functions, steps_methods, lattice_methods, hyper_methods}) {
+        if (PyModule_AddFunctions(module, family)) return nullptr;
+    }
+    if (PyModule_AddStringConstant(module, "instructions", has_avx2() ? "avx2" : "baseline")) return nullptr;
+    return module;
 }

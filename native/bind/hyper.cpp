@@ -1,15 +1,12 @@
-// The binding of the sweeps of stored graphs: as dag_* for one tail an edge, as hyper_* for any number of them.
+// Stored graphs: as dag_* for one tail an edge, as hyper_* for any number of them.
 #include "../hyper/hyper.h"
 
-#include <optional>
-#include <string>
-
-#include "common.h"
-
-namespace nb = nanobind;
+#include "call.h"
 
 namespace bellmax {
 namespace {
+
+using std::int32_t;
 
 template <class S>
 const HyperKernels<S>& kernels() {
@@ -17,214 +14,215 @@ const HyperKernels<S>& kernels() {
     return best;
 }
 
-using Index = In<std::int32_t, 1>;
-using Tape = In<double, 3>;
+// Integers of the index.
+struct Integers {
+    const int32_t* data;
+    int64_t size;
 
-// The most that lies between two offsets, which must ascend from 0 to `total`.
-int64_t most_between(const Index& offset, int64_t total) {
-    const int64_t count = offset.shape(0) - 1;
-    need(count >= 0 && offset.data()[0] == 0 && offset.data()[count] == total, "the index does not fit together");
-    int64_t most = 0, least = 0;
-    for (int64_t n = 0; n < count; ++n) {
-        const int64_t between = int64_t(offset.data()[n + 1]) - offset.data()[n];
-        most = std::max(most, between);
-        least = std::min(least, between);
+    explicit Integers(Call& call) {
+        const Tensor found = call.tensor();
+        data = Call::array<const int32_t>({any_size}, found);
+        size = found.shape[0];
     }
-    need(least == 0, "the index does not fit together");
-    return most;
-}
 
-void need_below(const Index& numbers, int64_t limit) {
-    std::uint32_t most = 0;
-    for (int64_t n = 0; n < numbers.shape(0); ++n) most = std::max(most, std::uint32_t(numbers.data()[n]));
-    need(numbers.shape(0) == 0 || int64_t(most) < limit, "an index is out of range");
-}
+    void need_below(int64_t limit) const {
+        std::uint32_t most = 0;
+        for (int64_t n = 0; n < size; ++n) most = std::max(most, std::uint32_t(data[n]));
+        need(size == 0 || int64_t(most) < limit, "an index is out of range");
+    }
+
+    // As offsets, which must ascend from 0 to `total`: the most that lies between two.
+    int64_t most_between(int64_t total) const {
+        need(size >= 1 && data[0] == 0 && data[size - 1] == total, "the index does not fit together");
+        int64_t most = 0, least = 0;
+        for (int64_t n = 0; n + 1 < size; ++n) {
+            const int64_t between = int64_t(data[n + 1]) - data[n];
+            most = std::max(most, between);
+            least = std::min(least, between);
+        }
+        need(least == 0, "the index does not fit together");
+        return most;
+    }
+};
 
 // The nodes and their groups.
-Hypergraph nodes_of(const Index& offset, const Index& group, int64_t edges) {
-    const int64_t nodes = offset.shape(0) - 1, groups = group.shape(0) - 1;
-    need(nodes >= 1 && groups >= 1, "the index does not fit together");
-    const int64_t most = most_between(offset, edges);
-    most_between(group, nodes);
-    const std::int32_t *const at = offset.data(), *const bound = group.data();
+void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group, int64_t edges) {
+    graph.num_nodes = offset.size - 1;
+    graph.num_edges = edges;
+    graph.num_groups = group.size - 1;
+    need(graph.num_nodes >= 1 && graph.num_groups >= 1, "the index does not fit together");
+    graph.most_edges = offset.most_between(edges);
+    group.most_between(graph.num_nodes);
     bool even = true;
-    for (int64_t g = 0; g < groups; ++g) {
-        for (int64_t i = bound[g] + 1; i < bound[g + 1]; ++i) even &= at[i + 1] - at[i] == at[i] - at[i - 1];
+    for (int64_t g = 0; g < graph.num_groups; ++g) {
+        for (int64_t i = group.data[g] + 1; i < group.data[g + 1]; ++i) {
+            even &= offset.data[i + 1] - offset.data[i] == offset.data[i] - offset.data[i - 1];
+        }
     }
     need(even, "the nodes of a group do not fit together");
-    Hypergraph graph{};
-    graph.num_nodes = nodes;
-    graph.num_edges = edges;
-    graph.num_groups = groups;
-    graph.most_edges = most;
-    graph.offset = at;
-    graph.group = bound;
-    return graph;
+    graph.offset = offset.data;
+    graph.group = group.data;
 }
 
-Hypergraph dag(int64_t weights, const Index& offset, const Index& parent, const Index& edge, const Index& group) {
-    Hypergraph graph = nodes_of(offset, group, parent.shape(0));
-    need(edge.shape(0) == graph.num_edges, "the index does not fit together");
-    need(weights == graph.num_edges, "theta does not fit the graph");
-    need_below(parent, graph.num_nodes);
-    need_below(edge, graph.num_edges);
-    graph.num_weights = weights;
-    graph.most_tails = 1;
-    graph.tail = parent.data();
-    graph.edge = graph.weight = edge.data();
-    return graph;
+// The index ends with offset, parent, edge, group.
+struct Dag {
+    static constexpr int parts = 4;
+
+    static Hypergraph read(Call& call, int64_t weights) {
+        const Integers offset(call), parent(call), edge(call), group(call);
+        Hypergraph graph{};
+        set_nodes(graph, offset, group, parent.size);
+        need(edge.size == parent.size && weights == parent.size, "theta does not fit the graph");
+        parent.need_below(graph.num_nodes);
+        edge.need_below(edge.size);
+        graph.num_weights = weights;
+        graph.most_tails = 1;
+        graph.tail = parent.data;
+        graph.edge = graph.weight = edge.data;
+        return graph;
+    }
+};
+
+// The index ends with offset, tail_offset, tail, edge, group, weight; if that is None each edge has its own.
+struct Any {
+    static constexpr int parts = 6;
+
+    static Hypergraph read(Call& call, int64_t weights) {
+        const Integers offset(call), tail_offset(call), tail(call), edge(call), group(call);
+        Hypergraph graph{};
+        set_nodes(graph, offset, group, edge.size);
+        need(tail_offset.size == edge.size + 1, "the index does not fit together");
+        tail.need_below(graph.num_nodes);
+        edge.need_below(edge.size);
+        graph.num_weights = weights;
+        graph.most_tails = tail_offset.most_between(tail.size);
+        graph.tail_offset = tail_offset.data;
+        graph.tail = tail.data;
+        graph.edge = graph.weight = edge.data;
+        if (call.skips_none()) {
+            need(weights == edge.size, "theta does not fit the graph");
+            return graph;
+        }
+        const Integers weight(call);
+        need(weight.size == edge.size, "the index does not fit together");
+        weight.need_below(weights);
+        graph.weight = weight.data;
+        return graph;
+    }
+};
+
+template <class S, class Graph>
+struct Problem : HyperProblem<S> {
+    explicit Problem(Call& call) : HyperProblem<S>{} {
+        Call index = call.split(Graph::parts + 3);
+        const Tensor theta = call.tensor();
+        this->theta = Call::array<const S>({any_size, any_size}, theta);
+        this->batch = theta.shape[0];
+        this->graph = Graph::read(index, theta.shape[1]);
+        this->omega = index.omega();
+        this->threads = threads_for(this->batch * this->graph.num_edges, int(index.integer()));
+    }
+
+    template <class T>
+    T* take_tape(Call& call) const {
+        return call.array<T>({this->batch, 3, this->graph.num_nodes});
+    }
+    template <class T>
+    T* by_weight(Call& call) const {
+        return call.array<T>({this->batch, this->graph.num_weights});
+    }
+    template <class T>
+    T* by_edge(Call& call) const {
+        return call.array<T>({this->batch, this->graph.num_edges});
+    }
+};
+
+template <class S, class Graph>
+bool forward(Call& call) {
+    const Problem<S, Graph> p(call);
+    S* const value = call.array<S>({p.batch});
+    return run(kernels<S>().forward, p, value, p.template take_tape<double>(call));
 }
 
-// Without `weight`, each edge has its own.
-Hypergraph hypergraph(int64_t weights, const Index& offset, const Index& tail_offset, const Index& tail, const Index& edge,
-                      const Index& group, const std::optional<Index>& weight) {
-    Hypergraph graph = nodes_of(offset, group, edge.shape(0));
-    need(tail_offset.shape(0) == graph.num_edges + 1 && (!weight || weight->shape(0) == graph.num_edges),
-         "the index does not fit together");
-    need(weight || weights == graph.num_edges, "theta does not fit the graph");
-    need_below(tail, graph.num_nodes);
-    need_below(edge, graph.num_edges);
-    if (weight) need_below(*weight, weights);
-    graph.num_weights = weights;
-    graph.most_tails = most_between(tail_offset, tail.shape(0));
-    graph.tail_offset = tail_offset.data();
-    graph.tail = tail.data();
-    graph.edge = edge.data();
-    graph.weight = weight ? weight->data() : edge.data();
-    return graph;
+template <class S, class Graph>
+bool backward(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    const S* const seed = call.array<const S>({p.batch});
+    return run(kernels<S>().backward, p, seed, p.template by_weight<S>(call));
 }
 
-template <class S>
-HyperProblem<S> problem(const Hypergraph& graph, const In<S, 2>& theta, OMEGA) {
-    const int64_t batch = theta.shape(0);
-    return {graph, omega_of(omega, parameters), batch, threads_for(batch * graph.num_edges, threads), theta.data(), nullptr};
+template <class S, class Graph>
+bool hessian(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    const S* const seed = call.array<const S>({p.batch});
+    const S* const z = p.template by_weight<const S>(call);
+    return run(kernels<S>().hessian, p, seed, z, p.template by_weight<S>(call));
 }
 
-template <class S, class T>
-void set_tape(HyperProblem<S>& p, const T& tape) {
-    need(tape.shape(0) == p.batch && tape.shape(1) == 3 && tape.shape(2) == p.graph.num_nodes, "the tape does not fit theta");
-    p.tape = tape.data();
+template <class S, class Graph>
+bool log_transitions(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    return run(kernels<S>().log_transitions, p, p.template by_edge<S>(call));
 }
 
-// Whether an array has `numbers` for each row.
-template <class S, class Array>
-void need_rows(const HyperProblem<S>& p, const Array& array, int64_t numbers) {
-    need(array.shape(0) == p.batch && int64_t(array.size()) == p.batch * numbers, "an array does not fit theta");
-    if constexpr (!std::is_const_v<typename Array::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
+template <class S, class Graph>
+bool log_transitions_jvp(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    const S* const z = p.template by_weight<const S>(call);
+    return run(kernels<S>().log_transitions_jvp, p, z, p.template by_edge<S>(call));
 }
 
-template <class S, class Array>
-void need_derivations(const HyperProblem<S>& p, const Array& counts, int64_t each) {
-    need(counts.shape(0) == p.batch && counts.shape(1) == each && counts.shape(2) == p.graph.num_edges,
-         "an array for paths does not fit");
+template <class S, class Graph>
+bool log_transitions_vjp(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    const S* const cotangent = p.template by_edge<const S>(call);
+    return run(kernels<S>().log_transitions_vjp, p, cotangent, p.template by_weight<S>(call));
 }
 
-#define PROBLEM auto p = problem(graph(theta.shape(1), index...), theta, omega, parameters, threads)
-#define INDEX const Parts &...index, OMEGA
-
-// graph(number of weights, index...) makes the graph of the integers that come last.
-template <class S, class... Parts>
-void bind_sweeps(nb::module_& m, const std::string& prefix, Hypergraph (*graph)(int64_t, const Parts&...)) {
-    const auto define = [&](const char* name, auto function) { m.def((prefix + name).c_str(), function); };
-    define("forward", [graph](const In<S, 2>& theta, const Out<S, 1>& value, const Out<double, 3>& tape, INDEX) {
-        PROBLEM;
-        set_tape(p, tape);
-        need_rows(p, value, 1);
-        nb::gil_scoped_release release;
-        return kernels<S>().forward(p, value.data(), tape.data());
-    });
-    define("backward", [graph](const In<S, 2>& theta, const Tape& tape, const In<S, 1>& seed, const Out<S, 2>& out, INDEX) {
-        PROBLEM;
-        set_tape(p, tape);
-        need_rows(p, seed, 1);
-        need_rows(p, out, p.graph.num_weights);
-        nb::gil_scoped_release release;
-        kernels<S>().backward(p, seed.data(), out.data());
-    });
-    define("hessian", [graph](const In<S, 2>& theta, const Tape& tape, const In<S, 1>& seed, const In<S, 2>& z,
-                              const Out<S, 2>& out, INDEX) {
-        PROBLEM;
-        set_tape(p, tape);
-        need_rows(p, seed, 1);
-        need_rows(p, z, p.graph.num_weights);
-        need_rows(p, out, p.graph.num_weights);
-        nb::gil_scoped_release release;
-        kernels<S>().hessian(p, seed.data(), z.data(), out.data());
-    });
-    define("log_transitions", [graph](const In<S, 2>& theta, const Tape& tape, const Out<S, 2>& out, INDEX) {
-        PROBLEM;
-        set_tape(p, tape);
-        need_rows(p, out, p.graph.num_edges);
-        nb::gil_scoped_release release;
-        kernels<S>().log_transitions(p, out.data());
-    });
-    define("log_transitions_jvp",
-           [graph](const In<S, 2>& theta, const Tape& tape, const In<S, 2>& z, const Out<S, 2>& out, INDEX) {
-               PROBLEM;
-               set_tape(p, tape);
-               need_rows(p, z, p.graph.num_weights);
-               need_rows(p, out, p.graph.num_edges);
-               nb::gil_scoped_release release;
-               kernels<S>().log_transitions_jvp(p, z.data(), out.data());
-           });
-    define("log_transitions_vjp",
-           [graph](const In<S, 2>& theta, const Tape& tape, const In<S, 2>& cotangent, const Out<S, 2>& out, INDEX) {
-               PROBLEM;
-               set_tape(p, tape);
-               need_rows(p, cotangent, p.graph.num_edges);
-               need_rows(p, out, p.graph.num_weights);
-               nb::gil_scoped_release release;
-               kernels<S>().log_transitions_vjp(p, cotangent.data(), out.data());
-           });
+template <class S, class Graph>
+bool sample(Call& call) {
+    Problem<S, Graph> p(call);
+    p.tape = p.template take_tape<const double>(call);
+    const Tensor uniforms = call.tensor();
+    const double* const numbers = Call::array<const double>({p.batch, any_size, any_size}, uniforms);
+    const int64_t draws = uniforms.shape[1], choices = uniforms.shape[2];
+    S* const counts = call.array<S>({p.batch, draws, p.graph.num_edges});
+    need(run(kernels<S>().sample, p, draws, choices, numbers, counts),
+         "a path has more choices than there are uniforms");
+    return true;
 }
 
-// Single derivations.
-template <class S, class... Parts>
-void bind_derivations(nb::module_& m, const std::string& prefix, Hypergraph (*graph)(int64_t, const Parts&...)) {
-    m.def((prefix + "sample").c_str(), [graph](const In<S, 2>& theta, const Tape& tape, const In<double, 3>& uniforms,
-                                               const Out<S, 3>& counts, INDEX) {
-        PROBLEM;
-        set_tape(p, tape);
-        need(uniforms.shape(0) == p.batch, "the uniforms do not fit theta");
-        need_derivations(p, counts, uniforms.shape(1));
-        nb::gil_scoped_release release;
-        need(kernels<S>().sample(p, uniforms.shape(1), uniforms.shape(2), uniforms.data(), counts.data()),
-             "a path has more choices than there are uniforms");
-    });
-    m.def((prefix + "topk").c_str(),
-          [graph](const In<S, 2>& theta, const Out<S, 2>& scores, const Out<S, 3>& counts, INDEX) {
-              PROBLEM;
-              need(scores.shape(0) == p.batch && scores.shape(1) >= 1, "the scores do not fit theta");
-              need_derivations(p, counts, scores.shape(1));
-              nb::gil_scoped_release release;
-              return kernels<S>().topk(p, scores.shape(1), scores.data(), counts.data());
-          });
+template <class S, class Graph>
+bool topk(Call& call) {
+    const Problem<S, Graph> p(call);
+    const Tensor scores = call.tensor();
+    S* const best = Call::array<S>({p.batch, any_size}, scores);
+    const int64_t k = scores.shape[1];
+    need(k >= 1, "k is at least 1");
+    return run(kernels<S>().topk, p, k, best, call.array<S>({p.batch, k, p.graph.num_edges}));
 }
 
-#undef PROBLEM
-#undef INDEX
-
-template <class S>
-void bind_structures(nb::module_& m) {
-    bind_sweeps<S>(m, "dag_", dag);
-    bind_derivations<S>(m, "dag_", dag);
-    bind_sweeps<S>(m, "hyper_", hypergraph);
-    bind_derivations<S>(m, "hyper_", hypergraph);
+bool find_levels(Call& call) {
+    const Tensor pairs = call.tensor(), level = call.tensor();
+    const int64_t* const numbers = Call::array<const int64_t>({any_size, 2}, pairs);
+    for (int64_t n = 0; n < pairs.size(); ++n)
+        need(numbers[n] >= 0 && numbers[n] < level.shape[0], "a pair names no node");
+    return run(levels, numbers, pairs.shape[0], Call::array<int64_t>({any_size}, level), level.shape[0]);
 }
+
+#define SWEEP(prefix, name, Graph) method<name<float, Graph>, name<double, Graph>>(prefix #name)
+#define SWEEPS(prefix, Graph)                                                                     \
+    SWEEP(prefix, forward, Graph), SWEEP(prefix, backward, Graph), SWEEP(prefix, hessian, Graph), \
+        SWEEP(prefix, log_transitions, Graph), SWEEP(prefix, log_transitions_jvp, Graph),         \
+        SWEEP(prefix, log_transitions_vjp, Graph), SWEEP(prefix, sample, Graph), SWEEP(prefix, topk, Graph)
 
 }  // namespace
 
-void bind_hyper(nb::module_& m) {
-    m.def("dag_levels", [](const In<int64_t, 2>& pairs, const Out<int64_t, 1>& level) {
-        need(pairs.shape(1) == 2, "pairs must have two columns");
-        for (int64_t n = 0; n < 2 * pairs.shape(0); ++n) {
-            need(pairs.data()[n] >= 0 && pairs.data()[n] < level.shape(0), "a pair names no node");
-        }
-        nb::gil_scoped_release release;
-        levels(pairs.data(), pairs.shape(0), level.data(), level.shape(0));
-    });
-    bind_structures<float>(m);
-    bind_structures<double>(m);
-}
+PyMethodDef hyper_methods[] = {SWEEPS("dag_", Dag), SWEEPS("hyper_", Any), method<find_levels>("dag_levels"), {}};
 
 }  // namespace bellmax

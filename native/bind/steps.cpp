@@ -1,180 +1,308 @@
-// Chains: dense potentials, and scores.
+// Chains: dense, from scores, and of two states; the scores of labels.
 #include "../steps/chain.h"
-
-#include <type_traits>
-
-#include "chains.h"
-#include "families.h"
-
-namespace nb = nanobind;
+#include "../steps/labels.h"
+#include "../steps/pair.h"
+#include "call.h"
 
 namespace bellmax {
 namespace {
 
 template <class S>
-const ChainKernels<S>& chain() {
-    static const ChainKernels<S> kernels = BELLMAX_BEST(chain_kernels<S>());
-    return kernels;
+const ChainKernels<S>& kernels() {
+    static const ChainKernels<S> best = BELLMAX_BEST(chain_kernels<S>());
+    return best;
 }
 
 template <class S>
-using Potentials = In<S, 4>;
+const PairKernels<S>& pair() {
+    static const PairKernels<S> best = BELLMAX_BEST(pair_kernels<S>());
+    return best;
+}
+
+// The steps that sequences go through, and Ω: lengths or None, a mask or None, the name, the parameters, the threads.
+class Index {
+    Call call;
+    std::vector<int64_t> all, steps;
+
+    void read(const bool* mask, const int64_t* lengths, int64_t batch, int64_t total) {
+        steps.resize(std::size_t(batch * total));
+        bool has_holes = false;
+        for (int64_t b = 0; b < batch; ++b) {
+            int64_t n = 0;
+            for (int64_t t = 0; t < total; ++t) {
+                if (!mask[b * total + t]) continue;
+                has_holes |= t != n;
+                steps[std::size_t(b * total + n++)] = t;
+            }
+            need(n == lengths[b], "the mask does not fit the lengths");
+        }
+        if (!has_holes) steps.clear();
+    }
+
+public:
+    explicit Index(Call& whole) : call(whole.split(5)) {}
+
+    template <class S>
+    void set(ScoresProblem<S>& p, int64_t batch, int64_t numbers) {
+        if (call.skips_none()) {
+            all.assign(std::size_t(batch), p.steps);
+            p.lengths = all.data();
+        } else {
+            p.lengths = call.array<const int64_t>({batch});
+        }
+        for (int64_t b = 0; b < batch; ++b)
+            need(p.lengths[b] >= 0 && p.lengths[b] <= p.steps, "a length is out of range");
+        if (!call.skips_none()) read(call.array<const bool>({batch, p.steps}), p.lengths, batch, p.steps);
+        p.kept = steps.empty() ? nullptr : steps.data();
+        p.omega = call.omega();
+        p.threads = threads_for(numbers, int(call.integer()));
+    }
+};
+
+template <class T, class S>
+T* tape(Call& call, const ScoresProblem<S>& p) {
+    return call.array<T>({p.batch, 2, p.steps + 1, p.states});
+}
+
+// The potentials of a chain, and what is like them.
+template <class S>
+struct Dense : ScoresProblem<S> {
+    Index index;
+
+    explicit Dense(Call& call) : ScoresProblem<S>{}, index(call) {
+        const Tensor theta = call.tensor();
+        this->batch = theta.shape[0];
+        this->steps = theta.shape[1];
+        this->states = theta.shape[2];
+        this->transition_step = this->states * this->states;
+        this->transition_batch = this->steps * this->transition_step;
+        this->scores.transitions = Call::array<const S>({any_size, any_size, this->states, this->states}, theta);
+        index.set(*this, this->batch, theta.size());
+    }
+
+    template <class T>
+    Scores<T> like(Call& call) const {
+        return {nullptr, call.array<T>({this->batch, this->steps, this->states, this->states}), nullptr, nullptr};
+    }
+};
+
+// Emissions (batch, steps, states); transitions (1 or batch, states, states), or for each step (1 or batch, steps − 1,
+// states, states); start and end (1 or batch, states).
+template <class S>
+struct Scored : ScoresProblem<S> {
+    Index index;
+    Tensor transitions;
+
+    explicit Scored(Call& call) : ScoresProblem<S>{}, index(call) {
+        const Tensor emissions = call.tensor();
+        transitions = call.tensor();
+        const Tensor start = call.tensor(), end = call.tensor();
+        this->scores.emissions = Call::array<const S>({any_size, any_size, any_size}, emissions);
+        this->batch = emissions.shape[0];
+        this->steps = emissions.shape[1];
+        this->states = emissions.shape[2];
+        const int64_t states = this->states, places = transitions.dims == 4 ? std::max<int64_t>(this->steps - 1, 0) : 1;
+        for (const Tensor& shared : {transitions, start, end}) {
+            need(shared.dims > 0 && one_or(shared.shape[0], this->batch), "a score does not fit the emissions");
+        }
+        this->scores.transitions = transitions.dims == 4
+                                       ? Call::array<const S>({any_size, places, states, states}, transitions)
+                                       : Call::array<const S>({any_size, states, states}, transitions);
+        this->scores.start = Call::array<const S>({any_size, states}, start);
+        this->scores.end = Call::array<const S>({any_size, states}, end);
+        this->transition_batch = stride(transitions, places * states * states);
+        this->transition_step = places > 1 ? states * states : 0;
+        this->start_batch = stride(start, states);
+        this->end_batch = stride(end, states);
+        index.set(*this, this->batch, emissions.size() * states);
+    }
+
+    static int64_t stride(const Tensor& tensor, int64_t numbers) { return tensor.shape[0] == 1 ? 0 : numbers; }
+
+    template <class T>
+    Scores<T> like(Call& call) const {
+        T* const emissions = call.array<T>({this->batch, this->steps, this->states});
+        const int64_t* const as = transitions.shape;
+        T* const between =
+            transitions.dims == 4 ? call.array<T>({as[0], as[1], as[2], as[3]}) : call.array<T>({as[0], as[1], as[2]});
+        T* const start = call.array<T>({this->start_batch ? this->batch : 1, this->states});
+        return {emissions, between, start, call.array<T>({this->end_batch ? this->batch : 1, this->states})};
+    }
+
+    bool shares_all() const {
+        return !this->transition_batch && !this->transition_step && !this->start_batch && !this->end_batch;
+    }
+};
+
+template <class S, class Chain>
+bool forward(Call& call) {
+    const Chain p(call);
+    S* const value = call.array<S>({p.batch});
+    const Tensor given = call.tensor();
+    const bool has_tape = given.dims == 4 && given.shape[2] > 0;  // else only the value is wanted
+    S* const tape = has_tape ? Call::array<S>({p.batch, 2, p.steps + 1, p.states}, given) : nullptr;
+    return run(kernels<S>().forward, p, value, tape);
+}
+
+template <class S, class Chain>
+bool backward(Call& call) {
+    Chain p(call);
+    p.tape = tape<const S>(call, p);
+    const S* const seed = call.array<const S>({p.batch});
+    return run(kernels<S>().backward, p, seed, p.template like<S>(call));
+}
+
+template <class S, class Chain>
+bool hessian(Call& call) {
+    Chain p(call);
+    p.tape = tape<const S>(call, p);
+    const S* const seed = call.array<const S>({p.batch});
+    const auto z = p.template like<const S>(call);
+    return run(kernels<S>().hessian, p, seed, z, p.template like<S>(call));
+}
+
+template <class S, class Chain>
+bool sample(Call& call) {
+    Chain p(call);
+    p.tape = tape<const S>(call, p);
+    const Tensor uniforms = call.tensor();
+    int64_t* const sequences = call.array<int64_t>({p.batch, any_size, p.steps});
+    const int64_t draws = uniforms.shape[1];
+    return run(kernels<S>().sample, p, draws, Call::array<const double>({p.batch, draws, p.steps}, uniforms),
+               sequences);
+}
+
+template <class S, class Chain>
+bool topk(Call& call) {
+    const Chain p(call);
+    const Tensor scores = call.tensor();
+    const int64_t k = scores.shape[1];
+    int64_t* const sequences = call.array<int64_t>({p.batch, k, p.steps});
+    return run(kernels<S>().topk, p, k, Call::array<S>({p.batch, any_size}, scores), sequences);
+}
 
 template <class S>
-ScoresProblem<S> chain_problem(const Potentials<S>& theta, const Kept& kept, OMEGA) {
-    need(theta.shape(2) == theta.shape(3), "theta does not fit together");
-    const int64_t steps = int64_t(theta.shape(1)), states = int64_t(theta.shape(2)), square = states * states;
-    return {int64_t(theta.shape(0)), steps, states, kept.lengths, kept.data(), steps * square, square, 0, 0,
-            omega_of(omega, parameters), threads_for(int64_t(theta.size()), threads),
-            {nullptr, theta.data(), nullptr, nullptr}, nullptr};
+bool log_transitions(Call& call) {
+    Dense<S> p(call);
+    p.tape = tape<const S>(call, p);
+    return run(kernels<S>().log_transitions, p, p.template like<S>(call).transitions);
 }
 
-template <class S, class A>
-void need_like(const ScoresProblem<S>& p, const A& array) {
-    need(int64_t(array.shape(0)) == p.batch && int64_t(array.shape(1)) == p.steps && int64_t(array.shape(2)) == p.states &&
-             int64_t(array.shape(3)) == p.states,
-         "an array is not like theta");
-    if constexpr (!std::is_const_v<typename A::Scalar>) prefer_large_pages(array.data(), int64_t(array.nbytes()));
-}
-
-template <class S>
-void need_sequences(const ScoresProblem<S>& p, const In<double, 3>& uniforms, const Out<int64_t, 3>& sequences) {
-    need(int64_t(uniforms.shape(0)) == p.batch && int64_t(uniforms.shape(2)) == p.steps, "the uniforms do not fit the scores");
-    need(sequences.shape(0) == uniforms.shape(0) && sequences.shape(1) == uniforms.shape(1) &&
-             sequences.shape(2) == uniforms.shape(2),
-         "the sequences do not fit the uniforms");
+// The derivative of log q along a direction, or the other way.
+template <class S, bool forwards>
+bool log_transitions_product(Call& call) {
+    Dense<S> p(call);
+    p.tape = tape<const S>(call, p);
+    const auto z = p.template like<const S>(call);
+    const auto kernel = forwards ? kernels<S>().log_transitions_jvp : kernels<S>().log_transitions_vjp;
+    return run(kernel, p, z.transitions, p.template like<S>(call).transitions);
 }
 
 template <class S>
-void need_best(const ScoresProblem<S>& p, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences) {
-    need(int64_t(scores.shape(0)) == p.batch && int64_t(sequences.shape(0)) == p.batch &&
-             sequences.shape(1) == scores.shape(1) && int64_t(sequences.shape(2)) == p.steps,
-         "scores and sequences do not fit");
-}
-
-#define CHAIN_PROBLEM                                                                      \
-    const Kept kept(lengths, mask, int64_t(theta.shape(0)), int64_t(theta.shape(1)));      \
-    auto p = chain_problem(theta, kept, omega, parameters, threads)
-
-template <class S>
-void bind_chain(nb::module_& m) {
-    m.def("chain_forward", [](const Potentials<S>& theta, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
-        CHAIN_PROBLEM;
-        const bool has_tape = tape.shape(2) > 0;  // else only the value is wanted
-        if (has_tape) set_tape(p, Tapes<S>(tape));
-        need_batch(p, int64_t(value.shape(0)));
-        nb::gil_scoped_release release;
-        return chain<S>().forward(p, value.data(), has_tape ? tape.data() : nullptr);
-    });
-    m.def("chain_backward",
-          [](const Potentials<S>& theta, const Tapes<S>& tape, const In<S, 1>& seed, const Out<S, 4>& out, INDEX) {
-              CHAIN_PROBLEM;
-              set_tape(p, tape);
-              need_like(p, out);
-              need_batch(p, int64_t(seed.shape(0)));
-              nb::gil_scoped_release release;
-              chain<S>().backward(p, seed.data(), {nullptr, out.data(), nullptr, nullptr});
-          });
-    m.def("chain_hessian", [](const Potentials<S>& theta, const Tapes<S>& tape, const In<S, 1>& seed,
-                              const Potentials<S>& z, const Out<S, 4>& out, INDEX) {
-        CHAIN_PROBLEM;
-        set_tape(p, tape);
-        need_like(p, z);
-        need_like(p, out);
-        need_batch(p, int64_t(seed.shape(0)));
-        nb::gil_scoped_release release;
-        chain<S>().hessian(p, seed.data(), {nullptr, z.data(), nullptr, nullptr}, {nullptr, out.data(), nullptr, nullptr});
-    });
-    m.def("chain_log_transitions", [](const Potentials<S>& theta, const Tapes<S>& tape, const Out<S, 4>& out, INDEX) {
-        CHAIN_PROBLEM;
-        set_tape(p, tape);
-        need_like(p, out);
-        nb::gil_scoped_release release;
-        chain<S>().log_transitions(p, out.data());
-    });
-    const auto along = [&m](const char* name, auto kernel) {
-        m.def(name, [kernel](const Potentials<S>& theta, const Tapes<S>& tape, const Potentials<S>& z,
-                             const Out<S, 4>& out, INDEX) {
-            CHAIN_PROBLEM;
-            set_tape(p, tape);
-            need_like(p, z);
-            need_like(p, out);
-            nb::gil_scoped_release release;
-            (chain<S>().*kernel)(p, z.data(), out.data());
-        });
-    };
-    along("chain_log_transitions_jvp", &ChainKernels<S>::log_transitions_jvp);
-    along("chain_log_transitions_vjp", &ChainKernels<S>::log_transitions_vjp);
-    m.def("chain_sample", [](const Potentials<S>& theta, const Tapes<S>& tape, const In<double, 3>& uniforms,
-                             const Out<int64_t, 3>& sequences, INDEX) {
-        CHAIN_PROBLEM;
-        set_tape(p, tape);
-        need_sequences(p, uniforms, sequences);
-        nb::gil_scoped_release release;
-        chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
-    });
-    m.def("chain_topk", [](const Potentials<S>& theta, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
-        CHAIN_PROBLEM;
-        need_best(p, scores, sequences);
-        nb::gil_scoped_release release;
-        return chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
-    });
+bool score(Call& call) {
+    const Scored<S> p(call);
+    const int64_t* const labels = call.array<const int64_t>({p.batch, p.steps});
+    S* const scores = call.array<S>({p.batch});
+    return run(score_labels<S>, p, labels, call.integer(), scores);
 }
 
 template <class S>
-void bind_scores(nb::module_& m) {
-    m.def("scored_chain_forward", [](SCORES, const Out<S, 1>& value, const Out<S, 4>& tape, INDEX) {
-        SCORES_PROBLEM;
-        const bool has_tape = tape.shape(2) > 0;  // else only the value is wanted
-        if (has_tape) set_tape(p, Tapes<S>(tape));
-        need_batch(p, int64_t(value.shape(0)));
-        nb::gil_scoped_release release;
-        return chain<S>().forward(p, value.data(), has_tape ? tape.data() : nullptr);
-    });
-    m.def("scored_chain_backward", [](SCORES, const Tapes<S>& tape, const In<S, 1>& seed, const Out<S, 3>& to_emissions,
-                                const Transitions<S>& to_transitions, const Out<S, 2>& to_start, const Out<S, 2>& to_end, INDEX) {
-        SCORES_PROBLEM;
-        set_tape(p, tape);
-        need_batch(p, int64_t(seed.shape(0)));
-        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
-        nb::gil_scoped_release release;
-        chain<S>().backward(p, seed.data(), out);
-    });
-    m.def("scored_chain_hessian", [](SCORES, const Tapes<S>& tape, const In<S, 1>& seed, const Emissions<S>& z_emissions,
-                               const Transitions<const S>& z_transitions, const States<S>& z_start, const States<S>& z_end,
-                               const Out<S, 3>& to_emissions, const Transitions<S>& to_transitions, const Out<S, 2>& to_start,
-                               const Out<S, 2>& to_end, INDEX) {
-        SCORES_PROBLEM;
-        set_tape(p, tape);
-        need_batch(p, int64_t(seed.shape(0)));
-        const auto z = like_scores<const S>(p, transitions, z_emissions, z_transitions, z_start, z_end);
-        const auto out = like_scores<S>(p, transitions, to_emissions, to_transitions, to_start, to_end);
-        nb::gil_scoped_release release;
-        chain<S>().hessian(p, seed.data(), z, out);
-    });
-    m.def("scored_chain_sample",
-          [](SCORES, const Tapes<S>& tape, const In<double, 3>& uniforms, const Out<int64_t, 3>& sequences, INDEX) {
-              SCORES_PROBLEM;
-              set_tape(p, tape);
-              need_sequences(p, uniforms, sequences);
-              nb::gil_scoped_release release;
-              chain<S>().sample(p, int64_t(uniforms.shape(1)), uniforms.data(), sequences.data());
-          });
-    m.def("scored_chain_topk", [](SCORES, const Out<S, 2>& scores, const Out<int64_t, 3>& sequences, INDEX) {
-        SCORES_PROBLEM;
-        need_best(p, scores, sequences);
-        nb::gil_scoped_release release;
-        return chain<S>().topk(p, int64_t(scores.shape(1)), scores.data(), sequences.data());
-    });
+bool subtract(Call& call) {
+    const Scored<S> p(call);
+    const int64_t* const labels = call.array<const int64_t>({p.batch, p.steps});
+    const S* const seed = call.array<const S>({p.batch});
+    return run(subtract_labels<S>, p, labels, seed, p.template like<S>(call));
 }
+
+template <class S>
+void need_pair(const ScoresProblem<S>& p) {
+    need(p.omega.alpha == 1 || p.omega.alpha == 2, "negentropy or l2 is needed");
+    need(p.states == 2, "two states are needed");
+}
+
+template <class S>
+bool marginals(Call& call) {
+    const Scored<S> p(call);
+    need_pair(p);
+    need(p.shares_all(), "shared scores are needed");
+    return run(pair<S>().marginals, p, call.array<S>({p.batch, p.steps, 2}));
+}
+
+template <class S>
+bool marginals_vjp(Call& call) {
+    const Scored<S> p(call);
+    need_pair(p);
+    need(p.shares_all(), "shared scores are needed");
+    const S* const cotangent = call.array<const S>({p.batch, p.steps, 2});
+    return run(pair<S>().marginals_vjp, p, cotangent, p.template like<S>(call));
+}
+
+// Scores (queries, keys), transitions (2, 2); at the end, the scale, and of how many rows of queries, which share their
+// keys, the lengths and the mask are.
+template <class S>
+struct Attention : AttentionProblem<S> {
+    Index index;
+
+    explicit Attention(Call& call) : AttentionProblem<S>{}, index(call) {
+        Call options = call.split(2);
+        auto& chain = this->chain;
+        const Tensor scores = call.tensor();
+        this->scores = Call::array<const S>({any_size, any_size}, scores);
+        chain.batch = scores.shape[0];
+        chain.steps = scores.shape[1];
+        chain.states = 2;
+        chain.scores.transitions = call.array<const S>({2, 2});
+        this->scale = S(options.number());
+        const int64_t rows = options.integer();
+        need(rows > 0 && chain.batch % rows == 0, "the queries do not fit the lengths");
+        this->sharing = chain.batch / rows;
+        index.set(chain, rows, scores.size());
+        need_pair(chain);
+    }
+
+    template <class T>
+    T* like_scores(Call& call) const {
+        return call.array<T>({this->chain.batch, this->chain.steps});
+    }
+};
+
+template <class S>
+bool weights(Call& call) {
+    const Attention<S> p(call);
+    S* const found = p.template like_scores<S>(call);
+    return run(pair<S>().weights, p, found, call.array<S>({p.chain.batch}));
+}
+
+template <class S>
+bool weights_vjp(Call& call) {
+    const Attention<S> p(call);
+    const S* const found = p.template like_scores<const S>(call);
+    const S* const totals = call.array<const S>({p.chain.batch});
+    const S* const cotangent = p.template like_scores<const S>(call);
+    S* const to_scores = p.template like_scores<S>(call);
+    return run(pair<S>().weights_vjp, p, found, totals, cotangent, to_scores, call.array<S>({2, 2}));
+}
+
+#define BOTH(name, binding) method<binding<float>, binding<double>>(name)
+#define SWEEP(prefix, name, Chain) method<name<float, Chain<float>>, name<double, Chain<double>>>(prefix #name)
+#define SWEEPS(prefix, Chain)                                                                     \
+    SWEEP(prefix, forward, Chain), SWEEP(prefix, backward, Chain), SWEEP(prefix, hessian, Chain), \
+        SWEEP(prefix, sample, Chain), SWEEP(prefix, topk, Chain)
 
 }  // namespace
 
-void bind_steps(nb::module_& m) {
-    bind_chain<float>(m);
-    bind_chain<double>(m);
-    bind_scores<float>(m);
-    bind_scores<double>(m);
-}
+PyMethodDef steps_methods[] = {
+    SWEEPS("chain_", Dense),
+    SWEEPS("scored_chain_", Scored),
+    BOTH("chain_log_transitions", log_transitions),
+    method<log_transitions_product<float, true>, log_transitions_product<double, true>>("chain_log_transitions_jvp"),
+    method<log_transitions_product<float, false>, log_transitions_product<double, false>>("chain_log_transitions_vjp"),
+    BOTH("scored_chain_score", score),
+    BOTH("scored_chain_subtract", subtract),
+    BOTH("two_states_marginals", marginals),
+    BOTH("two_states_marginals_vjp", marginals_vjp),
+    BOTH("two_states_weights", weights),
+    BOTH("two_states_weights_vjp", weights_vjp),
+    {}};
 
 }  // namespace bellmax

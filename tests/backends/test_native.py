@@ -50,7 +50,7 @@ def test_exp2_and_log2_at_the_edges(dtype: type) -> None:
 
 def test_kernels_refuse_what_does_not_fit() -> None:
     level = torch.empty(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="pairs must have two columns"):
+    with pytest.raises(ValueError, match="shapes of tensors do not fit"):
         loading.kernels.dag_levels(torch.zeros((2, 3), dtype=torch.int64), level)
 
 

@@ -22,7 +22,7 @@ _SHORTCUTS: dict[str, Any] = {
 
 def instructions() -> str:
     """The instruction set the kernels chose on this processor."""
-    return str(loading.kernels.instructions()) if loading.kernels is not None else "none"
+    return str(loading.kernels.instructions) if loading.kernels is not None else "none"
 
 
 class Native:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call
+from bellmax.backends.native.sweeps import dtw_tape_size
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -135,14 +136,12 @@ class _Pair:
         of_x, of_y = torch.zeros_like(x), torch.zeros_like(y)
         below, above = self._line(), self._line()
         value, greatest = x.new_empty(1), x.new_empty(1)
-        kernels = loading.kernels
-        assert kernels is not None
         for place, line in zip(reversed(self.places), reversed(lines), strict=True):
             rows, columns = (part.detach().requires_grad_() for part in (x[place[0]], y[place[1]]))
             with torch.enable_grad():
                 cost = self.costs(rows, columns)
             block = cost.unsqueeze(0).contiguous()
-            size = kernels.dtw_tape_size(block.shape[1], place[1].stop)
+            size = dtw_tape_size(block.shape[1], place[1].stop)
             tape = torch.empty((1, size), dtype=torch.float64, device="cpu")
             self._call("dtw_forward_block", place, block, value, greatest, tape, line, self._line(), by_products)
             path = torch.empty_like(block)

@@ -43,7 +43,7 @@ class NativeSweeps:
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         first = theta[0]
         if self.structure == "dtw":
-            return first.new_empty((first.shape[0], _dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
+            return first.new_empty((first.shape[0], dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
         nodes = self.layout.nodes(theta, index)
         if self.structure == "dag":  # values, what scores are relative to, thresholds
             return first.new_empty((first.shape[0], 3, *nodes), dtype=torch.float64)
@@ -101,7 +101,7 @@ class NativeSweeps:
         return scores, paths
 
 
-def _dtw_tape_size(rows: int, columns: int) -> int:
+def dtw_tape_size(rows: int, columns: int) -> int:
     """As in native/lattice/dtw.h; torch.compile may ask with symbols for sizes."""
     strip = 64
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip

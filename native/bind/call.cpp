@@ -1,0 +1,171 @@
+#include "call.h"
+
+#include <new>
+
+namespace bellmax {
+namespace {
+
+// An object of Python that this function owns, null if it could not be had.
+class Owned {
+    PyObject* object;
+
+public:
+    explicit Owned(PyObject* own) : object(own) {}
+    Owned(const Owned&) = delete;
+    ~Owned() { Py_XDECREF(object); }
+    PyObject* get() const { return object; }
+};
+
+PyObject* dtype(Kind kind) {
+    static const std::vector<PyObject*> all = [] {
+        std::vector<PyObject*> found;
+        const Owned torch(PyImport_ImportModule("torch"));
+        for (const char* name : {"float32", "float64", "int32", "int64", "bool"}) {
+            found.push_back(torch.get() ? PyObject_GetAttrString(torch.get(), name) : nullptr);
+        }
+        return found;
+    }();
+    return all[std::size_t(kind)];
+}
+
+// Names of attributes are made once: that halves the time of reading a tensor.
+struct Names {
+    PyObject* const dtype = PyUnicode_InternFromString("dtype");
+    PyObject* const shape = PyUnicode_InternFromString("shape");
+    PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
+    PyObject* const is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+    PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+};
+
+const Names& names() {
+    static const Names all;
+    return all;
+}
+
+PyObject* result_of(PyObject* source, PyObject* method) { return PyObject_CallMethodObjArgs(source, method, nullptr); }
+
+bool kind_of(PyObject* source, Kind& kind) {
+    const Owned own(PyObject_GetAttr(source, names().dtype));
+    for (int k = 0; own.get() && k <= int(Kind::boolean); ++k) {
+        kind = Kind(k);
+        if (own.get() == dtype(kind)) return true;
+    }
+    PyErr_Clear();
+    return false;
+}
+
+void needs_type(bool condition) {
+    if (!condition) throw WrongType();
+}
+
+}  // namespace
+
+Tensor Call::tensor_of(PyObject* source) {
+    Tensor found{};
+    needs_type(kind_of(source, found.kind));
+    needs_type(Owned(PyObject_GetAttr(source, names().is_cpu)).get() == Py_True &&
+               Owned(result_of(source, names().is_contiguous)).get() == Py_True &&
+               Owned(result_of(source, names().is_neg)).get() == Py_False);
+    const Owned shape(PyObject_GetAttr(source, names().shape));
+    found.dims = shape.get() ? int(PyTuple_Size(shape.get())) : -1;
+    needs_type(found.dims >= 0 && found.dims <= Tensor::most_dims);
+    for (int d = 0; d < found.dims; ++d) found.shape[d] = PyLong_AsLongLong(PyTuple_GetItem(shape.get(), d));
+    const Owned address(result_of(source, names().data_ptr));
+    needs_type(address.get());
+    found.numbers = PyLong_AsVoidPtr(address.get());
+    static int64_t nowhere;
+    if (!found.numbers && found.size() == 0) found.numbers = &nowhere;  // null stands for what was not given
+    needs_type(found.numbers);
+    return found;
+}
+
+PyObject* Call::take() {
+    needs_type(next < last);
+    return *next++;
+}
+
+Call Call::split(int count) {
+    needs_type(last - next >= count);
+    last -= count;
+    return {last, last + count};
+}
+
+bool Call::skips_none() {
+    const bool is_none = next < last && *next == Py_None;
+    next += is_none;
+    return is_none;
+}
+
+bool Call::is_double() const {
+    for (PyObject* const* at = next; at < last; ++at) {
+        Kind kind;
+        if (kind_of(*at, kind) && kind <= Kind::float64) return kind == Kind::float64;
+    }
+    return false;
+}
+
+int64_t Call::integer() {
+    const int64_t number = PyLong_AsLongLong(take());
+    needs_type(!PyErr_Occurred());
+    return number;
+}
+
+double Call::number() {
+    const double number = PyFloat_AsDouble(take());
+    needs_type(!PyErr_Occurred());
+    return number;
+}
+
+const char* Call::text() {
+    const char* const text = PyUnicode_AsUTF8AndSize(take(), nullptr);
+    needs_type(text);
+    return text;
+}
+
+std::vector<PyObject*> Call::list() {
+    PyObject* const source = take();
+    const bool is_list = PyList_Check(source);
+    needs_type(is_list || PyTuple_Check(source));
+    const Py_ssize_t size = PySequence_Size(source);
+    std::vector<PyObject*> all;
+    for (Py_ssize_t n = 0; n < size; ++n)
+        all.push_back(is_list ? PyList_GetItem(source, n) : PyTuple_GetItem(source, n));
+    return all;
+}
+
+std::vector<double> Call::numbers() {
+    std::vector<double> all;
+    for (PyObject* const source : list()) all.push_back(PyFloat_AsDouble(source));
+    needs_type(!PyErr_Occurred());
+    return all;
+}
+
+OmegaParameters Call::omega() {
+    const char* const name = text();
+    const auto parameters = numbers();
+    OmegaParameters found{};
+    need(omega::find(name, parameters.data(), parameters.size(), found), "there is no such omega");
+    return found;
+}
+
+Tensor Call::tensor() { return tensor_of(take()); }
+
+PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept {
+    try {
+        Call call(arguments, arguments + count);
+        const bool result = (call.is_double() ? for_double : for_float)(call);
+        return PyBool_FromLong(result);
+    } catch (const WrongType&) {
+        PyErr_SetString(PyExc_TypeError, "bellmax kernels: an argument has the wrong type");
+    } catch (const std::invalid_argument& error) {
+        PyErr_Format(PyExc_ValueError, "bellmax kernels: %s", error.what());
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+}  // namespace bellmax
