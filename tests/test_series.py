@@ -51,7 +51,7 @@ def test_cost_is_its_formula(cost: str, features: int) -> None:
     assert costs.shape == (2, 3, 4, 5)
     for p, q, i, j in np.ndindex(*costs.shape):
         close(costs[p, q, i, j], NAIVE[cost](x[p, 0, i], y[q, j]), 1e-14)
-    close(pairwise(x[..., 1:3, :], y[:, 2:, :], cost), costs[..., 1:3, 2:], 0)  # a block of the matrix
+    close(pairwise(x[..., 1:3, :], y[:, 2:, :], cost), costs[..., 1:3, 2:], 1e-14)  # a block of the matrix
 
 
 @each_cost
@@ -66,6 +66,28 @@ def test_small_distances_keep_their_digits() -> None:
     assert pairwise(x, step, "sqeuclidean").item() == pytest.approx(25e-18, rel=1e-12)
     assert pairwise(x, step, "log_sqeuclidean").item() == pytest.approx(25e-18, rel=1e-12)  # δ + log(2 − e^−δ) ≈ 2δ
     assert pairwise(x + 1, step + 1, "cosine").item() == pytest.approx((25 - 49 / 3) * 1e-18 / 6, rel=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_close_points_of_many_features_keep_their_digits(share: float) -> None:
+    """By products, but for the cells that would lose digits; by differences if those are many."""
+    x, y = (potentials(2, 60, 80, seed=seed).float() + 30 for seed in (0, 1))
+    n = int(share * 60)
+    y[:, : n + 1] = x[:, : n + 1] + 1e-3 * potentials(2, n + 1, 80, seed=2).float()
+    y[0, 0] = x[0, 0]
+    exact = (x.double().unsqueeze(-2) - y.double().unsqueeze(-3)).square().sum(-1)
+    costs = pairwise(x, y, "sqeuclidean")
+    assert costs[0, 0, 0] == 0
+    assert ((costs - exact).abs() <= 2e-6 * exact).all()
+
+
+def test_infinite_points_of_many_features_are_infinitely_far() -> None:
+    x, y = potentials(5, 40), potentials(6, 40, seed=1)
+    whole = pairwise(x, y, "sqeuclidean")
+    y[3, 0] = math.inf
+    costs = pairwise(x, y, "sqeuclidean")
+    assert costs[:, 3].isinf().all()
+    close(costs[:, :3], whole[:, :3], 1e-14)
 
 
 @each_cost

@@ -15,11 +15,15 @@ Cost: TypeAlias = "str | Callable[[Tensor, Tensor], Tensor]"
 
 _FEW = 16  # features up to which a pass over the matrix for each of them is faster than torch.cdist
 _BLOCK = 2**17  # cells of a temporary that stays in the cache
+_CLOSE = 0.02  # of ‖x‖² + ‖y‖²: squared distances below it lose digits as products
+_MANY = 0.1  # of all cells: if more are close, differences are faster
 
 
 def _accumulate(x: Tensor, y: Tensor, power: int) -> Tensor:
     """Σ_d |x_id − y_jd|^power for power 1 or 2, (..., N, M): differences, so that equal points are at exactly 0."""
     if x.shape[-1] > _FEW:
+        if power == 2 and x.is_cpu and (by_products := _products(x, y)) is not None:
+            return by_products
         distances = torch.cdist(x, y, float(power), compute_mode="donot_use_mm_for_euclid_dist")
         return distances.square_() if power == 2 else distances
     rows, columns = x.mT.contiguous().unsqueeze(-1).unbind(-3), y.mT.contiguous().unsqueeze(-2).unbind(-3)
@@ -34,6 +38,22 @@ def _accumulate(x: Tensor, y: Tensor, power: int) -> Tensor:
                 block.addcmul_(difference, difference)
             else:
                 block.add_(difference.abs_())
+    return total
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor | None:
+    """‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩, with differences for points that are close; None if too many are, or not finite."""
+    centre = x.mean(-2, keepdim=True)
+    a, b = x - centre, y - centre
+    of_a, of_b = (points.square().sum(-1, keepdim=True) for points in (a, b))
+    total = torch.cat((a, of_a, torch.ones_like(of_a)), -1) @ torch.cat((-2 * b, torch.ones_like(of_b), of_b), -1).mT
+    close = (total > _CLOSE * (of_a + of_b.amax(-2, keepdim=True))).logical_not_()
+    if close.sum() > _MANY * close.numel():
+        return None
+    *batch, i, j = close.nonzero(as_tuple=True)
+    shape = total.shape[:-2]
+    rows, columns = x.expand(*shape, *x.shape[-2:]), y.expand(*shape, *y.shape[-2:])
+    total[close] = (rows[(*batch, i)] - columns[(*batch, j)]).square().sum(-1)
     return total
 
 
