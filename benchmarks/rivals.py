@@ -20,7 +20,7 @@ import bellmax as bx
 
 TASKS = ("value", "value and gradient", "Hessian product", "decoding")
 NEGENTROPY = "bellmax, negentropy"
-CHAIN_PEERS = ("torch-struct", "pytorch-crf", "TorchCRF", "entmax")
+CHAIN_PEERS = ("torch-struct", "pytorch-crf", "TorchCRF", "entmax", "jax")
 DTW_PEERS = ("tslearn", "pysdtw", "dtaidistance", "librosa")
 Shape = tuple[int, int, int]  # batch, and: steps, states of chains; lengths of both series of DTW
 
@@ -108,6 +108,14 @@ def peer(module: str, name: str, method: str = "__call__") -> Any:
     return found if hasattr(found, method) else None
 
 
+def jitted(name: str, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """A function of ``jitted.py``, if JAX is installed."""
+    if not peer("jax", "jit"):
+        return {}
+    module = importlib.import_module("jitted")
+    return {"jax": module.Jitted(getattr(module, name), inputs)}
+
+
 # --- from dense potentials (B, T, S, S) [t, current, previous]
 
 
@@ -128,7 +136,7 @@ def dense(shape: Shape, *, slow: Sequence[str]) -> dict[str, Rival]:
         rivals["torch.compile"] = Rival([theta], lambda: compiled_loop(theta), skips=TASKS[2:])
     if "torch-struct" in slow and peer("torch_struct", "LinearChainCRF"):
         rivals["torch-struct"] = torch_struct(theta)
-    return rivals
+    return rivals | jitted("dense", [theta])
 
 
 def sparse(shape: Shape) -> dict[str, Rival]:
@@ -217,7 +225,7 @@ def scored(shape: Shape, *, spread: float = 1.0) -> dict[str, Rival]:
         rivals["pytorch-crf"] = pytorch_crf(crf(states, batch_first=True), *scores)
     if crf := peer("TorchCRF", "CRF", "_compute_denominator_log_likelihood"):
         rivals["TorchCRF"] = other_torch_crf(crf(states, use_gpu=False), *scores)
-    return rivals
+    return rivals | jitted("scored", scores)
 
 
 def our_scores(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> Rival:
