@@ -34,12 +34,6 @@ int64_t most_between(const Index& offset, int64_t total) {
     return most;
 }
 
-void need_below(const Index& numbers, int64_t limit) {
-    std::uint32_t most = 0;
-    for (int64_t n = 0; n < numbers.shape(0); ++n) most = std::max(most, std::uint32_t(numbers.data()[n]));
-    need(numbers.shape(0) == 0 || int64_t(most) < limit, "an index is out of range");
-}
-
 // The nodes and their groups.
 Hypergraph nodes_of(const Index& offset, const Index& group, int64_t edges) {
     const int64_t nodes = offset.shape(0) - 1, groups = group.shape(0) - 1;
@@ -66,8 +60,6 @@ Hypergraph dag(int64_t weights, const Index& offset, const Index& parent, const 
     Hypergraph graph = nodes_of(offset, group, parent.shape(0));
     need(edge.shape(0) == graph.num_edges, "the index does not fit together");
     need(weights == graph.num_edges, "theta does not fit the graph");
-    need_below(parent, graph.num_nodes);
-    need_below(edge, graph.num_edges);
     graph.num_weights = weights;
     graph.most_tails = 1;
     graph.tail = parent.data();
@@ -82,9 +74,6 @@ Hypergraph hypergraph(int64_t weights, const Index& offset, const Index& tail_of
     need(tail_offset.shape(0) == graph.num_edges + 1 && (!weight || weight->shape(0) == graph.num_edges),
          "the index does not fit together");
     need(weight || weights == graph.num_edges, "theta does not fit the graph");
-    need_below(tail, graph.num_nodes);
-    need_below(edge, graph.num_edges);
-    if (weight) need_below(*weight, weights);
     graph.num_weights = weights;
     graph.most_tails = most_between(tail_offset, tail.shape(0));
     graph.tail_offset = tail_offset.data();
@@ -102,7 +91,7 @@ HyperProblem<S> problem(const Hypergraph& graph, const In<S, 2>& theta, OMEGA) {
 
 template <class S, class T>
 void set_tape(HyperProblem<S>& p, const T& tape) {
-    need(tape.shape(0) == p.batch && tape.shape(1) == 3 && tape.shape(2) == p.graph.num_nodes, "the tape does not fit theta");
+    need(tape.shape(0) == p.batch && tape.shape(1) == 2 && tape.shape(2) == p.graph.num_nodes, "the tape does not fit theta");
     p.tape = tape.data();
 }
 

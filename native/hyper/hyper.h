@@ -24,7 +24,7 @@ struct Hypergraph {
 };
 
 // θ, and all that is by weight, is (batch, num_weights); what is by edge is (batch, num_edges); a tape is
-// (batch, 3, num_nodes): values, what scores are relative to, thresholds.
+// (batch, 2, num_nodes): values and thresholds.
 template <class S>
 struct HyperProblem {
     Hypergraph graph;
