@@ -91,7 +91,8 @@ HyperProblem<S> problem(const Hypergraph& graph, const In<S, 2>& theta, OMEGA) {
 
 template <class S, class T>
 void set_tape(HyperProblem<S>& p, const T& tape) {
-    need(tape.shape(0) == p.batch && tape.shape(1) == 2 && tape.shape(2) == p.graph.num_nodes, "the tape does not fit theta");
+    need(tape.shape(0) == p.batch && tape.shape(1) == 2 && tape.shape(2) == p.graph.num_nodes + room_on_tape,
+         "the tape does not fit theta");
     p.tape = tape.data();
 }
 

@@ -94,6 +94,7 @@ public:
 
 private:
     void solve(int64_t node) {
+        need_sound(graph, node, 1);
         tried.clear();
         for (int64_t slot = graph.offset[node]; slot < graph.offset[node + 1]; ++slot) enter(node, slot);
         for (int64_t n = node * k; n < (node + 1) * k && scores[n] > -infinity<double>; ++n) {
@@ -142,7 +143,7 @@ private:
 template <class S>
 bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, const double* uniforms, S* counts) {
     const Hypergraph& graph = problem.graph;
-    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega);
+    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
     std::atomic<bool> enough{true};
     parallel_for(draws * problem.batch, problem.threads, [&](int64_t n, int) {
         const Sweep<S> sweep(problem, *omega, n / draws, 1);

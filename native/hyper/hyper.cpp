@@ -12,93 +12,69 @@ namespace bellmax::BELLMAX_ARCH {
 namespace {
 
 template <class S>
-bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
-    HyperProblem<S> own = problem;
-    own.tape = tape;
+bool forward(const HyperProblem<S>& given, S* value, double* tape) {
+    HyperProblem<S> problem = given;
+    problem.tape = tape;
     std::atomic<bool> all_good{true};
-    for_sweeps(own, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         bool good = true;
-        double *const values = sweep.found(tape), *const thresholds = values + sweep.num_numbers;
+        double* const values = sweep.tape(tape);
+        double* const thresholds = values + (sweep.threshold - sweep.value);
         sweep.up([&](const Tile& tile) {
-            Heads found, threshold;
-            if (tile.node > 0 || sweep.graph.tail_offset) {
-                sweep.score(tile);
-                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), found, threshold);
+            if (tile.node == 0 && !sweep.graph.tail_offset) {
+                std::fill_n(values, sweep.rows, 0.0);
+                std::fill_n(thresholds, sweep.rows, 0.0);
             } else {
-                std::fill_n(found.number, most_columns, 0.0);
-                std::fill_n(threshold.number, most_columns, 0.0);
+                sweep.score(tile);
+                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), values + tile.place, thresholds + tile.place);
             }
-            std::copy_n(found.number, tile.used, values + tile.node * sweep.rows);
-            std::copy_n(threshold.number, tile.used, thresholds + tile.node * sweep.rows);
         });
         sweep.write_tape(tape);
-        const double* const root = values + sweep.num_numbers - sweep.rows;
-        for (int64_t r = 0; r < sweep.rows; ++r) value[sweep.first + r] = S(root[r] / sweep.omega.unit);
+        sweep.write_rows(values + sweep.root(), 1, value);
+        for (int64_t r = 0; r < sweep.rows; ++r) value[sweep.first + r] /= S(sweep.omega.unit);
         if (!good) all_good = false;
     });
     return all_good;
 }
 
-// Where a sweep leaves what it finds by weight: what edges share is added up.
 template <class S>
-class Sink {
-    const Sweep<S>& sweep;
-    S* const out;
-    const bool is_shared = sweep.graph.weight != sweep.graph.edge;
-    const Array<double> sums = zeros<double>(is_shared ? sweep.graph.num_weights * sweep.rows : 0);
-
-public:
-    Sink(const Sweep<S>& own, S* by_weight) : sweep(own), out(by_weight) {}
-
-    void put(const Tile& tile, const double* e) {
-        if (is_shared) return sweep.spread(tile, e, nullptr, sweep.graph.weight, sums.get());
-        sweep.scatter(tile, e, sweep.graph.weight, out, sweep.graph.num_weights);
-    }
-    void finish() {
-        for (int64_t w = 0; is_shared && w < sweep.graph.num_weights; ++w) {
-            for (int64_t r = 0; r < sweep.rows; ++r) {
-                out[(sweep.first + r) * sweep.graph.num_weights + w] = S(sums[w * sweep.rows + r]);
-            }
-        }
-    }
-};
-
-// Numbers of nodes, 0 but for the root's.
-template <class S>
-Array<double> at_root(const Sweep<S>& sweep, const S* seed) {
-    Array<double> mass = sweep.zero_nodes();
-    for (int64_t r = 0; r < sweep.rows; ++r) mass[sweep.num_numbers - sweep.rows + r] = seed[sweep.first + r];
-    return mass;
+bool are_zero(const Tile& tile, const Array<S>& of_nodes) {
+    return std::all_of(&of_nodes[tile.place], &of_nodes[tile.place] + tile.used, [](S own) { return own == 0; });
 }
 
-// From the root, where `mass` begins, to the tails. source(tile, scale of q) leaves the source in e, and may use y;
+// From the root, where `mass` begins, to the tails. source(tile) leaves the source in e; it may need s, and use y.
 // is_silent(tile): it would be 0.
 template <class S, class IsSilent, class Source>
-void sweep_back(Sweep<S>& sweep, double* mass, S* by_weight, IsSilent is_silent, Source source) {
+void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, IsSilent is_silent, Source source) {
     constexpr bool has_source = !std::is_same_v<Source, std::nullptr_t>;
-    Sink<S> sink(sweep, by_weight);
+    const Hypergraph& graph = sweep.graph;
+    const bool is_shared = graph.weight != graph.edge;  // what edges share is added up
+    const Array<double> sums = zeros<double>(is_shared ? graph.num_weights * sweep.rows : 0);
     double* const e = sweep.e.get();
     sweep.down([&](const Tile& tile) {
-        const Heads held(mass + tile.node * sweep.rows, tile);
-        if (held.are_zero(tile) && is_silent(tile)) {
+        if (are_zero(tile, mass) && is_silent(tile)) {
             std::fill_n(e, tile.matrix.size(), 0.0);
         } else {
-            const Heads scale = sweep.weigh(tile, has_source);
-            if constexpr (has_source) source(tile, scale);
-            share(tile.matrix, sweep.q.get(), scale, held, has_source, e);
-            sweep.spread_to_tails(tile, e, mass);
+            sweep.weigh(tile, has_source);
+            if constexpr (has_source) source(tile);
+            share(tile.matrix, sweep.q.get(), &mass[tile.place], has_source, e);
+            sweep.spread(tile, e, mass.get());
         }
-        sink.put(tile, e);
+        if (is_shared) {
+            sweep.spread(tile, e, nullptr, graph.weight, sums.get());
+        } else {
+            sweep.scatter(tile, e, graph.weight, graph.num_weights, by_weight);
+        }
     });
-    sink.finish();
+    if (is_shared) sweep.write_rows(sums.get(), graph.num_weights, by_weight);
 }
 
 template <class S>
 void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
-    for_sweeps(problem, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         sweep.read_tape();
-        const Array<double> mass = at_root(sweep, seed);
-        sweep_back(sweep, mass.get(), by_weight, [](const Tile&) { return true; }, nullptr);
+        const Array<double> mass = sweep.at_root(seed);
+        sweep_back(sweep, mass, by_weight, [](const Tile&) { return true; }, nullptr);
     });
 }
 
@@ -107,94 +83,91 @@ template <class S>
 class Tangent {
     const Sweep<S>& sweep;
     const S* const z;
-    const Array<double> value, mean;
+    const Array<double> value;
 
 public:
+    const Array<double> mean;
+
     Tangent(const Sweep<S>& own, const S* direction)
         : sweep(own), z(direction), value(own.zero_nodes()), mean(own.zero_nodes()) {
         sweep.up([&](const Tile& tile) {
-            const Heads scale = sweep.weigh(tile, true);
-            Heads changed, middle;
+            sweep.weigh(tile, true);
             gather(tile);
-            change(tile.matrix, sweep.q.get(), scale, sweep.s.get(), sweep.y.get(), changed, middle);
-            std::copy_n(changed.number, tile.used, &value[tile.node * sweep.rows]);
-            std::copy_n(middle.number, tile.used, &mean[tile.node * sweep.rows]);
+            change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place], &mean[tile.place]);
         });
     }
 
-    // y of a tile, and its mean.
-    Heads gather(const Tile& tile) const {
+    // y of a tile.
+    void gather(const Tile& tile) const {
         sweep.gather(tile, z, sweep.graph.num_weights, sweep.graph.weight, 1, value.get(), 0, sweep.y.get());
-        return Heads(&mean[tile.node * sweep.rows], tile);
     }
 };
 
 template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
-    for_sweeps(problem, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         sweep.read_tape();
         const Tangent<S> tangent(sweep, z);
         // The source is the change of q, times the mass that Algorithm 1 brings to the node, which runs beside.
-        const Array<double> first = at_root(sweep, seed), mass = sweep.zero_nodes();
-        const auto held = [&](const Tile& tile) { return Heads(&first[tile.node * sweep.rows], tile); };
-        const auto source = [&](const Tile& tile, const Heads& scale) {
-            const Heads own = held(tile), mean = tangent.gather(tile);
+        const Array<double> first = sweep.at_root(seed), mass = sweep.zero_nodes();
+        const auto source = [&](const Tile& tile) {
             double* const y = sweep.y.get();
-            along(tile.matrix, sweep.s.get(), y, mean, own, sweep.e.get());
-            share(tile.matrix, sweep.q.get(), scale, own, false, y);
-            sweep.spread_to_tails(tile, y, first.get());
+            tangent.gather(tile);
+            along(tile.matrix, sweep.s.get(), y, &tangent.mean[tile.place], &first[tile.place], sweep.e.get());
+            share(tile.matrix, sweep.q.get(), &first[tile.place], false, y);
+            sweep.spread(tile, y, first.get());
         };
-        sweep_back(sweep, mass.get(), by_weight, [&](const Tile& tile) { return held(tile).are_zero(tile); }, source);
+        sweep_back(sweep, mass, by_weight, [&](const Tile& tile) { return are_zero(tile, first); }, source);
     });
 }
 
-// Writes what map(tile, its thresholds), which finds the scores in x, leaves in e for every edge.
+// Writes what map(tile), which finds the scores in x, leaves in e for every edge.
 template <class S, class Map>
-void map_edges(Sweep<S>& sweep, S* by_edge, Map map) {
+void map_edges(const Sweep<S>& sweep, S* by_edge, Map map) {
     sweep.up([&](const Tile& tile) {
         sweep.score(tile);
-        map(tile, Heads(sweep.threshold + tile.node * sweep.rows, tile));
-        sweep.scatter(tile, sweep.e.get(), sweep.graph.edge, by_edge, sweep.graph.num_edges);
+        map(tile);
+        sweep.scatter(tile, sweep.e.get(), sweep.graph.edge, sweep.graph.num_edges, by_edge);
     });
 }
 
 template <class S>
 void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
-    for_sweeps(problem, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         sweep.read_tape();
-        map_edges(sweep, by_edge, [&](const Tile& tile, const Heads& threshold) {
-            sweep.omega.log_q(tile.matrix, sweep.x.get(), threshold, sweep.e.get());
+        map_edges(sweep, by_edge, [&](const Tile& tile) {
+            sweep.omega.log_q(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, sweep.e.get());
         });
     });
 }
 
 template <class S>
 void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge) {
-    for_sweeps(problem, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         sweep.read_tape();
         const Tangent<S> tangent(sweep, z);
-        map_edges(sweep, by_edge, [&](const Tile& tile, const Heads& threshold) {
-            sweep.omega.log_slope(tile.matrix, sweep.x.get(), threshold, sweep.q.get());
-            const Heads mean = tangent.gather(tile);
-            along(tile.matrix, sweep.q.get(), sweep.y.get(), mean, nullptr, sweep.e.get());
+        map_edges(sweep, by_edge, [&](const Tile& tile) {
+            double* const slope = sweep.q.get();
+            sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
+            tangent.gather(tile);
+            along(tile.matrix, slope, sweep.y.get(), &tangent.mean[tile.place], nullptr, sweep.e.get());
         });
     });
 }
 
 template <class S>
 void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_edge, S* by_weight) {
-    for_sweeps(problem, [&](Sweep<S>& sweep) {
+    for_sweeps(problem, [&](const Sweep<S>& sweep) {
         sweep.read_tape();
         const Array<double> mass = sweep.zero_nodes();
         // The source is the cotangent of log q, as one of the scores.
-        const auto source = [&](const Tile& tile, const Heads&) {
-            const Heads threshold(sweep.threshold + tile.node * sweep.rows, tile);
+        const auto source = [&](const Tile& tile) {
             double *const e = sweep.e.get(), *const slope = sweep.y.get();
-            sweep.omega.log_slope(tile.matrix, sweep.x.get(), threshold, slope);
+            sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
             sweep.gather(tile, cotangent_by_edge, sweep.graph.num_edges, sweep.graph.edge, 1, nullptr, 0, e);
             log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
         };
-        sweep_back(sweep, mass.get(), by_weight, [](const Tile&) { return false; }, source);
+        sweep_back(sweep, mass, by_weight, [](const Tile&) { return false; }, source);
     });
 }
 

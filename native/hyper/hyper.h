@@ -24,7 +24,9 @@ struct Hypergraph {
 };
 
 // θ, and all that is by weight, is (batch, num_weights); what is by edge is (batch, num_edges); a tape is
-// (batch, 2, num_nodes): values and thresholds.
+// (batch, 2, num_nodes + room_on_tape): values and thresholds, and room for a vector behind the last.
+constexpr std::int64_t room_on_tape = 3;
+
 template <class S>
 struct HyperProblem {
     Hypergraph graph;

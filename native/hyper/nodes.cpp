@@ -17,39 +17,88 @@ V ratio(V a, V b) { return b > V{} ? a / b : V{}; }
 
 // body(place) for the edges of W nodes; the place is that of the first node's.
 template <class Body>
-void down(Matrix of, int64_t column, Body body) {
+void for_edges(Matrix of, int64_t column, Body body) {
     for (int64_t k = 0, place = column; k < of.edges; ++k, place += of.columns) body(place);
 }
 
-template <class Omega>
-class Kernels final : public NodeKernels {
-    const Omega omega;
+// A vector as Ω computes with it is the doubles of W nodes for one edge, or their floats for two.
+V first_edge(V v) { return v; }
+V first_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 0, 1, 2, 3)); }
+V second_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 4, 5, 6, 7)); }
+Vec<float> two_edges(V first, V second) {
+    return __builtin_shufflevector(convert<float, double>(first), convert<float, double>(second), 0, 1, 2, 3, 4, 5, 6, 7);
+}
 
-    // What Ω takes: the score, or whether it is of the best slot.
-    static V relative(V score, double slot, V threshold) {
-        if constexpr (!Omega::by_slot) return score;
-        return threshold == slot ? V{} : V{} - infinity<double>;
+// The scores of W nodes, less `base`, in Ω's precision.
+template <class Real>
+struct Scores {
+    static constexpr int64_t at_once = lanes_of<Real> / W;
+    Matrix of;
+    const double* x;
+    V base;
+
+    Vec<Real> read(int64_t k) const {
+        const V own = load(x + k * of.columns) - base;
+        if constexpr (at_once == 1) return own;
+        else return two_edges(own, k + 1 < of.edges ? load(x + (k + 1) * of.columns) - base : V{} - infinity<double>);
+    }
+    void write(double* to, int64_t k, Vec<Real> v) const {
+        store(to + k * of.columns, first_edge(v));
+        if constexpr (at_once == 2) {
+            if (k + 1 < of.edges) store(to + (k + 1) * of.columns, second_edge(v));
+        }
     }
 
-    // body(place, score as Ω takes it, threshold) for all edges.
-    template <class Body>
-    static void each(Matrix of, const double* x, const double* threshold, Body body) {
+    // As Ω asks for it (omega/omega.h). Of floats: plain over a stretch, double over the stretches.
+    template <bool least = false, int K, class Term>
+    void sum(Vec<Real>, Vec<Real> at, Vec<Real> (&totals)[K], Term term) const {
+        if constexpr (at_once == 1) {
+            omega::Columns<V, double>{x, of.columns, of.edges}.template sum<least>(base, at, totals, term);
+        } else {
+            static_assert(K == 1 && !least);
+            constexpr int64_t stretch = 64;
+            V all{};
+            for (int64_t begin = 0; begin < of.edges; begin += stretch) {
+                Vec<Real> sums[1] = {};
+                for (int64_t k = begin; k < of.edges && k < begin + stretch; k += 2) term(read(k), at, sums);
+                all += first_edge(sums[0]) + second_edge(sums[0]);
+            }
+            totals[0] = two_edges(all, all);
+        }
+    }
+};
+
+template <class Omega>
+class Kernels final : public NodeKernels {
+    using Real = typename Omega::Real;
+    using R = Vec<Real>;
+    const Omega omega;
+
+    // out = function(r, τ) of all edges, as Ω takes them. What is a sum has the threshold taken off.
+    template <class Function>
+    static void map(Matrix of, const double* x, const double* threshold, double* __restrict out, Function function) {
         for (int64_t c = 0; c < of.columns; c += W) {
             const V own = load(threshold + c);
-            double slot = 0;
-            down(of, c, [&](int64_t place) { body(place, relative(load(x + place), slot++, own), own); });
+            const Scores<Real> scores{of, x + c, Omega::is_sum ? own : V{}};
+            R tau{};
+            if constexpr (!Omega::is_sum) tau = own;
+            for (int64_t k = 0; k < of.edges; k += scores.at_once) {
+                R r = scores.read(k);
+                if constexpr (Omega::by_slot) r = own == V{} + double(k) ? V{} : V{} - infinity<double>;
+                scores.write(out + c, k, function(r, tau));
+            }
         }
     }
 
 public:
-    explicit Kernels(const Omega& own) : NodeKernels(Omega::unit), omega(own) {}
+    explicit Kernels(const Omega& own) : NodeKernels(own.unit), omega(own) {}
 
     bool solve(Matrix of, const double* x, double* value, double* threshold) const override {
         const V none = V{} - infinity<double>, highest = V{} + infinity<double>;
         auto bad = highest < highest;
         for (int64_t c = 0; c < of.columns; c += W) {
             V top = none, best = V{} - 1, slot{};
-            down(of, c, [&](int64_t place) {
+            for_edges(of, c, [&](int64_t place) {
                 const V score = load(x + place);
                 bad |= !(score < highest);
                 if constexpr (Omega::by_slot) best = score > top ? slot : best, slot += 1;
@@ -61,59 +110,59 @@ public:
             } else {
                 const auto is_reached = top > none;
                 const V base = is_reached ? top : V{};
-                V tau, above;
-                omega.solve(omega::Columns<V, double>{x + c, of.columns, of.edges}, base, tau, above);
-                store(value + c, is_reached ? top + above : none);
-                store(threshold + c, is_reached ? omega.absolute(tau, top) : V{});
+                R tau, above;
+                omega.solve(Scores<Real>{of, x + c, base}, R{}, tau, above);
+                store(value + c, is_reached ? base + first_edge(above) : none);
+                store(threshold + c, is_reached ? omega.absolute(first_edge(tau), base) : V{});
             }
         }
         return !any(bad);
     }
 
-    void weigh(Matrix of, const double* x, const double* threshold, double* __restrict q, double* __restrict s,
-               double* __restrict scale) const override {
-        for (int64_t c = 0; c < of.columns; c += W) {
-            const V own = load(threshold + c);
-            V sum{};
-            double slot = 0;
-            down(of, c, [&](int64_t place) {
-                V edge_q, edge_s;
-                omega.weigh(relative(load(x + place), slot++, own), own, edge_q, edge_s);
-                sum += edge_q;
-                store(q + place, edge_q);
-                if (s) store(s + place, edge_s);
-            });
-            store(scale + c, ratio(V{} + 1, sum));
-        }
+    void q(Matrix of, const double* x, const double* threshold, double* out) const override {
+        map(of, x, threshold, out, [own = omega](R r, R tau) {
+            R q, s;
+            own.weigh(r, tau, q, s);
+            return q;
+        });
     }
-
-    void log_q(Matrix of, const double* x, const double* threshold, double* __restrict out) const override {
-        each(of, x, threshold, [&](int64_t place, V r, V own) { store(out + place, omega.log_q(r, own)); });
+    void s(Matrix of, const double* x, const double* threshold, double* out) const override {
+        map(of, x, threshold, out, [own = omega](R r, R tau) {
+            R q, s;
+            own.weigh(r, tau, q, s);
+            return s;
+        });
     }
-    void log_slope(Matrix of, const double* x, const double* threshold, double* __restrict out) const override {
-        each(of, x, threshold, [&](int64_t place, V r, V own) { store(out + place, omega.log_slope(r, own)); });
+    void log_q(Matrix of, const double* x, const double* threshold, double* out) const override {
+        map(of, x, threshold, out, [own = omega](R r, R tau) { return own.log_q(r, tau); });
+    }
+    void log_slope(Matrix of, const double* x, const double* threshold, double* out) const override {
+        map(of, x, threshold, out, [own = omega](R r, R tau) { return own.log_slope(r, tau); });
     }
 };
 
 }  // namespace
 
-std::unique_ptr<NodeKernels> node_kernels(OmegaParameters parameters) {
-    return omega::with<double>(parameters, [](const auto& omega) -> std::unique_ptr<NodeKernels> {
+std::unique_ptr<NodeKernels> node_kernels(OmegaParameters parameters, bool is_float) {
+    const auto make = [](const auto& omega) -> std::unique_ptr<NodeKernels> {
         return std::make_unique<Kernels<std::decay_t<decltype(omega)>>>(omega);
-    });
+    };
+    // The exponentials of floats take a quarter of the time. The other Ω take little, and are double.
+    if (is_float && parameters.alpha == 1) return make(omega::Negentropy<float>(parameters));
+    return omega::with<double>(parameters, make);
 }
 
-void change(Matrix of, const double* q, const double* scale, const double* s, const double* y, double* __restrict value,
-            double* __restrict mean) {
+void change(Matrix of, const double* q, const double* s, const double* y, double* value, double* mean) {
     for (int64_t c = 0; c < of.columns; c += W) {
-        V sum_qy{}, sum_sy{}, sum_s{};
-        down(of, c, [&](int64_t place) {
+        V sum_q{}, sum_qy{}, sum_s{}, sum_sy{};
+        for_edges(of, c, [&](int64_t place) {
             const V own_q = load(q + place), own_s = load(s + place), own_y = load(y + place);
+            sum_q += own_q;
             sum_qy += gated(own_q, own_q * own_y);
-            sum_sy += gated(own_s, own_s * own_y);
             sum_s += own_s;
+            sum_sy += gated(own_s, own_s * own_y);
         });
-        store(value + c, load(scale + c) * sum_qy);
+        store(value + c, ratio(sum_qy, sum_q));
         store(mean + c, ratio(sum_sy, sum_s));
     }
 }
@@ -121,7 +170,7 @@ void change(Matrix of, const double* q, const double* scale, const double* s, co
 void along(Matrix of, const double* slope, const double* y, const double* mean, const double* mass, double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
         const V middle = load(mean + c), held = mass ? load(mass + c) : V{} + 1;
-        down(of, c, [&](int64_t place) {
+        for_edges(of, c, [&](int64_t place) {
             const V own = gated(held, load(slope + place));
             store(e + place, gated(own, own * (load(y + place) - middle) * held));
         });
@@ -131,21 +180,23 @@ void along(Matrix of, const double* slope, const double* y, const double* mean, 
 void log_q_vjp(Matrix of, const double* slope, const double* s, double* __restrict c) {
     for (int64_t column = 0; column < of.columns; column += W) {
         V sum_d{}, sum_s{};
-        down(of, column, [&](int64_t place) {
+        for_edges(of, column, [&](int64_t place) {
             const V own = load(slope + place), d = gated(own, own * load(c + place));
             sum_d += d;
             sum_s += load(s + place);
             store(c + place, d);
         });
         const V mean = ratio(sum_d, sum_s);
-        down(of, column, [&](int64_t place) { store(c + place, load(c + place) - load(s + place) * mean); });
+        for_edges(of, column, [&](int64_t place) { store(c + place, load(c + place) - load(s + place) * mean); });
     }
 }
 
-void share(Matrix of, const double* q, const double* scale, const double* mass, bool beside, double* __restrict e) {
+void share(Matrix of, const double* q, const double* mass, bool beside, double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
-        const V factor = load(scale + c) * load(mass + c);
-        down(of, c, [&](int64_t place) {
+        V sum{};
+        for_edges(of, c, [&](int64_t place) { sum += load(q + place); });
+        const V factor = ratio(load(mass + c), sum);
+        for_edges(of, c, [&](int64_t place) {
             const V own = load(q + place) * factor;
             store(e + place, beside ? load(e + place) + own : own);
         });

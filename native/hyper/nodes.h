@@ -27,28 +27,29 @@ public:
     explicit NodeKernels(double own) : unit(own) {}
     virtual ~NodeKernels() = default;
 
-    // The value and the threshold for weighing x; −∞ and one that gives q = 0 for a node without a way to it. False for a
-    // score that is not below +∞.
+    // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to it.
+    // False for a score that is not below +∞.
     virtual bool solve(Matrix, const double* x, double* value, double* threshold) const = 0;
-    // q, s unless it is null, and what q has to be multiplied with to sum to 1: over a long path its rounding would add up.
-    virtual void weigh(Matrix, const double* x, const double* threshold, double* q, double* s, double* scale) const = 0;
-    // log q, and its derivative q^(1−α) on the support.
+    virtual void q(Matrix, const double* x, const double* threshold, double* out) const = 0;
+    virtual void s(Matrix, const double* x, const double* threshold, double* out) const = 0;
     virtual void log_q(Matrix, const double* x, const double* threshold, double* out) const = 0;
+    // The derivative of log q: q^(1−α) on the support.
     virtual void log_slope(Matrix, const double* x, const double* threshold, double* out) const = 0;
 };
 
-std::unique_ptr<NodeKernels> node_kernels(OmegaParameters);
+// `is_float`: for θ and results of float.
+std::unique_ptr<NodeKernels> node_kernels(OmegaParameters, bool is_float);
 
-// --- for every Ω
+// What follows is for every Ω. Σq is 1 but for its rounding, which over a long path would add up.
 
-// The change of the value, scale · Σ q y, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
-void change(Matrix, const double* q, const double* scale, const double* s, const double* y, double* value, double* mean);
-// e = slope∘(y − mean), times the mass of the node if it is not null.
+// The change of the value, Σ q y/Σq, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
+void change(Matrix, const double* q, const double* s, const double* y, double* value, double* mean);
+// e = slope∘(y − mean), times the mass of the node unless that is null.
 void along(Matrix, const double* slope, const double* y, const double* mean, const double* mass, double* e);
 // c becomes d = slope∘c less s Σd/Σs: the transpose of the change of log q.
 void log_q_vjp(Matrix, const double* slope, const double* s, double* c);
-// e = q · scale · mass, beside what e has already, if so.
-void share(Matrix, const double* q, const double* scale, const double* mass, bool beside, double* e);
+// e = q/Σq times the mass of the node, beside what e has already, if so.
+void share(Matrix, const double* q, const double* mass, bool beside, double* e);
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -1,4 +1,4 @@
-// How a graph is read into matrices of its edges (nodes.h), and what is found is written. Nothing here knows Ω.
+// How a graph is read into matrices of its edges (nodes.h), and how what is found is written. Nothing here knows Ω.
 #pragma once
 
 #include <algorithm>
@@ -16,41 +16,44 @@ inline namespace BELLMAX_ARCH {
 using std::int32_t;
 using std::int64_t;
 
-constexpr int64_t most_columns = 16;
+constexpr int64_t most_rows = 8, most_columns = 2 * most_rows;
 
-// Nodes of a group; each has a column for every row of the batch that the sweep takes.
+// Nodes of a group. Each has a column for every row of the batch that the sweep takes.
 struct Tile {
     int64_t node, nodes;  // the first, and how many
     int64_t slot, edges;  // of the first node; of each
-    int64_t used;         // columns of the matrix
+    int64_t place, used;  // where its numbers are among those of all nodes, and how many
     Matrix matrix;
 };
 
-// One number for each column of a tile, read from the numbers of all nodes or written there.
-struct Heads {
-    alignas(32) double number[most_columns];
+// Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
+// next: a pass over all edges takes as long as a fifth of a sweep.
+inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
+    const auto are_below = [](const int32_t* numbers, int64_t begin, int64_t end, int64_t limit) {
+        std::uint32_t most = 0;  // what is below 0 is far above
+        for (int64_t n = begin; n < end; ++n) most = std::max(most, std::uint32_t(numbers[n]));
+        return begin == end || int64_t(most) < limit;
+    };
+    const int64_t begin = graph.offset[node], end = graph.offset[node + nodes];
+    const int32_t* const tails = graph.tail_offset;
+    const bool good = are_below(graph.tail, tails ? tails[begin] : begin, tails ? tails[end] : end, node) &&
+                      are_below(graph.weight, begin, end, graph.num_weights) &&
+                      (graph.edge == graph.weight || are_below(graph.edge, begin, end, graph.num_edges));
+    if (!good) throw std::invalid_argument("an index is out of range");
+}
 
-    Heads() {}
-    Heads(const double* of_tile, const Tile& tile) {
-        std::copy_n(of_tile, tile.used, number);
-        std::fill_n(number + tile.used, tile.matrix.columns - tile.used, 0.0);
-    }
-    operator double*() { return number; }
-    operator const double*() const { return number; }
-
-    bool are_zero(const Tile& tile) const {
-        return std::all_of(number, number + tile.used, [](double own) { return own == 0; });
-    }
-};
-
-// body(tail) for the tails of a slot.
+// body(tail) for the tails of a slot: one if there is no offset.
+template <class Body>
+inline void for_tails(std::nullptr_t, const int32_t* tail, int64_t slot, Body body) {
+    body(int64_t(tail[slot]));
+}
 template <class Body>
 inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, Body body) {
-    if (!offset) return body(int64_t(tail[slot]));
     for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
 }
 
-// Several rows of the batch, side by side: numbers of nodes are (num_nodes, rows), those of weights (num_weights, rows).
+// One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it. The
+// vectors of a tile may reach into what follows, which `up` finds later.
 template <class S>
 class Sweep {
 public:
@@ -58,13 +61,14 @@ public:
     const Hypergraph& graph;
     const NodeKernels& omega;
     const int64_t first, rows;
-    const int64_t num_numbers = graph.num_nodes * rows, room = graph.most_edges * most_columns;
 
 private:
-    Array<double> tape;  // of more than one row
+    const int64_t num_numbers = (graph.num_nodes + room_on_tape) * rows;  // of nodes
+    const int64_t room = graph.most_edges * most_columns;
+    const Array<double> own_tape = scratch<double>(rows > 1 ? 2 * num_numbers : 0);
 
 public:
-    const double *const value, *const threshold;  // of nodes
+    const double *const value, *const threshold;
     const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
@@ -74,33 +78,38 @@ public:
           omega(own),
           first(first_row),
           rows(num_rows),
-          tape(rows > 1 ? scratch<double>(2 * num_numbers) : nullptr),
-          value(rows > 1 ? tape.get() : of.tape + 2 * graph.num_nodes * first),
+          value(rows > 1 ? own_tape.get() : of.tape + first * tape_count()),
           threshold(value + num_numbers) {}
 
-    // The tape has the numbers of a row together, the sweep those of a node.
-    void read_tape() {
-        const int64_t size = 2 * graph.num_nodes;
-        for (int64_t n = 0; rows > 1 && n < size; ++n) {
-            for (int64_t r = 0; r < rows; ++r) tape[n * rows + r] = problem.tape[(first + r) * size + n];
-        }
-    }
-    void write_tape(double* out) const {
-        const int64_t size = 2 * graph.num_nodes;
-        for (int64_t n = 0; rows > 1 && n < size; ++n) {
-            for (int64_t r = 0; r < rows; ++r) out[(first + r) * size + n] = tape[n * rows + r];
-        }
-    }
-    // Where forward leaves values, and thresholds behind them.
-    double* found(double* out) const { return rows > 1 ? tape.get() : out + 2 * graph.num_nodes * first; }
+    // --- arrays (batch, count)
 
-    Array<double> zero_nodes() const { return zeros<double>(num_numbers); }
+    // Values and, behind them, thresholds: on the tape, or a copy that has the rows side by side.
+    double* tape(double* given) const { return rows > 1 ? own_tape.get() : given + first * tape_count(); }
+    void read_tape() const {
+        if (rows > 1) read_rows(problem.tape, tape_count(), own_tape.get());
+    }
+    void write_tape(double* given) const {
+        if (rows > 1) write_rows(own_tape.get(), tape_count(), given);
+    }
+
+    template <class T>
+    void read_rows(const T* from, int64_t count, double* to) const {
+        for (int64_t n = 0; n < count; ++n) {
+            for (int64_t r = 0; r < rows; ++r) to[n * rows + r] = double(from[(first + r) * count + n]);
+        }
+    }
+    template <class T>
+    void write_rows(const double* from, int64_t count, T* to) const {
+        for (int64_t n = 0; n < count; ++n) {
+            for (int64_t r = 0; r < rows; ++r) to[(first + r) * count + n] = T(from[n * rows + r]);
+        }
+    }
 
     // --- tiles
 
     Tile tile(int64_t node, int64_t nodes) const {
         const int64_t slot = graph.offset[node], edges = graph.offset[node + 1] - slot, used = nodes * rows;
-        return {node, nodes, slot, edges, used, {edges, (used + 3) / 4 * 4}};
+        return {node, nodes, slot, edges, node * rows, used, {edges, (used + 3) / 4 * 4}};
     }
 
     // body(tile), from the axioms to the root or back.
@@ -113,72 +122,87 @@ public:
         for (int64_t g = graph.num_groups - 1; g >= 0; --g) for_group(g, body);
     }
 
+    // --- numbers of nodes
+
+    Array<double> zero_nodes() const { return zeros<double>(num_numbers); }
+    int64_t root() const { return (graph.num_nodes - 1) * rows; }
+
+    // 0 but for the root's.
+    Array<double> at_root(const S* seed) const {
+        Array<double> numbers = zero_nodes();
+        read_rows(seed, 1, &numbers[root()]);
+        return numbers;
+    }
+
     // --- numbers of edges
 
     // The scores of a tile.
     void score(const Tile& tile) const {
-        need_sound(tile);
+        need_sound(graph, tile.node, tile.nodes);
         gather(tile, problem.theta, graph.num_weights, graph.weight, omega.unit, value, -infinity<double>, x.get());
     }
 
-    // q, s if wanted, and the scale of q.
-    Heads weigh(const Tile& tile, bool with_s) const {
-        Heads scale;
+    // q, and s if wanted.
+    void weigh(const Tile& tile, bool with_s) const {
         score(tile);
-        omega.weigh(tile.matrix, x.get(), Heads(threshold + tile.node * rows, tile), q.get(), with_s ? s.get() : nullptr,
-                    scale);
-        return scale;
+        omega.q(tile.matrix, x.get(), threshold + tile.place, q.get());
+        if (with_s) omega.s(tile.matrix, x.get(), threshold + tile.place, s.get());
     }
 
-    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without an edge. Names are
-    // of weights or of edges, by slot, and data is (batch, width).
-    void gather(const Tile& tile, const S* data, int64_t width, const int32_t* name, double unit,
+    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names are of
+    // weights or of edges, by slot, and data is (batch, count).
+    void gather(const Tile& tile, const S* data, int64_t count, const int32_t* name, double unit,
                 const double* __restrict of_nodes, double past, double* __restrict to) const {
-        const S* __restrict const from = data + first * width;
-        with_constants(graph.tail_offset, [&](auto rows, const int32_t* tail_offset) {
-            for_edges(tile, rows, [&](int64_t slot, int64_t place) {
+        const S* __restrict const from = data + first * count;
+        const int32_t* const tail = graph.tail;
+        with_constants(graph.tail_offset, [=](auto rows, auto offset) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
                 const S* const own = from + name[slot];
-                for (int64_t r = 0; r < rows; ++r) to[place + r] = unit * double(own[r * width]);
-                if (!of_nodes) return;
-                for_tails(tail_offset, graph.tail, slot, [&](int64_t tail) {
-                    for (int64_t r = 0; r < rows; ++r) to[place + r] += of_nodes[tail * rows + r];
-                });
+                double sum[most_rows];
+                for (int64_t r = 0; r < rows; ++r) sum[r] = unit * double(own[r * count]);
+                if (of_nodes) {
+                    for_tails(offset, tail, slot, [&](int64_t node) {
+                        for (int64_t r = 0; r < rows; ++r) sum[r] += of_nodes[node * rows + r];
+                    });
+                }
+                for (int64_t r = 0; r < rows; ++r) to[place + r] = sum[r];
             });
         });
-        const int64_t unused = tile.matrix.columns - tile.used;
-        for (int64_t k = 1; unused && k <= tile.edges; ++k) std::fill_n(to + k * tile.matrix.columns - unused, unused, past);
+        const int64_t columns = tile.matrix.columns;
+        for (int64_t k = 0; k < tile.edges; ++k) std::fill(to + k * columns + tile.used, to + (k + 1) * columns, past);
     }
 
     // Leaves what edges have under their names.
-    void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, S* out, int64_t width) const {
-        S* __restrict const to = out + first * width;
-        with_constants(nullptr, [&](auto rows, const int32_t*) {
-            for_edges(tile, rows, [&](int64_t slot, int64_t place) {
-                S* const own = to + name[slot];
-                for (int64_t r = 0; r < rows; ++r) own[r * width] = S(from[place + r]);
+    void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
+        S* __restrict const to = data + first * count;
+        with_constants(nullptr, [=](auto rows, auto) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+                for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(from[place + r]);
             });
         });
     }
 
-    // Adds what edges have to every tail's number, or to their weight's.
-    void spread(const Tile& tile, const double* __restrict from, const int32_t* offset, const int32_t* tail,
+    // Adds what edges have to the number of every tail, or of their weight if that is what they lead from.
+    void spread(const Tile& tile, const double* from, double* of_nodes) const {
+        spread(tile, from, graph.tail_offset, graph.tail, of_nodes);
+    }
+    void spread(const Tile& tile, const double* __restrict from, const int32_t* tail_offset, const int32_t* tail,
                 double* __restrict to) const {
-        with_constants(offset, [&](auto rows, const int32_t* tail_offset) {
-            for_edges(tile, rows, [&](int64_t slot, int64_t place) {
-                for_tails(tail_offset, tail, slot, [&](int64_t own) {
+        with_constants(tail_offset, [=](auto rows, auto offset) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+                for_tails(offset, tail, slot, [=](int64_t own) {
                     for (int64_t r = 0; r < rows; ++r) to[own * rows + r] += from[place + r];
                 });
             });
         });
     }
-    void spread_to_tails(const Tile& tile, const double* from, double* to) const {
-        spread(tile, from, graph.tail_offset, graph.tail, to);
-    }
 
 private:
+    int64_t tape_count() const { return 2 * (graph.num_nodes + room_on_tape); }
+
     template <class Body>
     void for_group(int64_t group, Body body) const {
-        const int64_t most = std::max<int64_t>(1, most_columns / rows), end = graph.group[group + 1];
+        const int64_t most = most_columns / rows, end = graph.group[group + 1];
         for (int64_t node = graph.group[group]; node < end; node += most) body(tile(node, std::min(most, end - node)));
     }
 
@@ -191,46 +215,30 @@ private:
         }
     }
 
-    // body(rows, offset), with a constant for what is frequent: one row, and one tail an edge.
+    // body(rows, offset), as constants where they are.
     template <class Body>
     void with_constants(const int32_t* offset, Body body) const {
         constexpr std::integral_constant<int64_t, 1> one{};
+        constexpr std::integral_constant<int64_t, most_rows> most{};
         if (rows == 1) return offset ? body(one, offset) : body(one, nullptr);
-        return offset ? body(rows, offset) : body(rows, nullptr);
-    }
-
-    static int64_t greatest(const int32_t* numbers, int64_t count) {
-        std::uint32_t most = 0;  // below 0 is far above
-        for (int64_t n = 0; n < count; ++n) most = std::max(most, std::uint32_t(numbers[n]));
-        return most;
-    }
-
-    // Checked here, where they are in the cache: what is named is there, and tails come before their heads.
-    void need_sound(const Tile& tile) const {
-        const int64_t begin = tile.slot, count = tile.nodes * tile.edges;
-        const int64_t from = graph.tail_offset ? graph.tail_offset[begin] : begin;
-        const int64_t tails = graph.tail_offset ? graph.tail_offset[begin + count] - from : count;
-        const bool good = (tails == 0 || greatest(graph.tail + from, tails) < tile.node) &&
-                          (count == 0 || greatest(graph.weight + begin, count) < graph.num_weights) &&
-                          (graph.edge == graph.weight || count == 0 || greatest(graph.edge + begin, count) < graph.num_edges);
-        if (!good) throw std::invalid_argument("an index is out of range");
+        return offset ? body(most, offset) : body(most, nullptr);
     }
 };
 
-// body(sweep) for the rows of the batch, over the threads.
+// body(sweep) for the rows of the batch, over the threads: several at once, and the rest one by one.
 template <class S, class Body>
 void for_sweeps(const HyperProblem<S>& problem, Body body) {
-    constexpr int64_t most_rows = 8;
-    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega);
-    const int64_t batch = problem.batch, share = batch / std::max(problem.threads, 1);
-    const int64_t rows = std::max<int64_t>(1, std::min(most_rows, share));
-    parallel_for((batch + rows - 1) / rows, problem.threads, [&](int64_t n, int) {
-        Sweep<S> sweep(problem, *omega, n * rows, std::min(rows, batch - n * rows));
+    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
+    const int64_t several = problem.batch >= most_rows * problem.threads ? problem.batch / most_rows : 0;
+    const int64_t rest = problem.batch - several * most_rows;
+    parallel_for(several + rest, problem.threads, [&](int64_t n, int) {
+        const bool is_one = n >= several;
+        Sweep<S> sweep(problem, *omega, is_one ? problem.batch - rest + n - several : n * most_rows, is_one ? 1 : most_rows);
         body(sweep);
     });
 }
 
-// As in HyperKernels; derivations.cpp has them.
+// As in HyperKernels; they are in derivations.cpp.
 template <class S>
 bool sample(const HyperProblem<S>&, int64_t draws, int64_t choices, const double* uniforms, S* counts);
 template <class S>

@@ -132,7 +132,7 @@ class Kernels:
 
     def __init__(self, graph: Hypergraph, theta: Tensor, omega: bx.Regularizer) -> None:
         self.graph, self.theta, self.kernel = graph, theta, omega.kernel
-        self.tape = torch.empty(len(theta), 2, graph.num_nodes, dtype=torch.float64)
+        self.tape = torch.empty(len(theta), 2, graph.num_nodes + 3, dtype=torch.float64)
         self.value = theta.new_empty(len(theta))
         assert self.call("forward", self.value, self.tape)
 
@@ -281,7 +281,7 @@ def test_no_derivation_at_all(unit_omega: bx.Regularizer) -> None:
 
 def test_bad_numbers_are_seen() -> None:
     graph = Hypergraph(1, [(0, ()), (0, ())], [0, 1])
-    tape, value = torch.empty(1, 2, 1, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    tape, value = torch.empty(1, 2, 4, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
         theta = torch.tensor([[0.0, bad]], dtype=torch.float64)
         assert not loading.call("hyper_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
@@ -290,7 +290,7 @@ def test_bad_numbers_are_seen() -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_indices_out_of_range_are_refused(part: int) -> None:
     graph = Hypergraph(2, [(0, ()), (1, (0, 0)), (1, (0,))], [0, 1, 1])
-    tape, value = torch.empty(1, 2, 2, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    tape, value = torch.empty(1, 2, 5, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     theta = torch.zeros(1, 2, dtype=torch.float64)
     for bad in (-1, 5, 2**31 - 1):
         index = [tensor.clone() for tensor in graph.index]
