@@ -56,16 +56,11 @@ int64_t draw(const Sweep<S>& sweep, int64_t node, double uniform) {
 
 // --- the k best
 
-// How a derivation begins: an edge, and where the ranks of its tails are.
+// How a derivation begins: an edge, and where the ranks of its tails are. Tails from `free` on may take a worse one: so each
+// way comes from one other alone.
 struct Way {
-    int64_t slot, ranks;
-};
-
-// A choice of ranks for the tails of an edge. Tails from `free` on may take a worse one: so each choice comes from one other
-// alone.
-struct Choice {
     double score;
-    int64_t ranks, free;
+    int64_t slot, ranks, free;
 };
 
 // The k best derivations of every node of one row.
@@ -76,8 +71,8 @@ class Best {
     const int64_t k;
     const Array<double> scores = filled<double>(graph.num_nodes * k, -infinity<double>);  // (nodes, k)
     const Array<Way> ways = scratch<Way>(graph.num_nodes * k);                            // (nodes, k)
-    std::vector<int32_t> ranks, tried;  // of all ways, and of the choices for the node at hand
-    std::vector<Choice> heap;
+    std::vector<int32_t> ranks, tried;  // of the ways that are kept, and of those tried for the node at hand
+    std::vector<Way> heap;
 
 public:
     Best(const Hypergraph& of, const S* weights, int64_t count) : graph(of), theta(weights), k(count) {
@@ -104,11 +99,11 @@ private:
         }
     }
 
-    // Enters the choices of ranks for an edge's tails into the list of its head, best first, until one is too low.
+    // Enters the ways that begin with an edge into the list of its head, best first, until one is too low.
     void enter(int64_t node, int64_t slot) {
         const Tails tails = tails_of(graph, slot);
         // Of equal scores, the one with better ranks of the first tails comes first.
-        const auto after = [&](const Choice& a, const Choice& b) {
+        const auto after = [&](const Way& a, const Way& b) {
             const auto own = tried.begin() + a.ranks, others = tried.begin() + b.ranks;
             if (a.score != b.score) return a.score < b.score;
             return std::lexicographical_compare(others, others + tails.count, own, own + tails.count);
@@ -117,7 +112,7 @@ private:
             double score = double(theta[graph.weight[slot]]);
             for (int64_t t = 0; t < tails.count; ++t) score += scores[tails.first[t] * k + tried[place + t]];
             if (score == -infinity<double>) return;
-            heap.push_back({score, place, free});
+            heap.push_back({score, slot, place, free});
             std::push_heap(heap.begin(), heap.end(), after);
         };
         heap.clear();
@@ -125,9 +120,9 @@ private:
         push(int64_t(tried.size()) - tails.count, 0);
         while (!heap.empty()) {
             std::pop_heap(heap.begin(), heap.end(), after);
-            const Choice best = heap.back();
+            const Way best = heap.back();
             heap.pop_back();
-            if (!node::insert(&scores[node * k], &ways[node * k], k, best.score, Way{slot, best.ranks})) return;
+            if (!node::insert(&scores[node * k], &ways[node * k], k, best.score, best)) return;
             for (int64_t t = best.free; t < tails.count; ++t) {
                 if (tried[best.ranks + t] + 1 >= k) continue;
                 const int64_t place = int64_t(tried.size());
@@ -146,7 +141,7 @@ bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, cons
     const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
     std::atomic<bool> enough{true};
     parallel_for(draws * problem.batch, problem.threads, [&](int64_t n, int) {
-        const Sweep<S> sweep(problem, *omega, n / draws, 1);
+        const Sweep<S> sweep(problem, *omega, nullptr, n / draws, 1);
         const double* const uniform = uniforms + n * choices;
         S* const count = counts + n * graph.num_edges;
         int64_t used = 0;

@@ -12,34 +12,29 @@ namespace bellmax::BELLMAX_ARCH {
 namespace {
 
 template <class S>
-bool forward(const HyperProblem<S>& given, S* value, double* tape) {
-    HyperProblem<S> problem = given;
-    problem.tape = tape;
+bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
     std::atomic<bool> all_good{true};
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
+    for_sweeps(problem, tape, [&](const Sweep<S>& sweep) {
         bool good = true;
-        double* const values = sweep.tape(tape);
-        double* const thresholds = values + (sweep.threshold - sweep.value);
         sweep.up([&](const Tile& tile) {
             if (tile.node == 0 && !sweep.graph.tail_offset) {
-                std::fill_n(values, sweep.rows, 0.0);
-                std::fill_n(thresholds, sweep.rows, 0.0);
+                std::fill_n(sweep.value, sweep.rows, 0.0);
+                std::fill_n(sweep.threshold, sweep.rows, 0.0);
             } else {
                 sweep.score(tile);
-                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), values + tile.place, thresholds + tile.place);
+                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), sweep.value + tile.place, sweep.threshold + tile.place);
             }
         });
         sweep.write_tape(tape);
-        sweep.write_rows(values + sweep.root(), 1, value);
+        sweep.write_rows(sweep.value + sweep.root(), 1, value);
         for (int64_t r = 0; r < sweep.rows; ++r) value[sweep.first + r] /= S(sweep.omega.unit);
         if (!good) all_good = false;
     });
     return all_good;
 }
 
-template <class S>
-bool are_zero(const Tile& tile, const Array<S>& of_nodes) {
-    return std::all_of(&of_nodes[tile.place], &of_nodes[tile.place] + tile.used, [](S own) { return own == 0; });
+bool are_zero(const Tile& tile, const Array<double>& of_nodes) {
+    return std::all_of(&of_nodes[tile.place], &of_nodes[tile.place] + tile.used, [](double own) { return own == 0; });
 }
 
 // From the root, where `mass` begins, to the tails. source(tile) leaves the source in e; it may need s, and use y.
@@ -71,8 +66,7 @@ void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, 
 
 template <class S>
 void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
-        sweep.read_tape();
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Array<double> mass = sweep.at_root(seed);
         sweep_back(sweep, mass, by_weight, [](const Tile&) { return true; }, nullptr);
     });
@@ -105,8 +99,7 @@ public:
 
 template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
-        sweep.read_tape();
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Tangent<S> tangent(sweep, z);
         // The source is the change of q, times the mass that Algorithm 1 brings to the node, which runs beside.
         const Array<double> first = sweep.at_root(seed), mass = sweep.zero_nodes();
@@ -133,8 +126,7 @@ void map_edges(const Sweep<S>& sweep, S* by_edge, Map map) {
 
 template <class S>
 void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
-        sweep.read_tape();
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         map_edges(sweep, by_edge, [&](const Tile& tile) {
             sweep.omega.log_q(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, sweep.e.get());
         });
@@ -143,8 +135,7 @@ void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
 
 template <class S>
 void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge) {
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
-        sweep.read_tape();
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Tangent<S> tangent(sweep, z);
         map_edges(sweep, by_edge, [&](const Tile& tile) {
             double* const slope = sweep.q.get();
@@ -157,8 +148,7 @@ void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge)
 
 template <class S>
 void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_edge, S* by_weight) {
-    for_sweeps(problem, [&](const Sweep<S>& sweep) {
-        sweep.read_tape();
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Array<double> mass = sweep.zero_nodes();
         // The source is the cotangent of log q, as one of the scores.
         const auto source = [&](const Tile& tile) {

@@ -74,9 +74,9 @@ class Kernels final : public NodeKernels {
     using R = Vec<Real>;
     const Omega omega;
 
-    // out = function(r, τ) of all edges, as Ω takes them. What is a sum has the threshold taken off.
-    template <class Function>
-    static void map(Matrix of, const double* x, const double* threshold, double* __restrict out, Function function) {
+    // body(r, τ, write) for all edges: r and τ as Ω takes them; write(out, result). What is a sum has the threshold taken off.
+    template <class Body>
+    static void map(Matrix of, const double* x, const double* threshold, Body body) {
         for (int64_t c = 0; c < of.columns; c += W) {
             const V own = load(threshold + c);
             const Scores<Real> scores{of, x + c, Omega::is_sum ? own : V{}};
@@ -85,7 +85,7 @@ class Kernels final : public NodeKernels {
             for (int64_t k = 0; k < of.edges; k += scores.at_once) {
                 R r = scores.read(k);
                 if constexpr (Omega::by_slot) r = own == V{} + double(k) ? V{} : V{} - infinity<double>;
-                scores.write(out + c, k, function(r, tau));
+                body(r, tau, [=, &scores](double* out, R result) { scores.write(out + c, k, result); });
             }
         }
     }
@@ -119,25 +119,19 @@ public:
         return !any(bad);
     }
 
-    void q(Matrix of, const double* x, const double* threshold, double* out) const override {
-        map(of, x, threshold, out, [own = omega](R r, R tau) {
-            R q, s;
-            own.weigh(r, tau, q, s);
-            return q;
-        });
-    }
-    void s(Matrix of, const double* x, const double* threshold, double* out) const override {
-        map(of, x, threshold, out, [own = omega](R r, R tau) {
-            R q, s;
-            own.weigh(r, tau, q, s);
-            return s;
+    void weigh(Matrix of, const double* x, const double* threshold, double* q, double* s) const override {
+        map(of, x, threshold, [own = omega, q, s](R r, R tau, auto write) {
+            R edge_q, edge_s;
+            own.weigh(r, tau, edge_q, edge_s);
+            write(q, edge_q);
+            if (s) write(s, edge_s);
         });
     }
     void log_q(Matrix of, const double* x, const double* threshold, double* out) const override {
-        map(of, x, threshold, out, [own = omega](R r, R tau) { return own.log_q(r, tau); });
+        map(of, x, threshold, [own = omega, out](R r, R tau, auto write) { write(out, own.log_q(r, tau)); });
     }
     void log_slope(Matrix of, const double* x, const double* threshold, double* out) const override {
-        map(of, x, threshold, out, [own = omega](R r, R tau) { return own.log_slope(r, tau); });
+        map(of, x, threshold, [own = omega, out](R r, R tau, auto write) { write(out, own.log_slope(r, tau)); });
     }
 };
 

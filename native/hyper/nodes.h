@@ -30,8 +30,8 @@ public:
     // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to it.
     // False for a score that is not below +∞.
     virtual bool solve(Matrix, const double* x, double* value, double* threshold) const = 0;
-    virtual void q(Matrix, const double* x, const double* threshold, double* out) const = 0;
-    virtual void s(Matrix, const double* x, const double* threshold, double* out) const = 0;
+    // q, and s unless it is null.
+    virtual void weigh(Matrix, const double* x, const double* threshold, double* q, double* s) const = 0;
     virtual void log_q(Matrix, const double* x, const double* threshold, double* out) const = 0;
     // The derivative of log q: q^(1−α) on the support.
     virtual void log_slope(Matrix, const double* x, const double* threshold, double* out) const = 0;

@@ -44,11 +44,8 @@ inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
 
 // body(tail) for the tails of a slot: one if there is no offset.
 template <class Body>
-inline void for_tails(std::nullptr_t, const int32_t* tail, int64_t slot, Body body) {
-    body(int64_t(tail[slot]));
-}
-template <class Body>
 inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, Body body) {
+    if (!offset) return body(int64_t(tail[slot]));
     for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
 }
 
@@ -68,30 +65,27 @@ private:
     const Array<double> own_tape = scratch<double>(rows > 1 ? 2 * num_numbers : 0);
 
 public:
-    const double *const value, *const threshold;
+    double *const value, *const threshold;  // on the tape, or on a copy that has the rows side by side
     const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
-    Sweep(const HyperProblem<S>& of, const NodeKernels& own, int64_t first_row, int64_t num_rows)
+    // `fresh` is a tape to write, or null: then the problem's is read.
+    Sweep(const HyperProblem<S>& of, const NodeKernels& own, double* fresh, int64_t first_row, int64_t num_rows)
         : problem(of),
           graph(of.graph),
           omega(own),
           first(first_row),
           rows(num_rows),
-          value(rows > 1 ? own_tape.get() : of.tape + first * tape_count()),
-          threshold(value + num_numbers) {}
+          value(rows > 1 ? own_tape.get() : (fresh ? fresh : const_cast<double*>(of.tape)) + 2 * num_numbers * first),
+          threshold(value + num_numbers) {
+        if (rows > 1 && !fresh) read_rows(of.tape, 2 * num_numbers / rows, own_tape.get());
+    }
 
     // --- arrays (batch, count)
 
-    // Values and, behind them, thresholds: on the tape, or a copy that has the rows side by side.
-    double* tape(double* given) const { return rows > 1 ? own_tape.get() : given + first * tape_count(); }
-    void read_tape() const {
-        if (rows > 1) read_rows(problem.tape, tape_count(), own_tape.get());
+    void write_tape(double* fresh) const {
+        if (rows > 1) write_rows(own_tape.get(), 2 * num_numbers / rows, fresh);
     }
-    void write_tape(double* given) const {
-        if (rows > 1) write_rows(own_tape.get(), tape_count(), given);
-    }
-
     template <class T>
     void read_rows(const T* from, int64_t count, double* to) const {
         for (int64_t n = 0; n < count; ++n) {
@@ -145,8 +139,7 @@ public:
     // q, and s if wanted.
     void weigh(const Tile& tile, bool with_s) const {
         score(tile);
-        omega.q(tile.matrix, x.get(), threshold + tile.place, q.get());
-        if (with_s) omega.s(tile.matrix, x.get(), threshold + tile.place, s.get());
+        omega.weigh(tile.matrix, x.get(), threshold + tile.place, q.get(), with_s ? s.get() : nullptr);
     }
 
     // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names are of
@@ -154,8 +147,8 @@ public:
     void gather(const Tile& tile, const S* data, int64_t count, const int32_t* name, double unit,
                 const double* __restrict of_nodes, double past, double* __restrict to) const {
         const S* __restrict const from = data + first * count;
-        const int32_t* const tail = graph.tail;
-        with_constants(graph.tail_offset, [=](auto rows, auto offset) {
+        const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
+        with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
                 const S* const own = from + name[slot];
                 double sum[most_rows];
@@ -175,7 +168,7 @@ public:
     // Leaves what edges have under their names.
     void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
         S* __restrict const to = data + first * count;
-        with_constants(nullptr, [=](auto rows, auto) {
+        with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
                 for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(from[place + r]);
             });
@@ -186,9 +179,9 @@ public:
     void spread(const Tile& tile, const double* from, double* of_nodes) const {
         spread(tile, from, graph.tail_offset, graph.tail, of_nodes);
     }
-    void spread(const Tile& tile, const double* __restrict from, const int32_t* tail_offset, const int32_t* tail,
+    void spread(const Tile& tile, const double* __restrict from, const int32_t* offset, const int32_t* tail,
                 double* __restrict to) const {
-        with_constants(tail_offset, [=](auto rows, auto offset) {
+        with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
                 for_tails(offset, tail, slot, [=](int64_t own) {
                     for (int64_t r = 0; r < rows; ++r) to[own * rows + r] += from[place + r];
@@ -198,13 +191,18 @@ public:
     }
 
 private:
-    int64_t tape_count() const { return 2 * (graph.num_nodes + room_on_tape); }
-
     template <class Body>
     void for_group(int64_t group, Body body) const {
-        const int64_t most = most_columns / rows, end = graph.group[group + 1];
-        for (int64_t node = graph.group[group]; node < end; node += most) body(tile(node, std::min(most, end - node)));
+        const int64_t end = graph.group[group + 1];
+        for (int64_t node = graph.group[group]; node < end;) {
+            const int64_t most = columns_for(graph.offset[node + 1] - graph.offset[node]) / rows;
+            body(tile(node, std::min(most, end - node)));
+            node += most;
+        }
     }
+
+    // What has many edges is taken in narrower tiles, which stay in the cache.
+    static int64_t columns_for(int64_t edges) { return edges > 64 ? most_rows : most_columns; }
 
     // body(slot, its first place in the matrix) for the edges of a tile.
     template <class Rows, class Body>
@@ -215,26 +213,22 @@ private:
         }
     }
 
-    // body(rows, offset), as constants where they are.
+    // body(rows), as a constant.
     template <class Body>
-    void with_constants(const int32_t* offset, Body body) const {
-        constexpr std::integral_constant<int64_t, 1> one{};
-        constexpr std::integral_constant<int64_t, most_rows> most{};
-        if (rows == 1) return offset ? body(one, offset) : body(one, nullptr);
-        return offset ? body(most, offset) : body(most, nullptr);
+    void with_rows(Body body) const {
+        rows == 1 ? body(std::integral_constant<int64_t, 1>()) : body(std::integral_constant<int64_t, most_rows>());
     }
 };
 
 // body(sweep) for the rows of the batch, over the threads: several at once, and the rest one by one.
 template <class S, class Body>
-void for_sweeps(const HyperProblem<S>& problem, Body body) {
+void for_sweeps(const HyperProblem<S>& problem, double* fresh, Body body) {
     const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
     const int64_t several = problem.batch >= most_rows * problem.threads ? problem.batch / most_rows : 0;
     const int64_t rest = problem.batch - several * most_rows;
     parallel_for(several + rest, problem.threads, [&](int64_t n, int) {
-        const bool is_one = n >= several;
-        Sweep<S> sweep(problem, *omega, is_one ? problem.batch - rest + n - several : n * most_rows, is_one ? 1 : most_rows);
-        body(sweep);
+        const int64_t first = n < several ? n * most_rows : n + several * (most_rows - 1);
+        body(Sweep<S>(problem, *omega, fresh, first, n < several ? most_rows : 1));
     });
 }
 
