@@ -18,8 +18,8 @@ Tails tails_of(const Hypergraph& graph, int64_t slot) {
     return {graph.tail + graph.tail_offset[slot], graph.tail_offset[slot + 1] - graph.tail_offset[slot]};
 }
 
-// Counts the edges of a derivation of the root. choose(item) is the slot of the edge into a node that the derivation has,
-// and the ranks of its tails among their derivations, or null.
+// Counts the edges of a derivation of the root. choose(item) is the slot of the edge into a node that the derivation
+// has, and the ranks of its tails among their derivations, or null.
 struct Item {
     int32_t node, rank;
 };
@@ -39,7 +39,9 @@ void count_edges(const Hypergraph& graph, int32_t rank, S* counts, Choose choose
         const Tails tails = tails_of(graph, chosen.slot);
         counts[graph.edge[chosen.slot]] += 1;
         // The one to go on with lies on top: first tails first.
-        for (int64_t t = tails.count - 1; t >= 0; --t) open.push_back({tails.first[t], chosen.ranks ? chosen.ranks[t] : 0});
+        for (int64_t t = tails.count - 1; t >= 0; --t) {
+            open.push_back({tails.first[t], chosen.ranks ? chosen.ranks[t] : 0});
+        }
     }
 }
 
@@ -56,8 +58,8 @@ int64_t draw(const Sweep<S>& sweep, int64_t node, double uniform) {
 
 // --- the k best
 
-// How a derivation begins: an edge, and where the ranks of its tails are. Tails from `free` on may take a worse one: so each
-// way comes from one other alone.
+// How a derivation begins: an edge, and where the ranks of its tails are. Tails from `free` on may take a worse one: so
+// each way comes from one other alone.
 struct Way {
     double score;
     int64_t slot, ranks, free;

@@ -22,7 +22,8 @@ bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
                 std::fill_n(sweep.threshold, sweep.rows, 0.0);
             } else {
                 sweep.score(tile);
-                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), sweep.value + tile.place, sweep.threshold + tile.place);
+                good &= sweep.omega.solve(tile.matrix, sweep.x.get(), sweep.value + tile.place,
+                                          sweep.threshold + tile.place);
             }
         });
         sweep.write_tape(tape);

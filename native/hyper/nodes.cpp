@@ -26,7 +26,8 @@ V first_edge(V v) { return v; }
 V first_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 0, 1, 2, 3)); }
 V second_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 4, 5, 6, 7)); }
 Vec<float> two_edges(V first, V second) {
-    return __builtin_shufflevector(convert<float, double>(first), convert<float, double>(second), 0, 1, 2, 3, 4, 5, 6, 7);
+    const Part<float, 4> low = convert<float, double>(first), high = convert<float, double>(second);
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
 // The scores of W nodes, less `base`, in Ω's precision.
@@ -74,7 +75,8 @@ class Kernels final : public NodeKernels {
     using R = Vec<Real>;
     const Omega omega;
 
-    // body(r, τ, write) for all edges: r and τ as Ω takes them; write(out, result). What is a sum has the threshold taken off.
+    // body(r, τ, write) for all edges: r and τ as Ω takes them; write(out, result). What is a sum has the threshold
+    // taken off.
     template <class Body>
     static void map(Matrix of, const double* x, const double* threshold, Body body) {
         for (int64_t c = 0; c < of.columns; c += W) {
@@ -161,7 +163,8 @@ void change(Matrix of, const double* q, const double* s, const double* y, double
     }
 }
 
-void along(Matrix of, const double* slope, const double* y, const double* mean, const double* mass, double* __restrict e) {
+void along(Matrix of, const double* slope, const double* y, const double* mean, const double* mass,
+           double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
         const V middle = load(mean + c), held = mass ? load(mass + c) : V{} + 1;
         for_edges(of, c, [&](int64_t place) {

@@ -1,8 +1,8 @@
 // What follows from one smoothed max over the edges into a node, for several nodes at once.
 //
-// Numbers of edges are a matrix: a row an edge, a column a node. x are scores, q and s are as Ω has them (omega/omega.h), y
-// is the change of x along a direction. Numbers of nodes are one a column. A column that fills up a vector and is no node
-// has x = −∞, and so q = s = 0, and anything in the rest.
+// Numbers of edges are a matrix: a row an edge, a column a node. x are scores, q and s are as Ω has them
+// (omega/omega.h), y is the change of x along a direction. Numbers of nodes are one a column. A column that fills up a
+// vector and is no node has x = −∞, and so q = s = 0, and anything in the rest.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ public:
     explicit NodeKernels(double own) : unit(own) {}
     virtual ~NodeKernels() = default;
 
-    // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to it.
-    // False for a score that is not below +∞.
+    // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to
+    // it. False for a score that is not below +∞.
     virtual bool solve(Matrix, const double* x, double* value, double* threshold) const = 0;
     // q, and s unless it is null.
     virtual void weigh(Matrix, const double* x, const double* threshold, double* q, double* s) const = 0;

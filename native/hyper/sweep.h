@@ -49,8 +49,8 @@ inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, 
     for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
 }
 
-// One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it. The
-// vectors of a tile may reach into what follows, which `up` finds later.
+// One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it.
+// The vectors of a tile may reach into what follows, which `up` finds later.
 template <class S>
 class Sweep {
 public:
@@ -69,7 +69,7 @@ public:
     const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
-    // `fresh` is a tape to write, or null: then the problem's is read.
+    // `fresh` is a tape to write, or null: then the problem's is read, and nothing writes to it.
     Sweep(const HyperProblem<S>& of, const NodeKernels& own, double* fresh, int64_t first_row, int64_t num_rows)
         : problem(of),
           graph(of.graph),
@@ -142,8 +142,8 @@ public:
         omega.weigh(tile.matrix, x.get(), threshold + tile.place, q.get(), with_s ? s.get() : nullptr);
     }
 
-    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names are of
-    // weights or of edges, by slot, and data is (batch, count).
+    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names
+    // are of weights or of edges, by slot, and data is (batch, count).
     void gather(const Tile& tile, const S* data, int64_t count, const int32_t* name, double unit,
                 const double* __restrict of_nodes, double past, double* __restrict to) const {
         const S* __restrict const from = data + first * count;
