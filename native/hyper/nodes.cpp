@@ -75,15 +75,18 @@ class Kernels final : public NodeKernels {
     using R = Vec<Real>;
     const Omega omega;
 
-    // body(r, τ, write) for all edges: r and τ as Ω takes them; write(out, result). What is a sum has the threshold
-    // taken off.
+    // body(r, τ, write) for all edges: r and τ as Ω takes them, relative to the greatest score, since weights may be so
+    // large that they swallow a threshold; write(out, result).
     template <class Body>
     static void map(Matrix of, const double* x, const double* threshold, Body body) {
         for (int64_t c = 0; c < of.columns; c += W) {
             const V own = load(threshold + c);
-            const Scores<Real> scores{of, x + c, Omega::is_sum ? own : V{}};
-            R tau{};
-            if constexpr (!Omega::is_sum) tau = own;
+            V top = V{} - infinity<double>;
+            for_edges(of, c, [&](int64_t place) { top = greater<double>(load(x + place), top); });
+            const Scores<Real> scores{of, x + c, top > V{} - infinity<double> ? top : V{}};
+            R tau;
+            if constexpr (Scores<Real>::at_once == 1) tau = own;
+            else tau = two_edges(own, own);
             for (int64_t k = 0; k < of.edges; k += scores.at_once) {
                 R r = scores.read(k);
                 if constexpr (Omega::by_slot) r = own == V{} + double(k) ? V{} : V{} - infinity<double>;
@@ -115,7 +118,7 @@ public:
                 R tau, above;
                 omega.solve(Scores<Real>{of, x + c, base}, R{}, tau, above);
                 store(value + c, is_reached ? base + first_edge(above) : none);
-                store(threshold + c, is_reached ? omega.absolute(first_edge(tau), base) : V{});
+                store(threshold + c, is_reached ? first_edge(tau) : V{});
             }
         }
         return !any(bad);
