@@ -50,40 +50,6 @@ Array<T> zeros(std::int64_t size) {
     return filled<T>(size, T{});
 }
 
-// Numbers for one call, in memory that the thread keeps for its next one unless they are many: fresh pages cost as much as
-// a sweep. One at a time in a thread.
-class Arena {
-    struct Kept {
-        Array<double> data;
-        std::int64_t size = 0;
-    };
-    Array<double> own;
-    double *next, *end;
-
-public:
-    explicit Arena(std::int64_t size) {
-        constexpr std::int64_t most_kept = 1 << 21;
-        static thread_local Kept kept;
-        if (size > most_kept) {
-            own = scratch<double>(size);
-        } else if (kept.size < size) {
-            kept.data = scratch<double>(size);
-            kept.size = size;
-        }
-        next = own ? own.get() : kept.data.get();
-        end = next + size;
-    }
-
-    static std::int64_t rounded(std::int64_t count) { return (count + 7) / 8 * 8; }
-
-    double* take(std::int64_t count) {
-        double* const taken = next;
-        if (rounded(count) > end - next) throw std::bad_alloc();
-        next += rounded(count);
-        return taken;
-    }
-};
-
 // Asks for large pages before a large result is first touched: page by page, that costs more than the arithmetic.
 inline void prefer_large_pages(void* data, std::int64_t bytes) {
 #if defined(__linux__)

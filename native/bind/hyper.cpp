@@ -25,12 +25,6 @@ struct Integers {
         size = found.shape[0];
     }
 
-    void need_below(int64_t limit) const {
-        std::uint32_t most = 0;
-        for (int64_t n = 0; n < size; ++n) most = std::max(most, std::uint32_t(data[n]));
-        need(size == 0 || int64_t(most) < limit, "an index is out of range");
-    }
-
     // As offsets, which must ascend from 0 to `total`: the most that lies between two.
     int64_t most_between(int64_t total) const {
         need(size >= 1 && data[0] == 0 && data[size - 1] == total, "the index does not fit together");
@@ -73,8 +67,6 @@ struct Dag {
         Hypergraph graph{};
         set_nodes(graph, offset, group, parent.size);
         need(edge.size == parent.size && weights == parent.size, "theta does not fit the graph");
-        parent.need_below(graph.num_nodes);
-        edge.need_below(edge.size);
         graph.num_weights = weights;
         graph.most_tails = 1;
         graph.tail = parent.data;
@@ -92,8 +84,6 @@ struct Any {
         Hypergraph graph{};
         set_nodes(graph, offset, group, edge.size);
         need(tail_offset.size == edge.size + 1, "the index does not fit together");
-        tail.need_below(graph.num_nodes);
-        edge.need_below(edge.size);
         graph.num_weights = weights;
         graph.most_tails = tail_offset.most_between(tail.size);
         graph.tail_offset = tail_offset.data;
@@ -105,7 +95,6 @@ struct Any {
         }
         const Integers weight(call);
         need(weight.size == edge.size, "the index does not fit together");
-        weight.need_below(weights);
         graph.weight = weight.data;
         return graph;
     }
@@ -125,7 +114,7 @@ struct Problem : HyperProblem<S> {
 
     template <class T>
     T* take_tape(Call& call) const {
-        return call.array<T>({this->batch, 3, this->graph.num_nodes});
+        return call.array<T>({this->batch, 2, this->graph.num_nodes + room_on_tape});
     }
     template <class T>
     T* by_weight(Call& call) const {

@@ -1,8 +1,8 @@
 // The interface for the binding: the sweeps of any stored graph, compiled once for each instruction set.
 //
-// An edge leads from its tails, any number of nodes, to its head: its score is its weight and the values of its tails. A
-// derivation of a node is one of the edges into it and a derivation of each tail. With one tail an edge, that is a DAG,
-// and derivations of its last node are its paths.
+// An edge leads from its tails, any number of nodes, to its head: its score is its weight and the values of its tails.
+// A derivation of a node is one of the edges into it and a derivation of each tail. With one tail an edge, that is a
+// DAG, and derivations of its last node are its paths.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace bellmax {
 
-// Nodes are in topological order, the root last. The edges into node i are the slots offset[i] … offset[i + 1] − 1. Nodes
-// of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
+// Nodes are in topological order, the root last. The edges into node i are the slots offset[i] … offset[i + 1] − 1.
+// Nodes of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
 struct Hypergraph {
     std::int64_t num_nodes, num_edges, num_weights, num_groups;
     std::int64_t most_edges, most_tails;  // into any node, of any edge
@@ -24,7 +24,9 @@ struct Hypergraph {
 };
 
 // θ, and all that is by weight, is (batch, num_weights); what is by edge is (batch, num_edges); a tape is
-// (batch, 3, num_nodes): values, what scores are relative to, thresholds.
+// (batch, 2, num_nodes + room_on_tape): values and thresholds, and room for a vector behind the last.
+constexpr std::int64_t room_on_tape = 3;
+
 template <class S>
 struct HyperProblem {
     Hypergraph graph;
@@ -44,8 +46,8 @@ struct HyperKernels {
     void (*log_transitions)(const HyperProblem<S>&, S* by_edge);
     void (*log_transitions_jvp)(const HyperProblem<S>&, const S* z, S* by_edge);
     void (*log_transitions_vjp)(const HyperProblem<S>&, const S* cotangent_by_edge, S* by_weight);
-    // How often a derivation has each edge, (batch, draws, num_edges). Its n-th choice, from the root, first tails first,
-    // takes the n-th of its uniforms; false if there are fewer than it makes.
+    // How often a derivation has each edge, (batch, draws, num_edges). Its n-th choice, from the root, first tails
+    // first, takes the n-th of its uniforms; false if there are fewer than it makes.
     bool (*sample)(const HyperProblem<S>&, std::int64_t draws, std::int64_t choices, const double* uniforms, S* counts);
     // (batch, k) and (batch, k, num_edges), best first. As for forward; where it is false there is no result.
     bool (*topk)(const HyperProblem<S>&, std::int64_t k, S* scores, S* counts);

@@ -1,56 +1,55 @@
-// An Ω behind one door, so that a sweep is compiled once and not for each.
+// What follows from one smoothed max over the edges into a node, for several nodes at once.
+//
+// Numbers of edges are a matrix: a row an edge, a column a node. x are scores, q and s are as Ω has them
+// (omega/omega.h), y is the change of x along a direction. Numbers of nodes are one a column. A column that fills up a
+// vector and is no node has x = −∞, and so q = s = 0, and anything in the rest.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
-#include "../base/memory.h"
-#include "../node.h"
+#include "../omega/omega.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-// What depends on Ω in runs of W lanes (node.h).
-template <int W>
+struct Matrix {
+    std::int64_t edges, columns;  // columns: a whole number of vectors
+
+    std::int64_t size() const { return edges * columns; }
+};
+
+// What depends on Ω, behind one door, so that a sweep is compiled once and not for each.
 class NodeKernels {
 public:
+    const double unit;  // of scores x = unit · θ + values
+
+    explicit NodeKernels(double own) : unit(own) {}
     virtual ~NodeKernels() = default;
-    virtual double unit() const = 0;
-    virtual node::Solution<W> solve(bool together, const double* x, std::int64_t count, double* room, bool& good) const = 0;
-    virtual Wide<W> weigh(bool together, const double* x, std::int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                          double* q, double* s) const = 0;
-    virtual void log_q(bool together, const double* x, std::int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                       double* out) const = 0;
-    virtual void log_slope(bool together, const double* x, std::int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                           double* out) const = 0;
+
+    // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to
+    // it. False for a score that is not below +∞.
+    virtual bool solve(Matrix, const double* x, double* value, double* threshold) const = 0;
+    // q, and s unless it is null.
+    virtual void weigh(Matrix, const double* x, const double* threshold, double* q, double* s) const = 0;
+    virtual void log_q(Matrix, const double* x, const double* threshold, double* out) const = 0;
+    // The derivative of log q: q^(1−α) on the support.
+    virtual void log_slope(Matrix, const double* x, const double* threshold, double* out) const = 0;
 };
 
-template <class Omega, int W = node::lanes<Omega>>
-class NodeKernelsOf final : public NodeKernels<W> {
-    Omega omega;
-    using Real = typename Omega::Real;
-    using Numbers = const Wide<W>&;
+// `is_float`: for θ and results of float.
+std::unique_ptr<NodeKernels> node_kernels(OmegaParameters, bool is_float);
 
-public:
-    explicit NodeKernelsOf(Omega own) : omega(own) {}
+// What follows is for every Ω. Σq is 1 but for its rounding, which over a long path would add up.
 
-    double unit() const override { return node::unit<Omega>; }
-    node::Solution<W> solve(bool together, const double* x, std::int64_t count, double* room, bool& good) const override {
-        Real* const r = reinterpret_cast<Real*>(room);
-        return together ? node::solve<true>(omega, x, count, r, good) : node::solve<false>(omega, x, count, r, good);
-    }
-    Wide<W> weigh(bool together, const double* x, std::int64_t count, Numbers base, Numbers tau, double* q,
-                  double* s) const override {
-        return together ? node::weigh<true>(omega, x, count, base, tau, q, s)
-                        : node::weigh<false>(omega, x, count, base, tau, q, s);
-    }
-    void log_q(bool together, const double* x, std::int64_t count, Numbers base, Numbers tau, double* out) const override {
-        together ? node::log_q<true>(omega, x, count, base, tau, out) : node::log_q<false>(omega, x, count, base, tau, out);
-    }
-    void log_slope(bool together, const double* x, std::int64_t count, Numbers base, Numbers tau, double* out) const override {
-        together ? node::log_slope<true>(omega, x, count, base, tau, out)
-                 : node::log_slope<false>(omega, x, count, base, tau, out);
-    }
-};
+// The change of the value, Σ q y/Σq, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
+void change(Matrix, const double* q, const double* s, const double* y, double* value, double* mean);
+// e = slope∘(y − mean), times the mass of the node unless that is null.
+void along(Matrix, const double* slope, const double* y, const double* mean, const double* mass, double* e);
+// c becomes d = slope∘c less s Σd/Σs: the transpose of the change of log q.
+void log_q_vjp(Matrix, const double* slope, const double* s, double* c);
+// e = q/Σq times the mass of the node, beside what e has already, if so.
+void share(Matrix, const double* q, const double* mass, bool beside, double* e);
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

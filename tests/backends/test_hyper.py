@@ -132,7 +132,7 @@ class Kernels:
 
     def __init__(self, graph: Hypergraph, theta: Tensor, omega: bx.Regularizer) -> None:
         self.graph, self.theta, self.kernel = graph, theta, omega.kernel
-        self.tape = torch.empty(len(theta), 3, graph.num_nodes, dtype=torch.float64)
+        self.tape = torch.empty(len(theta), 2, graph.num_nodes + 3, dtype=torch.float64)
         self.value = theta.new_empty(len(theta))
         assert self.call("forward", self.value, self.tape)
 
@@ -281,7 +281,7 @@ def test_no_derivation_at_all(unit_omega: bx.Regularizer) -> None:
 
 def test_bad_numbers_are_seen() -> None:
     graph = Hypergraph(1, [(0, ()), (0, ())], [0, 1])
-    tape, value = torch.empty(1, 3, 1, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    tape, value = torch.empty(1, 2, 4, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
         theta = torch.tensor([[0.0, bad]], dtype=torch.float64)
         assert not loading.call("hyper_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
@@ -290,10 +290,37 @@ def test_bad_numbers_are_seen() -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_indices_out_of_range_are_refused(part: int) -> None:
     graph = Hypergraph(2, [(0, ()), (1, (0, 0)), (1, (0,))], [0, 1, 1])
-    tape, value = torch.empty(1, 3, 2, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    tape, value = torch.empty(1, 2, 5, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     theta = torch.zeros(1, 2, dtype=torch.float64)
     for bad in (-1, 5, 2**31 - 1):
         index = [tensor.clone() for tensor in graph.index]
         index[part][-1] = bad
         with pytest.raises(ValueError, match=r"index|group"):
             loading.call("hyper_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+@pytest.mark.parametrize("width", [3, 17, 70])
+def test_wide_groups(width: int, batch: int, dtype: torch.dtype) -> None:
+    """More nodes than are solved at once, more edges than are summed at once, and rows that are left over."""
+    column = torch.arange(width)
+    pairs = torch.cartesian_prod(column, column)
+    layers = [pairs + torch.tensor([1, 1 + width]) + width * n for n in range(2)]
+    start = torch.stack((torch.zeros_like(column), 1 + column), 1)
+    end = torch.stack((1 + 2 * width + column, torch.full_like(column, 1 + 3 * width)), 1)
+    dag = bx.DAG(torch.cat((start, *layers, end)))
+    generator = torch.Generator().manual_seed(width)
+    weights = torch.randn(batch, dag.num_edges, generator=generator, dtype=torch.float64)
+    weights[torch.rand(weights.shape, generator=generator) < 0.1] = -math.inf
+    z = torch.randn(weights.shape, generator=generator, dtype=torch.float64).to(dtype)
+    found = []
+    for backend in ("native", "reference"):
+        with bx.use_backend(backend):
+            theta = weights.to(dtype).requires_grad_()
+            p = dag.paths(theta)
+            path = p.expected_path
+            (product,) = torch.autograd.grad((path * z).sum(), theta)
+            found.append((p.value, path, product))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(*found, rtol=10 * tolerance, atol=tolerance)

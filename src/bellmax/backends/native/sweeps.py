@@ -45,8 +45,8 @@ class NativeSweeps:
         if self.structure == "dtw":
             return first.new_empty((first.shape[0], dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
         nodes = self.layout.nodes(theta, index)
-        if self.structure == "dag":  # values, what scores are relative to, thresholds
-            return first.new_empty((first.shape[0], 3, *nodes), dtype=torch.float64)
+        if self.structure == "dag":  # values and thresholds, and room for a vector behind the last
+            return first.new_empty((first.shape[0], 2, nodes[0] + 3), dtype=torch.float64)
         # Values, relative to the greatest of their step, and thresholds.
         return first.new_empty((first.shape[0], 2, *nodes))
 

@@ -1,0 +1,242 @@
+// How a graph is read into matrices of its edges (nodes.h), and how what is found is written. Nothing here knows Ω.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+#include <type_traits>
+
+#include "../base/memory.h"
+#include "../base/threads.h"
+#include "hyper.h"
+#include "nodes.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+
+using std::int32_t;
+using std::int64_t;
+
+constexpr int64_t most_rows = 8, most_columns = 2 * most_rows;
+
+// Nodes of a group. Each has a column for every row of the batch that the sweep takes.
+struct Tile {
+    int64_t node, nodes;  // the first, and how many
+    int64_t slot, edges;  // of the first node; of each
+    int64_t place, used;  // where its numbers are among those of all nodes, and how many
+    Matrix matrix;
+};
+
+// Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
+// next: a pass over all edges takes as long as a fifth of a sweep.
+inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
+    const auto are_below = [](const int32_t* numbers, int64_t begin, int64_t end, int64_t limit) {
+        std::uint32_t most = 0;  // what is below 0 is far above
+        for (int64_t n = begin; n < end; ++n) most = std::max(most, std::uint32_t(numbers[n]));
+        return begin == end || int64_t(most) < limit;
+    };
+    const int64_t begin = graph.offset[node], end = graph.offset[node + nodes];
+    const int32_t* const tails = graph.tail_offset;
+    const bool good = are_below(graph.tail, tails ? tails[begin] : begin, tails ? tails[end] : end, node) &&
+                      are_below(graph.weight, begin, end, graph.num_weights) &&
+                      (graph.edge == graph.weight || are_below(graph.edge, begin, end, graph.num_edges));
+    if (!good) throw std::invalid_argument("an index is out of range");
+}
+
+// body(tail) for the tails of a slot: one if there is no offset.
+template <class Body>
+inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, Body body) {
+    if (!offset) return body(int64_t(tail[slot]));
+    for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
+}
+
+// One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it.
+// The vectors of a tile may reach into what follows, which `up` finds later.
+template <class S>
+class Sweep {
+public:
+    const HyperProblem<S>& problem;
+    const Hypergraph& graph;
+    const NodeKernels& omega;
+    const int64_t first, rows;
+
+private:
+    const int64_t num_numbers = (graph.num_nodes + room_on_tape) * rows;  // of nodes
+    const int64_t room = graph.most_edges * most_columns;
+    const Array<double> own_tape = scratch<double>(rows > 1 ? 2 * num_numbers : 0);
+
+public:
+    double *const value, *const threshold;  // on the tape, or on a copy that has the rows side by side
+    const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
+                        y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
+
+    // `fresh` is a tape to write, or null: then the problem's is read, and nothing writes to it.
+    Sweep(const HyperProblem<S>& of, const NodeKernels& own, double* fresh, int64_t first_row, int64_t num_rows)
+        : problem(of),
+          graph(of.graph),
+          omega(own),
+          first(first_row),
+          rows(num_rows),
+          value(rows > 1 ? own_tape.get() : (fresh ? fresh : const_cast<double*>(of.tape)) + 2 * num_numbers * first),
+          threshold(value + num_numbers) {
+        if (rows > 1 && !fresh) read_rows(of.tape, 2 * num_numbers / rows, own_tape.get());
+    }
+
+    // --- arrays (batch, count)
+
+    void write_tape(double* fresh) const {
+        if (rows > 1) write_rows(own_tape.get(), 2 * num_numbers / rows, fresh);
+    }
+    template <class T>
+    void read_rows(const T* from, int64_t count, double* to) const {
+        for (int64_t n = 0; n < count; ++n) {
+            for (int64_t r = 0; r < rows; ++r) to[n * rows + r] = double(from[(first + r) * count + n]);
+        }
+    }
+    template <class T>
+    void write_rows(const double* from, int64_t count, T* to) const {
+        for (int64_t n = 0; n < count; ++n) {
+            for (int64_t r = 0; r < rows; ++r) to[(first + r) * count + n] = T(from[n * rows + r]);
+        }
+    }
+
+    // --- tiles
+
+    Tile tile(int64_t node, int64_t nodes) const {
+        const int64_t slot = graph.offset[node], edges = graph.offset[node + 1] - slot, used = nodes * rows;
+        return {node, nodes, slot, edges, node * rows, used, {edges, (used + 3) / 4 * 4}};
+    }
+
+    // body(tile), from the axioms to the root or back.
+    template <class Body>
+    void up(Body body) const {
+        for (int64_t g = 0; g < graph.num_groups; ++g) for_group(g, body);
+    }
+    template <class Body>
+    void down(Body body) const {
+        for (int64_t g = graph.num_groups - 1; g >= 0; --g) for_group(g, body);
+    }
+
+    // --- numbers of nodes
+
+    Array<double> zero_nodes() const { return zeros<double>(num_numbers); }
+    int64_t root() const { return (graph.num_nodes - 1) * rows; }
+
+    // 0 but for the root's.
+    Array<double> at_root(const S* seed) const {
+        Array<double> numbers = zero_nodes();
+        read_rows(seed, 1, &numbers[root()]);
+        return numbers;
+    }
+
+    // --- numbers of edges
+
+    // The scores of a tile.
+    void score(const Tile& tile) const {
+        need_sound(graph, tile.node, tile.nodes);
+        gather(tile, problem.theta, graph.num_weights, graph.weight, omega.unit, value, -infinity<double>, x.get());
+    }
+
+    // q, and s if wanted.
+    void weigh(const Tile& tile, bool with_s) const {
+        score(tile);
+        omega.weigh(tile.matrix, x.get(), threshold + tile.place, q.get(), with_s ? s.get() : nullptr);
+    }
+
+    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names
+    // are of weights or of edges, by slot, and data is (batch, count).
+    void gather(const Tile& tile, const S* data, int64_t count, const int32_t* name, double unit,
+                const double* __restrict of_nodes, double past, double* __restrict to) const {
+        const S* __restrict const from = data + first * count;
+        const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
+        with_rows([=](auto rows) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+                const S* const own = from + name[slot];
+                double sum[most_rows];
+                for (int64_t r = 0; r < rows; ++r) sum[r] = unit * double(own[r * count]);
+                if (of_nodes) {
+                    for_tails(offset, tail, slot, [&](int64_t node) {
+                        for (int64_t r = 0; r < rows; ++r) sum[r] += of_nodes[node * rows + r];
+                    });
+                }
+                for (int64_t r = 0; r < rows; ++r) to[place + r] = sum[r];
+            });
+        });
+        const int64_t columns = tile.matrix.columns;
+        for (int64_t k = 0; k < tile.edges; ++k) std::fill(to + k * columns + tile.used, to + (k + 1) * columns, past);
+    }
+
+    // Leaves what edges have under their names.
+    void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
+        S* __restrict const to = data + first * count;
+        with_rows([=](auto rows) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+                for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(from[place + r]);
+            });
+        });
+    }
+
+    // Adds what edges have to the number of every tail, or of their weight if that is what they lead from.
+    void spread(const Tile& tile, const double* from, double* of_nodes) const {
+        spread(tile, from, graph.tail_offset, graph.tail, of_nodes);
+    }
+    void spread(const Tile& tile, const double* __restrict from, const int32_t* offset, const int32_t* tail,
+                double* __restrict to) const {
+        with_rows([=](auto rows) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+                for_tails(offset, tail, slot, [=](int64_t own) {
+                    for (int64_t r = 0; r < rows; ++r) to[own * rows + r] += from[place + r];
+                });
+            });
+        });
+    }
+
+private:
+    template <class Body>
+    void for_group(int64_t group, Body body) const {
+        const int64_t end = graph.group[group + 1];
+        for (int64_t node = graph.group[group]; node < end;) {
+            const int64_t most = columns_for(graph.offset[node + 1] - graph.offset[node]) / rows;
+            body(tile(node, std::min(most, end - node)));
+            node += most;
+        }
+    }
+
+    // What has many edges is taken in narrower tiles, which stay in the cache.
+    static int64_t columns_for(int64_t edges) { return edges > 64 ? most_rows : most_columns; }
+
+    // body(slot, its first place in the matrix) for the edges of a tile.
+    template <class Rows, class Body>
+    static void for_edges(const Tile& tile, Rows rows, Body body) {
+        for (int64_t n = 0; n < tile.nodes; ++n) {
+            const int64_t slot = tile.slot + n * tile.edges;
+            for (int64_t k = 0; k < tile.edges; ++k) body(slot + k, k * tile.matrix.columns + n * rows);
+        }
+    }
+
+    // body(rows), as a constant.
+    template <class Body>
+    void with_rows(Body body) const {
+        rows == 1 ? body(std::integral_constant<int64_t, 1>()) : body(std::integral_constant<int64_t, most_rows>());
+    }
+};
+
+// body(sweep) for the rows of the batch, over the threads: several at once, and the rest one by one.
+template <class S, class Body>
+void for_sweeps(const HyperProblem<S>& problem, double* fresh, Body body) {
+    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
+    const int64_t several = problem.batch >= most_rows * problem.threads ? problem.batch / most_rows : 0;
+    const int64_t rest = problem.batch - several * most_rows;
+    parallel_for(several + rest, problem.threads, [&](int64_t n, int) {
+        const int64_t first = n < several ? n * most_rows : n + several * (most_rows - 1);
+        body(Sweep<S>(problem, *omega, fresh, first, n < several ? most_rows : 1));
+    });
+}
+
+// As in HyperKernels; they are in derivations.cpp.
+template <class S>
+bool sample(const HyperProblem<S>&, int64_t draws, int64_t choices, const double* uniforms, S* counts);
+template <class S>
+bool topk(const HyperProblem<S>&, int64_t k, S* scores, S* counts);
+
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax
