@@ -101,7 +101,7 @@ struct Layout {
           row_stride(across ? lanes : padded + apart),
           stride(across ? count * gap : number * row_stride),
           depth(32 / number),
-          band(number == 1 ? 4 : 3) {
+          band(number == 1 ? even_part(width, 4) : even_part(width, 3)) {
         for (int l = 0; l < lanes; ++l) low[l] = across || padded - lanes + l < states ? S(0) : -infinity<S>;
     }
 
@@ -145,15 +145,23 @@ struct Layout {
     // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Entries past the last state are read too.
     void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
-        for (int64_t v = 0; v < width; v += 3) {
+        const int64_t most = even_part(width, 3);
+        for (int64_t v = 0; v < width; v += most) {
+            const Tile<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
             for (int64_t i = 0; i < states; i += 4) {
                 const Term<S> term{left + i, 1, row_stride, right + v * lanes, row_stride, steps * rows};
-                tiles_of_four<S>[std::min<int64_t>(3, width - v) - 1](&term, 1, to + i * padded + v * lanes, padded, true);
+                tile(&term, 1, to + i * padded + v * lanes, padded, true);
             }
         }
     }
 
 private:
+    // Of `whole` in parts of at most `most`, nearly equal.
+    static int64_t even_part(int64_t whole, int64_t most) {
+        const int64_t parts = (whole + most - 1) / most;
+        return (whole + parts - 1) / parts;
+    }
+
     void add_outer_across(const S* left, const S* right, int64_t steps, S* to) const {
         for (int64_t i = 0; i < states; i += 4) {
             for (int64_t p = 0; p < states; ++p) {

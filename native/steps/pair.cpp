@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../base/threads.h"
-#include "pair_lanes.h"
+#include "lanes.h"
 #include "odds.h"
 
 namespace bellmax {
@@ -51,12 +51,55 @@ struct alignas(64) Totals {
 // Two vectors of sequences, since a step waits for the one before, and room for their sweeps.
 template <class S>
 struct Unit {
-    static constexpr int vectors = 2, places = 6;
-    const SideBySide<S> (&lanes)[vectors];
+    static constexpr int vectors = 2, places = 6, W = lanes_of<S>;
+    using Ints = typename Shape<Vec<S>>::Int;
+    using Int = typename Format<S>::Int;
+
+    const ScoresProblem<S>& problem;
+    Lanes<W> lanes[vectors];
+    Ints length[vectors];
+    int64_t longest;
     S* const room;  // (steps, places, vectors, lanes): q, its rest, r, its rest, and two of what else there is
 
-    int64_t longest() const { return std::max(lanes[0].longest, lanes[1].longest); }
-    S* place(int k, int64_t n, int which) const { return room + ((places * n + which) * vectors + k) * lanes_of<S>; }
+    // The u-th unit, where so many sequences as `sharing` says have their steps in common.
+    Unit(const ScoresProblem<S>& of, int64_t u, int64_t sharing, S* with)
+        : problem(of), lanes{lanes_of_half(2 * u, sharing), lanes_of_half(2 * u + 1, sharing)},
+          longest(std::max(lanes[0].longest, lanes[1].longest)), room(with) {
+        for (int k = 0; k < vectors; ++k) {
+            for (int l = 0; l < W; ++l) length[k][l] = Int(lanes[k].length[l]);
+        }
+    }
+
+    S* place(int k, int64_t n, int which) const { return room + ((places * n + which) * vectors + k) * W; }
+    // The lanes whose sequence has a step n.
+    Ints has(int k, int64_t n) const { return length[k] > Ints{} + Int(n); }
+
+    // Calls put(k, n, numbers of step n) for every step of both vectors, where numbers have `size` for each.
+    template <class Put>
+    void read(const S* numbers, int64_t size, Put put) const {
+        for (int k = 0; k < vectors; ++k) {
+            Stream<const S, S> from(lanes[k], numbers, {size, size, problem.steps * size});
+            for (int64_t n = 0; n < lanes[k].longest; ++n) put(k, n, from.read(n));
+        }
+    }
+    // Calls get(k, n, room for the numbers of step n), and writes these.
+    template <class Get>
+    void write(S* numbers, int64_t size, Get get) const {
+        for (int k = 0; k < vectors; ++k) {
+            Stream<S, S> to(lanes[k], numbers, {size, size, problem.steps * size});
+            for (int64_t n = lanes[k].longest - 1; n >= 0; --n) {
+                get(k, n, to.room(n));
+                to.finish(n);
+            }
+        }
+    }
+
+private:
+    Lanes<W> lanes_of_half(int64_t half, int64_t sharing) const {
+        int64_t each[W];
+        for (int l = 0; l < W; ++l) each[l] = std::min(half * W + l, problem.batch - 1);
+        return {problem, each, std::max<int64_t>(0, problem.batch - half * W), sharing};
+    }
 };
 
 // The sweeps of a unit. They find their numbers in its room, and leave their results there.
@@ -65,15 +108,14 @@ class Sweep {
     using V = Vec<S>;
     static constexpr int W = lanes_of<S>, K = Unit<S>::vectors;
 
+    const Unit<S>& unit;
     const Shared<S> shared;
-    const Unit<S> unit;
-    const SideBySide<S> (&lanes)[K] = unit.lanes;
-    const int64_t longest = unit.longest();
+    const int64_t longest = unit.longest;
 
     S* place(int k, int64_t n, int which) const { return unit.place(k, n, which); }
 
 public:
-    Sweep(const Unit<S>& of, const Shared<S>& scores) : shared(scores), unit(of) {}
+    Sweep(const Unit<S>& of, const Shared<S>& scores) : unit(of), shared(scores) {}
 
     // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5. False
     // if F is not for such scores; `sound` becomes false where there is no answer.
@@ -81,7 +123,7 @@ public:
         if (!begin(sound)) return false;
         V delta[K] = {V{}, V{}}, m[K], m_less[K];
         for (int64_t n = 0; n < longest; ++n) {
-            for (int k = 0; k < K; ++k) delta[k] = lanes[k].has(n) ? next(k, n, delta[k]) : delta[k];
+            for (int k = 0; k < K; ++k) delta[k] = unit.has(k, n) ? next(k, n, delta[k]) : delta[k];
         }
         for (int k = 0; k < K; ++k) {
             m[k] = F::slope(delta[k], shared.last, m_less[k]);
@@ -89,7 +131,7 @@ public:
         }
         for (int64_t n = longest - 1; n >= 0; --n) {
             for (int k = 0; k < K; ++k) {
-                const auto on = lanes[k].has(n);
+                const auto on = unit.has(k, n);
                 const V correction = on ? 2 - (m[k] + m_less[k]) : V{};  // rounding adds up over the steps
                 store<S>(place(k, n, 4), m[k] * correction);
                 store<S>(place(k, n, 5), m_less[k] * correction);
@@ -109,12 +151,12 @@ public:
         }
         for (int k = 0; k < K; ++k) {
             m[k] = F::slope(delta[k], shared.last, m_less[k]);
-            m_dot[k] = lanes[k].has(0) ? F::curvature(delta[k], shared.last, m[k], m_less[k]) * dot[k] : V{};
+            m_dot[k] = unit.has(k, 0) ? F::curvature(delta[k], shared.last, m[k], m_less[k]) * dot[k] : V{};
             add(totals.end, m_dot[k]);
         }
         for (int64_t n = longest - 1; n >= 0; --n) {
             for (int k = 0; k < K; ++k) {
-                const V found = lanes[k].has(n) ? m_dot[k] : V{};
+                const V found = unit.has(k, n) ? m_dot[k] : V{};
                 if (n > 0) pull(k, n, m[k], m_less[k], m_dot[k], sums);
                 store<S>(place(k, n, 4), found);
             }
@@ -131,7 +173,7 @@ private:
         for (int64_t n = 0; n < longest; ++n) {
             for (int k = 0; k < K; ++k) {
                 const V score = load<S>(place(k, n, 4)) * shared.unit + (n == 0 ? shared.first : shared.change);
-                const auto on = lanes[k].has(n);
+                const auto on = unit.has(k, n);
                 bad |= on & (score != score);
                 is_far |= on & ((score > V{} + F::far) | (score < V{} - F::far));
                 store<S>(place(k, n, 4), F::begin(score));
@@ -170,7 +212,7 @@ private:
         const Before<V> before = load_before(k, n);
         store<S>(place(k, n, 4), F::curvature(delta, shared.a, before.q, before.q_less) * dot);
         store<S>(place(k, n, 5), F::curvature(delta, shared.b, before.r, before.r_less) * dot);
-        const auto on = lanes[k].has(n);
+        const auto on = unit.has(k, n);
         dot = on ? cotangent + (before.q - before.r) * dot : dot;
         delta = on ? next_delta : delta;
     }
@@ -178,7 +220,7 @@ private:
     // The masses and their derivatives at step n − 1, and what the transitions to step n gain.
     void pull(int k, int64_t n, V& m, V& m_less, V& m_dot, V (&sums)[4]) const {
         const Before<V> before = load_before(k, n);
-        const auto on = lanes[k].has(n);
+        const auto on = unit.has(k, n);
         const V by_one = m_dot * before.q + m * load<S>(place(k, n, 4));
         const V by_zero = m_less * load<S>(place(k, n, 5)) - m_dot * before.r;
         sums[3] += on ? by_one : V{};
@@ -194,82 +236,36 @@ private:
     }
 };
 
-// The sweeps by one function F.
-template <class S>
-struct Way {
-    bool (*marginals)(const Unit<S>&, const Shared<S>&, bool& sound);
-    bool (*vjp)(const Unit<S>&, const Shared<S>&, Totals& totals);
+// act(F) for the function that is fastest for the shared scores, or for one that takes all scores.
+template <class S, class Act>
+bool choose(const OmegaParameters& omega, const Shared<S>& shared, bool all, Act act) {
+    if (omega.alpha != 1) return act(Difference<S, omega::SquaredL2<S>>{});
+    if (!all && shared.is_near(Odds<S>::most_shift)) return act(Odds<S>{});
+    return act(Difference<S, omega::Negentropy<S>>{});
+}
 
-    template <class F>
-    static Way by() {
-        return {[](const Unit<S>& of, const Shared<S>& shared, bool& sound) { return Sweep<S, F>(of, shared).marginals(sound); },
-                [](const Unit<S>& of, const Shared<S>& shared, Totals& totals) { return Sweep<S, F>(of, shared).vjp(totals); }};
-    }
-
-    static Way best(const OmegaParameters& omega, const Shared<S>& shared) {
-        if (omega.alpha == 1 && shared.is_near(Odds<S>::most_shift)) return by<Odds<S>>();
-        return safe(omega);
-    }
-    // For all scores.
-    static Way safe(const OmegaParameters& omega) {
-        return omega.alpha == 1 ? by<Difference<S, omega::Negentropy<S>>>() : by<Difference<S, omega::SquaredL2<S>>>();
-    }
-};
-
-// body(unit, way, thread) for all sequences; once more in a safe way, where it is false. `out` has `size` numbers for each
-// step, of which the sweeps leave masked ones alone.
-template <class S, class Body>
-void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size, Body body) {
-    constexpr int64_t W = lanes_of<S>;
-    const int64_t units = (p.batch + 2 * W - 1) / (2 * W);
+// Runs prepare(unit), the sweep by F, act(F, unit, thread), and finish(unit) for all sequences. `out` has `size` numbers for
+// each step, of which the sweeps leave masked ones alone.
+template <class S, class Prepare, class Act, class Finish>
+void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size, Prepare prepare,
+               Act act, Finish finish) {
+    constexpr int64_t sequences = Unit<S>::vectors * lanes_of<S>;
+    const int64_t units = (p.batch + sequences - 1) / sequences;
     const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
-    const Way<S> way = Way<S>::best(p.omega, shared), safe = Way<S>::safe(p.omega);
     parallel_for(threads, int(threads), [&](int64_t t, int) {
-        const auto room = scratch<S>(Unit<S>::vectors * Unit<S>::places * p.steps * W);
+        const auto room = scratch<S>(Unit<S>::places * p.steps * sequences);
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
-            const SideBySide<S> lanes[2] = {{p, 2 * u * W, sharing}, {p, (2 * u + 1) * W, sharing}};
-            for (const SideBySide<S>& half : lanes) {
-                for (int l = 0; l < half.valid; ++l) {
-                    clear_masked(p, half.row[l], out + half.sequence[l] * p.steps * size, size);
-                }
+            const Unit<S> unit(p, u, sharing, room.get());
+            for (int64_t b = u * sequences; b < std::min((u + 1) * sequences, p.batch); ++b) {
+                clear_masked(p, b / sharing, out + b * p.steps * size, size);
             }
-            const Unit<S> unit{lanes, room.get()};
-            if (!body(unit, way, t)) body(unit, safe, t);
+            for (bool all : {false, true}) {
+                prepare(unit);
+                if (choose(p.omega, shared, all, [&](auto by) { return act(by, unit, t); })) break;
+            }
+            finish(unit);
         }
     });
-}
-
-// The same, for sums over the sequences.
-template <class S, class Body>
-Totals sum_over_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size,
-                      Body body) {
-    std::vector<Totals> each(std::size_t(std::max(1, p.threads)), Totals{});
-    for_units(p, shared, sharing, out, size, [&](const Unit<S>& unit, const Way<S>& way, int64_t t) {
-        return body(unit, way, each[std::size_t(t)]);
-    });
-    for (std::size_t t = 1; t < each.size(); ++t) each[0] += each[t];
-    return each[0];
-}
-
-// Calls put(k, n, numbers of step n) for every step of both vectors of a unit, where numbers have `size` for each.
-template <class S, class Put>
-void read(const Unit<S>& unit, const S* numbers, int64_t size, Put put) {
-    for (int k = 0; k < 2; ++k) {
-        Transposed<const S, S> from(unit.lanes[k], numbers, size);
-        for (int64_t n = 0; n < unit.lanes[k].longest; ++n) put(k, n, from.read(n));
-    }
-}
-
-// Calls get(k, n, room for the numbers of step n), and writes these.
-template <class S, class Get>
-void write(const Unit<S>& unit, S* numbers, int64_t size, Get get) {
-    for (int k = 0; k < 2; ++k) {
-        Transposed<S, S> to(unit.lanes[k], numbers, size);
-        for (int64_t n = unit.lanes[k].longest - 1; n >= 0; --n) {
-            get(k, n, to.room(n));
-            to.finish(n);
-        }
-    }
 }
 
 // --- both states
@@ -277,45 +273,66 @@ void write(const Unit<S>& unit, S* numbers, int64_t size, Get get) {
 // The difference of the two numbers of each step, to a place.
 template <class S>
 void read_differences(const Unit<S>& unit, const S* numbers, int which) {
-    read(unit, numbers, 2, [&](int k, int64_t n, const S* record) {
+    unit.read(numbers, 2, [&](int k, int64_t n, const S* record) {
         store<S>(unit.place(k, n, which), load<S>(record + lanes_of<S>) - load<S>(record));
     });
 }
 
-template <class S>
-bool marginals(const ScoresProblem<S>& p, S* out) {
-    const auto shared = shared_of(p);
+// Finds the probabilities of the states; false where there is no answer.
+template <class S, class Prepare, class Finish>
+bool find_marginals(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size,
+                    Prepare prepare, Finish finish) {
     if (!shared.is_finite()) return false;
     std::atomic<bool> sound{true};
-    for_units(p, shared, 1, out, 2, [&](const Unit<S>& unit, const Way<S>& way, int64_t) {
+    const auto act = [&](auto by, const Unit<S>& unit, int64_t) {
         bool is_sound = true;
-        read_differences(unit, p.scores.emissions, 4);
-        if (!way.marginals(unit, shared, is_sound)) return false;
-        if (!is_sound) sound = false;
-        write(unit, out, 2, [&](int k, int64_t n, S* record) {
-            store<S>(record, load<S>(unit.place(k, n, 5)));
-            store<S>(record + lanes_of<S>, load<S>(unit.place(k, n, 4)));
-        });
-        return true;
-    });
+        const bool is_done = Sweep<S, decltype(by)>(unit, shared).marginals(is_sound);
+        if (is_done && !is_sound) sound = false;
+        return is_done;
+    };
+    for_units(p, shared, sharing, out, size, prepare, act, finish);
     return sound;
+}
+
+// The derivative along cotangents of the probabilities; sums over the sequences.
+template <class S, class Prepare, class Finish>
+Totals pull_back(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size,
+                 Prepare prepare, Finish finish) {
+    std::vector<Totals> each(std::size_t(std::max(1, p.threads)), Totals{});
+    const auto act = [&](auto by, const Unit<S>& unit, int64_t t) {
+        return Sweep<S, decltype(by)>(unit, shared).vjp(each[std::size_t(t)]);
+    };
+    for_units(p, shared, sharing, out, size, prepare, act, finish);
+    for (std::size_t t = 1; t < each.size(); ++t) each[0] += each[t];
+    return each[0];
+}
+
+template <class S>
+bool marginals(const ScoresProblem<S>& p, S* out) {
+    return find_marginals<S>(
+        p, shared_of(p), 1, out, 2, [&](const Unit<S>& unit) { read_differences(unit, p.scores.emissions, 4); },
+        [&](const Unit<S>& unit) {
+            unit.write(out, 2, [&](int k, int64_t n, S* record) {
+                store<S>(record, load<S>(unit.place(k, n, 5)));
+                store<S>(record + lanes_of<S>, load<S>(unit.place(k, n, 4)));
+            });
+        });
 }
 
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
-    const auto shared = shared_of(p);
-    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& totals) {
+    const auto prepare = [&](const Unit<S>& unit) {
         read_differences(unit, p.scores.emissions, 4);
         read_differences(unit, cotangent, 5);
-        if (!way.vjp(unit, shared, totals)) return false;
-        write(unit, gradient.emissions, 2, [&](int k, int64_t n, S* record) {
+    };
+    const auto finish = [&](const Unit<S>& unit) {
+        unit.write(gradient.emissions, 2, [&](int k, int64_t n, S* record) {
             const Vec<S> g = load<S>(unit.place(k, n, 4));
             store<S>(record, -g);
             store<S>(record + lanes_of<S>, g);
         });
-        return true;
     };
-    const Totals all = sum_over_units(p, shared, 1, gradient.emissions, 2, body);
+    const Totals all = pull_back<S>(p, shared_of(p), 1, gradient.emissions, 2, prepare, finish);
     for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(all.transitions[k]);
     for (int state = 0; state < 2; ++state) {
         gradient.start[state] = S(state ? all.start : -all.start);
@@ -327,7 +344,7 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
 
 template <class S>
 void read_scores(const AttentionProblem<S>& p, const Unit<S>& unit) {
-    read(unit, p.scores, 1, [&](int k, int64_t n, const S* score) {
+    unit.read(p.scores, 1, [&](int k, int64_t n, const S* score) {
         store<S>(unit.place(k, n, 4), p.scale * load<S>(score));
     });
 }
@@ -335,16 +352,9 @@ void read_scores(const AttentionProblem<S>& p, const Unit<S>& unit) {
 template <class S>
 bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
     using V = Vec<S>;
-    const auto shared = shared_of(p);
-    if (!shared.is_finite()) return false;
-    std::atomic<bool> sound{true};
     // So that neither 1 / total nor a sum of such overflows.
     const S least = std::numeric_limits<S>::min() / std::numeric_limits<S>::epsilon();
-    for_units(p.chain, shared, p.sharing, out, 1, [&](const Unit<S>& unit, const Way<S>& way, int64_t) {
-        bool is_sound = true;
-        read_scores(p, unit);
-        if (!way.marginals(unit, shared, is_sound)) return false;
-        if (!is_sound) sound = false;
+    const auto finish = [&](const Unit<S>& unit) {
         V part[2];
         for (int k = 0; k < 2; ++k) {
             const auto& lanes = unit.lanes[k];
@@ -354,23 +364,22 @@ bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
             for (int l = 0; l < lanes.valid; ++l) totals[lanes.sequence[l]] = total[l];
             part[k] = 1 / total;
         }
-        write(unit, out, 1, [&](int k, int64_t n, S* to) { store<S>(to, load<S>(unit.place(k, n, 4)) * part[k]); });
-        return true;
-    });
-    return sound;
+        unit.write(out, 1, [&](int k, int64_t n, S* to) { store<S>(to, load<S>(unit.place(k, n, 4)) * part[k]); });
+    };
+    const auto prepare = [&](const Unit<S>& unit) { read_scores(p, unit); };
+    return find_marginals<S>(p.chain, shared_of(p), p.sharing, out, 1, prepare, finish);
 }
 
 template <class S>
 void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals, const S* cotangent, S* to_scores,
                  S* to_transitions) {
     using V = Vec<S>;
-    const auto shared = shared_of(p);
-    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& gained) {
+    const auto prepare = [&](const Unit<S>& unit) {
         // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
         V mean[2] = {V{}, V{}};
-        read(unit, cotangent, 1, [&](int k, int64_t n, const S* g) { store<S>(unit.place(k, n, 5), load<S>(g)); });
-        read(unit, weights, 1, [&](int k, int64_t n, const S* weight) {
-            mean[k] += unit.lanes[k].has(n) ? load<S>(weight) * load<S>(unit.place(k, n, 5)) : V{};
+        unit.read(cotangent, 1, [&](int k, int64_t n, const S* g) { store<S>(unit.place(k, n, 5), load<S>(g)); });
+        unit.read(weights, 1, [&](int k, int64_t n, const S* weight) {
+            mean[k] += unit.has(k, n) ? load<S>(weight) * load<S>(unit.place(k, n, 5)) : V{};
         });
         for (int k = 0; k < 2; ++k) {
             V part;
@@ -381,11 +390,12 @@ void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals
             }
         }
         read_scores(p, unit);
-        if (!way.vjp(unit, shared, gained)) return false;
-        write(unit, to_scores, 1, [&](int k, int64_t n, S* to) { store<S>(to, p.scale * load<S>(unit.place(k, n, 4))); });
-        return true;
     };
-    const Totals all = sum_over_units(p.chain, shared, p.sharing, to_scores, 1, body);
+    const auto finish = [&](const Unit<S>& unit) {
+        const auto get = [&](int k, int64_t n, S* to) { store<S>(to, p.scale * load<S>(unit.place(k, n, 4))); };
+        unit.write(to_scores, 1, get);
+    };
+    const Totals all = pull_back<S>(p.chain, shared_of(p), p.sharing, to_scores, 1, prepare, finish);
     const double begin[4] = {-all.start, 0, all.start, 0};
     for (int k = 0; k < 4; ++k) to_transitions[k] = S(all.transitions[k] + begin[k]);
 }
