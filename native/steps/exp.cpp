@@ -4,6 +4,8 @@
 #include "exp.h"
 
 #include <atomic>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "../base/threads.h"
@@ -20,7 +22,8 @@ constexpr S unit = omega::Negentropy<S>::unit;
 // A state that is reached and has less than this, where the greatest is about 1, may lose what leads through it.
 template <class S>
 constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
-// Where no weight of an edge is less than this, a sum over edges from states that have more is 0 only if there are none.
+// Where no weight of an edge is less than this, a sum over edges from states that have more is 0 only if there are
+// none.
 template <class S>
 constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
 
@@ -44,32 +47,26 @@ struct Group {
         for (int l = 0; l < layout.sequences; ++l) {
             b[l] = order[l < members ? l : 0];
             length[l] = l < members ? problem.lengths[b[l]] : 0;
-            if (layout.across) {
-                lengths[l / lanes][l % lanes] = Int(length[l]);
-            } else {
-                lengths[l] = Ints<S>{} + Int(length[l]);
-            }
+            layout.set(lengths, l, Int(length[l]));
         }
     }
 
-    // Where the rows of sequence l are, of visit n of something of the emissions' shape, and of the tape.
-    int64_t row(int l, int64_t n) const {
-        const int64_t visit = problem.kept ? std::max<int64_t>(0, std::min(n, length[l] - 1)) : n;
-        return (b[l] * problem.steps + visited(problem, b[l], visit)) * problem.states;
+    // Where the numbers of visit n of sequence l are: on the tape, a (plane 0) or s (1), or in something of the
+    // emissions' shape (visits).
+    static constexpr int visits = -1;
+    int64_t row(int plane, int l, int64_t n) const {
+        if (plane != visits) return ((b[l] * 2 + plane) * (problem.steps + 1) + n + 1) * problem.states;
+        int64_t step = n;
+        if (problem.kept) step = length[l] ? visited(problem, b[l], std::min(n, length[l] - 1)) : 0;
+        return (b[l] * problem.steps + step) * problem.states;
     }
-    int64_t tape_row(int l, int plane, int64_t n) const {
-        return ((b[l] * 2 + plane) * (problem.steps + 1) + n + 1) * problem.states;
-    }
+    // So many visits lie one after another.
+    int64_t run(int plane, int64_t steps) const { return plane == visits && problem.kept ? 1 : steps; }
 
-    // Reads visits n … n + steps − 1, which place(l, n) leads to; 0 where a sequence has ended.
-    template <class Place>
-    void read(Place place, bool is_dense, int64_t n, int64_t steps, Vec<S> pad, S* to) const {
-        for (int64_t k = 0, run = is_dense ? steps : 1; k < steps; k += run) {
-            for (int r = 0; r < layout.rows; ++r) {
-                const S* from[lanes];
-                for (int l = 0; l < (layout.across ? lanes : 1); ++l) from[l] = place(layout.first_of(r) + l, n + k);
-                layout.gather(from, run, pad, to + k * layout.stride + r * layout.row_stride);
-            }
+    // Reads visits n … n + steps − 1; 0 where a sequence has ended.
+    __attribute__((noinline)) void read(const S* data, int plane, int64_t n, int64_t steps, Vec<S> pad, S* to) const {
+        for (int64_t k = 0; k < steps; k += run(plane, steps)) {
+            gather([&](int l) { return data + row(plane, l, n + k); }, run(plane, steps), pad, to + k * layout.stride);
         }
         for (int64_t k = std::max<int64_t>(0, length[layout.sequences - 1] - n); k < steps; ++k) {
             for (int r = 0; r < layout.rows; ++r) {
@@ -79,106 +76,41 @@ struct Group {
             }
         }
     }
-    void read_visits(const S* rows, int64_t n, int64_t steps, Vec<S> pad, S* to) const {
-        read([&](int l, int64_t at) { return rows + row(l, at); }, !problem.kept, n, steps, pad, to);
-    }
-    // a (plane 0) or s (plane 1).
-    void read_tape(int plane, int64_t n, int64_t steps, S* to) const {
-        read([&](int l, int64_t at) { return problem.tape + tape_row(l, plane, at); }, true, n, steps, Vec<S>{}, to);
-    }
     // What there is once for each sequence, or for all, as a step.
     void read_once(const S* numbers, int64_t batch, Vec<S> pad, S* to) const {
-        read([&](int l, int64_t) { return numbers + b[l] * batch; }, true, 0, 1, pad, to);
+        gather([&](int l) { return numbers + b[l] * batch; }, 1, pad, to);
     }
 
     // Writes visits n … n + steps − 1; where a sequence has ended, nothing or what stands there.
-    template <class Place>
-    void write(Place place, bool is_dense, int64_t n, int64_t steps, const S* from) const {
+    __attribute__((noinline)) void write(const S* from, int64_t n, int64_t steps, int plane, S* data) const {
         int alive = members;
-        for (int64_t k = 0, run = is_dense ? steps : 1; k < steps; k += run) {
+        for (int64_t k = 0; k < steps; k += run(plane, steps)) {
             while (alive > 0 && length[alive - 1] <= n + k) --alive;
             for (int r = 0; r < layout.rows && layout.first_of(r) < alive; ++r) {
                 const int first = layout.first_of(r), valid = layout.across ? std::min(lanes, alive - first) : 1;
                 S* to[lanes];
-                for (int l = 0; l < valid; ++l) to[l] = place(first + l, n + k);
-                layout.scatter(to, valid, run, from + k * layout.stride + r * layout.row_stride);
+                for (int l = 0; l < valid; ++l) to[l] = data + row(plane, first + l, n + k);
+                layout.scatter(to, valid, run(plane, steps), from + k * layout.stride + r * layout.row_stride);
             }
         }
     }
-    void write_visits(const S* from, int64_t n, int64_t steps, S* rows) const {
-        write([&](int l, int64_t at) { return rows + row(l, at); }, !problem.kept, n, steps, from);
-    }
-    void write_tape(const S* from, int plane, int64_t n, int64_t steps, S* tape) const {
-        write([&](int l, int64_t at) { return tape + tape_row(l, plane, at); }, true, n, steps, from);
+
+private:
+    template <class Place>
+    void gather(Place place, int64_t steps, Vec<S> pad, S* to) const {
+        for (int r = 0; r < layout.rows; ++r) {
+            const S* from[lanes];
+            for (int l = 0; l < (layout.across ? lanes : 1); ++l) from[l] = place(layout.first_of(r) + l);
+            layout.gather(from, steps, pad, to + r * layout.row_stride);
+        }
     }
 };
 
-// W; r_i relative to their greatest and in units of log 2, −∞ past the last state, as a step; that greatest.
+// In place of the scores of a row exp(x − greatest + shift), 0 for −∞ alone; without a shift, (x − greatest) · unit.
+// Returns the greatest, a finite number. A score that is +∞ or NaN is `bad`.
 template <class S>
-struct Weights : Matrix<S> {
-    Array<S> shift;
-    S base = 0;
-    bool is_moderate = true;  // no weight of an edge is very small
-
-    explicit Weights(const Layout<S>& of) : Matrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
-
-    // Whether all transitions were below +∞ and not NaN.
-    bool fill(const S* transitions) {
-        constexpr int lanes = lanes_of<S>;
-        const Layout<S>& layout = this->layout;
-        const int64_t states = layout.states, padded = layout.padded;
-        const Layout<S> line(states, false, 1);
-        const Array<S> greatest = scratch<S>(states);
-        Ints<S> bad{}, small{};
-        base = -infinity<S>;
-        for (int64_t i = 0; i < states; ++i) {
-            const S* from = transitions + i * states;
-            Vec<S> top = broadcast(-infinity<S>);
-            for (int64_t v = 0; v < line.width; ++v) {
-                const Vec<S> x = line.get(from, v, line.low);
-                bad |= ~(x < infinity<S>);
-                top = greater<S>(top, x);
-            }
-            const S r = greatest_lane<S>(top)[0], finite = r == -infinity<S> ? S(0) : r;
-            for (int64_t v = 0; v < line.width; ++v) {
-                const Vec<S> x = line.get(from, v, line.low), weight = exp2_of((x - finite) * unit<S>);
-                small |= (x > -infinity<S>) & (weight < least_weight<S>);
-                store<S>(&this->rows[i * padded + v * lanes], weight);
-            }
-            greatest[i] = r;
-            base = std::max(r, base);
-        }
-        if (base == -infinity<S>) base = 0;
-        for (int64_t i = 0; i < states; ++i) {
-            for (int l = 0; l < layout.sequences; ++l) {
-                const int64_t at = layout.across ? i * layout.gap + l : l * layout.row_stride + i;
-                shift[at] = (greatest[i] - base) * unit<S>;
-            }
-        }
-        is_moderate = !any(small);
-        return !any(bad);
-    }
-};
-
-// W ∘ z, where z does not matter unless W is positive.
-template <class S>
-void tilt(const Matrix<S>& weights, const S* z, Matrix<S>& tilted) {
-    const int64_t states = weights.layout.states, padded = weights.layout.padded;
-    for (int64_t i = 0; i < states; ++i) {
-        for (int64_t p = 0; p < states; ++p) {
-            const S w = weights.rows[i * padded + p];
-            tilted.rows[i * padded + p] = w > 0 ? w * z[i * states + p] : S(0);
-        }
-    }
-    tilted.pack(true, true);
-}
-
-// --- forward
-
-// In place of the scores of a row exp(x − greatest + shift), 0 for −∞ alone; without a shift, (x − greatest) · unit. Returns
-// the greatest, a finite number. A score that is +∞ or NaN is `bad`.
-template <class S>
-Vec<S> exponentiate(const Layout<S>& layout, S* __restrict row, const S* __restrict shift, Ints<S>& bad) {
+__attribute__((noinline)) Vec<S> exponentiate(const Layout<S>& layout, S* __restrict row, const S* __restrict shift,
+                                              Ints<S>& bad) {
     const int64_t end = layout.width * layout.gap, gap = layout.gap;
     Vec<S> top = broadcast(std::numeric_limits<S>::lowest());
     Ints<S> wrong{};
@@ -191,16 +123,138 @@ Vec<S> exponentiate(const Layout<S>& layout, S* __restrict row, const S* __restr
     top = layout.greatest(top);
     const Vec<S> tiny = broadcast(std::numeric_limits<S>::min());
     for (int64_t at = 0; at < end; at += gap) {
-        const Vec<S> relative = (load<S>(row + at) - top) * unit<S>, x = shift ? relative + load<S>(shift + at) : relative;
+        const Vec<S> relative = (load<S>(row + at) - top) * unit<S>;
+        const Vec<S> x = shift ? relative + load<S>(shift + at) : relative;
         store<S>(row + at, !shift ? x : x > -infinity<S> ? greater<S>(exp2_of(x), tiny) : Vec<S>{});
     }
     return top;
 }
 
+// W; r_i relative to their greatest and in units of log 2, −∞ past the last state, as a step; that greatest.
+template <class S>
+struct Weights : Matrix<S> {
+    Array<S> shift;
+    S base = 0;
+    bool is_moderate = true;  // no weight of an edge is very small
+
+    explicit Weights(const Layout<S>& of) : Matrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
+
+    // Whether all transitions were below +∞ and not NaN.
+    bool fill(const S* transitions) {
+        constexpr S none = std::numeric_limits<S>::lowest();  // for a row of −∞
+        const Layout<S>& layout = this->layout;
+        const Layout<S> line(layout.states, false, 1);
+        const Array<S> greatest = scratch<S>(layout.states), zero = zeros<S>(layout.padded);
+        Ints<S> bad{}, small{};
+        base = none;
+        for (int64_t i = 0; i < layout.states; ++i) {
+            const S* from = transitions + i * layout.states;
+            S* row = &this->rows[i * layout.padded];
+            line.gather(&from, 1, line.low, row);
+            greatest[i] = exponentiate<S>(line, row, zero.get(), bad)[0];
+            for (int64_t v = 0; v < line.width; ++v) {
+                const Vec<S> weight = load<S>(row + v * line.gap);
+                small |= (weight > S(0)) & (weight < least_weight<S>);
+            }
+            base = std::max(greatest[i], base);
+        }
+        if (base == none) base = 0;
+        for (int64_t i = 0; i < layout.states; ++i) {
+            const S relative = greatest[i] == none ? -infinity<S> : (greatest[i] - base) * unit<S>;
+            for (int l = 0; l < layout.sequences; ++l) shift[layout.place(l, i)] = relative;
+        }
+        is_moderate = !any(small);
+        return !any(bad);
+    }
+};
+
+// What a worker has: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
+// starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what the tangent
+// forward sweep finds along it: v̇_n and μ_n of every visit.
+template <class S>
+struct Worker {
+    const ScoresProblem<S>& problem;
+    const Scores<const S>* z;
+    const Layout<S>& layout;
+    Weights<S> weights;
+    Matrix<S> tilted;
+    int64_t size;
+    bool is_ready = false;
+    Array<S> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: what the Hessian has besides
+
+    // For sequences of at most so many visits.
+    Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<S>& in, int count, int64_t visits)
+        : problem(of),
+          z(along),
+          layout(in),
+          weights(in),
+          tilted(in),
+          size((in.depth + 1) * in.stride + lanes_of<S> * in.gap),
+          blocks(zeros<S>(count * size)),
+          start(zeros<S>(in.states)),
+          end(zeros<S>(in.states)),
+          plain(zeros<S>(in.padded * in.padded)) {
+        if (!z) return;
+        tangents = scratch<S>(visits * in.stride);
+        means = scratch<S>(visits * in.stride);
+        rest = zeros<S>(in.padded * in.padded);
+    }
+
+    S* block(int k) const { return blocks.get() + k * size; }
+
+    // The weights for a group; whether all transitions were below +∞ and not NaN.
+    bool prepare(const Group<S>& group, bool has_into, bool has_out_of) {
+        if (group.longest < 2 || (is_ready && problem.transition_batch == 0)) return true;
+        const int64_t matrix = group.b[0] * problem.transition_batch, states = layout.states;
+        const bool good = weights.fill(problem.scores.transitions + matrix);
+        weights.pack(has_into, has_out_of);
+        for (int64_t k = 0; z && k < states * states; ++k) {
+            const int64_t at = k / states * layout.padded + k % states;
+            const S weight = weights.rows[at];  // z does not matter unless it is positive
+            tilted.rows[at] = weight > 0 ? weight * z->transitions[matrix + k] : S(0);
+        }
+        if (z) tilted.pack(true, true);
+        is_ready = true;
+        return good;
+    }
+
+    // What the first and the last step of each sequence have, the starts and the ends have too.
+    void add_ends(const Group<S>& group, const Scores<S>& out) {
+        for (int l = 0; l < group.members && group.length[l] > 0; ++l) {
+            S* to_start = problem.start_batch ? out.start + group.b[l] * problem.start_batch : start.get();
+            S* to_end = problem.end_batch ? out.end + group.b[l] * problem.end_batch : end.get();
+            const S* first = out.emissions + group.row(group.visits, l, 0);
+            const S* last = out.emissions + group.row(group.visits, l, group.length[l] - 1);
+            for (int64_t i = 0; i < layout.states; ++i) to_start[i] += first[i], to_end[i] += last[i];
+        }
+    }
+
+    // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain.
+    void deliver_transitions(int64_t matrix, const Scores<S>& out) {
+        const int64_t states = layout.states;
+        for (int64_t k = 0; k < states * states; ++k) {
+            const int64_t at = k / states * layout.padded + k % states;
+            const S weight = weights.rows[at], sum = std::exchange(plain[at], S(0));
+            const S part = z ? std::exchange(rest[at], S(0)) + z->transitions[matrix + k] * sum : sum;
+            out.transitions[matrix + k] += weight > 0 ? weight * part : S(0);
+        }
+    }
+    // The sums, to what the batch shares.
+    void deliver(const Scores<S>& out) {
+        if (!problem.transition_batch) deliver_transitions(0, out);
+        for (int64_t i = 0; i < layout.states; ++i) {
+            if (!problem.start_batch) out.start[i] += start[i];
+            if (!problem.end_batch) out.end[i] += end[i];
+        }
+    }
+};
+
+// --- forward
+
 // after = factors ∘ sums · scale of a row, and the greatest of them. Returns the least, padding aside.
 template <class S>
-Vec<S> scale_row(const Layout<S>& layout, const S* __restrict factors, const S* __restrict sums, Vec<S> scale, Vec<S> padding,
-                 S* __restrict after, Vec<S>& greatest) {
+Vec<S> scale_row(const Layout<S>& layout, const S* __restrict factors, const S* __restrict sums, Vec<S> scale,
+                 Vec<S> padding, S* __restrict after, Vec<S>& greatest) {
     const int64_t gap = layout.gap, last = (layout.width - 1) * gap;
     Vec<S> top{}, lowest = broadcast(S(1));
     for (int64_t at = 0; at <= last; at += gap) {
@@ -230,14 +284,15 @@ class Forward {
     using Bits = typename Shape<Vec<S>>::Bits;
 
     const Group<S>& group;
-    const Weights<S>& weights;
+    const Worker<S>& worker;
     S *value, *tape;
     std::uint8_t* underflowed;
 
     const ScoresProblem<S>& problem = group.problem;
     const Layout<S>& layout = group.layout;
+    const Weights<S>& weights = worker.weights;
     const int64_t stride = layout.stride, row = layout.row_stride;
-    S *factors, *a, *s, *ends;
+    S *factors = worker.block(0), *a = worker.block(1), *s = worker.block(2), *ends = worker.block(3);
     omega::Sum<Vec<S>> offset[most_rows];  // v_n = log a_n + offset + n · weights.base + exponent · log 2
     Bits exponent[most_rows] = {};
     Vec<S> end_top[most_rows], scale[most_rows];  // scale: the power of two that brings the greatest of the last a to 1
@@ -245,22 +300,20 @@ class Forward {
     Vec<S> padding = layout.low < S(0) ? broadcast(S(1)) : Vec<S>{};
 
 public:
-    template <class Room>
-    Forward(const Group<S>& of, const Weights<S>& with, const Room& room, S* to_value, S* to_tape, std::uint8_t* to_lost)
-        : group(of), weights(with), value(to_value), tape(to_tape), underflowed(to_lost), factors(room.block(0)),
-          a(room.block(1)), s(room.block(2)), ends(room.block(3)) {}
+    Forward(const Group<S>& of, const Worker<S>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
+        : group(of), worker(by), value(to_value), tape(to_tape), underflowed(to_lost) {}
 
     // Whether all scores of the group were below +∞ and not NaN.
     bool run() {
         begin();
         for (int64_t n = 0; n < group.longest; n += layout.depth) {
             const int64_t steps = std::min(layout.depth, group.longest - n);
-            group.read_visits(problem.scores.emissions, n, steps, layout.low, factors);
+            group.read(problem.scores.emissions, group.visits, n, steps, layout.low, factors);
             for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
             for (int64_t k = 0; k < steps; ++k) step(n + k, k);
             if (tape) {
-                group.write_tape(a + stride, 0, n, steps, tape);
-                group.write_tape(s, 1, n, steps, tape);
+                group.write(a + stride, n, steps, 0, tape);
+                group.write(s, n, steps, 1, tape);
             }
             std::copy_n(a + steps * stride, stride, a);
         }
@@ -341,24 +394,16 @@ private:
     void set(int l, S found, bool is_lost) {
         value[group.b[l]] = found;
         underflowed[group.b[l]] = is_lost;
-        if (tape) tape[group.tape_row(l, 1, -1)] = is_lost ? S(0) : S(1);
+        if (tape) tape[group.row(1, l, -1)] = is_lost ? S(0) : S(1);
     }
 };
 
 // --- tangent forward
 
-// A direction z, W ∘ z, and what the tangent forward sweep finds along it: v̇_n and μ_n of every visit.
-template <class S>
-struct Direction {
-    Scores<const S> z;
-    const Matrix<S>& tilted;
-    S *tangents, *means;
-};
-
 // The mean of a row from s times it, v̇ = z + mean − base where the state has mass, and a ∘ v̇. Returns ⟨a, v̇⟩ / Σ a.
 template <class S>
-Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict z, const S* __restrict s, Vec<S> base,
-                S* __restrict mean, S* __restrict tangent, S* __restrict a_dot) {
+Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict z, const S* __restrict s,
+                Vec<S> base, S* __restrict mean, S* __restrict tangent, S* __restrict a_dot) {
     Vec<S> sum{}, sum_dot{};
     for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
         const Vec<S> mass = load<S>(a + at), through = load<S>(s + at);
@@ -374,26 +419,27 @@ Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restr
     return total > S(0) ? layout.sum(sum_dot) / total : Vec<S>{};
 }
 
-// v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative to a separate base, which keeps
-// its precision, and μ_n to that of v̇_{n−1}.
-template <class S, class Room>
-void sweep_tangent(const Group<S>& group, const Weights<S>& weights, const Direction<S>& along, const Room& room) {
+// v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative to a separate base, which
+// keeps its precision, and μ_n to that of v̇_{n−1}.
+template <class S>
+void sweep_tangent(const Group<S>& group, const Worker<S>& worker) {
     const Layout<S>& layout = group.layout;
     const int64_t stride = layout.stride;
-    S *a = room.block(0), *s = room.block(1), *z = room.block(2), *a_dot = room.block(3);
+    const S* tape = group.problem.tape;
+    S *a = worker.block(0), *s = worker.block(1), *z = worker.block(2), *a_dot = worker.block(3);
     Vec<S> base[Layout<S>::most_rows] = {};
     for (int64_t n = 0; n < group.longest; n += layout.depth) {
         const int64_t steps = std::min(layout.depth, group.longest - n), first = n == 0;
-        group.read_tape(0, n - 1 + first, steps + 1 - first, a + first * stride);
-        group.read_tape(1, n, steps, s);
-        group.read_visits(along.z.emissions, n, steps, Vec<S>{}, z);
+        group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
+        group.read(tape, 1, n, steps, Vec<S>{}, s);
+        group.read(worker.z->emissions, group.visits, n, steps, Vec<S>{}, z);
         for (int64_t k = 0; k < steps; ++k) {
             const int64_t here = k * stride;
-            S *mean = along.means + (n + k) * stride, *tangent = along.tangents + (n + k) * stride;
+            S *mean = &worker.means[(n + k) * stride], *tangent = &worker.tangents[(n + k) * stride];
             if (n + k == 0) {
-                group.read_once(along.z.start, group.problem.start_batch, Vec<S>{}, mean);  // s is 1
+                group.read_once(worker.z->start, group.problem.start_batch, Vec<S>{}, mean);  // s is 1
             } else {
-                multiply<S>(layout, {{weights, a_dot + here}, {along.tilted, a + here}}, false, mean);
+                multiply<S>(layout, {{worker.weights, a_dot + here}, {worker.tilted, a + here}}, false, mean);
             }
             for (int r = 0; r < layout.rows; ++r) {
                 const int64_t row = r * layout.row_stride, at = here + row;
@@ -453,62 +499,55 @@ void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S*
 }
 
 // The backward sweep of a group, times the seeds, for the gradient; with a direction, that of its derivative along it,
-// the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs to
-// visit n, that of a and m belongs to visit n − 1.
+// the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs
+// to visit n, that of a and m belongs to visit n − 1.
 template <class S>
 class Backward {
     using Int = typename Format<S>::Int;
     const Group<S>& group;
-    const Weights<S>& weights;
-    const Direction<S>* along;
+    Worker<S>& worker;
 
     const ScoresProblem<S>& problem = group.problem;
     const Layout<S>& layout = group.layout;
     const int64_t stride = layout.stride, row = layout.row_stride;
-    S *a, *s, *m, *u, *ends, *m_dot, *w, *a_dot, *ends_dot;
-    Vec<S> seed[Layout<S>::most_rows] = {};
+    S *a = worker.block(0), *s = worker.block(1), *m = worker.block(2), *u = worker.block(3), *ends = worker.block(4);
+    // With a direction only.
+    S *m_dot = worker.block(5), *w = worker.block(6), *a_dot = worker.block(7), *ends_dot = worker.block(8);
+    Vec<S> seed[Layout<S>::most_rows] = {}, correction[Layout<S>::most_rows];
+    Vec<S> part[Layout<S>::most_rows];  // of the sum of m_n
 
 public:
-    template <class Room>
-    Backward(const Group<S>& of, const Weights<S>& with, const Room& room, const S* seeds, const Direction<S>* direction)
-        : group(of), weights(with), along(direction), a(room.block(0)), s(room.block(1)), m(room.block(2)),
-          u(room.block(3)), ends(room.block(4)), m_dot(room.block(5)), w(room.block(6)), a_dot(room.block(7)),
-          ends_dot(room.block(8)) {
-        for (int l = 0; l < group.members; ++l) {
-            if (layout.across) {
-                seed[layout.row_of(l)][layout.lane_of(l)] = seeds[group.b[l]];
-            } else {
-                seed[l] = broadcast(seeds[group.b[l]]);
-            }
-        }
+    Backward(const Group<S>& of, Worker<S>& by, const S* seeds) : group(of), worker(by) {
+        for (int l = 0; l < group.members; ++l) layout.set(seed, l, seeds[group.b[l]]);
         Ints<S> unused{};
         std::fill_n(m, stride, S(0));
         group.read_once(problem.scores.end, problem.end_batch, layout.low, ends);
         for (int r = 0; r < layout.rows; ++r) exponentiate<S>(layout, ends + r * row, m, unused);
-        if (!along) return;
+        if (!worker.z) return;
         std::fill_n(m_dot, stride, S(0));
-        group.read_once(along->z.end, problem.end_batch, Vec<S>{}, ends_dot);
+        group.read_once(worker.z->end, problem.end_batch, Vec<S>{}, ends_dot);
     }
 
-    void run(S* emissions, S* plain, S* rest) {
+    void run(S* emissions) {
         const int64_t longest = group.longest, depth = layout.depth;
+        const S* tape = problem.tape;
         for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
             const int64_t steps = std::min(depth, longest - n), first = n == 0;
-            group.read_tape(0, n - 1 + first, steps + 1 - first, a + first * stride);
-            group.read_tape(1, n, steps, s);
+            group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
+            group.read(tape, 1, n, steps, Vec<S>{}, s);
             std::copy_n(m, stride, m + steps * stride);
-            if (along) std::copy_n(m_dot, stride, m_dot + steps * stride);
+            if (worker.z) std::copy_n(m_dot, stride, m_dot + steps * stride);
             for (int64_t k = steps - 1; k >= 0; --k) {
                 begin(n + k, (k + 1) * stride);
                 if (n + k == 0) continue;
                 step(k * stride);
-                if (along) step_tangent(n + k, k * stride);
+                if (worker.z) step_tangent(n + k, k * stride);
             }
-            group.write_visits((along ? m_dot : m) + stride, n, steps, emissions);
-            layout.add_outer(u + first * stride, a + first * stride, steps - first, plain);
-            if (!along) continue;
-            layout.add_outer(u + first * stride, a_dot + first * stride, steps - first, rest);
-            layout.add_outer(w + first * stride, a + first * stride, steps - first, rest);
+            group.write((worker.z ? m_dot : m) + stride, n, steps, group.visits, emissions);
+            layout.add_outer(u + first * stride, a + first * stride, steps - first, worker.plain.get());
+            if (!worker.z) continue;
+            layout.add_outer(u + first * stride, a_dot + first * stride, steps - first, worker.rest.get());
+            layout.add_outer(w + first * stride, a + first * stride, steps - first, worker.rest.get());
         }
     }
 
@@ -526,25 +565,23 @@ private:
                 const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
                 const Vec<S> q = load<S>(a + k) * load<S>(ends + end) * factor;
                 store<S>(m + k, on ? q * seed[r] : load<S>(m + k));
-                if (!along) continue;
-                const Vec<S> moved = load<S>(along->tangents + n * stride + end) + load<S>(ends_dot + end);
+                if (!worker.z) continue;
+                const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
                 centre += q > S(0) ? q * moved : Vec<S>{};
             }
-            if (along) begin_tangent(n, at, r, on, layout.sum(centre));
+            if (worker.z) begin_tangent(n, at, r, on, layout.sum(centre));
         }
     }
     void begin_tangent(int64_t n, int64_t at, int r, Ints<S> on, Vec<S> centre) {
         for (int64_t v = 0; v < layout.width; ++v) {
             const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
-            const Vec<S> moved = load<S>(along->tangents + n * stride + end) + load<S>(ends_dot + end);
+            const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
             const Vec<S> mass = load<S>(m + k), found = mass != S(0) ? mass * (moved - centre) : Vec<S>{};
             store<S>(m_dot + k, on ? found : load<S>(m_dot + k));
         }
     }
 
-    // From m_n to m_{n−1}. The sums of m_n and ṁ_n, which but for rounding are the seed and 0, are set right on the way.
-    Vec<S> correction[Layout<S>::most_rows], part[Layout<S>::most_rows];  // part: of the sum of m_n
-
+    // From m_n to m_{n−1}. Their sums, which but for rounding are the seed and 0 (ṁ_n), are set right on the way.
     void step(int64_t at) {
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row;
@@ -552,19 +589,19 @@ private:
             part[r] = total != S(0) ? 1 / total : Vec<S>{};
             correction[r] = seed[r] * part[r];
         }
-        multiply<S>(layout, {{weights, u + at}}, true, m + at);
+        multiply<S>(layout, {{worker.weights, u + at}}, true, m + at);
         for (int r = 0; r < layout.rows; ++r) settle_row(layout, a + at + r * row, correction[r], m + at + r * row);
     }
 
     void step_tangent(int64_t n, int64_t at) {
-        const S *mean = along->means + n * stride, *tangent = along->tangents + (n - 1) * stride;
+        const S *mean = &worker.means[n * stride], *tangent = &worker.tangents[(n - 1) * stride];
         Vec<S> excess[Layout<S>::most_rows];
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row, next = here + stride;
             excess[r] = part[r] * divide_tangent_row(layout, m + next, m_dot + next, mean + r * row, s + here, a + here,
                                                      tangent + r * row, w + here, a_dot + here);
         }
-        multiply<S>(layout, {{weights, w + at}, {along->tilted, u + at}}, true, m_dot + at);
+        multiply<S>(layout, {{worker.weights, w + at}, {worker.tilted, u + at}}, true, m_dot + at);
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row;
             settle_tangent_row(layout, a + here, tangent + r * row, m + here, correction[r], excess[r], m_dot + here);
@@ -574,30 +611,42 @@ private:
 
 // --- all sequences
 
+// The longest first.
+void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
+    const auto is_before = [lengths](int64_t a, int64_t b) {
+        return lengths[a] > lengths[b] || (lengths[a] == lengths[b] && a < b);
+    };
+    std::sort(sequences.begin(), sequences.end(), is_before);
+}
+
 // The layout, and the sequences in exp space, the longest first, in groups that are dealt out to the workers in turn.
 template <class S>
 struct Plan {
     const ScoresProblem<S>& problem;
     std::vector<int64_t> order;
-    bool is_shared;  // the transitions are those of all sequences
     Layout<S> layout;
     int64_t groups;
-    int workers;
+    std::vector<Worker<S>> workers;
 
-    Plan(const ScoresProblem<S>& of, const S* tape)
+    // All sequences, or those in exp space by their tape; each worker has so many blocks of steps.
+    Plan(const ScoresProblem<S>& of, const S* tape, const Scores<const S>* z, int blocks)
         : problem(of),
           order(longest_first(tape)),
-          is_shared(problem.transition_batch == 0),
-          layout(choose()),
-          groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences),
-          workers(int(std::min<int64_t>(std::max(problem.threads, 1), groups))) {}
+          layout(choose(tape ? 3 : 5)),
+          groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences) {
+        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), groups); ++k) {
+            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
+        }
+    }
+    Plan(const Plan&) = delete;  // workers know its layout
 
     // body(group, worker) for each group.
     template <class Body>
-    void for_groups(Body body) const {
-        parallel_for(groups, workers, [&](int64_t n, int worker) {
+    void for_groups(Body body) {
+        parallel_for(groups, int(workers.size()), [&](int64_t n, int worker) {
             const int64_t at = n * layout.sequences, left = int64_t(order.size()) - at;
-            body(Group<S>(problem, layout, &order[std::size_t(at)], std::min<int64_t>(layout.sequences, left)), worker);
+            const Group<S> group(problem, layout, &order[std::size_t(at)], std::min<int64_t>(layout.sequences, left));
+            body(group, workers[std::size_t(worker)]);
         });
     }
 
@@ -608,91 +657,27 @@ private:
         for (int64_t b = 0; b < problem.batch; ++b) {
             if (!tape || tape[(2 * b + 1) * plane] == 1) all.push_back(b);
         }
-        const auto is_longer = [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; };
-        if (!std::is_sorted(all.begin(), all.end(), is_longer)) std::stable_sort(all.begin(), all.end(), is_longer);
+        sort_by_length(all, problem.lengths);
         return all;
     }
 
-    Layout<S> choose() const {
+    // Sequences are in the lanes up to so many vectors of states: sums over them are slower than products.
+    Layout<S> choose(int64_t vectors) const {
         constexpr int lanes = lanes_of<S>;
-        const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1);
-        if (!is_shared) return {problem.states, false, 1};
-        if (count >= lanes && problem.states < 3 * lanes) return {problem.states, true, count > lanes * threads ? 2 : 1};
-        return {problem.states, false, count > 2 * threads ? 4 : 1};
-    }
-};
-
-// What a worker has for itself: blocks of steps, a step more than go together, and the sums over its sequences: the starts,
-// the ends, and but for their weights the transitions, Σ u aᵀ and what the Hessian has besides, in padded rows.
-template <class S>
-struct Worker {
-    int64_t size, square;
-    Array<S> blocks, history, start, end, plain, rest;
-
-    Worker(const Layout<S>& layout, int count, int64_t tangents)
-        : size((layout.depth + 1) * layout.stride + lanes_of<S> * layout.gap),
-          square(layout.padded * layout.padded),
-          blocks(zeros<S>(count * size)),
-          history(scratch<S>(2 * tangents * layout.stride)),
-          start(zeros<S>(layout.states)),
-          end(zeros<S>(layout.states)),
-          plain(zeros<S>(square)),
-          rest(zeros<S>(tangents ? square : 0)) {}
-
-    S* block(int k) const { return blocks.get() + k * size; }
-
-    // What the first and the last step of each sequence have, the starts and the ends have too.
-    void add_ends(const Group<S>& group, const Scores<S>& out) const {
-        const ScoresProblem<S>& problem = group.problem;
-        for (int l = 0; l < group.members && group.length[l] > 0; ++l) {
-            S* to_start = problem.start_batch ? out.start + group.b[l] * problem.start_batch : start.get();
-            S* to_end = problem.end_batch ? out.end + group.b[l] * problem.end_batch : end.get();
-            const S *first = out.emissions + group.row(l, 0), *last = out.emissions + group.row(l, group.length[l] - 1);
-            for (int64_t i = 0; i < problem.states; ++i) to_start[i] += first[i], to_end[i] += last[i];
-        }
-    }
-    void deliver_ends(const ScoresProblem<S>& problem, const Scores<S>& out) const {
-        for (int64_t i = 0; i < problem.states; ++i) {
-            if (!problem.start_batch) out.start[i] += start[i];
-            if (!problem.end_batch) out.end[i] += end[i];
-        }
-    }
-
-    // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain. z does not matter where W is 0.
-    void deliver_transitions(const Weights<S>& weights, const S* z, S* transitions) {
-        const int64_t states = weights.layout.states, padded = weights.layout.padded;
-        for (int64_t i = 0; i < states; ++i) {
-            for (int64_t p = 0; p < states; ++p) {
-                const int64_t at = i * padded + p, k = i * states + p;
-                const S part = z ? rest[at] + z[k] * plain[at] : plain[at];
-                transitions[k] += weights.rows[at] > 0 ? weights.rows[at] * part : S(0);
-            }
-        }
-        std::fill_n(plain.get(), square, S(0));
-        if (z) std::fill_n(rest.get(), square, S(0));
+        const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1), states = problem.states;
+        if (problem.transition_batch) return {states, false, 1};
+        if (count >= lanes && states < vectors * lanes) return {states, true, count > lanes * threads ? 2 : 1};
+        return {states, false, count > 2 * threads ? 4 : 1};
     }
 };
 
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
-    const FlushDenormals guard;
-    const Plan<S> plan(problem, nullptr);
-    std::vector<Weights<S>> weights;
-    std::vector<Worker<S>> workers;
+    Plan<S> plan(problem, nullptr, nullptr, 4);
     std::atomic<bool> good{true};
-    const auto fill = [&](Weights<S>& to, int64_t b) {
-        if (problem.lengths[b] > 1 && !to.fill(problem.scores.transitions + b * problem.transition_batch)) good = false;
-        to.pack(true, false);
-    };
-    for (int k = 0; k < plan.workers; ++k) {
-        if (k == 0 || !plan.is_shared) weights.emplace_back(plan.layout);
-        workers.emplace_back(plan.layout, 4, 0);
-    }
-    if (plan.is_shared && plan.groups) fill(weights[0], plan.order[0]);
-    plan.for_groups([&](const Group<S>& group, int worker) {
-        Weights<S>& mine = weights[std::size_t(plan.is_shared ? 0 : worker)];
-        if (!plan.is_shared) fill(mine, group.b[0]);
-        if (!Forward<S>(group, mine, workers[std::size_t(worker)], value, tape, underflowed).run()) good = false;
+    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
+        const bool is_good = worker.prepare(group, true, false);
+        if (!Forward<S>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
     });
     return good;
 }
@@ -700,60 +685,19 @@ bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* u
 // The gradient, or with z the product of the Hessian with it.
 template <class S>
 void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>* z, const Scores<S>& out) {
-    const FlushDenormals guard;
-    const Plan<S> plan(problem, problem.tape);
-    if (!plan.groups) return;
-    const int64_t history = z ? problem.lengths[plan.order[0]] : 0;
-    std::vector<Weights<S>> weights;
-    std::vector<Matrix<S>> tilts;
-    std::vector<Worker<S>> workers;
-    for (int k = 0; k < plan.workers; ++k) {
-        workers.emplace_back(plan.layout, z ? 9 : 5, history);
-        if (k > 0 && plan.is_shared) continue;
-        weights.emplace_back(plan.layout);
-        tilts.emplace_back(plan.layout);
-    }
-    const auto prepare = [&](std::size_t k, int64_t matrix) {
-        weights[k].fill(problem.scores.transitions + matrix);
-        weights[k].pack(z != nullptr, true);
-        if (z) tilt<S>(weights[k], z->transitions + matrix, tilts[k]);
-    };
-    const auto deliver = [&](std::size_t worker, int64_t matrix) {
-        const S* along = z ? z->transitions + matrix : nullptr;
-        workers[worker].deliver_transitions(weights[plan.is_shared ? 0 : worker], along, out.transitions + matrix);
-    };
-    if (plan.is_shared) prepare(0, 0);
-    plan.for_groups([&](const Group<S>& group, int slot) {
-        const std::size_t worker = std::size_t(slot), k = plan.is_shared ? 0 : worker;
-        const int64_t matrix = group.b[0] * problem.transition_batch;
-        const Worker<S>& mine = workers[worker];
-        if (!plan.is_shared) prepare(k, matrix);
+    Plan<S> plan(problem, problem.tape, z, z ? 9 : 5);
+    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
+        worker.prepare(group, z != nullptr, true);
         for (int l = 0; l < group.members; ++l) {
             S* sequence = out.emissions + group.b[l] * problem.steps * problem.states;
             clear_masked(problem, group.b[l], sequence, problem.states);
         }
-        const Direction<S> along{z ? *z : Scores<const S>{}, tilts[k], mine.history.get(),
-                                 mine.history.get() + history * plan.layout.stride};
-        if (z) sweep_tangent(group, weights[k], along, mine);
-        Backward<S>(group, weights[k], mine, seed, z ? &along : nullptr)
-            .run(out.emissions, mine.plain.get(), mine.rest.get());
-        mine.add_ends(group, out);
-        if (!plan.is_shared) deliver(worker, matrix);
+        if (z) sweep_tangent(group, worker);
+        Backward<S>(group, worker, seed).run(out.emissions);
+        worker.add_ends(group, out);
+        if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });
-    for (std::size_t worker = 0; worker < workers.size(); ++worker) {
-        workers[worker].deliver_ends(problem, out);
-        if (plan.is_shared) deliver(worker, 0);
-    }
-}
-
-template <class S>
-void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
-    sweep_back<S>(problem, seed, nullptr, gradient);
-}
-
-template <class S>
-void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
-    sweep_back<S>(problem, seed, &z, product);
+    for (Worker<S>& worker : plan.workers) worker.deliver(out);
 }
 
 }  // namespace
@@ -761,7 +705,14 @@ void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const 
 
 template <class S>
 ProductKernels<S> product_kernels() {
-    return {in_exp_space::forward<S>, in_exp_space::backward<S>, in_exp_space::hessian<S>};
+    using in_exp_space::sweep_back;
+    return {in_exp_space::forward<S>,
+            [](const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
+                sweep_back<S>(problem, seed, nullptr, gradient);
+            },
+            [](const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
+                sweep_back<S>(problem, seed, &z, product);
+            }};
 }
 template ProductKernels<float> product_kernels<float>();
 template ProductKernels<double> product_kernels<double>();

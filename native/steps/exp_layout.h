@@ -13,16 +13,17 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace in_exp_space {
 
-// Σ x[g · apart + k · along] · y[k], k < count, for each g, where y[k] is some vectors at k · stride.
+// Σ x[g · apart + k · along] · y[v · beside + k · stride], k < count, for each number or vector g and each vector v.
 template <class S>
 struct Term {
     const S* x;
     int64_t apart, along;
     const S* y;
-    int64_t stride, count;
+    int64_t beside, stride, count;
 };
 
-// Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row` apart.
+// Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
+// apart.
 template <int G, int V, class S, class X = S>
 __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
@@ -40,11 +41,14 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
         const Term<S> term = terms[n];
         const S *x = term.x, *y = term.y;
         const auto add = [&](Vec<S>(&part)[G][V]) __attribute__((always_inline)) {
+            Vec<S> vectors[V];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * term.beside);
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
                 const X factor = load_vector<X>(x + g * term.apart);
 #pragma GCC unroll 4
-                for (int v = 0; v < V; ++v) part[g][v] += factor * load<S>(y + v * lanes);
+                for (int v = 0; v < V; ++v) part[g][v] += factor * vectors[v];
             }
             x += term.along;
             y += term.stride;
@@ -76,12 +80,12 @@ template <class S>
 constexpr Tile<S> tiles_of_four[] = {tile<4, 1, S>, tile<4, 2, S>, tile<4, 3, S>};
 
 // How the numbers of a group of sequences lie: a step has a row of vectors for each sequence, with its states in the
-// lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no lane
-// on a small number of states. Rows do not wait for each other.
+// lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no
+// lane on a small number of states. Rows do not wait for each other.
 template <class S>
 struct Layout {
     static constexpr int lanes = lanes_of<S>, most_rows = 4, most_sequences = 2 * lanes;
-    static constexpr int64_t apart = 64 / int64_t(sizeof(S));  // rows a power of two apart would share a place in the cache
+    static constexpr int64_t apart = 64 / int64_t(sizeof(S));  // rows a power of two apart share places in caches
 
     int64_t states, padded;  // `padded` to whole vectors
     bool across;
@@ -112,44 +116,54 @@ struct Layout {
     // The row of sequence l, and its lane there.
     int row_of(int l) const { return across ? l / lanes : l; }
     int lane_of(int l) const { return across ? l % lanes : 0; }
-    // The sequences of row r are from so many on.
+    // The first sequence of row r.
     int first_of(int r) const { return across ? r * lanes : r; }
 
-    // `count` steps of row r from where each of its sequences has them, one after another; `pad` is added past the states.
+    // A number of sequence l, in vectors for the rows.
+    template <class V, class X>
+    void set(V* each, int l, X x) const {
+        if (across) {
+            each[l / lanes][l % lanes] = x;
+        } else {
+            each[l] = V{} + x;
+        }
+    }
+    // Where state i of sequence l is in a step.
+    int64_t place(int l, int64_t i) const { return across ? i * gap + l : l * row_stride + i; }
+
+    // `count` steps of a row from where each of its sequences has them; `pad` is added to the last vector of states.
     void gather(const S* const* from, int64_t count, Vec<S> pad, S* to) const {
         if (across) return fetch<S>(from, count * states, to, gap);
-        for (int64_t n = 0; n < count; ++n) {
-            for (int64_t v = 0; v < width; ++v) store<S>(to + n * stride + v * lanes, get(from[0] + n * states, v, pad));
+        const int64_t last = padded - lanes, rest = states - last;
+        const S* row = from[0];
+        for (int64_t n = 0; n < count; ++n, row += states, to += stride) {
+            for (int64_t at = 0; at < last; at += lanes) store<S>(to + at, load<S>(row + at));
+            store<S>(to + last, (rest < lanes ? load_some<S>(row + last, rest) : load<S>(row + last)) + pad);
         }
     }
     // And back, to the first `valid` of them.
     void scatter(S* const* to, int valid, int64_t count, const S* from) const {
         if (across) return flush<S>(to, valid, count * states, from, gap);
-        for (int64_t n = 0; n < count; ++n) {
-            for (int64_t v = 0; v < width; ++v) put(to[0] + n * states, v, load<S>(from + n * stride + v * lanes));
+        const int64_t last = padded - lanes, rest = states - last;
+        S* row = to[0];
+        for (int64_t n = 0; n < count; ++n, row += states, from += stride) {
+            for (int64_t at = 0; at < last; at += lanes) store<S>(row + at, load<S>(from + at));
+            if (rest < lanes) {
+                store_some<S, S>(row + last, load<S>(from + last), rest);
+            } else {
+                store<S>(row + last, load<S>(from + last));
+            }
         }
     }
 
-    // Vector v of `states` numbers, which are all that is touched.
-    Vec<S> get(const S* from, int64_t v, Vec<S> pad) const {
-        const int64_t left = states - v * lanes;
-        if (left > lanes) return load<S>(from + v * lanes);
-        return (left == lanes ? load<S>(from + v * lanes) : load_some<S>(from + v * lanes, left)) + pad;
-    }
-    void put(S* to, int64_t v, Vec<S> x) const {
-        const int64_t left = states - v * lanes;
-        if (left >= lanes) return store<S>(to + v * lanes, x);
-        store_some<S, S>(to + v * lanes, x, left);
-    }
-
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Entries past the last state are read too.
-    void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. What is past the last state is read too.
+    __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
         const int64_t most = even_part(width, 3);
         for (int64_t v = 0; v < width; v += most) {
             const Tile<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
             for (int64_t i = 0; i < states; i += 4) {
-                const Term<S> term{left + i, 1, row_stride, right + v * lanes, row_stride, steps * rows};
+                const Term<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
                 tile(&term, 1, to + i * padded + v * lanes, padded, true);
             }
         }
@@ -163,25 +177,27 @@ private:
     }
 
     void add_outer_across(const S* left, const S* right, int64_t steps, S* to) const {
-        for (int64_t i = 0; i < states; i += 4) {
-            for (int64_t p = 0; p < states; ++p) {
+        constexpr int tall = 4, wide = 2;
+        for (int64_t i = 0; i < states; i += tall) {
+            for (int64_t p = 0; p < states; p += wide) {
                 Term<S> terms[most_rows];
-                alignas(32) S sums[4 * lanes];
+                alignas(32) S sums[tall * wide * lanes];
                 for (int r = 0; r < rows; ++r) {
                     const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
-                    terms[r] = {x, gap, stride, y, stride, steps};
+                    terms[r] = {x, gap, stride, y, gap, stride, steps};
                 }
-                tile<4, 1, S, Vec<S>>(terms, rows, sums, lanes, false);
-                for (int64_t g = 0; g < std::min<int64_t>(4, states - i); ++g) {
-                    to[(i + g) * padded + p] += sum_lanes<S>(load<S>(sums + g * lanes))[0];
+                tile<tall, wide, S, Vec<S>>(terms, rows, sums, wide * lanes, false);
+                for (int64_t k = 0; k < tall * wide; ++k) {
+                    const int64_t g = i + k / wide, v = p + k % wide;
+                    if (g < states && v < states) to[g * padded + v] += sum_lanes<S>(load<S>(sums + k * lanes))[0];
                 }
             }
         }
     }
 };
 
-// A square matrix [current, previous], in padded rows. Where the states are in the lanes, it is also packed for products,
-// in bands of vectors: `into` has the current states in the lanes, `out_of` the previous ones.
+// A square matrix [current, previous], in padded rows. Where the states are in the lanes, it is also packed for
+// products, in bands of vectors: `into` has the current states in the lanes, `out_of` the previous ones.
 template <class S>
 struct Matrix {
     static constexpr int lanes = lanes_of<S>;
@@ -197,7 +213,7 @@ struct Matrix {
         if (has_into) into = scratch<S>(states * padded);
         if (has_out_of) out_of = scratch<S>(states * padded);
         for (int64_t v = 0; v < layout.width; ++v) {
-            const int64_t first = v / layout.band * layout.band, wide = width_of(first);
+            const int64_t first = v / layout.band * layout.band, wide = std::min(layout.band, layout.width - first);
             const int64_t at = (first * states + v - first) * lanes;
             const S* from[lanes];
             for (int l = 0; l < lanes; ++l) from[l] = &rows[(v * lanes + l) * padded];
@@ -207,7 +223,6 @@ struct Matrix {
             }
         }
     }
-    int64_t width_of(int64_t first) const { return std::min(layout.band, layout.width - first); }
 };
 
 // A matrix, and the step that it multiplies.
@@ -219,7 +234,8 @@ struct Factor {
 
 // The sum of the products, with the transposed matrices if `back`.
 template <class S>
-void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors, bool back, S* to) {
+__attribute__((noinline)) void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors, bool back,
+                                        S* to) {
     constexpr int lanes = lanes_of<S>;
     const int64_t states = layout.states, padded = layout.padded, gap = layout.gap;
     Term<S> terms[2];
@@ -231,7 +247,7 @@ void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors,
             int count = 0;
             for (const Factor<S>& factor : factors) {
                 const S* x = &factor.matrix.rows[back ? i : i * padded];
-                terms[count++] = {x, back ? 1 : padded, back ? padded : 1, factor.step, gap, states};
+                terms[count++] = {x, back ? 1 : padded, back ? padded : 1, factor.step, lanes, gap, states};
             }
             tile(terms, count, to + i * gap, gap, false);
         }
@@ -243,7 +259,8 @@ void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors,
         int count = 0;
         for (const Factor<S>& factor : factors) {
             const Array<S>& packed = back ? factor.matrix.out_of : factor.matrix.into;
-            terms[count++] = {factor.step, layout.row_stride, 1, &packed[v * states * lanes], wide * lanes, states};
+            const S* y = &packed[v * states * lanes];
+            terms[count++] = {factor.step, layout.row_stride, 1, y, lanes, wide * lanes, states};
         }
         tiles[wide - 1](terms, count, to + v * lanes, layout.row_stride, false);
     }

@@ -35,7 +35,8 @@ __attribute__((noinline)) void fetch(const S* const* lane, int64_t count, Real* 
 
 // And back, to the first `valid` places. The tile is readable up to a whole number of vectors.
 template <class Real, class S>
-__attribute__((noinline)) void flush(S* const* lane, int valid, int64_t count, const Real* tile, int64_t gap = lanes_of<Real>) {
+__attribute__((noinline)) void flush(S* const* lane, int valid, int64_t count, const Real* tile,
+                                     int64_t gap = lanes_of<Real>) {
     constexpr int W = lanes_of<Real>;
     for (int64_t k = 0; k < count; k += W) {
         Vec<Real> v[W];

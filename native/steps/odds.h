@@ -1,5 +1,5 @@
-// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the unit
-// of Ω.
+// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the
+// unit of Ω.
 #pragma once
 
 #include <cmath>
@@ -16,15 +16,15 @@ struct Shift {
     S sum, factor;
 };
 
-// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as 1 − q,
-// which would lose the digits of small probabilities.
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as
+// 1 − q, which would lose the digits of small probabilities.
 template <class V>
 struct Before {
     V q, q_less, r, r_less;
 };
 
-// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have. It is not for scores farther from 0 than `far`.
+// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first
+// step with its score would have. It is not for scores farther from 0 than `far`.
 
 // By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
 template <class S, class Omega>
@@ -87,7 +87,8 @@ struct Shared {
           first(shift(first_score, is_negentropy).sum) {}
 
     bool is_finite() const {
-        return std::abs(a.sum) + std::abs(b.sum) + std::abs(last.sum) + std::abs(change) + std::abs(first) < infinity<S>;
+        const S shifts = std::abs(a.sum) + std::abs(b.sum) + std::abs(last.sum);
+        return shifts + std::abs(change) + std::abs(first) < infinity<S>;
     }
     bool is_near(S most) const {
         return std::abs(a.sum) <= most && std::abs(b.sum) <= most && std::abs(last.sum) <= most;

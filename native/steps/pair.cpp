@@ -21,7 +21,7 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
-// The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and at the end.
+// The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and the end.
 struct alignas(64) Totals {
     double transitions[4], start, end;
 
@@ -46,10 +46,11 @@ struct Unit {
     int64_t longest;
     S *const room, *const records;  // room: (steps, places, vectors, lanes), records: (steps, 2, lanes)
 
-    static int64_t size(int64_t steps) { return (steps + W) * (gap + 2 * W); }  // what is written is read in whole vectors
+    // What is written is read in whole vectors.
+    static int64_t size(int64_t steps) { return (steps + W) * (gap + 2 * W); }
 
     // The u-th unit, where so many sequences as `sharing` says have their steps in common.
-    Unit(const ScoresProblem<S>& p, int64_t u, int64_t shared_by, S* with)
+    __attribute__((noinline)) Unit(const ScoresProblem<S>& p, int64_t u, int64_t shared_by, S* with)
         : sharing(shared_by), lanes{half(p, 2 * u), half(p, 2 * u + 1)},
           longest(std::max(lanes[0].longest, lanes[1].longest)), room(with), records(with + (p.steps + W) * gap) {
         for (int k = 0; k < vectors; ++k) {
@@ -61,13 +62,13 @@ struct Unit {
     // The lanes whose sequence has a step n.
     Ints has(int k, int64_t n) const { return length[k] > Ints{} + Int(n); }
 
-    // Reads `count` numbers for each step of vector k, into vectors that are `apart`; steps that a sequence lacks may be any.
-    void read(int k, const S* numbers, int64_t count, S* to, int64_t apart) const {
+    // Reads `count` numbers for each step of vector k, into vectors that are `apart`; any, where a sequence has ended.
+    __attribute__((noinline)) void read(int k, const S* numbers, int64_t count, S* to, int64_t apart) const {
         for_runs(k, numbers, count, [&](const S* const* from, int64_t n, int64_t run) {
             fetch<S>(from, run * count, to + n * count * apart, apart);
         });
     }
-    void write(int k, const S* from, int64_t apart, S* numbers, int64_t count) const {
+    __attribute__((noinline)) void write(int k, const S* from, int64_t apart, S* numbers, int64_t count) const {
         for_runs(k, numbers, count, [&](S* const* to, int64_t n, int64_t run) {
             flush<S>(to, lanes[k].valid, run * count, from + n * count * apart, apart);
         });
@@ -87,8 +88,8 @@ private:
         return {p, each, std::max<int64_t>(0, p.batch - number * W), sharing};
     }
 
-    // body(where the numbers of each lane are, from step n on, for so many steps). Backwards: a sequence that has ended is at
-    // its last step, which comes later.
+    // body(where the numbers of each lane are, from step n on, for so many steps). Backwards: a sequence that has ended
+    // is at its last step, which comes later.
     template <class T, class Body>
     void for_runs(int k, T* numbers, int64_t count, Body body) const {
         const int64_t run = lanes[k].has_holes() ? 1 : lanes[k].longest;
@@ -108,8 +109,8 @@ struct Centred {
     Vec<S> mean[Unit<S>::vectors], part[Unit<S>::vectors];
 };
 
-// The sweeps of a unit by F. They find their numbers in its room, and leave their results there: places 0 … 3 are for q, its
-// rest, r and its rest.
+// The sweeps of a unit by F. They find their numbers in its room, and leave their results there: places 0 … 3 are for
+// q, its rest, r and its rest.
 template <class S, class F>
 class Sweep {
     using V = Vec<S>;
@@ -124,9 +125,9 @@ class Sweep {
 public:
     Sweep(const Unit<S>& of, const Shared<S>& scores) : unit(of), shared(scores) {}
 
-    // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5. False
-    // if F is not for such scores; `sound` becomes false where there is no answer.
-    bool marginals(bool& sound) {
+    // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5.
+    // False if F is not for such scores; `sound` becomes false where there is no answer.
+    __attribute__((noinline)) bool marginals(bool& sound) {
         V delta[K] = {}, m[K], m_less[K];
         for (int64_t n = 0; n < unit.longest; ++n) {
             for (int k = 0; k < K; ++k) delta[k] = unit.has(k, n) ? next(k, n, delta[k]) : delta[k];
@@ -149,8 +150,8 @@ public:
         return true;
     }
 
-    // From the same and, at place 5, numbers of a cotangent to the derivative in the scores, at place 4. False as above.
-    bool vjp(const Centred<S>& cotangent, Totals& totals) {
+    // From the same and, at place 5, numbers of a cotangent to the derivative in the scores, at place 4. False as well.
+    __attribute__((noinline)) bool vjp(const Centred<S>& cotangent, Totals& totals) {
         V delta[K] = {}, dot[K] = {}, m[K], m_less[K], m_dot[K], sums[4] = {};
         for (int64_t n = 0; n < unit.longest; ++n) {
             for (int k = 0; k < K; ++k) push(k, n, cotangent.mean[k], cotangent.part[k], delta[k], dot[k]);
@@ -238,21 +239,25 @@ bool choose(const OmegaParameters& omega, const Shared<S>& shared, bool all, Act
     return act(Difference<S, omega::Negentropy<S>>{});
 }
 
-// body(unit, thread) for all sequences. `out` has `size` numbers for each step, of which the sweeps leave masked ones alone.
+// body(unit, sums) for all sequences; returns the sums of all threads. `out` has `size` numbers for each step, of which
+// the sweeps leave masked ones alone.
 template <class S, class Body>
-void for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size, Body body) {
+Totals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size, Body body) {
     constexpr int64_t sequences = Unit<S>::vectors * lanes_of<S>;
     const int64_t units = (p.batch + sequences - 1) / sequences;
     const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
+    std::vector<Totals> each(std::size_t(threads), Totals{});
     parallel_for(threads, int(threads), [&](int64_t t, int) {
         const auto room = scratch<S>(Unit<S>::size(p.steps));
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
             for (int64_t b = u * sequences; b < std::min((u + 1) * sequences, p.batch); ++b) {
                 clear_masked(p, b / sharing, out + b * p.steps * size, size);
             }
-            body(Unit<S>(p, u, sharing, room.get()), std::size_t(t));
+            body(Unit<S>(p, u, sharing, room.get()), each[std::size_t(t)]);
         }
     });
+    for (std::size_t t = 1; t < each.size(); ++t) each[0] += each[t];
+    return each[0];
 }
 
 // The marginals of a unit, whose scores prepare() brings; whether there are any.
@@ -270,22 +275,13 @@ bool solve(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shar
 
 // Their derivative along a cotangent, which prepare() gives.
 template <class S, class Prepare>
-void pull_back(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Totals& totals, Prepare prepare) {
+void pull_back(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Totals& totals,
+               Prepare prepare) {
     for (bool all : {false, true}) {
         const Centred<S> cotangent = prepare();
         const auto act = [&](auto by) { return Sweep<S, decltype(by)>(unit, shared).vjp(cotangent, totals); };
         if (choose(p.omega, shared, all, act)) break;
     }
-}
-
-Totals sum(const std::vector<Totals>& each) {
-    Totals all{};
-    for (const Totals& totals : each) all += totals;
-    return all;
-}
-template <class S>
-std::vector<Totals> totals_of_threads(const ScoresProblem<S>& p) {
-    return std::vector<Totals>(std::size_t(std::max(1, p.threads)), Totals{});
 }
 
 // --- both states
@@ -328,7 +324,7 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
     const Shared<S> shared = shared_of(p);
     if (!shared.is_finite()) return false;
     std::atomic<bool> sound{true};
-    for_units(p, 1, out, 2, [&](const Unit<S>& unit, std::size_t) {
+    for_units(p, 1, out, 2, [&](const Unit<S>& unit, Totals&) {
         if (!solve(p, unit, shared, [&] { read_differences(unit, p.scores.emissions, 4); })) sound = false;
         write_both(unit, out, [&](int k, int64_t n) {
             return std::pair(load<S>(unit.place(k, n, 5)), load<S>(unit.place(k, n, 4)));
@@ -340,9 +336,8 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
     const Shared<S> shared = shared_of(p);
-    std::vector<Totals> each = totals_of_threads(p);
-    for_units(p, 1, gradient.emissions, 2, [&](const Unit<S>& unit, std::size_t thread) {
-        pull_back(p, unit, shared, each[thread], [&] {
+    const Totals all = for_units(p, 1, gradient.emissions, 2, [&](const Unit<S>& unit, Totals& totals) {
+        pull_back(p, unit, shared, totals, [&] {
             read_differences(unit, p.scores.emissions, 4);
             read_differences(unit, cotangent, 5);
             return Centred<S>{{}, {broadcast(S(1)), broadcast(S(1))}};
@@ -351,7 +346,6 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
             return std::pair(-load<S>(unit.place(k, n, 4)), load<S>(unit.place(k, n, 4)));
         });
     });
-    const Totals all = sum(each);
     for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(all.transitions[k]);
     for (int state = 0; state < 2; ++state) {
         gradient.start[state] = S(state ? all.start : -all.start);
@@ -375,7 +369,7 @@ bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
     std::atomic<bool> sound{true};
     // So that neither 1 / total nor a sum of such overflows.
     const S least = std::numeric_limits<S>::min() / std::numeric_limits<S>::epsilon();
-    for_units(p.chain, p.sharing, out, 1, [&](const Unit<S>& unit, std::size_t) {
+    for_units(p.chain, p.sharing, out, 1, [&](const Unit<S>& unit, Totals&) {
         if (!solve(p.chain, unit, shared, [&] { unit.read(p.scores, 4); })) sound = false;
         for (int k = 0; k < Unit<S>::vectors; ++k) {
             const auto& lanes = unit.lanes[k];
@@ -397,10 +391,9 @@ template <class S>
 void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals, const S* cotangent, S* to_scores,
                  S* to_transitions) {
     const Shared<S> shared = shared_of(p);
-    std::vector<Totals> each = totals_of_threads(p.chain);
-    for_units(p.chain, p.sharing, to_scores, 1, [&](const Unit<S>& unit, std::size_t thread) {
+    const Totals all = for_units(p.chain, p.sharing, to_scores, 1, [&](const Unit<S>& unit, Totals& sums) {
         // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
-        pull_back(p.chain, unit, shared, each[thread], [&] {
+        pull_back(p.chain, unit, shared, sums, [&] {
             Centred<S> centred{};
             unit.read(cotangent, 5);
             unit.read(weights, 4);
@@ -416,7 +409,6 @@ void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals
         });
         unit.write(4, to_scores);
     });
-    const Totals all = sum(each);
     const double begin[4] = {-all.start, 0, all.start, 0};
     for (int k = 0; k < 4; ++k) to_transitions[k] = S(all.transitions[k] + begin[k]);
 }
