@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "../base/threads.h"
@@ -208,10 +207,10 @@ struct Worker {
         const int64_t matrix = group.b[0] * problem.transition_batch, states = layout.states;
         const bool good = weights.fill(problem.scores.transitions + matrix);
         weights.pack(has_into, has_out_of);
-        for (int64_t k = 0; z && k < states * states; ++k) {
-            const int64_t at = k / states * layout.padded + k % states;
-            const S weight = weights.rows[at];  // z does not matter unless it is positive
-            tilted.rows[at] = weight > 0 ? weight * z->transitions[matrix + k] : S(0);
+        for (int64_t i = 0; z && i < states; ++i) {
+            const S *along = z->transitions + matrix + i * states, *row = &weights.rows[i * layout.padded];
+            S* to = &tilted.rows[i * layout.padded];  // z does not matter unless the weight is positive
+            for (int64_t p = 0; p < states; ++p) to[p] = row[p] > 0 ? row[p] * along[p] : S(0);
         }
         if (z) tilted.pack(true, true);
         is_ready = true;
@@ -231,13 +230,17 @@ struct Worker {
 
     // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain.
     void deliver_transitions(int64_t matrix, const Scores<S>& out) {
-        const int64_t states = layout.states;
-        for (int64_t k = 0; k < states * states; ++k) {
-            const int64_t at = k / states * layout.padded + k % states;
-            const S weight = weights.rows[at], sum = std::exchange(plain[at], S(0));
-            const S part = z ? std::exchange(rest[at], S(0)) + z->transitions[matrix + k] * sum : sum;
-            out.transitions[matrix + k] += weight > 0 ? weight * part : S(0);
+        const int64_t states = layout.states, square = layout.padded * layout.padded;
+        for (int64_t i = 0; i < states; ++i) {
+            const int64_t first = i * layout.padded, to = matrix + i * states;
+            for (int64_t p = 0; p < states; ++p) {
+                const S weight = weights.rows[first + p], sum = plain[first + p];
+                const S part = z ? rest[first + p] + z->transitions[to + p] * sum : sum;
+                out.transitions[to + p] += weight > 0 ? weight * part : S(0);
+            }
         }
+        std::fill_n(plain.get(), square, S(0));
+        if (z) std::fill_n(rest.get(), square, S(0));
     }
     // The sums, to what the batch shares.
     void deliver(const Scores<S>& out) {
