@@ -562,7 +562,7 @@ private:
             if (!any(on)) continue;
             const int64_t at = here + r * row;
             const Vec<S> total = sum_ends<S>(layout, a + at, ends + r * row);
-            const Vec<S> factor = on & (total > S(0)) ? 1 / total : Vec<S>{};
+            const Vec<S> factor = (on & (total > S(0))) ? 1 / total : Vec<S>{};
             Vec<S> centre{};
             for (int64_t v = 0; v < layout.width; ++v) {
                 const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
