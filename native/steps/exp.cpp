@@ -4,91 +4,278 @@
 #include "exp.h"
 
 #include <atomic>
-#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "../base/threads.h"
-#include "exp_group.h"
+#include "../omega/negentropy.h"
+#include "exp_layout.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace in_exp_space {
 namespace {
 
+template <class S>
+constexpr S unit = omega::Negentropy<S>::unit;
 // A state that is reached and has less than this, where the greatest is about 1, may lose what leads through it.
 template <class S>
 constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
-
-// The probabilities of the last states but for their sum, a ∘ exp(end − top), in padded rows; the sum.
+// Where no weight of an edge is less than this, a sum over edges from states that have more is 0 only if there are
+// none.
 template <class S>
-S weigh_end(const Line<S>& line, const S* a, const S* end, S& top, S* weights) {
-    Vec<S> greatest = broadcast(std::numeric_limits<S>::lowest()), total{};
-    for (int64_t v = 0; v < line.vectors; ++v) greatest = greater<S>(greatest, line.get_low(end, v));
-    top = greatest_lane<S>(greatest)[0];
-    for (int64_t v = 0; v < line.vectors; ++v) {
-        const Vec<S> weight = line.get(a, v) * exp2_of((line.get_low(end, v) - top) * unit<S>);
-        store<S>(weights + v * line.lanes, weight);
-        total += weight;
+constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
+
+template <class S>
+using Ints = typename Shape<Vec<S>>::Int;
+
+// Sequences that are swept together, the longest first. A place without a sequence has length 0.
+template <class S>
+struct Group {
+    static constexpr int lanes = lanes_of<S>, most = Layout<S>::most_sequences;
+    using Int = typename Format<S>::Int;
+
+    const ScoresProblem<S>& problem;
+    const Layout<S>& layout;
+    int members;
+    int64_t longest, b[most], length[most];
+    Ints<S> lengths[Layout<S>::most_rows];  // by row
+
+    Group(const ScoresProblem<S>& of, const Layout<S>& in, const int64_t* order, int64_t count)
+        : problem(of), layout(in), members(int(count)), longest(of.lengths[order[0]]) {
+        for (int l = 0; l < layout.sequences; ++l) {
+            b[l] = order[l < members ? l : 0];
+            length[l] = l < members ? problem.lengths[b[l]] : 0;
+            layout.set(lengths, l, Int(length[l]));
+        }
     }
-    return sum_lanes<S>(total)[0];
-}
 
-// --- forward
+    // Where the numbers of visit n of sequence l are: on the tape, a (plane 0) or s (1), or in something of the
+    // emissions' shape (visits).
+    static constexpr int visits = -1;
+    int64_t row(int plane, int l, int64_t n) const {
+        if (plane != visits) return ((b[l] * 2 + plane) * (problem.steps + 1) + n + 1) * problem.states;
+        int64_t step = n;
+        if (problem.kept) step = length[l] ? visited(problem, b[l], std::min(n, length[l] - 1)) : 0;
+        return (b[l] * problem.steps + step) * problem.states;
+    }
+    // So many visits lie one after another.
+    int64_t run(int plane, int64_t steps) const { return plane == visits && problem.kept ? 1 : steps; }
 
-// exp(x − greatest + shift), 0 for −∞ alone, in place of the scores x of a row. Returns their greatest, a finite number.
-template <class S, class Mask>
-Vec<S> exponentiate(const Layout<S>& layout, S* __restrict row, const S* __restrict shift, Mask& bad) {
-    constexpr int lanes = lanes_of<S>;
-    const int64_t width = layout.width;
+    // Reads visits n … n + steps − 1; 0 where a sequence has ended.
+    __attribute__((noinline)) void read(const S* data, int plane, int64_t n, int64_t steps, Vec<S> pad, S* to) const {
+        for (int64_t k = 0; k < steps; k += run(plane, steps)) {
+            gather([&](int l) { return data + row(plane, l, n + k); }, run(plane, steps), pad, to + k * layout.stride);
+        }
+        for (int64_t k = std::max<int64_t>(0, length[layout.sequences - 1] - n); k < steps; ++k) {
+            for (int r = 0; r < layout.rows; ++r) {
+                S* at = to + k * layout.stride + r * layout.row_stride;
+                const auto on = lengths[r] > Ints<S>{} + Int(n + k);
+                for (int64_t v = 0; v < layout.width; ++v, at += layout.gap) store<S>(at, on ? load<S>(at) : Vec<S>{});
+            }
+        }
+    }
+    // What there is once for each sequence, or for all, as a step.
+    void read_once(const S* numbers, int64_t batch, Vec<S> pad, S* to) const {
+        gather([&](int l) { return numbers + b[l] * batch; }, 1, pad, to);
+    }
+
+    // Writes visits n … n + steps − 1; where a sequence has ended, nothing or what stands there.
+    __attribute__((noinline)) void write(const S* from, int64_t n, int64_t steps, int plane, S* data) const {
+        int alive = members;
+        for (int64_t k = 0; k < steps; k += run(plane, steps)) {
+            while (alive > 0 && length[alive - 1] <= n + k) --alive;
+            for (int r = 0; r < layout.rows && layout.first_of(r) < alive; ++r) {
+                const int first = layout.first_of(r), valid = layout.across ? std::min(lanes, alive - first) : 1;
+                S* to[lanes];
+                for (int l = 0; l < valid; ++l) to[l] = data + row(plane, first + l, n + k);
+                layout.scatter(to, valid, run(plane, steps), from + k * layout.stride + r * layout.row_stride);
+            }
+        }
+    }
+
+private:
+    template <class Place>
+    void gather(Place place, int64_t steps, Vec<S> pad, S* to) const {
+        for (int r = 0; r < layout.rows; ++r) {
+            const S* from[lanes];
+            for (int l = 0; l < (layout.across ? lanes : 1); ++l) from[l] = place(layout.first_of(r) + l);
+            layout.gather(from, steps, pad, to + r * layout.row_stride);
+        }
+    }
+};
+
+// In place of the scores of a row exp(x − greatest + shift), 0 for −∞ alone; without a shift, (x − greatest) · unit.
+// Returns the greatest, a finite number. A score that is +∞ or NaN is `bad`.
+template <class S>
+__attribute__((noinline)) Vec<S> exponentiate(const Layout<S>& layout, S* __restrict row, const S* __restrict shift,
+                                              Ints<S>& bad) {
+    const int64_t end = layout.width * layout.gap, gap = layout.gap;
     Vec<S> top = broadcast(std::numeric_limits<S>::lowest());
-    Mask wrong{};
-    for (int64_t v = 0; v < width; ++v) {
-        const Vec<S> x = load<S>(row + v * lanes);
+    Ints<S> wrong{};
+    for (int64_t at = 0; at < end; at += gap) {
+        const Vec<S> x = load<S>(row + at);
         wrong |= ~(x < infinity<S>);
         top = greater<S>(top, x);
     }
     bad |= wrong;
     top = layout.greatest(top);
     const Vec<S> tiny = broadcast(std::numeric_limits<S>::min());
-    for (int64_t v = 0; v < width; ++v) {
-        const Vec<S> x = (load<S>(row + v * lanes) - top) * unit<S> + load<S>(shift + v * lanes);
-        store<S>(row + v * lanes, x > -infinity<S> ? greater<S>(exp2_of(x), tiny) : Vec<S>{});
+    for (int64_t at = 0; at < end; at += gap) {
+        const Vec<S> relative = (load<S>(row + at) - top) * unit<S>;
+        const Vec<S> x = shift ? relative + load<S>(shift + at) : relative;
+        store<S>(row + at, !shift ? x : x > -infinity<S> ? greater<S>(exp2_of(x), tiny) : Vec<S>{});
     }
     return top;
 }
 
+// W; r_i relative to their greatest and in units of log 2, −∞ past the last state, as a step; that greatest.
+template <class S>
+struct Weights : Matrix<S> {
+    Array<S> shift;
+    S base = 0;
+    bool is_moderate = true;  // no weight of an edge is very small
+
+    explicit Weights(const Layout<S>& of) : Matrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
+
+    // Whether all transitions were below +∞ and not NaN.
+    bool fill(const S* transitions) {
+        constexpr S none = std::numeric_limits<S>::lowest();  // for a row of −∞
+        const Layout<S>& layout = this->layout;
+        const Layout<S> line(layout.states, false, 1);
+        const Array<S> greatest = scratch<S>(layout.states), zero = zeros<S>(layout.padded);
+        Ints<S> bad{}, small{};
+        base = none;
+        for (int64_t i = 0; i < layout.states; ++i) {
+            const S* from = transitions + i * layout.states;
+            S* row = &this->rows[i * layout.padded];
+            line.gather(&from, 1, line.low, row);
+            greatest[i] = exponentiate<S>(line, row, zero.get(), bad)[0];
+            for (int64_t v = 0; v < line.width; ++v) {
+                const Vec<S> weight = load<S>(row + v * line.gap);
+                small |= (weight > S(0)) & (weight < least_weight<S>);
+            }
+            base = std::max(greatest[i], base);
+        }
+        if (base == none) base = 0;
+        for (int64_t i = 0; i < layout.states; ++i) {
+            const S relative = greatest[i] == none ? -infinity<S> : (greatest[i] - base) * unit<S>;
+            for (int l = 0; l < layout.sequences; ++l) shift[layout.place(l, i)] = relative;
+        }
+        is_moderate = !any(small);
+        return !any(bad);
+    }
+};
+
+// What a worker has: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
+// starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what the tangent
+// forward sweep finds along it: v̇_n and μ_n of every visit.
+template <class S>
+struct Worker {
+    const ScoresProblem<S>& problem;
+    const Scores<const S>* z;
+    const Layout<S>& layout;
+    Weights<S> weights;
+    Matrix<S> tilted;
+    int64_t size;
+    bool is_ready = false;
+    Array<S> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: what the Hessian has besides
+
+    // For sequences of at most so many visits.
+    Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<S>& in, int count, int64_t visits)
+        : problem(of),
+          z(along),
+          layout(in),
+          weights(in),
+          tilted(in),
+          size((in.depth + 1) * in.stride + lanes_of<S> * in.gap),
+          blocks(zeros<S>(count * size)),
+          start(zeros<S>(in.states)),
+          end(zeros<S>(in.states)),
+          plain(zeros<S>(in.padded * in.padded)) {
+        if (!z) return;
+        tangents = scratch<S>(visits * in.stride);
+        means = scratch<S>(visits * in.stride);
+        rest = zeros<S>(in.padded * in.padded);
+    }
+
+    S* block(int k) const { return blocks.get() + k * size; }
+
+    // The weights for a group; whether all transitions were below +∞ and not NaN.
+    bool prepare(const Group<S>& group, bool has_into, bool has_out_of) {
+        if (group.longest < 2 || (is_ready && problem.transition_batch == 0)) return true;
+        const int64_t matrix = group.b[0] * problem.transition_batch, states = layout.states;
+        const bool good = weights.fill(problem.scores.transitions + matrix);
+        weights.pack(has_into, has_out_of);
+        for (int64_t i = 0; z && i < states; ++i) {
+            const S *along = z->transitions + matrix + i * states, *row = &weights.rows[i * layout.padded];
+            S* to = &tilted.rows[i * layout.padded];  // z does not matter unless the weight is positive
+            for (int64_t p = 0; p < states; ++p) to[p] = row[p] > 0 ? row[p] * along[p] : S(0);
+        }
+        if (z) tilted.pack(true, true);
+        is_ready = true;
+        return good;
+    }
+
+    // What the first and the last step of each sequence have, the starts and the ends have too.
+    void add_ends(const Group<S>& group, const Scores<S>& out) {
+        for (int l = 0; l < group.members && group.length[l] > 0; ++l) {
+            S* to_start = problem.start_batch ? out.start + group.b[l] * problem.start_batch : start.get();
+            S* to_end = problem.end_batch ? out.end + group.b[l] * problem.end_batch : end.get();
+            const S* first = out.emissions + group.row(group.visits, l, 0);
+            const S* last = out.emissions + group.row(group.visits, l, group.length[l] - 1);
+            for (int64_t i = 0; i < layout.states; ++i) to_start[i] += first[i], to_end[i] += last[i];
+        }
+    }
+
+    // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain.
+    void deliver_transitions(int64_t matrix, const Scores<S>& out) {
+        const int64_t states = layout.states, square = layout.padded * layout.padded;
+        for (int64_t i = 0; i < states; ++i) {
+            const int64_t first = i * layout.padded, to = matrix + i * states;
+            for (int64_t p = 0; p < states; ++p) {
+                const S weight = weights.rows[first + p], sum = plain[first + p];
+                const S part = z ? rest[first + p] + z->transitions[to + p] * sum : sum;
+                out.transitions[to + p] += weight > 0 ? weight * part : S(0);
+            }
+        }
+        std::fill_n(plain.get(), square, S(0));
+        if (z) std::fill_n(rest.get(), square, S(0));
+    }
+    // The sums, to what the batch shares.
+    void deliver(const Scores<S>& out) {
+        if (!problem.transition_batch) deliver_transitions(0, out);
+        for (int64_t i = 0; i < layout.states; ++i) {
+            if (!problem.start_batch) out.start[i] += start[i];
+            if (!problem.end_batch) out.end[i] += end[i];
+        }
+    }
+};
+
+// --- forward
+
 // after = factors ∘ sums · scale of a row, and the greatest of them. Returns the least, padding aside.
 template <class S>
-Vec<S> scale_row(const S* __restrict factors, const S* __restrict sums, Vec<S> scale, Vec<S> padding, int64_t width,
-                 S* __restrict after, Vec<S>& greatest) {
-    constexpr int lanes = lanes_of<S>;
+Vec<S> scale_row(const Layout<S>& layout, const S* __restrict factors, const S* __restrict sums, Vec<S> scale,
+                 Vec<S> padding, S* __restrict after, Vec<S>& greatest) {
+    const int64_t gap = layout.gap, last = (layout.width - 1) * gap;
     Vec<S> top{}, lowest = broadcast(S(1));
-    for (int64_t v = 0; v < width; ++v) {
-        const Vec<S> result = (load<S>(factors + v * lanes) * scale) * load<S>(sums + v * lanes);
-        store<S>(after + v * lanes, result);
+    for (int64_t at = 0; at <= last; at += gap) {
+        const Vec<S> result = (load<S>(factors + at) * scale) * load<S>(sums + at);
+        store<S>(after + at, result);
         top = greater<S>(top, result);
-        lowest = lesser<S>(v + 1 < width ? result : result + padding, lowest);
+        lowest = lesser<S>(at < last ? result : result + padding, lowest);
     }
     greatest = top;
     return lowest;
 }
 
-// Whether a state that has next to nothing after visit n, coming from `before`, can be reached all the same.
+// The sum of the probabilities of the last states but for a factor, a ∘ ends of a row.
 template <class S>
-bool loses(const ScoresProblem<S>& problem, int64_t b, int64_t emission_row, bool first, const S* before,
-           const S* after) {
-    const int64_t states = problem.states;
-    const S* emissions = problem.scores.emissions + emission_row;
-    const S* start = problem.scores.start + b * problem.start_batch;
-    const S* transitions = problem.scores.transitions + b * problem.transition_batch;
-    for (int64_t i = 0; i < states; ++i) {
-        if (after[i] >= least<S> || emissions[i] == -infinity<S>) continue;
-        if (first && start[i] > -infinity<S>) return true;
-        for (int64_t p = 0; !first && p < states; ++p) {
-            if (before[p] > 0 && transitions[i * states + p] > -infinity<S>) return true;
-        }
-    }
-    return false;
+Vec<S> sum_ends(const Layout<S>& layout, const S* __restrict a, const S* __restrict ends) {
+    Vec<S> total{};
+    for (int64_t v = 0; v < layout.width; ++v) total += load<S>(a + v * layout.gap) * load<S>(ends + v * layout.gap);
+    return layout.sum(total);
 }
 
 // The forward sweep of a group. A sequence that has ended goes on along emissions of 0 and leaves no trace.
@@ -97,394 +284,131 @@ class Forward {
     static constexpr int lanes = lanes_of<S>, most_rows = Layout<S>::most_rows;
     using F = Format<S>;
     using Int = typename F::Int;
-    using Ints = typename Shape<Vec<S>>::Int;
     using Bits = typename Shape<Vec<S>>::Bits;
 
     const Group<S>& group;
-    const Weights<S>& weights;
+    const Worker<S>& worker;
     S *value, *tape;
     std::uint8_t* underflowed;
 
     const ScoresProblem<S>& problem = group.problem;
     const Layout<S>& layout = group.layout;
-    S *factors = group.room.block(0), *a = group.room.block(1), *s = group.room.block(2);
-    int64_t alive = group.members;
-    double offset[Layout<S>::most_sequences] = {};  // v_n = log a_n + offset + n · weights.base + exponent · log 2
+    const Weights<S>& weights = worker.weights;
+    const int64_t stride = layout.stride, row = layout.row_stride;
+    S *factors = worker.block(0), *a = worker.block(1), *s = worker.block(2), *ends = worker.block(3);
+    omega::Sum<Vec<S>> offset[most_rows];  // v_n = log a_n + offset + n · weights.base + exponent · log 2
     Bits exponent[most_rows] = {};
-    Vec<S> scale[most_rows];  // the power of two that brings the greatest of the last a to 1
-    bool lost[Layout<S>::most_sequences] = {};
-    Ints bad = {};
-    Vec<S> padding{};  // 1 past the last state
+    Vec<S> end_top[most_rows], scale[most_rows];  // scale: the power of two that brings the greatest of the last a to 1
+    Ints<S> lost[most_rows] = {}, bad = {};
+    Vec<S> padding = layout.low < S(0) ? broadcast(S(1)) : Vec<S>{};
 
 public:
-    Forward(const Group<S>& of, const Weights<S>& with, S* to_value, S* to_tape, std::uint8_t* to_underflowed)
-        : group(of), weights(with), value(to_value), tape(to_tape), underflowed(to_underflowed) {
-        for (Vec<S>& one : scale) one = broadcast(S(1));
-        if (!layout.across) padding = layout.line.low < S(0) ? broadcast(S(1)) : Vec<S>{};
-    }
+    Forward(const Group<S>& of, const Worker<S>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
+        : group(of), worker(by), value(to_value), tape(to_tape), underflowed(to_lost) {}
 
     // Whether all scores of the group were below +∞ and not NaN.
     bool run() {
-        const int64_t stride = layout.stride, longest = group.length[0];
-        for (int l = 0; l < group.members; ++l) underflowed[group.b[l]] = 0;
-        for (; alive > 0 && group.length[alive - 1] == 0; --alive) value[group.b[alive - 1]] = 0;
-        for (int64_t n = 0; n < longest; n += layout.depth) {
-            const int64_t steps = std::min(layout.depth, longest - n);
-            group.read_visits(problem.scores.emissions, n, steps, layout.line.low, factors);
-            if (n == 0) start();
-            for (int64_t k = n == 0; k < steps; ++k) weigh(k, weights.shift.get());
+        begin();
+        for (int64_t n = 0; n < group.longest; n += layout.depth) {
+            const int64_t steps = std::min(layout.depth, group.longest - n);
+            group.read(problem.scores.emissions, group.visits, n, steps, layout.low, factors);
+            for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
             for (int64_t k = 0; k < steps; ++k) step(n + k, k);
             if (tape) {
-                group.write_tape(a + stride, 0, n, steps, tape);
-                group.write_tape(s, 1, n, steps, tape);
+                group.write(a + stride, n, steps, 0, tape);
+                group.write(s, n, steps, 1, tape);
             }
             std::copy_n(a + steps * stride, stride, a);
         }
-        const int64_t plane = (problem.steps + 1) * problem.states;
-        for (int l = 0; tape && l < group.members; ++l) tape[(2 * group.b[l] + 1) * plane] = lost[l] ? S(0) : S(1);
         return !any(bad);
     }
 
 private:
-    void add_offset(int64_t r, Vec<S> top) {
-        if (!layout.across) {
-            offset[r] += double(top[0]);
-            return;
+    // The scores of the start are the shift of the first step.
+    void begin() {
+        for (int l = 0; l < group.members; ++l) {
+            if (group.length[l] == 0) set(l, S(0), false);
         }
-        for (int l = 0; l < lanes; ++l) offset[r * lanes + l] += double(top[l]);
+        group.read_once(problem.scores.start, problem.start_batch, layout.low, a);
+        group.read_once(problem.scores.end, problem.end_batch, layout.low, ends);
+        std::fill_n(factors, stride, S(0));
+        for (int r = 0; r < layout.rows; ++r) {
+            offset[r].add(exponentiate<S>(layout, a + r * row, nullptr, bad));
+            end_top[r] = exponentiate<S>(layout, ends + r * row, factors + r * row, bad);
+            scale[r] = broadcast(S(1));
+        }
     }
 
     void weigh(int64_t k, const S* shift) {
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            add_offset(r, exponentiate(layout, factors + k * layout.stride + r * layout.row_stride, shift, bad));
-        }
-    }
-
-    // The first step has the scores of the start for a shift; relative to the greatest, which is exact where it matters.
-    void start() {
-        group.read_start(problem.scores.start, layout.line.low, a);
-        const Array<S> shift = scratch<S>(layout.width * lanes);
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            const S* row = a + r * layout.row_stride;
-            Vec<S> top = broadcast(std::numeric_limits<S>::lowest());
-            for (int64_t v = 0; v < layout.width; ++v) {
-                bad |= ~(load<S>(row + v * lanes) < infinity<S>);
-                top = greater<S>(top, load<S>(row + v * lanes));
-            }
-            top = layout.greatest(top);
-            for (int64_t v = 0; v < layout.width; ++v) {
-                store<S>(&shift[v * lanes], (load<S>(row + v * lanes) - top) * unit<S>);
-            }
-            add_offset(r, top);
-            add_offset(r, exponentiate(layout, factors + r * layout.row_stride, shift.get(), bad));
+        for (int r = 0; r < layout.rows; ++r) {
+            offset[r].add(exponentiate<S>(layout, factors + k * stride + r * row, shift + r * row, bad));
         }
     }
 
     void step(int64_t n, int64_t k) {
-        const int64_t stride = layout.stride;
-        const S *given = factors + k * stride, *before = a + k * stride;
+        const S* given = factors + k * stride;
         S *after = a + (k + 1) * stride, *through = s + k * stride;
         if (n == 0) {
             std::fill_n(through, stride, S(1));
         } else {
-            layout.multiply({{weights.into, before}}, through);
+            multiply<S>(layout, {{weights, a + k * stride}}, false, through);
         }
-        Vec<S> greatest[most_rows];
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            const int64_t at = r * layout.row_stride;
-            const Vec<S> lowest =
-                scale_row(given + at, through + at, scale[r], padding, layout.width, after + at, greatest[r]);
-            if (any(lowest < least<S>)) check(n, r, given + at, through + at, before, after);
-        }
-        for (; alive > 0 && group.length[alive - 1] == n + 1; --alive) finish(int(alive - 1), after);
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            const Bits power = bits<Bits>(layout.greatest(greatest[r])) >> F::mantissa;
+        for (int r = 0; r < layout.rows; ++r) {
+            const int64_t at = r * row;
+            Vec<S> greatest;
+            const Vec<S> lowest = scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
+            if (any(lowest < least<S>)) check(r, given + at, through + at, after + at);
+            const Ints<S> ends_here = group.lengths[r] == Ints<S>{} + Int(n + 1);
+            if (any(ends_here)) finish(n, r, after + at);
+            const Bits power = bits<Bits>(layout.greatest(greatest)) >> F::mantissa;
             scale[r] = bits<Vec<S>>((Int(2 * F::bias) - power) << F::mantissa);
             exponent[r] += power - Int(F::bias);
         }
     }
 
-    // Looks for states that are reached, but have so little that what leads through them may be lost.
-    void check(int64_t n, int64_t r, const S* given, const S* through, const S* before, const S* after) {
-        Ints low{};
-        for (int64_t v = 0; v < layout.width; ++v) {
-            const Vec<S> result = load<S>(after + r * layout.row_stride + v * lanes);
-            const Ints reached = weights.is_moderate ? load<S>(through + v * lanes) > S(0) : ~Ints{};
-            low |= (result < least<S>) & (load<S>(given + v * lanes) > S(0)) & reached;
+    // Looks for states that may be reached, but have so little that what leads through them may be lost.
+    void check(int r, const S* given, const S* through, const S* after) {
+        Ints<S> low{};
+        for (int64_t at = 0; at < layout.width * layout.gap; at += layout.gap) {
+            const Ints<S> reached = weights.is_moderate ? load<S>(through + at) > S(0) : ~Ints<S>{};
+            low |= (load<S>(after + at) < least<S>) & (load<S>(given + at) > S(0)) & reached;
         }
-        for (int l = 0; l < alive; ++l) {
-            if (lost[l] || layout.row_of(l) != r || !(layout.across ? low[layout.lane_of(l)] != 0 : any(low))) continue;
-            lost[l] = weights.is_moderate || leads_on(n, l, before, after);
+        lost[r] |= layout.across ? low : Ints<S>{} - any(low);
+    }
+
+    // The values of the sequences of a row that end at visit n.
+    void finish(int64_t n, int r, const S* last) {
+        const Vec<S> total = sum_ends<S>(layout, last, ends + r * row), log = log2_of(total);
+        Ints<S> reached{};
+        for (int64_t at = 0; at < layout.width * layout.gap; at += layout.gap) {
+            reached |= (load<S>(last + at) > S(0)) & (load<S>(ends + r * row + at) > S(0));
         }
-    }
-
-    // Whether sequence l loses a state where weights are so small that their sums do not tell.
-    bool leads_on(int64_t n, int l, const S* before, const S* after) const {
-        S *from = group.room.line(0), *to = group.room.line(1);
-        layout.get_states(before, l, from);
-        layout.get_states(after, l, to);
-        return loses<S>(problem, group.b[l], group.row(l, n), n == 0, from, to);
-    }
-
-    void finish(int l, const S* last) {
-        const int64_t b = group.b[l];
-        const Line<S>& line = layout.line;
-        const S* end = problem.scores.end + b * problem.end_batch;
-        S *states = group.room.line(0), top;
-        layout.get_states(last, l, states);
-        const S total = weigh_end<S>(line, states, end, top, group.room.line(1));
-        for (int64_t i = 0; i < line.states; ++i) {
-            if (!(end[i] < infinity<S>)) bad = ~Ints{};
-            lost[l] |= total < least<S> && states[i] > 0 && end[i] > -infinity<S>;
-        }
-        const Int power = Int(exponent[layout.row_of(l)][layout.lane_of(l)]);
-        const double more = double(power) * 0.69314718055994530942 + double(top) + std::log(double(total));
-        const double bases = double(group.length[l] - 1) * double(weights.base);
-        value[b] = total > 0 ? S(offset[l] + bases + more) : -infinity<S>;
-        underflowed[b] = lost[l];
-    }
-};
-
-// --- backward
-
-// What a worker adds up over its sequences: the starts, the ends, and but for their weights the transitions, Σ u aᵀ and
-// what the Hessian has besides, in padded rows.
-template <class S>
-struct Totals {
-    int64_t size;
-    Array<S> start, end, plain, rest;
-
-    Totals(const Line<S>& line, bool has_rest)
-        : size(line.padded * line.padded),
-          start(zeros<S>(line.padded)),
-          end(zeros<S>(line.padded)),
-          plain(zeros<S>(size)) {
-        if (has_rest) rest = zeros<S>(size);
-    }
-
-    void add_start(const ScoresProblem<S>& problem, int64_t b, const S* row, const Scores<S>& to) const {
-        S* at = problem.start_batch == 0 ? start.get() : to.start + b * problem.start_batch;
-        for (int64_t i = 0; i < problem.states; ++i) at[i] += row[i];
-    }
-    void add_end(const ScoresProblem<S>& problem, int64_t b, const S* row, const Scores<S>& to) const {
-        S* at = problem.end_batch == 0 ? end.get() : to.end + b * problem.end_batch;
-        for (int64_t i = 0; i < problem.states; ++i) at[i] += row[i];
-    }
-    void deliver_ends(const ScoresProblem<S>& problem, const Scores<S>& to) const {
-        for (int64_t i = 0; i < problem.states; ++i) {
-            if (problem.start_batch == 0) to.start[i] += start[i];
-            if (problem.end_batch == 0) to.end[i] += end[i];
+        if (!layout.across) reached = Ints<S>{} - any(reached);
+        const Ints<S> is_lost = lost[r] | ((total < least<S>) & reached);
+        for (int l = layout.first_of(r); l < group.members && layout.row_of(l) == r; ++l) {
+            if (group.length[l] != n + 1) continue;
+            const int lane = layout.lane_of(l);
+            const double powers = (double(Int(exponent[r][lane])) + double(log[lane])) * omega::Negentropy<double>::ln2;
+            const double tops = double(offset[r].total[lane]) - double(offset[r].lost[lane]) + double(end_top[r][lane]);
+            set(l, total[lane] > 0 ? S(tops + double(n) * double(weights.base) + powers) : -infinity<S>, is_lost[lane]);
         }
     }
 
-    // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain. z does not matter where W is 0.
-    void deliver_transitions(const Weights<S>& weights, const S* z, S* transitions) const {
-        const Line<S>& line = weights.line;
-        for (int64_t i = 0; i < line.states; ++i) {
-            S* to = transitions + i * line.states;
-            for (int64_t v = 0; v < line.vectors; ++v) {
-                const int64_t at = i * line.padded + v * line.lanes;
-                const Vec<S> weight = load<S>(&weights.rows[at]), sum = load<S>(&plain[at]);
-                const Vec<S> part = z ? load<S>(&rest[at]) + line.get(z + i * line.states, v) * sum : sum;
-                line.put(to, v, line.get(to, v) + (weight > S(0) ? weight * part : Vec<S>{}));
-            }
-        }
-    }
-    void clear_transitions() {
-        std::fill_n(plain.get(), size, S(0));
-        if (rest) std::fill_n(rest.get(), size, S(0));
-    }
-};
-
-// u = m / s of a row; returns Σ m.
-template <class S>
-Vec<S> divide_row(const S* __restrict m, const S* __restrict s, int64_t width, S* __restrict u) {
-    constexpr int lanes = lanes_of<S>;
-    Vec<S> total{};
-    for (int64_t v = 0; v < width; ++v) {
-        const Vec<S> x = load<S>(m + v * lanes), through = load<S>(s + v * lanes);
-        total += x;
-        store<S>(u + v * lanes, through > S(0) ? x / through : Vec<S>{});
-    }
-    return total;
-}
-
-// w = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row; returns Σ ṁ.
-template <class S>
-Vec<S> divide_tangent_row(const S* __restrict m, const S* __restrict m_dot, const S* __restrict mean,
-                          const S* __restrict s, const S* __restrict a, const S* __restrict tangent, int64_t width,
-                          S* __restrict w, S* __restrict a_dot) {
-    constexpr int lanes = lanes_of<S>;
-    Vec<S> total{};
-    for (int64_t v = 0; v < width; ++v) {
-        const int64_t at = v * lanes;
-        const Vec<S> x_dot = load<S>(m_dot + at), through = load<S>(s + at);
-        total += x_dot;
-        store<S>(w + at, through > S(0) ? (x_dot - load<S>(m + at) * load<S>(mean + at)) / through : Vec<S>{});
-        store<S>(a_dot + at, load<S>(a + at) * load<S>(tangent + at));
-    }
-    return total;
-}
-
-// m = a ∘ Wᵀu · correction of a row, in place of Wᵀu.
-template <class S>
-void settle_row(const S* __restrict a, Vec<S> correction, int64_t width, S* __restrict m) {
-    constexpr int lanes = lanes_of<S>;
-    for (int64_t v = 0; v < width; ++v) {
-        store<S>(m + v * lanes, load<S>(a + v * lanes) * load<S>(m + v * lanes) * correction);
-    }
-}
-
-// The same, and ṁ in place of the derivative of Wᵀu.
-template <class S>
-void settle_tangent_row(const S* __restrict a, const S* __restrict a_dot, Vec<S> correction, Vec<S> excess,
-                        int64_t width, S* __restrict m, S* __restrict m_dot) {
-    constexpr int lanes = lanes_of<S>;
-    for (int64_t v = 0; v < width; ++v) {
-        const int64_t at = v * lanes;
-        const Vec<S> force = load<S>(m + at), x = load<S>(a + at) * force;
-        const Vec<S> x_dot = load<S>(a + at) * load<S>(m_dot + at) + load<S>(a_dot + at) * force;
-        store<S>(m + at, x * correction);
-        store<S>(m_dot + at, (x_dot - x * excess) * correction);
-    }
-}
-
-// A direction z, and what the tangent forward sweep found along it: v̇_n and μ_n of every visit.
-template <class S>
-struct Direction {
-    const Scores<const S>& z;
-    const Matrix<S>& tilted;  // W ∘ z
-    S *tangents, *means;
-};
-
-// The backward sweep of a group, times the seeds, for the gradient; with a direction, that of its derivative along it,
-// the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs to
-// visit n, that of a and m belongs to visit n − 1.
-template <class S>
-class Backward {
-    static constexpr int lanes = lanes_of<S>;
-    const Group<S>& group;
-    const Weights<S>& weights;
-    const S* seed;
-    const Direction<S>* along;
-    Totals<S>& totals;
-    const Scores<S>& out;
-
-    const ScoresProblem<S>& problem = group.problem;
-    const Layout<S>& layout = group.layout;
-    const int64_t stride = layout.stride;
-    S *a = group.room.block(0), *s = group.room.block(1), *m = group.room.block(2), *u = group.room.block(3);
-    S *m_dot = along ? group.room.block(4) : nullptr, *w = along ? group.room.block(5) : nullptr;  // w = u̇ − u ∘ μ
-    S* a_dot = along ? group.room.block(6) : nullptr;
-    S each_seed[Layout<S>::most_sequences] = {};
-    int begun = 0;
-
-public:
-    Backward(const Group<S>& of, const Weights<S>& with, const S* seeds, const Direction<S>* direction, Totals<S>& own,
-             const Scores<S>& to)
-        : group(of), weights(with), seed(seeds), along(direction), totals(own), out(to) {
-        for (int l = 0; l < group.members; ++l) each_seed[l] = seed[group.b[l]];
-    }
-
-    void run() {
-        const int64_t longest = group.length[0], depth = layout.depth;
-        for (int l = 0; l < group.members; ++l) {
-            S* sequence = out.emissions + group.b[l] * problem.steps * problem.states;
-            clear_masked(problem, group.b[l], sequence, problem.states);
-        }
-        std::fill_n(m, stride, S(0));
-        if (along) std::fill_n(m_dot, stride, S(0));
-        for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
-            const int64_t steps = std::min(depth, longest - n), first = n == 0;
-            group.read_tape(0, n - 1 + first, steps + 1 - first, a + first * stride);
-            group.read_tape(1, n, steps, s);
-            std::copy_n(m, stride, m + steps * stride);
-            if (along) std::copy_n(m_dot, stride, m_dot + steps * stride);
-            for (int64_t k = steps - 1; k >= 0; --k) {
-                for (; begun < group.members && group.length[begun] == n + k + 1; ++begun) begin(n + k, k);
-                if (n + k > 0) step(n + k, k);
-            }
-            group.write_visits((along ? m_dot : m) + stride, n, steps, out.emissions);
-            add_transitions(first * stride, steps - first);
-        }
-        S* states = group.room.line(0);
-        for (int l = 0; l < begun; ++l) {
-            layout.get_states((along ? m_dot : m) + stride, l, states);
-            totals.add_start(problem, group.b[l], states, out);
-        }
-    }
-
-private:
-    // The masses of the last states of the next sequence, at visit n.
-    void begin(int64_t n, int64_t k) {
-        const int64_t b = group.b[begun];
-        S *states = group.room.line(0), *states_dot = group.room.line(1), top, centre = 0;
-        layout.get_states(a + (k + 1) * stride, begun, states);
-        const S total = weigh_end<S>(layout.line, states, problem.scores.end + b * problem.end_batch, top, states);
-        const S factor = total > 0 ? 1 / total : S(0);
-        if (along) {
-            const S* end_dot = along->z.end + b * problem.end_batch;
-            layout.get_states(along->tangents + n * stride, begun, states_dot);
-            for (int64_t i = 0; i < problem.states; ++i) {
-                states_dot[i] = states[i] > 0 ? states_dot[i] + end_dot[i] : S(0);
-                centre += states[i] * factor * states_dot[i];
-            }
-        }
-        for (int64_t i = 0; i < problem.states; ++i) states[i] *= factor * seed[b];
-        layout.set_states(m + (k + 1) * stride, begun, states);
-        if (along) {
-            for (int64_t i = 0; i < problem.states; ++i) states_dot[i] = states[i] * (states_dot[i] - centre);
-            layout.set_states(m_dot + (k + 1) * stride, begun, states_dot);
-        }
-        totals.add_end(problem, b, along ? states_dot : states, out);
-    }
-
-    // From m_n to m_{n−1}. The sums of m_n and ṁ_n, which but for rounding are the seed and 0, are set right on the way.
-    void step(int64_t n, int64_t k) {
-        const int64_t at = k * stride, row = layout.row_stride, width = layout.width;
-        Vec<S> correction[Layout<S>::most_rows], excess[Layout<S>::most_rows];
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            const int64_t here = at + r * row, next = here + stride;
-            const Vec<S> total = layout.sum(divide_row(m + next, s + here, width, u + here));
-            correction[r] = total != S(0) ? layout.by_sequence(each_seed, r) / total : Vec<S>{};
-            if (!along) continue;
-            const S* mean = along->means + n * stride + r * row;
-            const S* tangent = along->tangents + (n - 1) * stride + r * row;
-            const Vec<S> total_dot = divide_tangent_row(m + next, m_dot + next, mean, s + here, a + here, tangent, width,
-                                                        w + here, a_dot + here);
-            excess[r] = total != S(0) ? layout.sum(total_dot) / total : Vec<S>{};
-        }
-        layout.multiply({{weights.out_of, u + at}}, m + at);
-        if (along) layout.multiply({{weights.out_of, w + at}, {along->tilted.out_of, u + at}}, m_dot + at);
-        for (int64_t r = 0; r < layout.rows; ++r) {
-            const int64_t here = at + r * row;
-            if (along) {
-                settle_tangent_row(a + here, a_dot + here, correction[r], excess[r], width, m + here, m_dot + here);
-            } else {
-                settle_row(a + here, correction[r], width, m + here);
-            }
-        }
-    }
-
-    void add_transitions(int64_t from, int64_t steps) {
-        layout.add_outer(u + from, a + from, steps, totals.plain.get());
-        if (!along) return;
-        layout.add_outer(u + from, a_dot + from, steps, totals.rest.get());
-        layout.add_outer(w + from, a + from, steps, totals.rest.get());
+    void set(int l, S found, bool is_lost) {
+        value[group.b[l]] = found;
+        underflowed[group.b[l]] = is_lost;
+        if (tape) tape[group.row(1, l, -1)] = is_lost ? S(0) : S(1);
     }
 };
 
 // --- tangent forward
 
-// The mean of a row from s times it, v̇ = z + mean − base where the state has mass, and a ∘ v̇; the sums of a and a ∘ v̇ go
-// into `total` and `total_dot`.
+// The mean of a row from s times it, v̇ = z + mean − base where the state has mass, and a ∘ v̇. Returns ⟨a, v̇⟩ / Σ a.
 template <class S>
-void push_row(const S* __restrict a, const S* __restrict z, const S* __restrict s, Vec<S> base, int64_t width,
-              S* __restrict mean, S* __restrict tangent, S* __restrict a_dot, Vec<S>& total, Vec<S>& total_dot) {
-    constexpr int lanes = lanes_of<S>;
+Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict z, const S* __restrict s,
+                Vec<S> base, S* __restrict mean, S* __restrict tangent, S* __restrict a_dot) {
     Vec<S> sum{}, sum_dot{};
-    for (int64_t v = 0; v < width; ++v) {
-        const int64_t at = v * lanes;
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
         const Vec<S> mass = load<S>(a + at), through = load<S>(s + at);
         const Vec<S> centre = through > S(0) ? load<S>(mean + at) / through : Vec<S>{};
         const Vec<S> moved = mass > S(0) ? (load<S>(z + at) + centre) - base : Vec<S>{};
@@ -494,130 +418,269 @@ void push_row(const S* __restrict a, const S* __restrict z, const S* __restrict 
         sum += mass;
         sum_dot += mass * moved;
     }
-    total = sum;
-    total_dot = sum_dot;
+    const Vec<S> total = layout.sum(sum);
+    return total > S(0) ? layout.sum(sum_dot) / total : Vec<S>{};
 }
 
-// The tangent forward sweep: v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative
-// to a separate base, which keeps its precision, and μ_n to that of v̇_{n−1}.
+// v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative to a separate base, which
+// keeps its precision, and μ_n to that of v̇_{n−1}.
 template <class S>
-void sweep_tangent(const Group<S>& group, const Weights<S>& weights, const Direction<S>& along) {
+void sweep_tangent(const Group<S>& group, const Worker<S>& worker) {
     const Layout<S>& layout = group.layout;
-    const int64_t stride = layout.stride, longest = group.length[0];
-    S *a = group.room.block(0), *s = group.room.block(1), *z = group.room.block(2), *a_dot = group.room.block(3);
+    const int64_t stride = layout.stride;
+    const S* tape = group.problem.tape;
+    S *a = worker.block(0), *s = worker.block(1), *z = worker.block(2), *a_dot = worker.block(3);
     Vec<S> base[Layout<S>::most_rows] = {};
-    for (int64_t n = 0; n < longest; n += layout.depth) {
-        const int64_t steps = std::min(layout.depth, longest - n), first = n == 0;
-        group.read_tape(0, n - 1 + first, steps + 1 - first, a + first * stride);
-        group.read_tape(1, n, steps, s);
-        group.read_visits(along.z.emissions, n, steps, Vec<S>{}, z);
+    for (int64_t n = 0; n < group.longest; n += layout.depth) {
+        const int64_t steps = std::min(layout.depth, group.longest - n), first = n == 0;
+        group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
+        group.read(tape, 1, n, steps, Vec<S>{}, s);
+        group.read(worker.z->emissions, group.visits, n, steps, Vec<S>{}, z);
         for (int64_t k = 0; k < steps; ++k) {
             const int64_t here = k * stride;
-            S *mean = along.means + (n + k) * stride, *tangent = along.tangents + (n + k) * stride;
+            S *mean = &worker.means[(n + k) * stride], *tangent = &worker.tangents[(n + k) * stride];
             if (n + k == 0) {
-                group.read_start(along.z.start, Vec<S>{}, mean);  // s is 1
+                group.read_once(worker.z->start, group.problem.start_batch, Vec<S>{}, mean);  // s is 1
             } else {
-                layout.multiply({{weights.into, a_dot + here}, {along.tilted.into, a + here}}, mean);
+                multiply<S>(layout, {{worker.weights, a_dot + here}, {worker.tilted, a + here}}, false, mean);
             }
-            for (int64_t r = 0; r < layout.rows; ++r) {
+            for (int r = 0; r < layout.rows; ++r) {
                 const int64_t row = r * layout.row_stride, at = here + row;
-                Vec<S> total, total_dot;
-                push_row(a + at + stride, z + at, s + at, base[r], layout.width, mean + row, tangent + row,
-                         a_dot + at + stride, total, total_dot);
-                total = layout.sum(total);
-                base[r] = total > S(0) ? layout.sum(total_dot) / total : Vec<S>{};
+                base[r] = push_row(layout, a + at + stride, z + at, s + at, base[r], mean + row, tangent + row,
+                                   a_dot + at + stride);
             }
         }
         std::copy_n(a_dot + steps * stride, stride, a_dot);
     }
 }
 
+// --- backward
+
+// u = m / s of a row; returns Σ m.
+template <class S>
+Vec<S> divide_row(const Layout<S>& layout, const S* __restrict m, const S* __restrict s, S* __restrict u) {
+    Vec<S> total{};
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
+        const Vec<S> x = load<S>(m + at), through = load<S>(s + at);
+        total += x;
+        store<S>(u + at, through > S(0) ? x / through : Vec<S>{});
+    }
+    return layout.sum(total);
+}
+
+// m = a ∘ Wᵀu · correction of a row, in place of Wᵀu.
+template <class S>
+void settle_row(const Layout<S>& layout, const S* __restrict a, Vec<S> correction, S* __restrict m) {
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
+        store<S>(m + at, load<S>(a + at) * load<S>(m + at) * correction);
+    }
+}
+
+// w = u̇ − u ∘ μ = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row; returns Σ ṁ.
+template <class S>
+Vec<S> divide_tangent_row(const Layout<S>& layout, const S* __restrict m, const S* __restrict m_dot,
+                          const S* __restrict mean, const S* __restrict s, const S* __restrict a,
+                          const S* __restrict tangent, S* __restrict w, S* __restrict a_dot) {
+    Vec<S> total{};
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
+        const Vec<S> x_dot = load<S>(m_dot + at), through = load<S>(s + at);
+        total += x_dot;
+        store<S>(w + at, through > S(0) ? (x_dot - load<S>(m + at) * load<S>(mean + at)) / through : Vec<S>{});
+        store<S>(a_dot + at, load<S>(a + at) * load<S>(tangent + at));
+    }
+    return layout.sum(total);
+}
+
+// ṁ of a row from m and, in its place, the derivative of Wᵀu but for that of a.
+template <class S>
+void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict tangent,
+                        const S* __restrict m, Vec<S> correction, Vec<S> excess, S* __restrict m_dot) {
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
+        const Vec<S> pushed = load<S>(a + at) * load<S>(m_dot + at) * correction;
+        store<S>(m_dot + at, pushed + load<S>(m + at) * (load<S>(tangent + at) - excess));
+    }
+}
+
+// The backward sweep of a group, times the seeds, for the gradient; with a direction, that of its derivative along it,
+// the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs
+// to visit n, that of a and m belongs to visit n − 1.
+template <class S>
+class Backward {
+    using Int = typename Format<S>::Int;
+    const Group<S>& group;
+    Worker<S>& worker;
+
+    const ScoresProblem<S>& problem = group.problem;
+    const Layout<S>& layout = group.layout;
+    const int64_t stride = layout.stride, row = layout.row_stride;
+    S *a = worker.block(0), *s = worker.block(1), *m = worker.block(2), *u = worker.block(3), *ends = worker.block(4);
+    // With a direction only.
+    S *m_dot = worker.block(5), *w = worker.block(6), *a_dot = worker.block(7), *ends_dot = worker.block(8);
+    Vec<S> seed[Layout<S>::most_rows] = {}, correction[Layout<S>::most_rows];
+    Vec<S> part[Layout<S>::most_rows];  // of the sum of m_n
+
+public:
+    Backward(const Group<S>& of, Worker<S>& by, const S* seeds) : group(of), worker(by) {
+        for (int l = 0; l < group.members; ++l) layout.set(seed, l, seeds[group.b[l]]);
+        Ints<S> unused{};
+        std::fill_n(m, stride, S(0));
+        group.read_once(problem.scores.end, problem.end_batch, layout.low, ends);
+        for (int r = 0; r < layout.rows; ++r) exponentiate<S>(layout, ends + r * row, m, unused);
+        if (!worker.z) return;
+        std::fill_n(m_dot, stride, S(0));
+        group.read_once(worker.z->end, problem.end_batch, Vec<S>{}, ends_dot);
+    }
+
+    void run(S* emissions) {
+        const int64_t longest = group.longest, depth = layout.depth;
+        const S* tape = problem.tape;
+        for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
+            const int64_t steps = std::min(depth, longest - n), first = n == 0;
+            group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
+            group.read(tape, 1, n, steps, Vec<S>{}, s);
+            std::copy_n(m, stride, m + steps * stride);
+            if (worker.z) std::copy_n(m_dot, stride, m_dot + steps * stride);
+            for (int64_t k = steps - 1; k >= 0; --k) {
+                begin(n + k, (k + 1) * stride);
+                if (n + k == 0) continue;
+                step(k * stride);
+                if (worker.z) step_tangent(n + k, k * stride);
+            }
+            group.write((worker.z ? m_dot : m) + stride, n, steps, group.visits, emissions);
+            layout.add_outer(u + first * stride, a + first * stride, steps - first, worker.plain.get());
+            if (!worker.z) continue;
+            layout.add_outer(u + first * stride, a_dot + first * stride, steps - first, worker.rest.get());
+            layout.add_outer(w + first * stride, a + first * stride, steps - first, worker.rest.get());
+        }
+    }
+
+private:
+    // The masses of the last states of the sequences that end at visit n.
+    void begin(int64_t n, int64_t here) {
+        for (int r = 0; r < layout.rows; ++r) {
+            const Ints<S> on = group.lengths[r] == Ints<S>{} + Int(n + 1);
+            if (!any(on)) continue;
+            const int64_t at = here + r * row;
+            const Vec<S> total = sum_ends<S>(layout, a + at, ends + r * row);
+            const Vec<S> factor = (on & (total > S(0))) ? 1 / total : Vec<S>{};
+            Vec<S> centre{};
+            for (int64_t v = 0; v < layout.width; ++v) {
+                const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
+                const Vec<S> q = load<S>(a + k) * load<S>(ends + end) * factor;
+                store<S>(m + k, on ? q * seed[r] : load<S>(m + k));
+                if (!worker.z) continue;
+                const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
+                centre += q > S(0) ? q * moved : Vec<S>{};
+            }
+            if (worker.z) begin_tangent(n, at, r, on, layout.sum(centre));
+        }
+    }
+    void begin_tangent(int64_t n, int64_t at, int r, Ints<S> on, Vec<S> centre) {
+        for (int64_t v = 0; v < layout.width; ++v) {
+            const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
+            const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
+            const Vec<S> mass = load<S>(m + k), found = mass != S(0) ? mass * (moved - centre) : Vec<S>{};
+            store<S>(m_dot + k, on ? found : load<S>(m_dot + k));
+        }
+    }
+
+    // From m_n to m_{n−1}. Their sums, which but for rounding are the seed and 0 (ṁ_n), are set right on the way.
+    void step(int64_t at) {
+        for (int r = 0; r < layout.rows; ++r) {
+            const int64_t here = at + r * row;
+            const Vec<S> total = divide_row(layout, m + here + stride, s + here, u + here);
+            part[r] = total != S(0) ? 1 / total : Vec<S>{};
+            correction[r] = seed[r] * part[r];
+        }
+        multiply<S>(layout, {{worker.weights, u + at}}, true, m + at);
+        for (int r = 0; r < layout.rows; ++r) settle_row(layout, a + at + r * row, correction[r], m + at + r * row);
+    }
+
+    void step_tangent(int64_t n, int64_t at) {
+        const S *mean = &worker.means[n * stride], *tangent = &worker.tangents[(n - 1) * stride];
+        Vec<S> excess[Layout<S>::most_rows];
+        for (int r = 0; r < layout.rows; ++r) {
+            const int64_t here = at + r * row, next = here + stride;
+            excess[r] = part[r] * divide_tangent_row(layout, m + next, m_dot + next, mean + r * row, s + here, a + here,
+                                                     tangent + r * row, w + here, a_dot + here);
+        }
+        multiply<S>(layout, {{worker.weights, w + at}, {worker.tilted, u + at}}, true, m_dot + at);
+        for (int r = 0; r < layout.rows; ++r) {
+            const int64_t here = at + r * row;
+            settle_tangent_row(layout, a + here, tangent + r * row, m + here, correction[r], excess[r], m_dot + here);
+        }
+    }
+};
+
 // --- all sequences
 
-// The layout, and the sequences in exp space, the longest first. They are dealt out to the workers in turn, so that each
-// has the same ones in every run.
+// The longest first.
+void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
+    const auto is_before = [lengths](int64_t a, int64_t b) {
+        return lengths[a] > lengths[b] || (lengths[a] == lengths[b] && a < b);
+    };
+    std::sort(sequences.begin(), sequences.end(), is_before);
+}
+
+// The layout, and the sequences in exp space, the longest first, in groups that are dealt out to the workers in turn.
 template <class S>
 struct Plan {
     const ScoresProblem<S>& problem;
-    int64_t count = 0;
-    Array<int64_t> order;
+    std::vector<int64_t> order;
     Layout<S> layout;
-    int workers;
+    int64_t groups;
+    std::vector<Worker<S>> workers;
 
-    Plan(const ScoresProblem<S>& of, const S* tape)
-        : problem(of), order(sorted(tape)), layout(choose()), workers(int(std::min<int64_t>(threads(), groups()))) {}
+    // All sequences, or those in exp space by their tape; each worker has so many blocks of steps.
+    Plan(const ScoresProblem<S>& of, const S* tape, const Scores<const S>* z, int blocks)
+        : problem(of),
+          order(longest_first(tape)),
+          layout(choose(tape ? 3 : 5)),
+          groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences) {
+        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), groups); ++k) {
+            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
+        }
+    }
+    Plan(const Plan&) = delete;  // workers know its layout
 
-    int64_t threads() const { return std::max(problem.threads, 1); }
-    int64_t groups() const { return std::max<int64_t>(1, (count + layout.sequences - 1) / layout.sequences); }
-    bool shares_transitions() const { return problem.transition_batch == 0; }
-
-    // body(worker, order, how many) for each group.
+    // body(group, worker) for each group.
     template <class Body>
-    void for_groups(Body body) const {
-        if (count == 0) return;
-        parallel_for(groups(), workers, [&](int64_t n, int worker) {
-            const int64_t at = n * layout.sequences;
-            body(worker, &order[at], std::min<int64_t>(layout.sequences, count - at));
+    void for_groups(Body body) {
+        parallel_for(groups, int(workers.size()), [&](int64_t n, int worker) {
+            const int64_t at = n * layout.sequences, left = int64_t(order.size()) - at;
+            const Group<S> group(problem, layout, &order[std::size_t(at)], std::min<int64_t>(layout.sequences, left));
+            body(group, workers[std::size_t(worker)]);
         });
     }
 
 private:
-    Array<int64_t> sorted(const S* tape) {
+    std::vector<int64_t> longest_first(const S* tape) const {
         const int64_t plane = (problem.steps + 1) * problem.states;
-        Array<int64_t> all = scratch<int64_t>(problem.batch);
+        std::vector<int64_t> all;
         for (int64_t b = 0; b < problem.batch; ++b) {
-            if (!tape || tape[(2 * b + 1) * plane] == 1) all[count++] = b;
+            if (!tape || tape[(2 * b + 1) * plane] == 1) all.push_back(b);
         }
-        std::sort(all.get(), all.get() + count, [&](int64_t a, int64_t b) {
-            const int64_t more = problem.lengths[a] - problem.lengths[b];
-            return more > 0 || (more == 0 && a < b);
-        });
+        sort_by_length(all, problem.lengths);
         return all;
     }
 
-    Layout<S> choose() const {
+    // Sequences are in the lanes up to so many vectors of states: sums over them are slower than products.
+    Layout<S> choose(int64_t vectors) const {
         constexpr int lanes = lanes_of<S>;
-        const Line<S> line(problem.states);
-        if (!shares_transitions()) return {line, false, 1};
-        if (count >= lanes && problem.states < 2 * lanes) return {line, true, count > 4 * lanes * threads() ? 4 : 1};
-        return {line, false, count > 2 * threads() ? 4 : 1};
-    }
-};
-
-// What a worker has for itself. Where the batch shares the transitions, so do all workers their weights.
-template <class S>
-struct Worker {
-    Room<S> room;
-    Totals<S> totals;
-    Array<S> history;
-
-    Worker(const Layout<S>& layout, bool has_tangents, int64_t steps)
-        : room(layout, has_tangents ? 7 : 4), totals(layout.line, has_tangents) {
-        if (has_tangents) history = zeros<S>(2 * steps * layout.stride);
+        const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1), states = problem.states;
+        if (problem.transition_batch) return {states, false, 1};
+        if (count >= lanes && states < vectors * lanes) return {states, true, count > lanes * threads ? 2 : 1};
+        return {states, false, count > 2 * threads ? 4 : 1};
     }
 };
 
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
-    const FlushDenormals guard;
-    const Plan<S> plan(problem, nullptr);
-    const bool shared = plan.shares_transitions();
-    std::vector<Weights<S>> weights;
-    std::vector<Room<S>> rooms;
-    for (int k = 0; k < plan.workers; ++k) {
-        if (k == 0 || !shared) weights.emplace_back(plan.layout, true, false);
-        rooms.emplace_back(plan.layout, 3);
-    }
-    const auto fill = [&](Weights<S>& to, const int64_t* order) {
-        const int64_t matrix = order[0] * problem.transition_batch;
-        return problem.lengths[order[0]] < 2 || to.fill(problem.scores.transitions + matrix);
-    };
-    std::atomic<bool> good{plan.count == 0 || !shared || fill(weights[0], plan.order.get())};
-    plan.for_groups([&](int worker, const int64_t* order, int64_t count) {
-        Weights<S>& mine = weights[shared ? 0 : worker];
-        const bool is_filled = shared || fill(mine, order);
-        const Group<S> group(problem, plan.layout, rooms[worker], order, count);
-        if (!Forward<S>(group, mine, value, tape, underflowed).run() || !is_filled) good = false;
+    Plan<S> plan(problem, nullptr, nullptr, 4);
+    std::atomic<bool> good{true};
+    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
+        const bool is_good = worker.prepare(group, true, false);
+        if (!Forward<S>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
     });
     return good;
 }
@@ -625,61 +688,19 @@ bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* u
 // The gradient, or with z the product of the Hessian with it.
 template <class S>
 void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>* z, const Scores<S>& out) {
-    const FlushDenormals guard;
-    const Plan<S> plan(problem, problem.tape);
-    if (plan.count == 0) return;
-    const bool shared = plan.shares_transitions(), tangent = z != nullptr;
-    const int64_t longest = problem.lengths[plan.order[0]], history = longest * plan.layout.stride;
-    std::vector<Weights<S>> weights;
-    std::vector<Matrix<S>> tilts;
-    std::vector<Worker<S>> workers;
-    for (int k = 0; k < plan.workers; ++k) {
-        workers.emplace_back(plan.layout, tangent, longest);
-        if (k > 0 && shared) continue;
-        weights.emplace_back(plan.layout, tangent, true);
-        if (tangent) tilts.emplace_back(plan.layout, true, true);
-    }
-    const auto prepare = [&](int k, int64_t matrix) {
-        weights[k].fill(problem.scores.transitions + matrix);
-        if (tangent) tilt<S>(weights[k], z->transitions + matrix, tilts[k]);
-    };
-    const auto deliver = [&](int worker, int64_t matrix) {
-        const S* along = tangent ? z->transitions + matrix : nullptr;
-        workers[worker].totals.deliver_transitions(weights[shared ? 0 : worker], along, out.transitions + matrix);
-    };
-    if (shared) prepare(0, 0);
-    plan.for_groups([&](int worker, const int64_t* order, int64_t count) {
-        Worker<S>& mine = workers[worker];
-        const int k = shared ? 0 : worker;
-        const int64_t matrix = order[0] * problem.transition_batch;
-        if (!shared) prepare(k, matrix);
-        const Group<S> group(problem, plan.layout, mine.room, order, count);
-        if (tangent) {
-            const Direction<S> along{*z, tilts[k], mine.history.get(), mine.history.get() + history};
-            sweep_tangent(group, weights[k], along);
-            Backward<S>(group, weights[k], seed, &along, mine.totals, out).run();
-        } else {
-            Backward<S>(group, weights[k], seed, nullptr, mine.totals, out).run();
+    Plan<S> plan(problem, problem.tape, z, z ? 9 : 5);
+    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
+        worker.prepare(group, z != nullptr, true);
+        for (int l = 0; l < group.members; ++l) {
+            S* sequence = out.emissions + group.b[l] * problem.steps * problem.states;
+            clear_masked(problem, group.b[l], sequence, problem.states);
         }
-        if (!shared) {
-            deliver(worker, matrix);
-            mine.totals.clear_transitions();
-        }
+        if (z) sweep_tangent(group, worker);
+        Backward<S>(group, worker, seed).run(out.emissions);
+        worker.add_ends(group, out);
+        if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });
-    for (int worker = 0; worker < plan.workers; ++worker) {
-        workers[worker].totals.deliver_ends(problem, out);
-        if (shared) deliver(worker, 0);
-    }
-}
-
-template <class S>
-void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
-    sweep_back<S>(problem, seed, nullptr, gradient);
-}
-
-template <class S>
-void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
-    sweep_back<S>(problem, seed, &z, product);
+    for (Worker<S>& worker : plan.workers) worker.deliver(out);
 }
 
 }  // namespace
@@ -687,7 +708,14 @@ void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const 
 
 template <class S>
 ProductKernels<S> product_kernels() {
-    return {in_exp_space::forward<S>, in_exp_space::backward<S>, in_exp_space::hessian<S>};
+    using in_exp_space::sweep_back;
+    return {in_exp_space::forward<S>,
+            [](const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
+                sweep_back<S>(problem, seed, nullptr, gradient);
+            },
+            [](const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
+                sweep_back<S>(problem, seed, &z, product);
+            }};
 }
 template ProductKernels<float> product_kernels<float>();
 template ProductKernels<double> product_kernels<double>();

@@ -1,4 +1,4 @@
-// Several sequences in memory, step by step, and their products with a matrix: what the sweeps of exp.cpp are made of.
+// Steps of several sequences in memory, and their products with a matrix: what the sweeps of exp.cpp are made of.
 #pragma once
 
 #include <algorithm>
@@ -7,63 +7,31 @@
 
 #include "../base/memory.h"
 #include "../base/simd.h"
-#include "../omega/omega.h"
+#include "lanes.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace in_exp_space {
 
-using std::int64_t;
-
-// The states of a step in whole vectors. Entries past the last state are read as 0 or as −∞, and never written.
-template <class S>
-struct Line {
-    static constexpr int lanes = lanes_of<S>;
-    int64_t states, whole, rest, vectors, padded;
-    Vec<S> low;  // of the last vector: 0 at states, −∞ past them
-
-    explicit Line(int64_t count)
-        : states(count),
-          whole(count / lanes),
-          rest(count % lanes),
-          vectors((count + lanes - 1) / lanes),
-          padded(vectors * lanes) {
-        for (int l = 0; l < lanes; ++l) low[l] = rest == 0 || l < rest ? S(0) : -infinity<S>;
-    }
-
-    Vec<S> get(const S* from, int64_t v) const {
-        return v < whole ? load<S>(from + v * lanes) : load_some<S>(from + v * lanes, rest);
-    }
-    Vec<S> get_low(const S* from, int64_t v) const {
-        return v < whole ? load<S>(from + v * lanes) : load_some<S>(from + v * lanes, rest) + low;
-    }
-    void put(S* to, int64_t v, Vec<S> x) const {
-        if (v < whole) {
-            store<S>(to + v * lanes, x);
-        } else {
-            store_some<S, S>(to + v * lanes, x, rest);
-        }
-    }
-};
-
-// Σ x[g · apart + k · along] · y[k], k < count, for each g, where y[k] is some vectors at k · stride.
+// Σ x[g · apart + k · along] · y[v · beside + k · stride], k < count, for each number or vector g and each vector v.
 template <class S>
 struct Term {
     const S* x;
     int64_t apart, along;
     const S* y;
-    int64_t stride, count;
+    int64_t beside, stride, count;
 };
 
-// Of G numbers and V vectors the sum of the terms, which is stored in, or added to, rows that are `row` apart.
-template <int G, int V, class S>
+// Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
+// apart.
+template <int G, int V, class S, class X = S>
 __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
-    constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : G * V > 1 ? 4 : 8;
+    constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : 4;
     Vec<S> sum[parts][G][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int k = 0; k < parts; ++k) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) sum[k][g][v] = Vec<S>{};
@@ -75,10 +43,10 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
         const auto add = [&](Vec<S>(&part)[G][V]) __attribute__((always_inline)) {
             Vec<S> vectors[V];
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * lanes);
-#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * term.beside);
+#pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-                const S factor = x[g * term.apart];
+                const X factor = load_vector<X>(x + g * term.apart);
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) part[g][v] += factor * vectors[v];
             }
@@ -87,20 +55,17 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
         };
         int64_t left = term.count;
         for (; left >= parts; left -= parts) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int k = 0; k < parts; ++k) add(sum[k]);
         }
         for (; left > 0; --left) add(sum[0]);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-#pragma GCC unroll 3
-            for (int half = parts / 2; half > 0; half /= 2) {
 #pragma GCC unroll 4
-                for (int k = 0; k < half; ++k) sum[k][g][v] += sum[k + half][g][v];
-            }
+            for (int k = 1; k < parts; ++k) sum[0][g][v] += sum[k][g][v];
             S* at = to + g * row + v * lanes;
             store<S>(at, adds ? load<S>(at) + sum[0][g][v] : sum[0][g][v]);
         }
@@ -113,299 +78,193 @@ template <class S>
 constexpr Tile<S> tiles_of_one[] = {tile<1, 1, S>, tile<1, 2, S>, tile<1, 3, S>, tile<1, 4, S>};
 template <class S>
 constexpr Tile<S> tiles_of_four[] = {tile<4, 1, S>, tile<4, 2, S>, tile<4, 3, S>};
-template <class S>
-constexpr Tile<S> tiles_of_a_vector[] = {tile<1, 1, S>, tile<2, 1, S>, tile<4, 1, S>, tile<8, 1, S>};  // 2^n numbers
-
-// Σ x[g] ∘ y[v] over steps, of vectors that are side by side at each step.
-template <int G, int V, class S>
-__attribute__((noinline)) void pair_up(const S* x, const S* y, int64_t steps, int64_t stride, Vec<S> (&sums)[G][V]) {
-    constexpr int lanes = lanes_of<S>;
-    Vec<S> sum[G][V];
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sum[g][v] = Vec<S>{};
-    }
-    for (; steps > 0; --steps, x += stride, y += stride) {
-        Vec<S> vectors[V];
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * lanes);
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) {
-            const Vec<S> factor = load<S>(x + g * lanes);
-#pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) sum[g][v] += factor * vectors[v];
-        }
-    }
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sums[g][v] = sum[g][v];
-    }
-}
-
-// Vectors in bands of nearly equal width.
-struct Bands {
-    int64_t count, width, wider;  // the first ones, as many as `wider` says, have a vector more
-
-    Bands(int64_t vectors, int64_t widest)
-        : count((vectors + widest - 1) / widest), width(vectors / count), wider(vectors % count) {}
-
-    // body(width, first vector) for each.
-    template <class Body>
-    void for_each(Body body) const {
-        for (int64_t n = 0, first = 0; n < count; ++n) {
-            const int64_t wide = width + (n < wider);
-            body(wide, first);
-            first += wide;
-        }
-    }
-};
-
-// Rows of states, one after another, into padded rows; `pad` is added to the last vector of each.
-template <class S>
-void spread_rows(const S* __restrict from, int64_t rows, const Line<S>& line, Vec<S> pad, S* __restrict to,
-                 int64_t stride) {
-    constexpr int lanes = lanes_of<S>;
-    const int64_t states = line.states, last = line.vectors - 1, rest = line.rest;
-    for (int64_t n = 0; n < rows; ++n, from += states, to += stride) {
-        for (int64_t v = 0; v < last; ++v) store<S>(to + v * lanes, load<S>(from + v * lanes));
-        const S* end = from + last * lanes;
-        store<S>(to + last * lanes, (rest ? load_some<S>(end, rest) : load<S>(end)) + pad);
-    }
-}
-
-// And back.
-template <class S>
-void join_rows(const S* __restrict from, int64_t stride, int64_t rows, const Line<S>& line, S* __restrict to) {
-    constexpr int lanes = lanes_of<S>;
-    const int64_t states = line.states, whole = line.whole, rest = line.rest;
-    for (int64_t n = 0; n < rows; ++n, from += stride, to += states) {
-        for (int64_t v = 0; v < whole; ++v) store<S>(to + v * lanes, load<S>(from + v * lanes));
-        if (rest) store_some<S, S>(to + whole * lanes, load<S>(from + whole * lanes), rest);
-    }
-}
-
-// The numbers of one sequence that lie side by side from here on.
-template <class T>
-struct Run {
-    T* from;
-    int64_t size;
-};
 
 // How the numbers of a group of sequences lie: a step has a row of vectors for each sequence, with its states in the
-// lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no lane
-// on a small number of states. Rows do not wait for each other.
+// lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no
+// lane on a small number of states. Rows do not wait for each other.
 template <class S>
 struct Layout {
-    static constexpr int lanes = lanes_of<S>, most_rows = 4, most_sequences = most_rows * lanes;
-    static constexpr int64_t gap = 64 / int64_t(sizeof(S));  // rows a power of two apart would share a place in the cache
+    static constexpr int lanes = lanes_of<S>, most_rows = 4, most_sequences = 2 * lanes;
+    static constexpr int64_t apart = 64 / int64_t(sizeof(S));  // rows a power of two apart share places in caches
 
-    Line<S> line;
+    int64_t states, padded;  // `padded` to whole vectors
     bool across;
-    int sequences;
-    int64_t rows, width, row_stride, stride;  // a row is `width` vectors
-    int64_t depth;                            // steps that are read, swept and written at a time
-    Bands bands, outer;                       // of packed matrices, and of sums of products of states
+    int rows, sequences;
+    int64_t width, gap, row_stride, stride;  // a row is `width` vectors, `gap` apart
+    int64_t depth, band;                     // steps that are read, swept and written at a time; vectors of a tile
+    Vec<S> low;                              // what the last vector has past the last state: −∞, and 0 at states
 
-    Layout(const Line<S>& of, bool is_across, int64_t count)
-        : line(of),
+    Layout(int64_t count, bool is_across, int number)
+        : states(count),
+          padded((count + lanes - 1) / lanes * lanes),
           across(is_across),
-          sequences(int(across ? count * lanes : count)),
-          rows(count),
-          width(across ? of.states : of.vectors),
-          row_stride(width * lanes + gap),
-          stride(rows * row_stride),
-          depth(32 / rows),
-          bands(of.vectors, across ? 1 : rows == 1 ? 4 : 3),
-          outer(of.vectors, 3) {}
+          rows(number),
+          sequences(across ? number * lanes : number),
+          width(across ? count : padded / lanes),
+          gap(across ? number * lanes : lanes),
+          row_stride(across ? lanes : padded + apart),
+          stride(across ? count * gap : number * row_stride),
+          depth(32 / number),
+          band(number == 1 ? even_part(width, 4) : even_part(width, 3)) {
+        for (int l = 0; l < lanes; ++l) low[l] = across || padded - lanes + l < states ? S(0) : -infinity<S>;
+    }
 
     // What the lanes of a row have together, in each of them.
     Vec<S> sum(Vec<S> v) const { return across ? v : sum_lanes<S>(v); }
     Vec<S> greatest(Vec<S> v) const { return across ? v : greatest_lane<S>(v); }
-    // A number for each sequence, as a row has it.
-    Vec<S> by_sequence(const S* numbers, int64_t r) const {
-        return across ? load<S>(numbers + r * lanes) : broadcast<S>(numbers[r]);
-    }
-    // Where sequence l is: its row, and its lane or that of its first state.
-    int64_t row_of(int l) const { return across ? l / lanes : l; }
+
+    // The row of sequence l, and its lane there.
+    int row_of(int l) const { return across ? l / lanes : l; }
     int lane_of(int l) const { return across ? l % lanes : 0; }
+    // The first sequence of row r.
+    int first_of(int r) const { return across ? r * lanes : r; }
 
-    void get_states(const S* step, int l, S* states) const {
-        const S* from = step + row_of(l) * row_stride + lane_of(l);
-        for (int64_t i = 0; i < line.states; ++i) states[i] = from[across ? i * lanes : i];
-    }
-    void set_states(S* step, int l, const S* states) const {
-        S* to = step + row_of(l) * row_stride + lane_of(l);
-        for (int64_t i = 0; i < line.states; ++i) to[across ? i * lanes : i] = states[i];
-    }
-
-    // A sequence whose run has ended gets 0. `pad` is added to the last vector of a row of states.
-    void gather(const Run<const S>* runs, int64_t steps, Vec<S> pad, S* to) const {
-        for (int64_t r = 0; r < rows; ++r) {
-            S* first = to + r * row_stride;
-            if (across) {
-                gather_across(runs + r * lanes, steps * width, first);
-                continue;
-            }
-            const int64_t valid = std::min(steps, runs[r].size / line.states);
-            spread_rows(runs[r].from, valid, line, pad, first, stride);
-            for (int64_t n = valid; n < steps; ++n) std::fill_n(first + n * stride, line.padded, S(0));
+    // A number of sequence l, in vectors for the rows.
+    template <class V, class X>
+    void set(V* each, int l, X x) const {
+        if (across) {
+            each[l / lanes][l % lanes] = x;
+        } else {
+            each[l] = V{} + x;
         }
     }
+    // Where state i of sequence l is in a step.
+    int64_t place(int l, int64_t i) const { return across ? i * gap + l : l * row_stride + i; }
 
-    void scatter(const S* from, int64_t steps, const Run<S>* runs) const {
-        for (int64_t r = 0; r < rows; ++r) {
-            const S* first = from + r * row_stride;
-            if (across) {
-                scatter_across(first, steps * width, runs + r * lanes);
+    // `count` steps of a row from where each of its sequences has them; `pad` is added to the last vector of states.
+    void gather(const S* const* from, int64_t count, Vec<S> pad, S* to) const {
+        if (across) return fetch<S>(from, count * states, to, gap);
+        const int64_t last = padded - lanes, rest = states - last;
+        const S* row = from[0];
+        for (int64_t n = 0; n < count; ++n, row += states, to += stride) {
+            for (int64_t at = 0; at < last; at += lanes) store<S>(to + at, load<S>(row + at));
+            store<S>(to + last, (rest < lanes ? load_some<S>(row + last, rest) : load<S>(row + last)) + pad);
+        }
+    }
+    // And back, to the first `valid` of them.
+    void scatter(S* const* to, int valid, int64_t count, const S* from) const {
+        if (across) return flush<S>(to, valid, count * states, from, gap);
+        const int64_t last = padded - lanes, rest = states - last;
+        S* row = to[0];
+        for (int64_t n = 0; n < count; ++n, row += states, from += stride) {
+            for (int64_t at = 0; at < last; at += lanes) store<S>(row + at, load<S>(from + at));
+            if (rest < lanes) {
+                store_some<S, S>(row + last, load<S>(from + last), rest);
             } else {
-                join_rows(first, stride, std::min(steps, runs[r].size / line.states), line, runs[r].from);
+                store<S>(row + last, load<S>(from + last));
             }
         }
     }
 
-    // A packed matrix, and the step that it multiplies.
-    struct Factor {
-        const Array<S>& matrix;
-        const S* step;
-    };
-
-    // The sum of the products.
-    void multiply(std::initializer_list<Factor> factors, S* to) const {
-        Term<S> terms[2];
-        if (across) return multiply_across(factors, terms, to);
-        const Tile<S>* tiles = rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
-        bands.for_each([&](int64_t wide, int64_t first) {
-            int count = 0;
-            for (const Factor& factor : factors) {
-                const S* band = &factor.matrix[first * lanes * line.states];
-                terms[count++] = {factor.step, row_stride, 1, band, wide * lanes, line.states};
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. What is past the last state is read too.
+    __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
+        if (across) return add_outer_across(left, right, steps, to);
+        const int64_t most = even_part(width, 3);
+        for (int64_t v = 0; v < width; v += most) {
+            const Tile<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
+            for (int64_t i = 0; i < states; i += 4) {
+                const Term<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
+                tile(&term, 1, to + i * padded + v * lanes, padded, true);
             }
-            tiles[wide - 1](terms, count, to + first * lanes, row_stride, false);
-        });
-    }
-
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows.
-    void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
-        if (across && line.states <= 2) return add_outer_across<2, 2>(left, right, steps, to);
-        if (across) return add_outer_across<4, 3>(left, right, steps, to);
-        outer.for_each([&](int64_t wide, int64_t first) {
-            for (int64_t i = 0; i < line.states; i += 4) {
-                const Term<S> term{left + i, 1, row_stride, right + first * lanes, row_stride, steps * rows};
-                tiles_of_four<S>[wide - 1](&term, 1, to + i * line.padded + first * lanes, line.padded, true);
-            }
-        });
+        }
     }
 
 private:
-    void gather_across(const Run<const S>* runs, int64_t size, S* to) const {
-        for (int64_t at = 0, state = 0; at < size; at += lanes) {
-            Vec<S> block[lanes];
-            for (int l = 0; l < lanes; ++l) {
-                const S* from = runs[l].from + at;
-                const int64_t left = runs[l].size - at;
-                block[l] = left >= lanes ? load<S>(from) : left > 0 ? load_some<S>(from, left) : Vec<S>{};
-            }
-            transpose(block);
-            for (int64_t k = 0; k < lanes && at + k < size; ++k) {
-                store<S>(to + state * lanes, block[k]);
-                if (++state == width) state = 0, to += stride;
-            }
-        }
+    // Of `whole` in parts of at most `most`, nearly equal.
+    static int64_t even_part(int64_t whole, int64_t most) {
+        const int64_t parts = (whole + most - 1) / most;
+        return (whole + parts - 1) / parts;
     }
 
-    void scatter_across(const S* from, int64_t size, const Run<S>* runs) const {
-        for (int64_t at = 0, state = 0; at < size; at += lanes) {
-            Vec<S> block[lanes];
-            for (int64_t k = 0; k < lanes; ++k) {
-                block[k] = load<S>(from + state * lanes);  // past the last state of the last step, of any numbers
-                if (at + k + 1 < size && ++state == width) state = 0, from += stride;
-            }
-            transpose(block);
-            for (int l = 0; l < lanes; ++l) {
-                const int64_t left = runs[l].size - at;
-                if (left >= lanes) {
-                    store<S>(runs[l].from + at, block[l]);
-                } else if (left > 0) {
-                    store_some<S, S>(runs[l].from + at, block[l], left);
-                }
-            }
-        }
-    }
-
-    void multiply_across(std::initializer_list<Factor> factors, Term<S>* terms, S* to) const {
-        for (int64_t i = 0; i < line.states;) {
-            int power = lanes == 8 ? 3 : 2;
-            while (i % lanes + (1 << power) > lanes || i + (1 << power) > line.states) --power;
-            for (int64_t r = 0; r < rows; ++r) {
-                int count = 0;
-                for (const Factor& factor : factors) {
-                    const S* column = &factor.matrix[i / lanes * lanes * line.states + i % lanes];
-                    terms[count++] = {column, 1, lanes, factor.step + r * row_stride, lanes, line.states};
-                }
-                tiles_of_a_vector<S>[power](terms, count, to + r * row_stride + i * lanes, lanes, false);
-            }
-            i += int64_t(1) << power;
-        }
-    }
-
-    // Entries past the last state are read too.
-    template <int G, int V>
     void add_outer_across(const S* left, const S* right, int64_t steps, S* to) const {
-        for (int64_t i = 0; i < line.states; i += G) {
-            for (int64_t p = 0; p < line.states; p += V) {
-                Vec<S> sums[G][V];
-                pair_up(left + i * lanes, right + p * lanes, steps * rows, row_stride, sums);
-                for (int64_t g = 0; g < std::min<int64_t>(G, line.states - i); ++g) {
-                    for (int64_t v = 0; v < std::min<int64_t>(V, line.states - p); ++v) {
-                        to[(i + g) * line.padded + p + v] += sum_lanes<S>(sums[g][v])[0];
-                    }
+        constexpr int tall = 4, wide = 2;
+        for (int64_t i = 0; i < states; i += tall) {
+            for (int64_t p = 0; p < states; p += wide) {
+                Term<S> terms[most_rows];
+                alignas(32) S sums[tall * wide * lanes];
+                for (int r = 0; r < rows; ++r) {
+                    const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
+                    terms[r] = {x, gap, stride, y, gap, stride, steps};
+                }
+                tile<tall, wide, S, Vec<S>>(terms, rows, sums, wide * lanes, false);
+                for (int64_t k = 0; k < tall * wide; ++k) {
+                    const int64_t g = i + k / wide, v = p + k % wide;
+                    if (g < states && v < states) to[g * padded + v] += sum_lanes<S>(load<S>(sums + k * lanes))[0];
                 }
             }
         }
     }
 };
 
-// A square matrix [current, previous] in padded rows, and packed in bands for products from the left: `into` has the
-// current states in the lanes, `out_of` the previous ones.
+// A square matrix [current, previous], in padded rows. Where the states are in the lanes, it is also packed for
+// products, in bands of vectors: `into` has the current states in the lanes, `out_of` the previous ones.
 template <class S>
 struct Matrix {
     static constexpr int lanes = lanes_of<S>;
-    Line<S> line;
-    Bands bands;
+    const Layout<S>& layout;
     Array<S> rows, into, out_of;
 
-    Matrix(const Layout<S>& layout, bool has_into, bool has_out_of)
-        : line(layout.line), bands(layout.bands), rows(zeros<S>(line.padded * line.padded)) {
-        if (has_into) into = scratch<S>(line.states * line.padded);
-        if (has_out_of) out_of = scratch<S>(line.states * line.padded);
-    }
+    explicit Matrix(const Layout<S>& of) : layout(of), rows(zeros<S>(layout.padded * layout.padded)) {}
 
-    void pack() {
-        bands.for_each([&](int64_t width, int64_t first) {
-            const int64_t band = first * lanes * line.states;
-            if (into) pack_into(width, first, &into[band]);
-            for (int64_t i = 0; out_of && i < line.states; ++i) {
-                std::copy_n(&rows[i * line.padded + first * lanes], width * lanes, &out_of[band + i * width * lanes]);
-            }
-        });
-    }
-
-private:
-    void pack_into(int64_t width, int64_t first, S* to) const {
-        for (int64_t v = 0; v < width; ++v) {
-            for (int64_t p = 0; p < line.states; p += lanes) {
-                Vec<S> block[lanes];
-                for (int l = 0; l < lanes; ++l) block[l] = load<S>(&rows[((first + v) * lanes + l) * line.padded + p]);
-                transpose(block);
-                for (int64_t k = 0; k < lanes && p + k < line.states; ++k) {
-                    store<S>(to + ((p + k) * width + v) * lanes, block[k]);
-                }
+    // For products with the matrix, or with its transpose.
+    void pack(bool has_into, bool has_out_of) {
+        const int64_t states = layout.states, padded = layout.padded;
+        if (layout.across) return;
+        if (has_into) into = scratch<S>(states * padded);
+        if (has_out_of) out_of = scratch<S>(states * padded);
+        for (int64_t v = 0; v < layout.width; ++v) {
+            const int64_t first = v / layout.band * layout.band, wide = std::min(layout.band, layout.width - first);
+            const int64_t at = (first * states + v - first) * lanes;
+            const S* from[lanes];
+            for (int l = 0; l < lanes; ++l) from[l] = &rows[(v * lanes + l) * padded];
+            if (has_into) fetch<S>(from, states, &into[at], wide * lanes);
+            for (int64_t i = 0; has_out_of && i < states; ++i) {
+                store<S>(&out_of[at + i * wide * lanes], load<S>(&rows[i * padded + v * lanes]));
             }
         }
     }
 };
+
+// A matrix, and the step that it multiplies.
+template <class S>
+struct Factor {
+    const Matrix<S>& matrix;
+    const S* step;
+};
+
+// The sum of the products, with the transposed matrices if `back`.
+template <class S>
+__attribute__((noinline)) void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors, bool back,
+                                        S* to) {
+    constexpr int lanes = lanes_of<S>;
+    const int64_t states = layout.states, padded = layout.padded, gap = layout.gap;
+    Term<S> terms[2];
+    if (layout.across) {
+        const int64_t tall = states < 4 ? 1 : 4;
+        const Tile<S> tile = tall == 4 ? tiles_of_four<S>[layout.rows - 1] : tiles_of_one<S>[layout.rows - 1];
+        for (int64_t n = 0; n < states; n += tall) {
+            const int64_t i = std::min(n, states - tall);
+            int count = 0;
+            for (const Factor<S>& factor : factors) {
+                const S* x = &factor.matrix.rows[back ? i : i * padded];
+                terms[count++] = {x, back ? 1 : padded, back ? padded : 1, factor.step, lanes, gap, states};
+            }
+            tile(terms, count, to + i * gap, gap, false);
+        }
+        return;
+    }
+    const Tile<S>* tiles = layout.rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
+    for (int64_t v = 0; v < layout.width; v += layout.band) {
+        const int64_t wide = std::min(layout.band, layout.width - v);
+        int count = 0;
+        for (const Factor<S>& factor : factors) {
+            const Array<S>& packed = back ? factor.matrix.out_of : factor.matrix.into;
+            const S* y = &packed[v * states * lanes];
+            terms[count++] = {factor.step, layout.row_stride, 1, y, lanes, wide * lanes, states};
+        }
+        tiles[wide - 1](terms, count, to + v * lanes, layout.row_stride, false);
+    }
+}
 
 }  // namespace in_exp_space
 }  // namespace BELLMAX_ARCH

@@ -12,9 +12,9 @@ inline namespace BELLMAX_ARCH {
 
 using std::int64_t;
 
-// `count` numbers from each of W places become count vectors.
+// `count` numbers from each of W places become count vectors, `gap` apart.
 template <class Real, class S>
-inline void fetch(const S* const* lane, int64_t count, Real* tile) {
+__attribute__((noinline)) void fetch(const S* const* lane, int64_t count, Real* tile, int64_t gap = lanes_of<Real>) {
     constexpr int W = lanes_of<Real>;
     int64_t k = 0;
     for (; k + W <= count; k += W) {
@@ -23,24 +23,25 @@ inline void fetch(const S* const* lane, int64_t count, Real* tile) {
         for (int l = 0; l < W; ++l) v[l] = load_as<Real>(lane[l] + k);
         transpose(v);
 #pragma GCC unroll 8
-        for (int j = 0; j < W; ++j) store(tile + (k + j) * W, v[j]);
+        for (int j = 0; j < W; ++j) store(tile + (k + j) * gap, v[j]);
     }
     if (k == count) return;
     Vec<Real> v[W];
 #pragma GCC unroll 8
     for (int l = 0; l < W; ++l) v[l] = load_some<Real>(lane[l] + k, count - k);
     transpose(v);
-    for (int j = 0; k + j < count; ++j) store(tile + (k + j) * W, v[j]);
+    for (int j = 0; k + j < count; ++j) store(tile + (k + j) * gap, v[j]);
 }
 
 // And back, to the first `valid` places. The tile is readable up to a whole number of vectors.
 template <class Real, class S>
-inline void flush(S* const* lane, int valid, int64_t count, const Real* tile) {
+__attribute__((noinline)) void flush(S* const* lane, int valid, int64_t count, const Real* tile,
+                                     int64_t gap = lanes_of<Real>) {
     constexpr int W = lanes_of<Real>;
     for (int64_t k = 0; k < count; k += W) {
         Vec<Real> v[W];
 #pragma GCC unroll 8
-        for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * W);
+        for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * gap);
         transpose(v);
         if (k + W > count) {
             for (int l = 0; l < valid; ++l) store_some<S, Real>(lane[l] + k, v[l], count - k);

@@ -1,5 +1,5 @@
-// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the unit
-// of Ω.
+// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the
+// unit of Ω.
 #pragma once
 
 #include <cmath>
@@ -16,15 +16,15 @@ struct Shift {
     S sum, factor;
 };
 
-// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as 1 − q,
-// which would lose the digits of small probabilities.
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as
+// 1 − q, which would lose the digits of small probabilities.
 template <class V>
 struct Before {
     V q, q_less, r, r_less;
 };
 
-// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first step
-// with its score would have. It is not for scores farther from 0 than `far`.
+// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first
+// step with its score would have. It is not for scores farther from 0 than `far`.
 
 // By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
 template <class S, class Omega>
@@ -70,29 +70,36 @@ struct Odds {
     static V curvature(V, Shift<S>, V q, V less) { return q * less; }
 };
 
-// The scores that sequences share, as differences of state 1 to state 0.
+// The scores that sequences share, as differences of state 1 to state 0, and what those of the steps are multiplied by.
 template <class S>
 struct Shared {
+    S scale, unit;
     Shift<S> a, b, last;
-    S unit, change, first;
+    S change, first;
 
-    Shared(const S* transitions, S first_score, S last_score, S of_omega)
-        : a(shift(double(transitions[3]) - transitions[2], of_omega)),
-          b(shift(double(transitions[1]) - transitions[0], of_omega)),
-          last(shift(last_score, of_omega)),
-          unit(of_omega),
-          change(S((double(transitions[2]) - transitions[0]) * of_omega)),
-          first(first_score * of_omega) {}
+    Shared(const S* transitions, S first_score, S last_score, bool is_negentropy, S by)
+        : scale(by),
+          unit(is_negentropy ? by * omega::Negentropy<S>::unit : by),
+          a(shift(double(transitions[3]) - transitions[2], is_negentropy)),
+          b(shift(double(transitions[1]) - transitions[0], is_negentropy)),
+          last(shift(last_score, is_negentropy)),
+          change(shift(double(transitions[2]) - transitions[0], is_negentropy).sum),
+          first(shift(first_score, is_negentropy).sum) {}
 
     bool is_finite() const {
-        return size(a.sum) + size(b.sum) + size(last.sum) + size(change) + size(first) < infinity<S>;
+        const S shifts = std::abs(a.sum) + std::abs(b.sum) + std::abs(last.sum);
+        return shifts + std::abs(change) + std::abs(first) < infinity<S>;
     }
-    bool is_near(S most) const { return size(a.sum) <= most && size(b.sum) <= most && size(last.sum) <= most; }
+    bool is_near(S most) const {
+        return std::abs(a.sum) <= most && std::abs(b.sum) <= most && std::abs(last.sum) <= most;
+    }
 
 private:
-    static S size(S x) { return std::abs(x); }
     // What all steps have in common must not be off by the rounding of a unit.
-    static Shift<S> shift(double score, S unit) { return {S(score * unit), S(unit == 1 ? 0 : std::exp(score))}; }
+    static Shift<S> shift(double score, bool is_negentropy) {
+        if (!is_negentropy) return {S(score), S(0)};
+        return {S(score * omega::Negentropy<double>::unit), S(std::exp(score))};
+    }
 };
 
 }  // namespace BELLMAX_ARCH

@@ -10,34 +10,18 @@
 #include "pair.h"
 
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "../base/threads.h"
-#include "pair_lanes.h"
+#include "lanes.h"
 #include "odds.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
-template <class S>
-S unit_of(const OmegaParameters& omega) {
-    return omega.alpha == 1 ? omega::Negentropy<S>::unit : omega::SquaredL2<S>::unit;
-}
-
-template <class S>
-Shared<S> shared_of(const ScoresProblem<S>& p) {
-    const auto& [emissions, transitions, start, end] = p.scores;
-    return {transitions, start[1] - start[0], end[1] - end[0], unit_of<S>(p.omega)};
-}
-
-template <class S>
-Shared<S> shared_of(const AttentionProblem<S>& p) {
-    const S* transitions = p.chain.scores.transitions;
-    return {transitions, transitions[2] - transitions[0], S(0), unit_of<S>(p.chain.omega)};
-}
-
-// The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and at the end.
+// The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and the end.
 struct alignas(64) Totals {
     double transitions[4], start, end;
 
@@ -51,45 +35,112 @@ struct alignas(64) Totals {
 // Two vectors of sequences, since a step waits for the one before, and room for their sweeps.
 template <class S>
 struct Unit {
-    static constexpr int vectors = 2, places = 6;
-    const SideBySide<S> (&lanes)[vectors];
-    S* const room;  // (steps, places, vectors, lanes): q, its rest, r, its rest, and two of what else there is
+    static constexpr int vectors = 2, places = 6, W = lanes_of<S>;
+    static constexpr int64_t gap = places * vectors * W;
+    using Ints = typename Shape<Vec<S>>::Int;
+    using Int = typename Format<S>::Int;
 
-    int64_t longest() const { return std::max(lanes[0].longest, lanes[1].longest); }
-    S* place(int k, int64_t n, int which) const { return room + ((places * n + which) * vectors + k) * lanes_of<S>; }
+    const int64_t sharing;
+    Lanes<W> lanes[vectors];
+    Ints length[vectors];
+    int64_t longest;
+    S *const room, *const records;  // room: (steps, places, vectors, lanes), records: (steps, 2, lanes)
+
+    // What is written is read in whole vectors.
+    static int64_t size(int64_t steps) { return (steps + W) * (gap + 2 * W); }
+
+    // The u-th unit, where so many sequences as `sharing` says have their steps in common.
+    __attribute__((noinline)) Unit(const ScoresProblem<S>& p, int64_t u, int64_t shared_by, S* with)
+        : sharing(shared_by), lanes{half(p, 2 * u), half(p, 2 * u + 1)},
+          longest(std::max(lanes[0].longest, lanes[1].longest)), room(with), records(with + (p.steps + W) * gap) {
+        for (int k = 0; k < vectors; ++k) {
+            for (int l = 0; l < W; ++l) length[k][l] = Int(lanes[k].length[l]);
+        }
+    }
+
+    S* place(int k, int64_t n, int which) const { return room + n * gap + (which * vectors + k) * W; }
+    // The lanes whose sequence has a step n.
+    Ints has(int k, int64_t n) const { return length[k] > Ints{} + Int(n); }
+
+    // Reads `count` numbers for each step of vector k, into vectors that are `apart`; any, where a sequence has ended.
+    __attribute__((noinline)) void read(int k, const S* numbers, int64_t count, S* to, int64_t apart) const {
+        for_runs(k, numbers, count, [&](const S* const* from, int64_t n, int64_t run) {
+            fetch<S>(from, run * count, to + n * count * apart, apart);
+        });
+    }
+    __attribute__((noinline)) void write(int k, const S* from, int64_t apart, S* numbers, int64_t count) const {
+        for_runs(k, numbers, count, [&](S* const* to, int64_t n, int64_t run) {
+            flush<S>(to, lanes[k].valid, run * count, from + n * count * apart, apart);
+        });
+    }
+    // A number for each step, to or from a place.
+    void read(const S* numbers, int which) const {
+        for (int k = 0; k < vectors; ++k) read(k, numbers, 1, place(k, 0, which), gap);
+    }
+    void write(int which, S* numbers) const {
+        for (int k = 0; k < vectors; ++k) write(k, place(k, 0, which), gap, numbers, 1);
+    }
+
+private:
+    Lanes<W> half(const ScoresProblem<S>& p, int64_t number) const {
+        int64_t each[W];
+        for (int l = 0; l < W; ++l) each[l] = std::min(number * W + l, p.batch - 1);
+        return {p, each, std::max<int64_t>(0, p.batch - number * W), sharing};
+    }
+
+    // body(where the numbers of each lane are, from step n on, for so many steps). Backwards: a sequence that has ended
+    // is at its last step, which comes later.
+    template <class T, class Body>
+    void for_runs(int k, T* numbers, int64_t count, Body body) const {
+        const int64_t run = lanes[k].has_holes() ? 1 : lanes[k].longest;
+        for (int64_t n = lanes[k].longest - run; n >= 0 && run > 0; n -= run) {
+            T* at[W];
+            for (int l = 0; l < W; ++l) {
+                at[l] = numbers + (lanes[k].sequence[l] * lanes[k].steps + lanes[k].step(l, n)) * count;
+            }
+            body(at, n, run);
+        }
+    }
 };
 
-// The sweeps of a unit. They find their numbers in its room, and leave their results there.
+// A cotangent of the marginals is (g − mean) · part, by sequence, from the numbers g.
+template <class S>
+struct Centred {
+    Vec<S> mean[Unit<S>::vectors], part[Unit<S>::vectors];
+};
+
+// The sweeps of a unit by F. They find their numbers in its room, and leave their results there: places 0 … 3 are for
+// q, its rest, r and its rest.
 template <class S, class F>
 class Sweep {
     using V = Vec<S>;
     static constexpr int W = lanes_of<S>, K = Unit<S>::vectors;
 
-    const Shared<S> shared;
     const Unit<S> unit;
-    const SideBySide<S> (&lanes)[K] = unit.lanes;
-    const int64_t longest = unit.longest();
+    const Shared<S> shared;
+    typename Unit<S>::Ints is_far{}, bad{};
 
     S* place(int k, int64_t n, int which) const { return unit.place(k, n, which); }
 
 public:
-    Sweep(const Unit<S>& of, const Shared<S>& scores) : shared(scores), unit(of) {}
+    Sweep(const Unit<S>& of, const Shared<S>& scores) : unit(of), shared(scores) {}
 
-    // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5. False
-    // if F is not for such scores; `sound` becomes false where there is no answer.
-    bool marginals(bool& sound) const {
-        if (!begin(sound)) return false;
-        V delta[K] = {V{}, V{}}, m[K], m_less[K];
-        for (int64_t n = 0; n < longest; ++n) {
-            for (int k = 0; k < K; ++k) delta[k] = lanes[k].has(n) ? next(k, n, delta[k]) : delta[k];
+    // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5.
+    // False if F is not for such scores; `sound` becomes false where there is no answer.
+    __attribute__((noinline)) bool marginals(bool& sound) {
+        V delta[K] = {}, m[K], m_less[K];
+        for (int64_t n = 0; n < unit.longest; ++n) {
+            for (int k = 0; k < K; ++k) delta[k] = unit.has(k, n) ? next(k, n, delta[k]) : delta[k];
         }
+        if (any(is_far)) return false;
         for (int k = 0; k < K; ++k) {
             m[k] = F::slope(delta[k], shared.last, m_less[k]);
             sound &= !any(m[k] != m[k]);
         }
-        for (int64_t n = longest - 1; n >= 0; --n) {
+        sound &= !any(bad);
+        for (int64_t n = unit.longest - 1; n >= 0; --n) {
             for (int k = 0; k < K; ++k) {
-                const auto on = lanes[k].has(n);
+                const auto on = unit.has(k, n);
                 const V correction = on ? 2 - (m[k] + m_less[k]) : V{};  // rounding adds up over the steps
                 store<S>(place(k, n, 4), m[k] * correction);
                 store<S>(place(k, n, 5), m_less[k] * correction);
@@ -99,22 +150,21 @@ public:
         return true;
     }
 
-    // From the same and, at place 5, a cotangent of the marginals to the derivative in the scores, at place 4. False as above.
-    bool vjp(Totals& totals) const {
-        bool unused = true;
-        if (!begin(unused)) return false;
-        V delta[K] = {V{}, V{}}, dot[K] = {V{}, V{}}, m[K], m_less[K], m_dot[K], sums[4] = {V{}, V{}, V{}, V{}};
-        for (int64_t n = 0; n < longest; ++n) {
-            for (int k = 0; k < K; ++k) push(k, n, delta[k], dot[k]);
+    // From the same and, at place 5, numbers of a cotangent to the derivative in the scores, at place 4. False as well.
+    __attribute__((noinline)) bool vjp(const Centred<S>& cotangent, Totals& totals) {
+        V delta[K] = {}, dot[K] = {}, m[K], m_less[K], m_dot[K], sums[4] = {};
+        for (int64_t n = 0; n < unit.longest; ++n) {
+            for (int k = 0; k < K; ++k) push(k, n, cotangent.mean[k], cotangent.part[k], delta[k], dot[k]);
         }
+        if (any(is_far)) return false;
         for (int k = 0; k < K; ++k) {
             m[k] = F::slope(delta[k], shared.last, m_less[k]);
-            m_dot[k] = lanes[k].has(0) ? F::curvature(delta[k], shared.last, m[k], m_less[k]) * dot[k] : V{};
+            m_dot[k] = unit.has(k, 0) ? F::curvature(delta[k], shared.last, m[k], m_less[k]) * dot[k] : V{};
             add(totals.end, m_dot[k]);
         }
-        for (int64_t n = longest - 1; n >= 0; --n) {
+        for (int64_t n = unit.longest - 1; n >= 0; --n) {
             for (int k = 0; k < K; ++k) {
-                const V found = lanes[k].has(n) ? m_dot[k] : V{};
+                const V found = unit.has(k, n) ? m_dot[k] * shared.scale : V{};
                 if (n > 0) pull(k, n, m[k], m_less[k], m_dot[k], sums);
                 store<S>(place(k, n, 4), found);
             }
@@ -125,27 +175,14 @@ public:
     }
 
 private:
-    // What does not wait for the step before; not `sound` where a score is NaN. False if F is not for them.
-    bool begin(bool& sound) const {
-        auto is_far = V{} != V{}, bad = is_far;
-        for (int64_t n = 0; n < longest; ++n) {
-            for (int k = 0; k < K; ++k) {
-                const V score = load<S>(place(k, n, 4)) * shared.unit + (n == 0 ? shared.first : shared.change);
-                const auto on = lanes[k].has(n);
-                bad |= on & (score != score);
-                is_far |= on & ((score > V{} + F::far) | (score < V{} - F::far));
-                store<S>(place(k, n, 4), F::begin(score));
-            }
-        }
-        sound &= !any(bad);
-        return !any(is_far);
-    }
-
-    // δ of step n, which keeps what the step before has.
-    V next(int k, int64_t n, V delta) const {
-        const V first = load<S>(place(k, n, 4));
+    // δ of step n, which keeps what the step before has. A score that is NaN is bad.
+    V next(int k, int64_t n, V delta) {
+        const V score = load<S>(place(k, n, 4)) * shared.unit + (n == 0 ? shared.first : shared.change);
+        const auto on = unit.has(k, n);
+        bad |= on & (score != score);
+        is_far |= on & ((score > V{} + F::far) | (score < V{} - F::far));
         Before<V> before{V{}, V{}, V{}, V{}};
-        const V found = n == 0 ? first : F::next(delta, first, shared.a, shared.b, before);
+        const V first = F::begin(score), found = n == 0 ? first : F::next(delta, first, shared.a, shared.b, before);
         store<S>(place(k, n, 0), before.q);
         store<S>(place(k, n, 1), before.q_less);
         store<S>(place(k, n, 2), before.r);
@@ -165,12 +202,12 @@ private:
     }
 
     // δ and its derivative along the cotangents so far.
-    void push(int k, int64_t n, V& delta, V& dot) const {
-        const V cotangent = load<S>(place(k, n, 5)), next_delta = next(k, n, delta);
+    void push(int k, int64_t n, V mean, V part, V& delta, V& dot) {
+        const V cotangent = (load<S>(place(k, n, 5)) - mean) * part, next_delta = next(k, n, delta);
         const Before<V> before = load_before(k, n);
         store<S>(place(k, n, 4), F::curvature(delta, shared.a, before.q, before.q_less) * dot);
         store<S>(place(k, n, 5), F::curvature(delta, shared.b, before.r, before.r_less) * dot);
-        const auto on = lanes[k].has(n);
+        const auto on = unit.has(k, n);
         dot = on ? cotangent + (before.q - before.r) * dot : dot;
         delta = on ? next_delta : delta;
     }
@@ -178,7 +215,7 @@ private:
     // The masses and their derivatives at step n − 1, and what the transitions to step n gain.
     void pull(int k, int64_t n, V& m, V& m_less, V& m_dot, V (&sums)[4]) const {
         const Before<V> before = load_before(k, n);
-        const auto on = lanes[k].has(n);
+        const auto on = unit.has(k, n);
         const V by_one = m_dot * before.q + m * load<S>(place(k, n, 4));
         const V by_zero = m_less * load<S>(place(k, n, 5)) - m_dot * before.r;
         sums[3] += on ? by_one : V{};
@@ -194,128 +231,121 @@ private:
     }
 };
 
-// The sweeps by one function F.
-template <class S>
-struct Way {
-    bool (*marginals)(const Unit<S>&, const Shared<S>&, bool& sound);
-    bool (*vjp)(const Unit<S>&, const Shared<S>&, Totals& totals);
-
-    template <class F>
-    static Way by() {
-        return {[](const Unit<S>& of, const Shared<S>& shared, bool& sound) { return Sweep<S, F>(of, shared).marginals(sound); },
-                [](const Unit<S>& of, const Shared<S>& shared, Totals& totals) { return Sweep<S, F>(of, shared).vjp(totals); }};
-    }
-
-    static Way best(const OmegaParameters& omega, const Shared<S>& shared) {
-        if (omega.alpha == 1 && shared.is_near(Odds<S>::most_shift)) return by<Odds<S>>();
-        return safe(omega);
-    }
-    // For all scores.
-    static Way safe(const OmegaParameters& omega) {
-        return omega.alpha == 1 ? by<Difference<S, omega::Negentropy<S>>>() : by<Difference<S, omega::SquaredL2<S>>>();
-    }
-};
-
-// body(unit, way, thread) for all sequences; once more in a safe way, where it is false. `out` has `size` numbers for each
-// step, of which the sweeps leave masked ones alone.
-template <class S, class Body>
-void for_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size, Body body) {
-    constexpr int64_t W = lanes_of<S>;
-    const int64_t units = (p.batch + 2 * W - 1) / (2 * W);
-    const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
-    const Way<S> way = Way<S>::best(p.omega, shared), safe = Way<S>::safe(p.omega);
-    parallel_for(threads, int(threads), [&](int64_t t, int) {
-        const auto room = scratch<S>(Unit<S>::vectors * Unit<S>::places * p.steps * W);
-        for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
-            const SideBySide<S> lanes[2] = {{p, 2 * u * W, sharing}, {p, (2 * u + 1) * W, sharing}};
-            for (const SideBySide<S>& half : lanes) {
-                for (int l = 0; l < half.valid; ++l) {
-                    clear_masked(p, half.row[l], out + half.sequence[l] * p.steps * size, size);
-                }
-            }
-            const Unit<S> unit{lanes, room.get()};
-            if (!body(unit, way, t)) body(unit, safe, t);
-        }
-    });
+// act(F) for the function that is fastest for the shared scores, or for one that takes all scores.
+template <class S, class Act>
+bool choose(const OmegaParameters& omega, const Shared<S>& shared, bool all, Act act) {
+    if (omega.alpha != 1) return act(Difference<S, omega::SquaredL2<S>>{});
+    if (!all && shared.is_near(Odds<S>::most_shift)) return act(Odds<S>{});
+    return act(Difference<S, omega::Negentropy<S>>{});
 }
 
-// The same, for sums over the sequences.
+// body(unit, sums) for all sequences; returns the sums of all threads. `out` has `size` numbers for each step, of which
+// the sweeps leave masked ones alone.
 template <class S, class Body>
-Totals sum_over_units(const ScoresProblem<S>& p, const Shared<S>& shared, int64_t sharing, S* out, int64_t size,
-                      Body body) {
-    std::vector<Totals> each(std::size_t(std::max(1, p.threads)), Totals{});
-    for_units(p, shared, sharing, out, size, [&](const Unit<S>& unit, const Way<S>& way, int64_t t) {
-        return body(unit, way, each[std::size_t(t)]);
+Totals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size, Body body) {
+    constexpr int64_t sequences = Unit<S>::vectors * lanes_of<S>;
+    const int64_t units = (p.batch + sequences - 1) / sequences;
+    const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
+    std::vector<Totals> each(std::size_t(threads), Totals{});
+    parallel_for(threads, int(threads), [&](int64_t t, int) {
+        const auto room = scratch<S>(Unit<S>::size(p.steps));
+        for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
+            for (int64_t b = u * sequences; b < std::min((u + 1) * sequences, p.batch); ++b) {
+                clear_masked(p, b / sharing, out + b * p.steps * size, size);
+            }
+            body(Unit<S>(p, u, sharing, room.get()), each[std::size_t(t)]);
+        }
     });
     for (std::size_t t = 1; t < each.size(); ++t) each[0] += each[t];
     return each[0];
 }
 
-// Calls put(k, n, numbers of step n) for every step of both vectors of a unit, where numbers have `size` for each.
-template <class S, class Put>
-void read(const Unit<S>& unit, const S* numbers, int64_t size, Put put) {
-    for (int k = 0; k < 2; ++k) {
-        Transposed<const S, S> from(unit.lanes[k], numbers, size);
-        for (int64_t n = 0; n < unit.lanes[k].longest; ++n) put(k, n, from.read(n));
+// The marginals of a unit, whose scores prepare() brings; whether there are any.
+template <class S, class Prepare>
+bool solve(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Prepare prepare) {
+    bool sound;
+    for (bool all : {false, true}) {
+        prepare();
+        sound = true;
+        const auto act = [&](auto by) { return Sweep<S, decltype(by)>(unit, shared).marginals(sound); };
+        if (choose(p.omega, shared, all, act)) break;
     }
+    return sound;
 }
 
-// Calls get(k, n, room for the numbers of step n), and writes these.
-template <class S, class Get>
-void write(const Unit<S>& unit, S* numbers, int64_t size, Get get) {
-    for (int k = 0; k < 2; ++k) {
-        Transposed<S, S> to(unit.lanes[k], numbers, size);
-        for (int64_t n = unit.lanes[k].longest - 1; n >= 0; --n) {
-            get(k, n, to.room(n));
-            to.finish(n);
-        }
+// Their derivative along a cotangent, which prepare() gives.
+template <class S, class Prepare>
+void pull_back(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Totals& totals,
+               Prepare prepare) {
+    for (bool all : {false, true}) {
+        const Centred<S> cotangent = prepare();
+        const auto act = [&](auto by) { return Sweep<S, decltype(by)>(unit, shared).vjp(cotangent, totals); };
+        if (choose(p.omega, shared, all, act)) break;
     }
 }
 
 // --- both states
 
+template <class S>
+Shared<S> shared_of(const ScoresProblem<S>& p) {
+    const auto& [emissions, transitions, start, end] = p.scores;
+    return {transitions, start[1] - start[0], end[1] - end[0], p.omega.alpha == 1, S(1)};
+}
+
 // The difference of the two numbers of each step, to a place.
 template <class S>
 void read_differences(const Unit<S>& unit, const S* numbers, int which) {
-    read(unit, numbers, 2, [&](int k, int64_t n, const S* record) {
-        store<S>(unit.place(k, n, which), load<S>(record + lanes_of<S>) - load<S>(record));
-    });
+    constexpr int W = lanes_of<S>;
+    for (int k = 0; k < Unit<S>::vectors; ++k) {
+        unit.read(k, numbers, 2, unit.records, W);
+        for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
+            const S* record = unit.records + 2 * n * W;
+            store<S>(unit.place(k, n, which), load<S>(record + W) - load<S>(record));
+        }
+    }
+}
+
+// And back: what get(k, n) gives for state 0 and for state 1.
+template <class S, class Get>
+void write_both(const Unit<S>& unit, S* numbers, Get get) {
+    constexpr int W = lanes_of<S>;
+    for (int k = 0; k < Unit<S>::vectors; ++k) {
+        for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
+            const std::pair<Vec<S>, Vec<S>> both = get(k, n);
+            store<S>(unit.records + 2 * n * W, both.first);
+            store<S>(unit.records + (2 * n + 1) * W, both.second);
+        }
+        unit.write(k, unit.records, W, numbers, 2);
+    }
 }
 
 template <class S>
 bool marginals(const ScoresProblem<S>& p, S* out) {
-    const auto shared = shared_of(p);
+    const Shared<S> shared = shared_of(p);
     if (!shared.is_finite()) return false;
     std::atomic<bool> sound{true};
-    for_units(p, shared, 1, out, 2, [&](const Unit<S>& unit, const Way<S>& way, int64_t) {
-        bool is_sound = true;
-        read_differences(unit, p.scores.emissions, 4);
-        if (!way.marginals(unit, shared, is_sound)) return false;
-        if (!is_sound) sound = false;
-        write(unit, out, 2, [&](int k, int64_t n, S* record) {
-            store<S>(record, load<S>(unit.place(k, n, 5)));
-            store<S>(record + lanes_of<S>, load<S>(unit.place(k, n, 4)));
+    for_units(p, 1, out, 2, [&](const Unit<S>& unit, Totals&) {
+        if (!solve(p, unit, shared, [&] { read_differences(unit, p.scores.emissions, 4); })) sound = false;
+        write_both(unit, out, [&](int k, int64_t n) {
+            return std::pair(load<S>(unit.place(k, n, 5)), load<S>(unit.place(k, n, 4)));
         });
-        return true;
     });
     return sound;
 }
 
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
-    const auto shared = shared_of(p);
-    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& totals) {
-        read_differences(unit, p.scores.emissions, 4);
-        read_differences(unit, cotangent, 5);
-        if (!way.vjp(unit, shared, totals)) return false;
-        write(unit, gradient.emissions, 2, [&](int k, int64_t n, S* record) {
-            const Vec<S> g = load<S>(unit.place(k, n, 4));
-            store<S>(record, -g);
-            store<S>(record + lanes_of<S>, g);
+    const Shared<S> shared = shared_of(p);
+    const Totals all = for_units(p, 1, gradient.emissions, 2, [&](const Unit<S>& unit, Totals& totals) {
+        pull_back(p, unit, shared, totals, [&] {
+            read_differences(unit, p.scores.emissions, 4);
+            read_differences(unit, cotangent, 5);
+            return Centred<S>{{}, {broadcast(S(1)), broadcast(S(1))}};
         });
-        return true;
-    };
-    const Totals all = sum_over_units(p, shared, 1, gradient.emissions, 2, body);
+        write_both(unit, gradient.emissions, [&](int k, int64_t n) {
+            return std::pair(-load<S>(unit.place(k, n, 4)), load<S>(unit.place(k, n, 4)));
+        });
+    });
     for (int k = 0; k < 4; ++k) gradient.transitions[k] = S(all.transitions[k]);
     for (int state = 0; state < 2; ++state) {
         gradient.start[state] = S(state ? all.start : -all.start);
@@ -326,36 +356,33 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
 // --- attention
 
 template <class S>
-void read_scores(const AttentionProblem<S>& p, const Unit<S>& unit) {
-    read(unit, p.scores, 1, [&](int k, int64_t n, const S* score) {
-        store<S>(unit.place(k, n, 4), p.scale * load<S>(score));
-    });
+Shared<S> shared_of(const AttentionProblem<S>& p) {
+    const S* transitions = p.chain.scores.transitions;
+    return {transitions, transitions[2] - transitions[0], S(0), p.chain.omega.alpha == 1, p.scale};
 }
 
 template <class S>
 bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
     using V = Vec<S>;
-    const auto shared = shared_of(p);
+    const Shared<S> shared = shared_of(p);
     if (!shared.is_finite()) return false;
     std::atomic<bool> sound{true};
     // So that neither 1 / total nor a sum of such overflows.
     const S least = std::numeric_limits<S>::min() / std::numeric_limits<S>::epsilon();
-    for_units(p.chain, shared, p.sharing, out, 1, [&](const Unit<S>& unit, const Way<S>& way, int64_t) {
-        bool is_sound = true;
-        read_scores(p, unit);
-        if (!way.marginals(unit, shared, is_sound)) return false;
-        if (!is_sound) sound = false;
-        V part[2];
-        for (int k = 0; k < 2; ++k) {
+    for_units(p.chain, p.sharing, out, 1, [&](const Unit<S>& unit, Totals&) {
+        if (!solve(p.chain, unit, shared, [&] { unit.read(p.scores, 4); })) sound = false;
+        for (int k = 0; k < Unit<S>::vectors; ++k) {
             const auto& lanes = unit.lanes[k];
             V total{};
             for (int64_t n = 0; n < lanes.longest; ++n) total += load<S>(unit.place(k, n, 4));
             total = total < V{} + least ? V{} + infinity<S> : total;
             for (int l = 0; l < lanes.valid; ++l) totals[lanes.sequence[l]] = total[l];
-            part[k] = 1 / total;
+            const V part = 1 / total;
+            for (int64_t n = 0; n < lanes.longest; ++n) {
+                store<S>(unit.place(k, n, 4), load<S>(unit.place(k, n, 4)) * part);
+            }
         }
-        write(unit, out, 1, [&](int k, int64_t n, S* to) { store<S>(to, load<S>(unit.place(k, n, 4)) * part[k]); });
-        return true;
+        unit.write(4, out);
     });
     return sound;
 }
@@ -363,29 +390,25 @@ bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
 template <class S>
 void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals, const S* cotangent, S* to_scores,
                  S* to_transitions) {
-    using V = Vec<S>;
-    const auto shared = shared_of(p);
-    const auto body = [&](const Unit<S>& unit, const Way<S>& way, Totals& gained) {
+    const Shared<S> shared = shared_of(p);
+    const Totals all = for_units(p.chain, p.sharing, to_scores, 1, [&](const Unit<S>& unit, Totals& sums) {
         // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
-        V mean[2] = {V{}, V{}};
-        read(unit, cotangent, 1, [&](int k, int64_t n, const S* g) { store<S>(unit.place(k, n, 5), load<S>(g)); });
-        read(unit, weights, 1, [&](int k, int64_t n, const S* weight) {
-            mean[k] += unit.lanes[k].has(n) ? load<S>(weight) * load<S>(unit.place(k, n, 5)) : V{};
-        });
-        for (int k = 0; k < 2; ++k) {
-            V part;
-            for (int l = 0; l < lanes_of<S>; ++l) part[l] = 1 / totals[unit.lanes[k].sequence[l]];
-            for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
-                S* at = unit.place(k, n, 5);
-                store<S>(at, (load<S>(at) - mean[k]) * part);
+        pull_back(p.chain, unit, shared, sums, [&] {
+            Centred<S> centred{};
+            unit.read(cotangent, 5);
+            unit.read(weights, 4);
+            for (int k = 0; k < Unit<S>::vectors; ++k) {
+                for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
+                    const Vec<S> product = load<S>(unit.place(k, n, 4)) * load<S>(unit.place(k, n, 5));
+                    centred.mean[k] += unit.has(k, n) ? product : Vec<S>{};
+                }
+                for (int l = 0; l < lanes_of<S>; ++l) centred.part[k][l] = 1 / totals[unit.lanes[k].sequence[l]];
             }
-        }
-        read_scores(p, unit);
-        if (!way.vjp(unit, shared, gained)) return false;
-        write(unit, to_scores, 1, [&](int k, int64_t n, S* to) { store<S>(to, p.scale * load<S>(unit.place(k, n, 4))); });
-        return true;
-    };
-    const Totals all = sum_over_units(p.chain, shared, p.sharing, to_scores, 1, body);
+            unit.read(p.scores, 4);
+            return centred;
+        });
+        unit.write(4, to_scores);
+    });
     const double begin[4] = {-all.start, 0, all.start, 0};
     for (int k = 0; k < 4; ++k) to_transitions[k] = S(all.transitions[k] + begin[k]);
 }

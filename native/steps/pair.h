@@ -5,8 +5,9 @@
 
 namespace bellmax {
 
-// Attention over segments: state 0 scores 0, state 1 what `scores` (batch, steps) say times `scale`, and the transitions
-// out of state 0 begin the sequence as well. So many queries as `sharing` says, one after another, see the same keys.
+// Attention over segments: state 0 scores 0, state 1 what `scores` (batch, steps) say times `scale`, and the
+// transitions out of state 0 begin the sequence as well. So many queries as `sharing` says, one after another, see the
+// same keys.
 template <class S>
 struct AttentionProblem {
     ScoresProblem<S> chain;  // but for its emissions, start and end

@@ -56,6 +56,8 @@ class PathDistribution(Targets):
     backend: str
     _sweeps_minimize: ClassVar[bool] = False
     """Whether the sweeps take costs and give a least cost, as :attr:`sense` −1 asks."""
+    _tape_is_large: ClassVar[bool] = False
+    """Whether a tape is so large beside the scores that a value without a graph is swept without one."""
     _own_tensors: ClassVar[dict[str, int]] = {}
     """Attributes of a structure that are tensors (..., *own) or None, with their number of dimensions of their own."""
 
@@ -240,7 +242,7 @@ class PathDistribution(Targets):
             return self._flat.value(self._flat_value()[1])
         flat, scores = self._flat, self._scores
         has_graph = needs_grad(*scores)
-        if self._sweeps_minimize and not (has_graph or self._cache):  # their tapes are large
+        if self._tape_is_large and not (has_graph or self._cache):
             return flat.value(flat.run("value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
         fresh = flat.value(value.clone() if flat.gamma == 1 else value)

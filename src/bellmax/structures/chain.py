@@ -131,6 +131,7 @@ class ScoredChain(Chain):
     """
 
     structure = "scored_chain"
+    _tape_is_large = True
 
     def __init__(
         self,

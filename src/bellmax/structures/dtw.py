@@ -76,6 +76,7 @@ class DTW(PathDistribution):
     sense = -1
     _is_alignment = True
     _sweeps_minimize = True
+    _tape_is_large = True
     _own_tensors: ClassVar[dict[str, int]] = {"_lengths": 1, "step_weights": 1, "step_penalties": 1}
 
     @answers_near_misses
