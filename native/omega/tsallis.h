@@ -185,7 +185,7 @@ struct Tsallis {
     }
     template <class V>
     static V curvature_of_two(V u, V, V) {
-        return (u > V{} - Real(1)) & (u < V{} + Real(1)) ? V{} + Real(0.5) : V{};
+        return ((u > V{} - Real(1)) & (u < V{} + Real(1))) ? V{} + Real(0.5) : V{};
     }
 
     // `least` of a, b and c is taken off; q are the probabilities, if Q.

@@ -59,7 +59,7 @@ struct Maxima {
             threshold = tau;
         } else {
             const V absolute = omega.absolute(tau, top), far = V{} + std::numeric_limits<Real>::quiet_NaN();
-            threshold = (absolute < near) & (absolute > -near) ? absolute : far;
+            threshold = ((absolute < near) & (absolute > -near)) ? absolute : far;
             threshold = top > -infinity<Real> ? threshold : V{} + infinity<Real>;  // q is 0
         }
         return best;

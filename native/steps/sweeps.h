@@ -130,7 +130,7 @@ public:
 private:
     // Values are kept relative to the greatest of their step.
     void rebase(int64_t n, Mask now, V top) {
-        const V base = (top > -infinity<Real>) & now ? top : V{};
+        const V base = ((top > -infinity<Real>) & now) ? top : V{};
         Real* const to_value = values ? values.at(n) : nullptr;
         for (int64_t g = 0; g < unit.groups; ++g) {
             const V after = U::renewed(now, load<Real>(&next[g * W]) - base, load<Real>(&v[g * W]));
@@ -279,7 +279,7 @@ private:
             most = greater<Real>(load<Real>(v + g * W) == V{} ? load<Real>(v_dot + g * W) : most, most);
         }
         most = U::greatest_of_all(most);
-        const V off = (most > -infinity<Real>) & now ? most : V{};
+        const V off = ((most > -infinity<Real>) & now) ? most : V{};
         for (int64_t g = 0; g < unit.groups; ++g) store<Real>(v_dot + g * W, load<Real>(v_dot + g * W) - off);
     }
 };
