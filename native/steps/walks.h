@@ -54,7 +54,7 @@ class Visit {
     int64_t cells;
     Array<double> x, q, s, slope;
     V base, tau;
-    double total;  // Σ q, but for rounding 1
+    double total;  // Σ q, with which it is to be divided
 
     V relative(int64_t k) const {
         if constexpr (Omega::by_slot) {
@@ -97,6 +97,8 @@ public:
         base = broadcast(top > -infinity<double> ? top : 0.0);
         if constexpr (Omega::by_slot) {
             tau = broadcast(slot);
+        } else if constexpr (Omega::is_sum) {
+            tau = V{};  // the sum of what is weighed so tells it
         } else {
             V unused;
             omega.solve(omega::Row<double>{x.get(), cells}, base, tau, unused);
@@ -111,6 +113,7 @@ public:
             sum += edge_q;
         }
         total = sum_lanes<double>(sum)[0];
+        if (Omega::is_sum && total > 0) tau = broadcast(log2_of(total));
     }
 
     int64_t draw(double uniform) const { return node::draw(q.get(), walk.states, total, uniform); }
