@@ -126,15 +126,13 @@ inline void store_as(S* to, Vec<R> v) {
 }
 
 // To an aligned place, without reading it first.
-template <class S, class R>
-inline void store_past_caches(S* to, Vec<R> v) {
+template <class R>
+inline void store_past_caches(R* to, Vec<R> v) {
 #if defined(__AVX2__)
-    if constexpr (sizeof(R) == sizeof(S)) {
-        _mm256_stream_si256((__m256i*)to, (__m256i)v);
-        return;
-    }
+    _mm256_stream_si256((__m256i*)to, (__m256i)v);
+#else
+    store<R>(to, v);
 #endif
-    store_as<S, R>(to, v);
 }
 
 // What went past the caches is seen by other threads from here on.
@@ -144,62 +142,53 @@ inline void finish_writes() {
 #endif
 }
 
-// The first `count` < lanes entries; 0 in the other lanes, whose memory is not touched.
-template <class R, class S>
-inline Vec<R> load_some(const S* from, std::int64_t count) {
-#if defined(__AVX2__)
-    if constexpr (sizeof(R) == 4 && sizeof(S) == 4) {
-        const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        return (Vec<R>)_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), lane));
-    } else if constexpr (sizeof(R) == 8 && sizeof(S) == 8) {
-        const __m256i lane = _mm256_setr_epi64x(0, 1, 2, 3);
-        return (Vec<R>)_mm256_maskload_pd(from, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lane));
-    }
-#endif
-    Vec<R> v{};
-    for (int l = 0; l < count; ++l) v[l] = R(from[l]);
-    return v;
-}
-
-// Which lanes of a vector are the first `count`, found once for many of them.
+// The first `count` lanes of a vector, which may be none or all.
 template <class R>
 struct First {
     int count;
 #if defined(__AVX2__)
     __m256i mask;
-
-    explicit First(int n) : count(n) {
-        if constexpr (sizeof(R) == 4) {
-            mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-        } else {
-            mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
-        }
-    }
-#else
-    explicit First(int n) : count(n) {}
 #endif
+
+    explicit First(std::int64_t n) : count(int(n < 0 ? 0 : n > lanes_of<R> ? lanes_of<R> : n)) {
+#if defined(__AVX2__)
+        if constexpr (sizeof(R) == 4) {
+            mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        } else {
+            mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+        }
+#endif
+    }
 
     // 0 in the other lanes, whose memory is not touched.
-    template <class S>
-    Vec<R> load(const S* from) const {
+    Vec<R> load(const R* from) const {
 #if defined(__AVX2__)
-        if constexpr (sizeof(R) == 4 && sizeof(S) == 4) {
+        if constexpr (sizeof(R) == 4) {
             return (Vec<R>)_mm256_maskload_ps(from, mask);
-        } else if constexpr (sizeof(R) == 8 && sizeof(S) == 8) {
+        } else {
             return (Vec<R>)_mm256_maskload_pd(from, mask);
         }
+#else
+        Vec<R> v{};
+        for (int l = 0; l < count; ++l) v[l] = from[l];
+        return v;
 #endif
-        return load_some<R>(from, count);
     }
 };
 
-// The first `count` < lanes entries, if any.
-template <class S, class R>
+template <class R>
+inline Vec<R> load_some(const R* from, std::int64_t count) {
+    return First<R>(count).load(from);
+}
+
+// The first `count` entries, if so many.
+template <class S, class R = S>
 inline void store_some(S* to, Vec<R> v, std::int64_t count) {
+    if (count <= 0) return;
+    if (count >= lanes_of<R>) return store_as<S, R>(to, v);
     S all[lanes_of<R>];
     store_as<S, R>(all, v);
     const S* from = all;
-    if (count <= 0) return;
     if (count & 4) std::memcpy(to, from, 4 * sizeof(S)), to += 4, from += 4;
     if (count & 2) std::memcpy(to, from, 2 * sizeof(S)), to += 2, from += 2;
     if (count & 1) *to = *from;
@@ -378,47 +367,14 @@ __attribute__((always_inline)) inline void transpose(Vec<double>* v) {
     }
 }
 
-// As many vectors as there are lanes into one: lane l has what `op` makes of the lanes of v[l].
-template <class Op>
-__attribute__((always_inline)) inline Vec<float> reduce_rows(const Vec<float>* v, Op op) {
-    Vec<float> pair[4], quad[2];
-#pragma GCC unroll 8
-    for (int k = 0; k < 4; ++k) {
-        pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 8, 1, 9, 4, 12, 5, 13),
-                     __builtin_shufflevector(v[2 * k], v[2 * k + 1], 2, 10, 3, 11, 6, 14, 7, 15));
-    }
-#pragma GCC unroll 8
-    for (int k = 0; k < 2; ++k) {
-        quad[k] = op(__builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 0, 1, 8, 9, 4, 5, 12, 13),
-                     __builtin_shufflevector(pair[2 * k], pair[2 * k + 1], 2, 3, 10, 11, 6, 7, 14, 15));
-    }
-    return op(__builtin_shufflevector(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11),
-              __builtin_shufflevector(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15));
-}
-
-template <class Op>
-__attribute__((always_inline)) inline Vec<double> reduce_rows(const Vec<double>* v, Op op) {
-    Vec<double> pair[2];
-#pragma GCC unroll 8
-    for (int k = 0; k < 2; ++k) {
-        pair[k] = op(__builtin_shufflevector(v[2 * k], v[2 * k + 1], 0, 4, 2, 6),
-                     __builtin_shufflevector(v[2 * k], v[2 * k + 1], 1, 5, 3, 7));
-    }
-    return op(__builtin_shufflevector(pair[0], pair[1], 0, 1, 4, 5), __builtin_shufflevector(pair[0], pair[1], 2, 3, 6, 7));
-}
-
+// As many vectors as there are lanes into one: lane l has the sum of the lanes of v[l].
 template <class R>
-inline Vec<R> sum_rows(const Vec<R>* v) {
-    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return a + b; });
-}
-template <class R>
-inline Vec<R> greatest_of_rows(const Vec<R>* v) {
-    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return greater<R>(a, b); });
-}
-
-template <class R>
-inline Vec<R> least_of_rows(const Vec<R>* v) {
-    return reduce_rows(v, [](Vec<R> a, Vec<R> b) { return lesser<R>(a, b); });
+__attribute__((always_inline)) inline Vec<R> sum_rows(Vec<R>* v) {
+    transpose(v);
+    Vec<R> sum = v[0];
+#pragma GCC unroll 8
+    for (int k = 1; k < lanes_of<R>; ++k) sum += v[k];
+    return sum;
 }
 
 // Combines the lanes; every lane gets the result.

@@ -28,8 +28,8 @@ struct Negentropy {
         solve(scores, top, tau, value);
     }
 
-    // The same from scores as they are, where these are not large: most need no maximum taken off. A score that is NaN or
-    // too large makes a sum that does not fit.
+    // The same from scores as they are, where these are not large: most need no maximum taken off. A score that is NaN
+    // or too large makes a sum that does not fit.
     template <class V>
     static V term(V x) {
         return exp2_of(lesser<R>(x, V{} + (sizeof(R) == 4 ? R(100) : R(900))));

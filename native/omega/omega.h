@@ -1,9 +1,10 @@
 // What an Ω offers, at γ = 1, for numbers Real or vectors V of them.
 //
 // unit             scores are x = unit · θ + v, and values are in the same unit
-// solve            from a run of scores and its greatest, the threshold τ and max_Ω, both relative to the greatest, which
-//                  must be given as 0 where it is −∞
-// weigh            from r = x − greatest and τ the probability q of an entry, and s of the Hessian J y = s∘y − s⟨s, y⟩/Σs
+// solve            from a run of scores and its greatest, the threshold τ and max_Ω, both relative to the greatest,
+//                  which must be given as 0 where it is −∞
+// weigh            from r = x − greatest and τ the probability q of an entry, and s of the Hessian
+//                  J y = s∘y − s⟨s, y⟩/Σs
 // slope            s from q
 // at_vertex        Ω where all of q is in one entry
 // log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
@@ -45,8 +46,8 @@ struct Sum {
     }
 };
 
-// Runs of scores. sum: over the entries x of a run what term(x − top, at, sums) adds to K sums, the last of which is no sum
-// but a minimum where `least` says so.
+// Runs of scores. sum: over the entries x of a run what term(x − top, at, sums) adds to K sums, the last of which is no
+// sum but a minimum where `least` says so.
 
 // As many runs as V has lanes, side by side: entry k of all of them at x + k * stride.
 template <class V, class R>
@@ -72,29 +73,6 @@ struct Columns {
     }
 };
 
-// One after the other: `rows` of them, each of `count` entries, a whole number of vectors. Lane l is of run l.
-template <class R>
-struct Rows {
-    const R* x;
-    std::int64_t stride, count;
-    int rows;
-
-    template <bool least = false, int K, class Term>
-    void sum(Vec<R> top, Vec<R> at, Vec<R> (&totals)[K], Term term) const {
-        constexpr int W = lanes_of<R>;
-        Vec<R> each[K][W] = {};
-        for (int l = 0; l < rows; ++l) {
-            const Vec<R> own_top = broadcast<R>(top[l]), own = broadcast<R>(at[l]);
-            const R* const row = x + l * stride;
-            Vec<R> sums[K] = {};
-            if (least) sums[K - 1] = Vec<R>{} + infinity<R>;
-            for (std::int64_t k = 0; k < count; k += W) term(load<R>(row + k) - own_top, own, sums);
-            for (int n = 0; n < K; ++n) each[n][l] = sums[n];
-        }
-        for (int n = 0; n < K; ++n) totals[n] = least && n == K - 1 ? least_of_rows<R>(each[n]) : sum_rows<R>(each[n]);
-    }
-};
-
 // A single one, of a whole number of vectors; every lane gets its result.
 template <class R>
 struct Row {
@@ -104,7 +82,9 @@ struct Row {
     template <bool least = false, int K, class Term>
     void sum(Vec<R> top, Vec<R> at, Vec<R> (&totals)[K], Term term) const {
         Columns<Vec<R>, R>{x, lanes_of<R>, count / lanes_of<R>}.template sum<least>(top, at, totals, term);
-        for (int n = 0; n < K; ++n) totals[n] = least && n == K - 1 ? least_lane<R>(totals[n]) : sum_lanes<R>(totals[n]);
+        for (int n = 0; n < K; ++n) {
+            totals[n] = least && n == K - 1 ? least_lane<R>(totals[n]) : sum_lanes<R>(totals[n]);
+        }
     }
 };
 

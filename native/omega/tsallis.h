@@ -34,7 +34,6 @@ struct PowerTwo {
     }
 };
 
-template <class R>
 struct PowerAny {
     using Real = double;
     double exponent;
@@ -49,14 +48,14 @@ struct PowerAny {
     }
 };
 
-template <class R, template <class> class Power>
+template <class Power>
 struct Tsallis {
-    using Real = typename Power<R>::Real;
-    static constexpr bool by_slot = false, is_sum = false, is_quadratic = std::is_same_v<Power<R>, PowerOne<R>>;
+    using Real = typename Power::Real;
+    static constexpr bool by_slot = false, is_sum = false, is_quadratic = std::is_same_v<Power, PowerOne<Real>>;
     static constexpr Real unit = 1;
 
     Real alpha, steepness, vertex;  // steepness = α − 1
-    Power<R> power;
+    Power power;
 
     explicit Tsallis(OmegaParameters parameters)
         : alpha(Real(parameters.alpha)),
@@ -86,8 +85,8 @@ struct Tsallis {
         }
     }
 
-    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is above
-    // that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
+    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is
+    // above that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
     template <class Scores, class V>
     void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
         V sums[4], count;
@@ -109,8 +108,8 @@ struct Tsallis {
         value = Real(0.5) * (sums[2] - count * at * at) + (Real(0.5) - vertex);
     }
 
-    // Newton's method on the p-norm of t, convex in τ and nearly linear: it climbs from τ = −1 to the root. A call costs
-    // nothing beside it, and much of the compiler's time where it is inlined everywhere.
+    // Newton's method on the p-norm of t, convex in τ and nearly linear: it climbs from τ = −1 to the root. A call
+    // costs nothing beside it, and much of the compiler's time where it is inlined everywhere.
     template <class Scores, class V>
     __attribute__((noinline)) void solve_by_norm(const Scores& scores, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
@@ -126,7 +125,7 @@ struct Tsallis {
             climb = climb > V{} ? climb : V{};
             at += climb;
         } while (any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()));
-        // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support, so −∞ may rise.
+        // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support: −∞ may rise.
         const Real scale = 1 / (alpha * steepness);
         const V floor = V{} - 2 / steepness;
         scores.sum(top, at, sums, [&](V r, V own, V* total) {
@@ -186,7 +185,7 @@ struct Tsallis {
     }
     template <class V>
     static V curvature_of_two(V u, V, V) {
-        return (u > V{} - Real(1)) & (u < V{} + Real(1)) ? V{} + Real(0.5) : V{};
+        return ((u > V{} - Real(1)) & (u < V{} + Real(1))) ? V{} + Real(0.5) : V{};
     }
 
     // `least` of a, b and c is taken off; q are the probabilities, if Q.
@@ -221,8 +220,8 @@ private:
         return u < V{} + Real(1) ? Real(0.25) * t * t : u;
     }
 
-    // Entries join the support in their order, while they are above the τ of those before: h above it, the second one lifts
-    // τ by h/2 and max_Ω by h²/4, the third one by h/3 and h²/3.
+    // Entries join the support in their order, while they are above the τ of those before: h above it, the second one
+    // lifts τ by h/2 and max_Ω by h²/4, the third one by h/3 and h²/3.
     template <bool Q, class V>
     V three_in_closed_form(V least, V a, V b, V c, V* q) const {
         const V less = lesser<Real>(a, b), more = greater<Real>(a, b);
@@ -240,11 +239,10 @@ private:
 };
 
 template <class R>
-using SquaredL2 = Tsallis<R, PowerOne>;
+using SquaredL2 = Tsallis<PowerOne<R>>;
 template <class R>
-using Root = Tsallis<R, PowerTwo>;
-template <class R>
-using AnyTsallis = Tsallis<R, PowerAny>;
+using Root = Tsallis<PowerTwo<R>>;
+using AnyTsallis = Tsallis<PowerAny>;
 
 }  // namespace omega
 }  // namespace BELLMAX_ARCH

@@ -10,14 +10,22 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
-// The sequences for which `is_chosen(b)`.
+// For the sequences for which is_chosen(b).
 template <class S, class Choice>
-std::vector<int64_t> choose(const ScoresProblem<S>& problem, Choice is_chosen) {
+Plan plan(const ScoresProblem<S>& problem, Choice is_chosen) {
     std::vector<int64_t> chosen;
     for (int64_t b = 0; b < problem.batch; ++b) {
         if (is_chosen(b)) chosen.push_back(b);
     }
-    return chosen;
+    std::stable_sort(chosen.begin(), chosen.end(),
+                     [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
+    constexpr int64_t width = lanes_of<S>;
+    const int64_t count = int64_t(chosen.size()), threads = std::max(problem.threads, 1);
+    const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
+    const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
+    const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
+    // Long rows need not be transposed, nor short vectors filled. Lengths must be exact in single precision.
+    return {chosen, problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24};
 }
 
 // Whether the sums of exponentials can be products of matrices.
@@ -27,91 +35,112 @@ bool in_exp_space(const ScoresProblem<S>& problem) {
 }
 
 template <class S>
-bool forward_of(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, S* value, S* tape) {
-    return omega::with<S>(problem.omega, [&](auto omega) {
-        return ChainSweeps<S, decltype(omega)>::forward(problem, chosen, value, tape);
-    });
+ChainSweeps<S> sweeps_of(const ScoresProblem<S>& problem) {
+    return omega::with<S>(problem.omega, [](auto omega) { return chain_sweeps<S, decltype(omega)>(); });
 }
 
 template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape) {
     std::vector<std::uint8_t> is_left(std::size_t(problem.batch), !in_exp_space(problem));
     const bool good = !in_exp_space(problem) || product_kernels<S>().forward(problem, value, tape, is_left.data());
-    const auto left = choose(problem, [&](int64_t b) { return is_left[std::size_t(b)] != 0; });
-    return (left.empty() || forward_of(problem, left, value, tape)) && good;
+    const Plan left = plan(problem, [&](int64_t b) { return is_left[std::size_t(b)] != 0; });
+    return (left.sequences.empty() || sweeps_of(problem).forward(problem, left, value, tape)) && good;
 }
 
-// The sequences that were solved in log space.
+// Whether a sequence was solved in log space.
 template <class S>
 bool in_log_space(const ScoresProblem<S>& problem, int64_t b) {
     return !in_exp_space(problem) || problem.tape[(2 * b + 1) * (problem.steps + 1) * problem.states] != 1;
 }
+
+// Zeros in what is added up, not written, or in all.
 template <class S>
-std::vector<int64_t> all_in_log_space(const ScoresProblem<S>& problem) {
-    return choose(problem, [&](int64_t b) { return in_log_space(problem, b); });
+void clear(const ScoresProblem<S>& p, const Scores<S>& out, bool all) {
+    const auto zero = [](S* data, int64_t size) { std::fill_n(data, std::max<int64_t>(size, 0), S(0)); };
+    const int64_t square = p.states * p.states, transitions = (p.transition_batch ? p.batch : 1) * square;
+    if (is_dense(p)) return all ? zero(out.transitions, transitions * p.steps) : void();
+    if (all) zero(out.emissions, p.batch * p.steps * p.states);
+    if (all || !p.transition_step) zero(out.transitions, transitions * (p.transition_step ? p.steps - 1 : 1));
+    zero(out.start, (p.start_batch ? p.batch : 1) * p.states);
+    zero(out.end, (p.end_batch ? p.batch : 1) * p.states);
 }
 
-// What is added up, not written.
+// Runs the sweep for the sequences that were solved in log space, and adds up what the threads have.
 template <class S>
-void zero_sums(const ScoresProblem<S>& problem, const Scores<S>& out) {
-    if (is_dense(problem)) return;
-    const int64_t states = problem.states, batch = problem.batch;
-    const auto zero = [](S* data, int64_t size) { std::fill_n(data, size, S(0)); };
-    if (!problem.transition_step) zero(out.transitions, (problem.transition_batch ? batch : 1) * states * states);
-    zero(out.start, (problem.start_batch ? batch : 1) * states);
-    zero(out.end, (problem.end_batch ? batch : 1) * states);
+void sweep_back(const ScoresProblem<S>& problem, typename ChainSweeps<S>::Back sweep, const S* seed,
+                const Scores<const S>& z, const Scores<S>& out) {
+    const Plan left = plan(problem, [&](int64_t b) { return in_log_space(problem, b); });
+    if (left.sequences.empty()) return;
+    const std::size_t states = is_dense(problem) ? 0 : std::size_t(problem.states);
+    const std::vector<double> none(states), square(states * states);
+    std::vector<Totals> totals(std::size_t(std::max(problem.threads, 1)), {square, none, none});
+    sweep(problem, left, seed, z, out, totals.data());
+    const auto deliver = [](const std::vector<double>& from, bool is_shared, S* to) {
+        for (std::size_t k = 0; k < from.size() && is_shared; ++k) to[k] += S(from[k]);
+    };
+    for (const Totals& own : totals) {
+        deliver(own.transitions, problem.transition_batch == 0 && problem.transition_step == 0, out.transitions);
+        deliver(own.start, problem.start_batch == 0, out.start);
+        deliver(own.end, problem.end_batch == 0, out.end);
+    }
 }
 
 template <class S>
 void backward(const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
-    zero_sums(problem, gradient);
+    clear(problem, gradient, false);
     if (in_exp_space(problem)) product_kernels<S>().backward(problem, seed, gradient);
-    const auto left = all_in_log_space(problem);
-    if (left.empty()) return;
-    omega::with<S>(problem.omega, [&](auto omega) {
-        ChainSweeps<S, decltype(omega)>::backward(problem, left, seed, gradient);
-    });
+    sweep_back(problem, sweeps_of(problem).backward, seed, {}, gradient);
 }
 
 template <class S>
 void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
-    zero_sums(problem, product);
+    const auto sweep = sweeps_of(problem).hessian;
+    clear(problem, product, !sweep);
     if (in_exp_space(problem)) product_kernels<S>().hessian(problem, seed, z, product);
-    const auto left = all_in_log_space(problem);
-    if (left.empty()) return;
-    omega::with<S>(problem.omega, [&](auto omega) {
-        ChainSweeps<S, decltype(omega)>::hessian(problem, left, seed, z, product);
+    if (sweep) sweep_back(problem, sweep, seed, z, product);
+}
+
+// Calls body(visit, b) for each sequence, over the threads.
+template <class S, class Body>
+void for_visits(const ScoresProblem<S>& problem, Body body) {
+    omega::with<double>(problem.omega, [&](auto omega) {
+        parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+            Visit<S, decltype(omega)> visit(problem, b, omega, in_log_space(problem, b));
+            body(visit, b);
+        });
+    });
+}
+
+// The same for results like a dense chain's potentials.
+template <class S, class Body>
+void for_dense(const ScoresProblem<S>& problem, S* out, Body body) {
+    for_visits(problem, [&](auto& visit, int64_t b) {
+        clear_masked(problem, b, out + b * problem.transition_batch, problem.transition_step);
+        if (problem.lengths[b]) body(visit);
     });
 }
 
 template <class S>
 void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
-    omega::with<S>(problem.omega, [&](auto omega) { ChainLogs<S, decltype(omega)>::log_transitions(problem, log_q); });
+    for_dense(problem, log_q, [&](auto& visit) { log_transitions_of(visit, log_q); });
 }
 
 template <class S>
 void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
-    omega::with<S>(problem.omega, [&](auto omega) {
-        ChainLogs<S, decltype(omega)>::log_transitions_jvp(problem, z, product);
-    });
+    for_dense(problem, product, [&](auto& visit) { log_transitions_jvp_of(visit, z, product); });
 }
 
 template <class S>
 void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
-    omega::with<S>(problem.omega, [&](auto omega) {
-        ChainLogs<S, decltype(omega)>::log_transitions_vjp(problem, cotangent, product);
-    });
+    for_dense(problem, product, [&](auto& visit) { log_transitions_vjp_of(visit, cotangent, product); });
 }
 
 template <class S>
 void sample(const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
-    omega::with<S>(problem.omega, [&](auto omega) {
-        parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
-            Sampler<S, decltype(omega)> sampler(problem, b, omega, in_log_space(problem, b));
-            for (int64_t n = b * draws; n < (b + 1) * draws; ++n) {
-                sampler.run(uniforms + n * problem.steps, sequences + n * problem.steps);
-            }
-        });
+    for_visits(problem, [&](auto& visit, int64_t b) {
+        for (int64_t n = b * draws; n < (b + 1) * draws; ++n) {
+            sample_one(visit, uniforms + n * problem.steps, sequences + n * problem.steps);
+        }
     });
 }
 
@@ -121,8 +150,9 @@ bool best(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
     problem.omega = {infinity<double>, 0};
     const auto tape = scratch<S>(problem.batch * 2 * (problem.steps + 1) * problem.states);
     problem.tape = tape.get();
-    if (!forward_of(problem, choose(problem, [](int64_t) { return true; }), scores, tape.get())) return false;
-    for (int64_t b = 0; b < problem.batch; ++b) follow_best(problem, b, scores[b], sequences + b * problem.steps);
+    const Plan all = plan(problem, [](int64_t) { return true; });
+    if (!sweeps_of(problem).forward(problem, all, scores, tape.get())) return false;
+    for (int64_t b : all.sequences) follow_best(Walk<S>(problem, b), scores[b], sequences + b * problem.steps);
     return true;
 }
 

@@ -3,118 +3,84 @@
 
 #include <atomic>
 
-#include "omegas.h"
+#include "../base/threads.h"
 #include "sweeps.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-// Sequences that are solved here, the longest first, in units for threads.
-template <class S>
-struct Plan {
-    std::vector<int64_t> sequences;
-    bool across;
-    int64_t size, units;
-
-    // `width` is the number of lanes.
-    Plan(const ScoresProblem<S>& problem, int width, std::vector<int64_t> chosen) : sequences(std::move(chosen)) {
-        std::stable_sort(sequences.begin(), sequences.end(),
-                         [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
-        const int64_t count = int64_t(sequences.size()), threads = std::max(problem.threads, 1);
-        const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
-        const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
-        const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
-        // Long rows need not be transposed, nor short vectors filled. Lengths must be exact in single precision.
-        across = width == 8 && problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24;
-        size = across ? width : 1;
-        units = share(count, size);
-    }
-};
-
-// Runs body(unit, slot) over the threads.
+// Runs body(maxima of a unit, slot) over the threads.
 template <class Omega, class S, class Body>
-void for_units(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, Body body) {
-    const Plan<S> plan(problem, lanes_of<typename Omega::Real>, chosen);
-    parallel_for(plan.units, problem.threads, [&](int64_t n, int slot) {
-        const int64_t* const first = plan.sequences.data() + n * plan.size;
-        const int64_t count = std::min<int64_t>(plan.size, int64_t(plan.sequences.size()) - n * plan.size);
-        if constexpr (lanes_of<typename Omega::Real> == 8) {
-            if (plan.across) {
-                Unit<S, Omega, true> unit(problem, first, count);
-                return body(unit, slot);
-            }
-        }
-        Unit<S, Omega, false> unit(problem, first, count);
-        body(unit, slot);
-    });
+void for_units(const ScoresProblem<S>& problem, const Plan& plan, Body body) {
+    using Real = typename Omega::Real;
+    const int64_t count = int64_t(plan.sequences.size());
+    const auto run = [&](auto across) {
+        constexpr int64_t size = across ? lanes_of<Real> : 1;
+        parallel_for((count + size - 1) / size, problem.threads, [&](int64_t n, int slot) {
+            Unit<S, Real, across> unit(problem, plan.sequences.data() + n * size, std::min(size, count - n * size));
+            body(Maxima<decltype(unit), Omega>(unit), slot);
+        });
+    };
+    if constexpr (lanes_of<Real> == 8) {
+        if (plan.across) return run(std::true_type());
+    }
+    run(std::false_type());
 }
 
-template <class S, class Omega>
-bool ChainSweeps<S, Omega>::forward(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, S* value, S* tape) {
+template <class Omega, class S>
+bool forward(const ScoresProblem<S>& problem, const Plan& plan, S* value, S* tape) {
     std::atomic<bool> sound{true};
-    for_units<Omega>(problem, chosen, [&](auto& unit, int) {
-        Forward<std::decay_t<decltype(unit)>> sweep(unit, tape);
-        for (int64_t n = 0; n < unit.lanes.longest; ++n) sweep.step(n);
+    for_units<Omega>(problem, plan, [&](const auto& maxima, int) {
+        Forward<std::decay_t<decltype(maxima)>> sweep(maxima, tape);
+        for (int64_t n = 0; n < maxima.unit.lanes.longest; ++n) sweep.step(n);
         if (!sweep.finish(value, tape)) sound = false;
     });
     return sound;
 }
 
-// Runs body(unit, totals of its thread), and adds the totals up.
-template <class Omega, class S, class Body>
-void for_gradients(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, const Scores<S>& out, Body body) {
-    const std::size_t states = is_dense(problem) ? 0 : std::size_t(problem.states);
-    const std::vector<double> none(states);
-    const Totals zero{std::vector<double>(states * states), none, none};
-    std::vector<Totals> totals(std::size_t(std::max(problem.threads, 1)), zero);
-    for_units<Omega>(problem, chosen, [&](auto& unit, int slot) { body(unit, totals[std::size_t(slot)]); });
-    const auto deliver = [](const std::vector<double>& from, bool is_shared, S* to) {
-        for (std::size_t k = 0; k < from.size() && is_shared; ++k) to[k] += S(from[k]);
+// Along z, if so.
+template <bool along, class M, class S>
+void sweep_back(const M& maxima, const S* seeds, const Scores<const S>& z, const Scores<S>& out, Totals& totals) {
+    using U = typename M::Unit;
+    U& unit = maxima.unit;
+    Sink<U> sink(unit, out, totals);
+    if (!unit.lanes.longest) return;
+    Tape<U> tape(unit);
+    const End<M> end(maxima, tape.last().get());
+    typename U::V seed{};
+    for (int l = 0; l < U::W; ++l) {
+        const int lane = U::across ? l : 0;
+        if (unit.lanes.length[lane]) seed[l] = typename U::Real(seeds[unit.lanes.sequence[lane]]);
+    }
+    const auto run = [&](Tangent<M>* tangent, const typename U::Real* q_dot) {
+        Backward<M, along> sweep(maxima, tape, tangent, sink, end.q.get(), q_dot, seed);
+        for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
     };
-    for (const Totals& own : totals) {
-        deliver(own.transitions, problem.transition_batch == 0 && problem.transition_step == 0, out.transitions);
-        deliver(own.start, problem.start_batch == 0, out.start);
-        deliver(own.end, problem.end_batch == 0, out.end);
-    }
-}
-
-// Zeros: nothing bends where the maximum is hard.
-template <class S>
-void clear_all(const ScoresProblem<S>& problem, const Scores<S>& out) {
-    const int64_t nodes = problem.batch * problem.steps * problem.states;
-    if (is_dense(problem)) {
-        std::fill_n(out.transitions, nodes * problem.states, S(0));
-        return;
-    }
-    std::fill_n(out.emissions, nodes, S(0));
-    const int64_t transitions = std::max<int64_t>(problem.steps - 1, 0) * problem.transition_step;
-    if (transitions) std::fill_n(out.transitions, problem.batch * transitions, S(0));
-}
-
-template <class S, class Omega>
-void ChainSweeps<S, Omega>::backward(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, const S* seed,
-                                     const Scores<S>& gradient) {
-    for_gradients<Omega>(problem, chosen, gradient, [&](auto& unit, Totals& totals) {
-        using U = std::decay_t<decltype(unit)>;
-        Sink<U> sink(unit, gradient, totals);
-        Visits<U> visits(unit, seed);
-        sweep_back(unit, sink, visits);
-    });
-}
-
-template <class S, class Omega>
-void ChainSweeps<S, Omega>::hessian(const ScoresProblem<S>& problem, const std::vector<int64_t>& chosen, const S* seed,
-                                    const Scores<const S>& z, const Scores<S>& product) {
-    if constexpr (Omega::by_slot) return clear_all(problem, product);
-    for_gradients<Omega>(problem, chosen, product, [&](auto& unit, Totals& totals) {
-        using U = std::decay_t<decltype(unit)>;
-        Sink<U> sink(unit, product, totals);
-        Tangent<U> tangent(unit, z);
+    if constexpr (along) {
+        Tangent<M> tangent(maxima, tape, z);
         for (int64_t n = 0; n < unit.lanes.longest; ++n) tangent.step(n);
-        End<U> end(unit, tangent.tape.last_values().get());
-        Flow<U> flow(unit, tangent, end, seed);
-        sweep_back(unit, sink, flow);
+        run(&tangent, end.change(tangent.last().get()).get());
+    } else {
+        run(nullptr, end.q.get());
+    }
+    sink.finish();
+}
+
+template <class Omega, bool along, class S>
+void backward(const ScoresProblem<S>& problem, const Plan& plan, const S* seed, const Scores<const S>& z,
+              const Scores<S>& out, Totals* of_threads) {
+    for_units<Omega>(problem, plan, [&](const auto& maxima, int slot) {
+        sweep_back<along>(maxima, seed, z, out, of_threads[slot]);
     });
+}
+
+template <class S, class Omega>
+ChainSweeps<S> chain_sweeps() {
+    if constexpr (Omega::by_slot) {
+        return {forward<Omega, S>, backward<Omega, false, S>, nullptr};  // nothing bends where the maximum is hard
+    } else {
+        return {forward<Omega, S>, backward<Omega, false, S>, backward<Omega, true, S>};
+    }
 }
 
 }  // namespace BELLMAX_ARCH

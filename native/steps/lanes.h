@@ -54,8 +54,8 @@ __attribute__((noinline)) void flush(S* const* lane, int valid, int64_t count, c
     }
 }
 
-// The sequences of a unit of work. Lanes without one repeat the first, with length 0. So many of them as `sharing` says,
-// one after another, have their steps in common.
+// The sequences of a unit of work. Lanes without one repeat the first, with length 0. So many of them as `sharing`
+// says, one after another, have their steps in common.
 template <int W>
 struct Lanes {
     int valid;
@@ -84,71 +84,81 @@ struct Lanes {
     }
 };
 
-// How numbers lie: a record of `size` for each step, `stride` apart, of each sequence, `batch` apart.
+// How numbers lie: a record of `size` for each step, `stride` apart (0: one for all), of each sequence, `batch` apart.
 struct Records {
     int64_t size, stride, batch;
-    int64_t shift = 0;     // the first step's record is missing
+    int64_t shift = 0;     // the first steps that have none
     bool compact = false;  // one for each unmasked step, rather than for each step
-    int64_t more = 0;      // records after the last step's
 };
 
-// Reads or writes the records of a unit, several steps at a time where they are small. `T` is const for reading.
-template <class T, class Real>
-class Stream {
+// Reads or writes them, as Real: where they lie, if there is one sequence, or transposed ("across"), several steps at a
+// time where records are small. `T` is const for reading; a lane whose sequence has ended reads zeros.
+template <class T, class Real, bool across>
+class Numbers {
     static constexpr int W = lanes_of<Real>;
-    Lanes<W> lanes;
+
+    const Lanes<W>& lanes;
     Records records;
-    T* base[W];
-    int64_t chunk, first = -1, total;  // chunk: steps at a time, a power of two
+    T* data;
+    int64_t chunk = 1, first = -1;  // what the tile has: so many steps, a power of two, from the first on
     Array<Real> tile;
 
-    void places(int64_t n, T** lane) const {
-#pragma GCC unroll 8
-        for (int l = 0; l < W; ++l) {
-            const int64_t step = records.compact ? n : lanes.step(l, n + records.shift) - records.shift;
-            lane[l] = base[l] + std::max<int64_t>(step, 0) * records.stride;
-        }
+    T* place(int l, int64_t n) const {
+        if (!records.compact) n = std::max<int64_t>(lanes.step(l, n + records.shift) - records.shift, 0);
+        return data + lanes.sequence[l] * records.batch + n * records.stride;
     }
 
-    int64_t chunk_of(int64_t n) const { return n & -chunk; }
+    void move(int64_t start) {
+        T* lane[W];
+        for (int l = 0; l < W; ++l) lane[l] = place(l, start);
+        const int64_t steps = across ? std::min(chunk, lanes.longest - records.shift - start) : 1;
+        const int64_t count = steps * records.size;
+        if constexpr (across && std::is_const_v<T>) {
+            fetch<Real>(lane, count, tile.get());
+            for (int l = 0; l < W; ++l) {
+                const int64_t own = std::max<int64_t>(lanes.length[l] - records.shift - start, 0) * records.size;
+                for (int64_t k = own; k < count; ++k) tile[k * W + l] = 0;
+            }
+        } else if constexpr (across) {
+            flush<Real>(lane, lanes.valid, count, tile.get());
+        } else if constexpr (std::is_const_v<T>) {
+            std::copy_n(lane[0], count, tile.get());
+        } else {
+            std::copy_n(tile.get(), count, lane[0]);
+        }
+    }
 
 public:
-    Stream(const Lanes<W>& of, T* data, const Records& layout)
-        : lanes(of), records(layout), total(of.longest - layout.shift + layout.more) {
-#pragma GCC unroll 8
-        for (int l = 0; l < W; ++l) base[l] = data + lanes.sequence[l] * records.batch;
+    static constexpr bool in_place = !across && std::is_same_v<std::remove_const_t<T>, Real>;
+
+    Numbers(const Lanes<W>& of, T* given, const Records& layout) : lanes(of), records(layout), data(given) {
+        if (in_place || !data) return;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
-        for (chunk = 1; contiguous && 2 * chunk * records.size <= 64;) chunk *= 2;
-        tile = scratch<Real>((chunk * records.size + W) * W);
+        while (across && contiguous && 2 * chunk * records.size <= 64) chunk *= 2;
+        tile = scratch<Real>((chunk * records.size + W) * (across ? W : 1));
     }
 
-    // The records of step n, number by number.
-    const Real* read(int64_t n) {
-        n -= records.shift;
-        const int64_t start = chunk_of(n);
-        if (start != first) {
-            const T* lane[W];
-            places(start, const_cast<T**>(lane));
-            fetch<Real>(lane, std::min(chunk, total - start) * records.size, tile.get());
-            first = start;
+    explicit operator bool() const { return data != nullptr; }
+
+    // Those of step n, or room for them.
+    auto at(int64_t n) {
+        n = records.stride ? n - records.shift : 0;
+        if constexpr (in_place) {
+            return place(0, n);
+        } else {
+            const int64_t start = n & -chunk;
+            if (std::is_const_v<T> && start != first) move(first = start);
+            return &tile[(n - start) * records.size * W];
         }
-        return &tile[(n - start) * records.size * W];
     }
 
-    // Room for the records of step n; steps come in descending order, and all of a chunk is written before it is left.
-    Real* room(int64_t n) {
+    // What was put into the room is written when the steps, in ascending or descending order, leave its chunk. A lane
+    // that has ended writes, too: zeros, in descending order, which are overwritten where it has steps.
+    void finish(int64_t n, bool ascending) {
+        if (in_place || !data) return;
         n -= records.shift;
-        return &tile[(n - chunk_of(n)) * records.size * W];
-    }
-
-    // Writes the records of step n out, if with them their chunk is complete.
-    void finish(int64_t n, bool ascending = false) {
-        n -= records.shift;
-        const int64_t start = chunk_of(n), count = std::min(chunk, total - start);
-        if (n != (ascending ? start + count - 1 : start)) return;
-        T* lane[W];
-        places(start, lane);
-        flush<Real>(lane, lanes.valid, count * records.size, tile.get());
+        const int64_t start = n & -chunk, end = std::min(start + chunk, lanes.longest - records.shift);
+        if (n == (ascending ? end - 1 : start)) move(start);
     }
 };
 

@@ -9,22 +9,28 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-template <class S, class Omega>
+// The sequences to be solved, the longest first, and whether several of them share the lanes of a vector.
+struct Plan {
+    std::vector<std::int64_t> sequences;
+    bool across;
+};
+
+// The contribution of a thread's sequences to the gradient of scores that the batch shares.
+struct Totals {
+    std::vector<double> transitions, start, end;
+};
+
+template <class S>
 struct ChainSweeps {
-    // Of the chosen sequences. As in ChainKernels, whether every score was sound.
-    static bool forward(const ScoresProblem<S>&, const std::vector<std::int64_t>& chosen, S* value, S* tape);
-    static void backward(const ScoresProblem<S>&, const std::vector<std::int64_t>& chosen, const S* seed,
-                         const Scores<S>& gradient);
-    static void hessian(const ScoresProblem<S>&, const std::vector<std::int64_t>& chosen, const S* seed,
-                        const Scores<const S>& z, const Scores<S>& product);
+    using Back = void (*)(const ScoresProblem<S>&, const Plan&, const S* seed, const Scores<const S>& z,
+                          const Scores<S>& out, Totals* of_threads);
+
+    bool (*forward)(const ScoresProblem<S>&, const Plan&, S* value, S* tape);  // whether every score was sound
+    Back backward, hessian;  // z is for the Hessian product, which is 0 if there is no function for it
 };
 
 template <class S, class Omega>
-struct ChainLogs {
-    static void log_transitions(const ScoresProblem<S>&, S* log_q);
-    static void log_transitions_jvp(const ScoresProblem<S>&, const S* z, S* product);
-    static void log_transitions_vjp(const ScoresProblem<S>&, const S* cotangent, S* product);
-};
+ChainSweeps<S> chain_sweeps();
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

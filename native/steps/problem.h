@@ -29,18 +29,26 @@ struct ScoresProblem {
 
 inline namespace BELLMAX_ARCH {
 
+// A dense chain has transitions alone, and those into the first step, too.
+template <class S>
+bool is_dense(const ScoresProblem<S>& problem) {
+    return !problem.scores.emissions;
+}
+
 // The step that sequence b visits as its n-th.
 template <class S>
 std::int64_t visited(const ScoresProblem<S>& problem, std::int64_t b, std::int64_t n) {
     return problem.kept ? problem.kept[b * problem.steps + n] : n;
 }
 
-// Zeros at the masked steps of sequence b, whose numbers, `size` of them for each step, begin at `data`.
+// Zeros at the masked steps of sequence b, whose numbers, `size` of them for each step, begin at `data`. With a shift of
+// 1 they belong to the ways from step to step: the first step has none, and the first unmasked one no use for its own.
 template <class S>
-void clear_masked(const ScoresProblem<S>& problem, std::int64_t b, S* data, std::int64_t size) {
-    if (problem.lengths[b] == problem.steps) return;
-    for (std::int64_t n = 0, t = 0; n <= problem.lengths[b]; ++n) {
-        const std::int64_t next = n < problem.lengths[b] ? visited(problem, b, n) : problem.steps;
+void clear_masked(const ScoresProblem<S>& problem, std::int64_t b, S* data, std::int64_t size, std::int64_t shift = 0) {
+    const std::int64_t length = problem.lengths[b];
+    if (length == problem.steps) return;
+    for (std::int64_t n = shift, t = 0; n <= length || n == shift; ++n) {
+        const std::int64_t next = (n < length ? visited(problem, b, n) : problem.steps) - shift;
         for (S* at = data + t * size; at < data + next * size; ++at) *at = S(0);
         t = next + 1;
     }

@@ -1,95 +1,141 @@
 // The sweeps of a chain (Algorithms 3 and 4 of the paper, mended) over a unit of work, step by step.
 #pragma once
 
-#include <vector>
-
-#include "../base/threads.h"
-#include "unit.h"
+#include "maxima.h"
+#include "omegas.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-// Values, and thresholds for the other sweeps.
-template <class U>
-class Forward {
-    using S = typename U::Number;
+// The end node of a unit's sequences: its value, and q and s of the edges into it.
+template <class M>
+struct End {
+    using U = typename M::Unit;
     using Real = typename U::Real;
     using V = typename U::V;
     static constexpr int W = U::W;
 
+    const U& unit;
+    Array<Real> q, s;
+    V value;
+    typename U::Mask bad{};
+
+    // From the values v at the last step. The edges are a row, which a lane has in common with the others or alone.
+    End(const M& maxima, const Real* v)
+        : unit(maxima.unit), q(scratch<Real>(unit.cells)), s(scratch<Real>(unit.cells)) {
+        const Edges<Real> edges{unit.end.get(), 0, M::Omega::unit, v};
+        const auto weigh = maxima.weigh();
+        V top, tau, sum{};
+        value = maxima.solve_relative(edges, 1, top, tau, bad);
+        top = top > -infinity<Real> ? top : V{};
+        unit.each(edges, 0, [&](auto at, V score) {
+            V edge_q, edge_s;
+            weigh(at.k, score - top, tau, edge_q, edge_s);
+            store<Real>(&q[at.k], edge_q);
+            store<Real>(&s[at.k], edge_s);
+            sum += edge_q;
+        });
+        sum = U::sum_of_all(sum);
+        const V scale = sum > V{} ? 1 / sum : V{};
+        for (int64_t k = 0; k < unit.cells; k += W) store<Real>(&q[k], load<Real>(&q[k]) * scale);
+    }
+
+    // q̇, along a direction y.
+    Array<Real> change(const Real* y) const {
+        V sum_s{}, sum_sy{};
+        for (int64_t k = 0; k < unit.cells; k += W) {
+            const V own = load<Real>(&s[k]);
+            sum_s += own;
+            sum_sy += own > V{} ? own * load<Real>(y + k) : V{};
+        }
+        sum_s = U::sum_of_all(sum_s);
+        const V mean = sum_s > V{} ? U::sum_of_all(sum_sy) / sum_s : V{};
+        auto q_dot = scratch<Real>(unit.cells);
+        for (int64_t k = 0; k < unit.cells; k += W) {
+            const V own = load<Real>(&s[k]);
+            store<Real>(&q_dot[k], own > V{} ? own * (load<Real>(y + k) - mean) : V{});
+        }
+        return q_dot;
+    }
+};
+
+// Values, and thresholds for the other sweeps.
+template <class M>
+class Forward {
+    using U = typename M::Unit;
+    using S = typename U::S;
+    using Real = typename U::Real;
+    using V = typename U::V;
+    using Mask = typename U::Mask;
+    static constexpr int W = U::W;
+    static constexpr Real per_score = M::Omega::unit;
+
+    const M& maxima;
     U& unit;
-    Nodes<S, Real, U::across> values, thresholds;
+    typename U::template Series<S> values, thresholds;
     Array<Real> v, next;
     double offset[W] = {};
-    typename U::Mask bad{};
+    Mask bad{};
 
 public:
     // Without a tape, for the value alone.
-    Forward(U& of, S* tape)
-        : unit(of),
-          values(of.lanes, tape ? tape + of.problem.states : nullptr, tape_records(of.problem, 0), -infinity<Real>),
-          thresholds(of.lanes, tape ? tape + (of.problem.steps + 2) * of.problem.states : nullptr,
-                     tape_records(of.problem, 0)),
-          v(filled<Real>(of.layout.cells, -infinity<Real>)),
-          next(scratch<Real>(of.layout.cells)) {}
+    Forward(const M& by, S* tape)
+        : maxima(by),
+          unit(by.unit),
+          values(unit.lanes, tape ? tape + unit.values_place() : nullptr, unit.tape_records()),
+          thresholds(unit.lanes, tape ? tape + unit.thresholds_place() : nullptr, unit.tape_records()),
+          v(scratch<Real>(unit.cells)),
+          next(scratch<Real>(unit.cells)) {
+        std::copy_n(unit.none.get(), unit.cells, v.get());
+    }
 
     void step(int64_t n) {
-        const auto now = unit.active(n);
-        const int64_t groups = unit.layout.groups;
-        const Real* const bonus = unit.has_emissions() ? unit.emissions.read(n) : nullptr;
-        Real* const to_threshold = thresholds.room(n);
+        const Real* const bonus = unit.emissions ? unit.emissions.at(n) : nullptr;
+        const Real* const edges = n > 0 ? unit.edges.at(n) : nullptr;
+        Real* const to_threshold = thresholds ? thresholds.at(n) : nullptr;
         V top = V{} - infinity<Real>;
-        for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t g = 0; g < unit.groups; ++g) {
             V threshold{}, best;
-            typename U::Mask unsound{};
             if (n == 0) {
-                best = unit.first(g);
-                unsound = ~(best < infinity<Real>);
-                best = best * U::Omega::unit - unit.omega.at_vertex();
+                best = unit.first(unit.start.get(), unit.edges, g);
+                bad |= ~(best < infinity<Real>);
+                best = best * per_score - maxima.omega.at_vertex();
             } else {
-                best = unit.solve(unit.template scores<false>(n, g, v.get()), g, now, threshold, unsound);
+                best = maxima.solve(unit.into(edges, g, per_score, v.get()), g, threshold, bad);
             }
             if (bonus) {
-                const V own = load<Real>(bonus + g * W);
-                unsound |= ~(own < infinity<Real>);
-                best += own * U::Omega::unit;
+                const V own = unit.node(bonus, g);
+                bad |= ~(own < infinity<Real>);
+                best += own * per_score;
             }
-            if (g + 1 == groups) best += unit.pad;
-            bad |= unsound & now;
-            store<Real>(to_threshold + g * W, threshold);
+            if (g + 1 == unit.groups) best += unit.pad;
+            if (to_threshold) unit.put_node(to_threshold, g, threshold);
             store<Real>(&next[g * W], best);
             top = greater<Real>(best, top);
         }
-        rebase(n, now, unit.layout.greatest_of_all(top));
+        rebase(n, unit.active(n), unit.greatest_of_all(top));
     }
 
     // Writes the values, and whether all scores were below +∞ and not NaN.
     bool finish(S* value, S* tape) {
-        const End<U> end(unit, v.get());
-        const auto& lanes = unit.lanes;
-        bool sound = !any(bad);
-        for (int l = 0; l < lanes.valid; ++l) {
-            const int64_t b = lanes.sequence[l];
-            if (tape) tape[(2 * b + 1) * (unit.problem.steps + 1) * unit.layout.states] = 0;  // not in exp space
-            for (int64_t p = 0; p < unit.layout.states && lanes.length[l] > 0; ++p) {
-                sound &= unit.end[U::across ? p * W + l : p] < infinity<Real>;
-            }
-            const double total = (offset[l] + double((V{} + end.value)[l])) / double(U::Omega::unit);
-            value[b] = lanes.length[l] ? S(total) : S(0);
+        const End<M> end(maxima, v.get());
+        for (int l = 0; l < unit.lanes.valid; ++l) {
+            const int64_t b = unit.lanes.sequence[l];
+            if (tape) tape[(2 * b + 1) * (unit.problem.steps + 1) * unit.states] = 0;  // not in exp space
+            value[b] = unit.lanes.length[l] ? S((offset[l] + double(end.value[l])) / double(per_score)) : S(0);
         }
-        return sound;
+        return !any(bad | end.bad);
     }
 
 private:
     // Values are kept relative to the greatest of their step.
-    void rebase(int64_t n, typename U::Mask now, V top) {
-        const V base = (top > -infinity<Real>) & now ? top : V{};
-        Real* const to_value = values.room(n);
-        for (int64_t g = 0; g < unit.layout.groups; ++g) {
-            V after = load<Real>(&next[g * W]) - base;
-            if constexpr (U::across) after = now ? after : load<Real>(&v[g * W]);
+    void rebase(int64_t n, Mask now, V top) {
+        const V base = ((top > -infinity<Real>) & now) ? top : V{};
+        Real* const to_value = values ? values.at(n) : nullptr;
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const V after = U::renewed(now, load<Real>(&next[g * W]) - base, load<Real>(&v[g * W]));
             store<Real>(&v[g * W], after);
-            store<Real>(to_value + g * W, after);
+            if (to_value) unit.put_node(to_value, g, after);
         }
         for (int l = 0; l < unit.lanes.valid; ++l) offset[l] += double(base[l]);
         values.finish(n, true);
@@ -97,554 +143,365 @@ private:
     }
 };
 
-// The contribution of a thread's sequences to the gradient of scores that the batch shares.
-struct Totals {
-    std::vector<double> transitions, start, end;
-};
-
-// Rows of edges into a group to be written.
-template <class T, class Real>
-struct Target {
-    static constexpr int W = lanes_of<Real>;
-    T* first;
-    int64_t stride, full;
-    int exact, rest;  // from row `exact` on nothing may be written past a row's end
-    bool past_caches;
-
-    struct Line {
-        T* numbers;
-        int64_t full;
-        int rest;
-        bool is_exact, past_caches;
-
-        // What is written past the end of a row is 0, and belongs to the next row.
-        template <int N>
-        __attribute__((always_inline)) void put(int64_t k, const Vec<Real>* v) const {
-            if (N == 1 && k >= full) {
-                is_exact ? store_some<T, Real>(numbers + k, v[0], rest) : store_as<T, Real>(numbers + k, v[0]);
-            } else if (past_caches) {
-                for (int r = 0; r < N; ++r) store_past_caches<T, Real>(numbers + k + r * W, v[r]);
-            } else {
-                for (int r = 0; r < N; ++r) store_as<T, Real>(numbers + k + r * W, v[r]);
-            }
-        }
-    };
-    Line row(int l) const { return {first + l * stride, full, rest, l >= exact, past_caches}; }
-};
-
-// Where a unit's results go: edges and nodes at every step, and the two ends.
+// What the forward sweep has left.
 template <class U>
-class Sink {
-    using S = typename U::Number;
+class Tape {
+    using S = typename U::S;
     using Real = typename U::Real;
-    using V = typename U::V;
-    static constexpr int W = U::W;
 
-    U& unit;
-    const Scores<S>& out;
-    Totals& totals;
-    bool by_step, is_large;
-    Edges<S, Real, U::across> edges;
-    std::optional<Nodes<S, Real, U::across>> nodes;
-    Array<Real> part, sums;  // of edges into a group, and of all edges, where steps share them
+    const U& unit;
+    const S* tape;
+    typename U::template Series<const S> values, thresholds;
+    Array<Real> padded;
 
 public:
-    Sink(U& of, const Scores<S>& to, Totals& all)
+    explicit Tape(const U& of)
         : unit(of),
-          out(to),
-          totals(all),
-          by_step(of.problem.transition_step != 0),
-          edges(of.lanes, by_step ? to.transitions : nullptr, edge_records(of.problem), of.layout.states) {
-        const auto& p = unit.problem;
-        constexpr int64_t cache = 16 << 20;
-        is_large = by_step && p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) >= cache &&
-                   unit.layout.states % W == 0 && reinterpret_cast<std::uintptr_t>(to.transitions) % sizeof(V) == 0;
-        if (!by_step) {
-            part = zeros<Real>(unit.layout.tile());
-            sums = zeros<Real>(unit.layout.groups * unit.layout.tile());
+          tape(of.problem.tape),
+          values(of.lanes, tape + of.values_place(), of.tape_records()),
+          thresholds(of.lanes, tape + of.thresholds_place(), of.tape_records()),
+          padded(scratch<Real>(of.cells)) {}
+
+    // The values after step n, −∞ for what is no state.
+    const Real* after(int64_t n) {
+        const Real* const from = values.at(n);
+        if (U::across) return from;
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const auto group = unit.node(from, g);
+            store<Real>(&padded[g * U::W], g + 1 < unit.groups ? group : group + unit.pad);
         }
-        if (unit.has_emissions()) nodes.emplace(unit.lanes, out.emissions, node_records(p));
-        if (unit.has_emissions()) clear_skipped(out.emissions, node_records(p));
-        if (by_step) clear_skipped(out.transitions, edge_records(p));
+        return padded.get();
     }
+    const Real* into(int64_t n) { return thresholds.at(n); }
 
-    // body(target) writes the rows of edges into group g at step n.
-    template <class Body>
-    void put_edges(int64_t n, int64_t g, Body body) {
-        const auto& layout = unit.layout;
-        if (by_step) {
-            auto* const first = edges.at(n) + g * edges.group_stride();
-            // A partial vector may spill into the next row, but not out of the step.
-            const int64_t room = (layout.states - g * W) * layout.states - layout.cells;
-            const int exact = U::across || room < 0 ? 0 : int(std::min<int64_t>(W, room / layout.states + 1));
-            using T = std::remove_pointer_t<decltype(first)>;
-            const bool streams = is_large && !U::across;
-            body(Target<T, Real>{first, edges.row_stride(), layout.whole * W, exact, layout.rest.count, streams});
-        } else {
-            body(Target<Real, Real>{part.get(), layout.cells, layout.cells, W, 0, false});
-            Real* const to = &sums[g * layout.tile()];
-            const int64_t count = layout.rows(g) * layout.cells;
-            for (int64_t k = 0; k < count; k += W) store<Real>(to + k, load<Real>(to + k) + load<Real>(&part[k]));
-        }
-    }
-
-    void put_zeros(int64_t n, int64_t g) {
-        if (!by_step) return;
-        auto* const rows = edges.at(n) + g * edges.group_stride();
-        std::fill_n(rows, unit.layout.rows(g) * edges.row_stride(), 0);
-    }
-
-    // The edges into the first nodes, one each, and the places of those that there are not.
-    void put_first(int64_t g, V edge, V none = V{}) {
-        if (unit.has_emissions()) return;
-        auto* const rows = edges.at(0) + g * edges.group_stride();
-        if constexpr (U::across) {
-            for (int64_t k = 0; k < unit.layout.cells; k += W) store<Real>(rows + k, k == 0 ? edge : none);
-        } else {
-            for (int l = 0; l < unit.layout.rows(g); ++l) {
-                S* const row = rows + l * edges.row_stride();
-                std::fill_n(row, unit.layout.states, S(none[l]));
-                row[0] = S(edge[l]);
-            }
-        }
-    }
-
-    void put_node(int64_t n, int64_t g, V mass) {
-        if (nodes) store<Real>(nodes->room(n) + g * W, mass);
-    }
-
-    void finish_step(int64_t n) {
-        if (by_step && (n > 0 || !unit.has_emissions())) edges.finish(n);
-        if (nodes) nodes->finish(n, false);
-    }
-
-    void put_start(const Real* mass) {
-        if (unit.has_emissions()) add(mass, out.start, unit.problem.start_batch, totals.start);
-    }
-    void put_end(const Real* mass) {
-        if (unit.has_emissions()) add(mass, out.end, unit.problem.end_batch, totals.end);
-    }
-
-    void finish() {
-        finish_writes();
-        if (by_step) return;
-        const auto& layout = unit.layout;
-        const int64_t states = layout.states, batch = unit.problem.transition_batch;
-        for (int64_t i = 0; i < states; ++i) {
-            for (int64_t p = 0; p < states; ++p) {
-                const Real* from = U::across ? &sums[(i * states + p) * W] : &sums[i * layout.cells + p];
-                for (int l = 0; l < unit.lanes.valid; ++l) {
-                    const int64_t at = i * states + p;
-                    if (batch) {
-                        out.transitions[unit.lanes.sequence[l] * batch + at] += S(from[l]);
-                    } else {
-                        totals.transitions[at] += double(from[l]);
-                    }
-                }
-            }
-        }
-    }
-
-private:
-    // A number for each state, added to those of a sequence or to those of all.
-    void add(const Real* mass, S* data, int64_t batch, std::vector<double>& total) const {
-        for (int l = 0; l < unit.lanes.valid; ++l) {
-            for (int64_t p = 0; p < unit.layout.states; ++p) {
-                const Real part = mass[U::across ? p * W + l : p];
-                if (batch) {
-                    data[unit.lanes.sequence[l] * batch + p] += S(part);
-                } else {
-                    total[p] += double(part);
-                }
-            }
-        }
-    }
-
-    // Zeros at masked steps, and at the first of those that have no record for it.
-    void clear_skipped(S* data, const Records& records) const {
+    // After the last step of each sequence.
+    Array<Real> last() const {
+        const auto records = unit.tape_records();
         const auto& lanes = unit.lanes;
-        for (int l = 0; l < lanes.valid; ++l) {
-            if (lanes.length[l] == lanes.steps) continue;
-            S* const sequence = data + lanes.sequence[l] * records.batch;
-            int64_t next = 0;
-            for (int64_t n = records.shift; n <= std::max(lanes.length[l], records.shift); ++n) {
-                const int64_t place = (n < lanes.length[l] ? lanes.step(l, n) : lanes.steps) - records.shift;
-                std::fill(sequence + next * records.stride, sequence + place * records.stride, S(0));
-                next = place + 1;
-            }
-        }
+        const auto place = [&](int l) { return tape + lanes.sequence[l] * records.batch + lanes.length[l] * records.stride; };
+        return unit.gather(place, -infinity<Real>);
     }
 };
 
 // The tangent forward sweep: v̇ before each step, relative to that of a best state, and for J y = s∘(y − mean) the mean
 // ⟨s, y⟩/Σs of the edges into each state.
-template <class U>
-struct Tangent {
-    using S = typename U::Number;
+template <class M>
+class Tangent {
+    using U = typename M::Unit;
+    using S = typename U::S;
     using Real = typename U::Real;
     using V = typename U::V;
-    using Entry = typename U::Entry;
     static constexpr int W = U::W;
 
+    const M& maxima;
     U& unit;
-    Tape<U> tape;
-    Edges<const S, Real, U::across> edges;
-    Nodes<const S, Real, U::across> emissions;
-    Array<Real> start, end;
-    Array<Real> value, mean;  // (steps + 1, cells)
-    Array<Real> end_y;
-    Entry end_mean{};
+    Tape<U>& tape;
+    typename U::template Series<const S> edges, emissions;
+    Array<Real> start, end, values, means;  // values and means: (steps + 1, cells)
 
-    Tangent(U& of, const Scores<const S>& z)
-        : unit(of),
-          tape(of),
-          edges(of.lanes, z.transitions, edge_records(of.problem), of.layout.states),
-          emissions(of.lanes, z.emissions, node_records(of.problem)),
-          start(of.ends(z.start, of.problem.start_batch)),
-          end(of.ends(z.end, of.problem.end_batch)),
-          value(zeros<Real>((of.lanes.longest + 1) * of.layout.cells)),
-          mean(scratch<Real>((of.lanes.longest + 1) * of.layout.cells)),
-          end_y(zeros<Real>(of.layout.cells)) {}
+public:
+    Tangent(const M& by, Tape<U>& from, const Scores<const S>& z)
+        : maxima(by),
+          unit(by.unit),
+          tape(from),
+          edges(unit.lanes, z.transitions, unit.edge_records()),
+          emissions(unit.lanes, z.emissions, unit.node_records()),
+          start(unit.ends(z.start, unit.problem.start_batch)),
+          end(unit.ends(z.end, unit.problem.end_batch)),
+          values(zeros<Real>((unit.lanes.longest + 1) * unit.cells)),
+          means(scratch<Real>((unit.lanes.longest + 1) * unit.cells)) {}
 
-    // The direction along the edges into group g.
-    auto direction(int64_t n, int64_t g) {
-        using T = typename Edges<const S, Real, U::across>::In;
-        return Along<T>{edges.group(n, g), &value[n * unit.layout.cells]};
+    // y = z + v̇ along the edges into a state: row l of group g has z at the first, and v̇ at the second.
+    const Real* z(int64_t n) { return edges.at(n); }
+    const Real* before(int64_t n) const { return &values[n * unit.cells]; }
+    V mean(int64_t n, int64_t g) const { return load<Real>(&means[n * unit.cells + g * W]); }
+
+    // The direction along the edges into the end.
+    Array<Real> last() const {
+        auto y = scratch<Real>(unit.cells);
+        for (int64_t k = 0; k < unit.cells; ++k) y[k] = before(unit.lanes.longest)[k] + end[k];
+        return y;
     }
 
     void step(int64_t n) {
         const auto now = unit.active(n);
-        const int64_t cells = unit.layout.cells;
-        const Real* const own = unit.has_emissions() ? emissions.read(n) : nullptr;
-        const Real* const before = n > 0 ? tape.values.read(n) : nullptr;
-        const Real* const thresholds = n > 0 ? tape.thresholds.read(n + 1) : nullptr;
-        for (int64_t g = 0; g < unit.layout.groups; ++g) {
+        Real* const to = &values[(n + 1) * unit.cells];
+        const Real* const own = emissions ? emissions.at(n) : nullptr;
+        const Real* const v = n > 0 ? tape.after(n - 1) : nullptr;
+        const Real* const scores = n > 0 ? unit.edges.at(n) : nullptr;
+        for (int64_t g = 0; g < unit.groups; ++g) {
             V v_dot{}, centre{};
             if (n == 0) {
-                v_dot = unit.first(g) > -infinity<Real> ? first(g) : V{};
+                const V reached = unit.first(unit.start.get(), unit.edges, g);
+                v_dot = reached > -infinity<Real> ? unit.first(start.get(), edges, g) : V{};
             } else {
-                unit.template with_scores<false>(n, g, before, load<Real>(thresholds + g * W),
-                                                 [&](const auto& scores, V threshold) {
-                                                     v_dot = average(scores, direction(n, g), g, threshold, centre);
-                                                 });
+                V threshold = unit.node(tape.into(n), g);
+                const auto into = maxima.weighable(unit.into(scores, g, M::Omega::unit, v), g, threshold);
+                v_dot = average(into, z(n) + unit.row(g), before(n), g, threshold, centre);
             }
-            if (own) v_dot += load<Real>(own + g * W);
-            if constexpr (U::across) v_dot = now ? v_dot : load<Real>(&value[n * cells + g * W]);
-            store<Real>(&value[(n + 1) * cells + g * W], v_dot);
-            store<Real>(&mean[n * cells + g * W], centre);
+            if (own) v_dot += unit.node(own, g);
+            store<Real>(to + g * W, U::renewed(now, v_dot, load<Real>(before(n) + g * W)));
+            store<Real>(&means[n * unit.cells + g * W], centre);
         }
-        rebase(n, now);
-    }
-
-    // The direction along the edges into the first nodes.
-    V first(int64_t g) {
-        if (unit.has_emissions()) return load<Real>(&start[g * W]);
-        const auto* const rows = edges.at(0) + g * edges.group_stride();
-        if constexpr (U::across) return load<Real>(rows);
-        V found{};
-        for (int l = 0; l < unit.layout.rows(g); ++l) found[l] = Real(rows[l * edges.row_stride()]);
-        return found;
-    }
-
-    // Returns q̇ of the edges into the end.
-    Array<Real> finish(const End<U>& node) {
-        const Real* const last = &value[unit.lanes.longest * unit.layout.cells];
-        Entry sum_sy{}, sum_s{};
-        for (int64_t p = 0; p < unit.layout.states; ++p) {
-            const Entry y = U::entry(last, p) + U::entry(end.get(), p), s = U::entry(node.s.get(), p);
-            U::set_entry(end_y.get(), p, y);
-            sum_sy += s > Entry{} ? s * y : Entry{};
-            sum_s += s;
-        }
-        end_mean = sum_s > Entry{} ? sum_sy / sum_s : Entry{};
-        auto tilt = zeros<Real>(unit.layout.cells);
-        for (int64_t p = 0; p < unit.layout.states; ++p) {
-            const Entry y = U::entry(end_y.get(), p), s = U::entry(node.s.get(), p);
-            U::set_entry(tilt.get(), p, s > Entry{} ? s * (y - end_mean) : Entry{});
-        }
-        return tilt;
+        rebase(to, tape.after(n), now);
     }
 
 private:
-    // y = z + v̇ along the edges into a group.
-    template <class T>
-    struct Along {
-        Group<T, Real> group;
-        const Real* value;
-
-        struct Line {
-            Row<T, Real> row;
-            const Real* value;
-
-            template <int N>
-            __attribute__((always_inline)) void get(int64_t k, V* y) const {
-                row.template get<N>(k, y);
-                for (int r = 0; r < N; ++r) y[r] += load<Real>(value + k + r * W);
-            }
-        };
-        Line row(int l) const { return {group.row(l), value}; }
-    };
-
     // Σ q y/Σ q of the edges into each state, and their mean.
-    template <class Scores, class Direction>
-    V average(const Scores& scores, const Direction& direction, int64_t g, V threshold, V& centre) const {
-        V sums[4][W] = {};
-        const U& own = unit;
-        for (int l = 0; l < unit.layout.rows(g); ++l) {
-            const V tau = unit.layout.of_row(threshold, l);
-            const auto along = direction.row(l);
-            V total[4] = {};
-            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
-                V y[2];
-                along.template get<count()>(k, y);
-                for (int r = 0; r < count; ++r) {
-                    V q, s;
-                    own.weigh(k + r * W, score[r], tau, q, s);
-                    const V visible = s > V{} ? y[r] : V{};
-                    total[0] += q;
-                    total[1] += q * visible;
-                    if constexpr (!U::Omega::is_sum) total[2] += s, total[3] += s * visible;
-                }
+    V average(const Edges<Real>& edges, const Real* z, const Real* before, int64_t g, V threshold, V& centre) const {
+        V sums[4][U::height] = {};
+        const auto weigh = maxima.weigh();
+        for (int l = 0; l < unit.rows(g); ++l) {
+            const V tau = U::of_row(threshold, l);
+            const Real* const along = z + l * unit.stride();
+            V sum_q{}, sum_qy{}, sum_s{}, sum_sy{};
+            unit.each(edges, l, [&](auto at, V score) __attribute__((always_inline)) {
+                V q, s;
+                weigh(at.k, score, tau, q, s);
+                const V y = s > V{} ? at.from(along) + load<Real>(before + at.k) : V{};
+                sum_q += q, sum_qy += q * y;
+                if constexpr (!M::Omega::is_sum) sum_s += s, sum_sy += s * y;
             });
-            for (int n = 0; n < 4; ++n) sums[n][l] = total[n];
+            sums[0][l] = sum_q, sums[1][l] = sum_qy, sums[2][l] = sum_s, sums[3][l] = sum_sy;
         }
-        const auto ratio = [&](const V* part, const V* whole) {
-            const V total = unit.layout.sum(whole);
-            return total > V{} ? unit.layout.sum(part) / total : V{};
+        const auto ratio = [](V* part, V* whole) {
+            const V total = U::sum(whole);
+            return total > V{} ? U::sum(part) / total : V{};
         };
         const V v_dot = ratio(sums[1], sums[0]);
-        centre = U::Omega::is_sum ? v_dot : ratio(sums[3], sums[2]);  // there s = q
+        centre = M::Omega::is_sum ? v_dot : ratio(sums[3], sums[2]);  // there s = q
         return v_dot;
     }
 
-    void rebase(int64_t n, typename U::Mask now) {
-        const Real* const from = tape.values.read(n + 1);
-        Real* const v_dot = &value[(n + 1) * unit.layout.cells];
-        Entry base{};
-        for (int64_t p = 0; p < unit.layout.states; ++p) {
-            base = U::entry(from, p) == Entry{} ? U::entry(v_dot, p) : base;
+    void rebase(Real* v_dot, const Real* v, typename U::Mask now) const {
+        V most = V{} - infinity<Real>;
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            most = greater<Real>(load<Real>(v + g * W) == V{} ? load<Real>(v_dot + g * W) : most, most);
         }
-        const V off = now ? V{} + base : V{};
-        for (int64_t g = 0; g < unit.layout.groups; ++g) store<Real>(v_dot + g * W, load<Real>(v_dot + g * W) - off);
+        most = U::greatest_of_all(most);
+        const V off = ((most > -infinity<Real>) & now) ? most : V{};
+        for (int64_t g = 0; g < unit.groups; ++g) store<Real>(v_dot + g * W, load<Real>(v_dot + g * W) - off);
     }
 };
 
-// The backward sweeps: e = source + q · mass for the edges into a state, which the states that they come from add up. A
-// rule holds the masses and knows the sources.
-template <class U, class Rule>
-class Back {
-    using Real = typename U::Real;
-    using V = typename U::V;
-    static constexpr int W = U::W;
-
-    U& unit;
-    Sink<U>& sink;
-    Rule& rule;
-
-public:
-    Back(U& of, Sink<U>& to, Rule& by) : unit(of), sink(to), rule(by) { sink.put_end(rule.result()); }
-
-    void step(int64_t n) {
-        const auto now = unit.active(n);
-        const Real* const before = n > 0 ? rule.tape.values.read(n) : nullptr;
-        const Real* const thresholds = n > 0 ? rule.tape.thresholds.read(n + 1) : nullptr;
-        rule.begin();
-        for (int64_t g = 0; g < unit.layout.groups; ++g) {
-            const V mass = rule.hold(g, now);
-            sink.put_node(n, g, mass);
-            if (n == 0) {
-                sink.put_first(g, mass);
-            } else if (rule.is_idle(g)) {
-                sink.put_zeros(n, g);
-            } else {
-                unit.template with_scores<true>(n, g, before, load<Real>(thresholds + g * W),
-                                                [&](const auto& scores, V threshold) {
-                                                    sink.put_edges(n, g, [&](const auto& target) {
-                                                        rule.spread(n, g, scores, threshold, target);
-                                                    });
-                                                });
-            }
-        }
-        if (n == 0) sink.put_start(rule.result());
-        sink.finish_step(n);
-        if (n > 0) rule.pass(now);
-    }
-};
-
-template <class U, class Rule>
-void sweep_back(U& unit, Sink<U>& sink, Rule& rule) {
-    Back<U, Rule> sweep(unit, sink, rule);
-    for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
-    sink.finish();
-}
-
-// Masses by state, and what they become at the step before.
+// Where a unit's results go: edges and nodes at every step, and the two ends.
 template <class U>
-struct Masses {
+class Sink {
+    using S = typename U::S;
     using Real = typename U::Real;
     using V = typename U::V;
     static constexpr int W = U::W;
 
     const U& unit;
-    Array<Real> here, before;
+    const Scores<S>& out;
+    Totals& totals;
+    const bool by_step;
+    bool past_caches;
+    typename U::template Series<S> edges, nodes;
+    Array<Real> sums;  // over the steps that share the transitions
 
-    Masses(const U& of, Array<Real> first) : unit(of), here(std::move(first)), before(scratch<Real>(of.layout.cells)) {}
-
-    void clear() { std::fill_n(before.get(), unit.layout.cells, Real(0)); }
-    V get(int64_t g) const { return load<Real>(&here[g * W]); }
-    void set(int64_t g, V mass) { store<Real>(&here[g * W], mass); }
-    void pass(typename U::Mask now) {
-        if constexpr (U::across) {
-            for (int64_t g = 0; g < unit.layout.groups; ++g) set(g, now ? load<Real>(&before[g * W]) : get(g));
-        } else {
-            std::swap(here, before);
+public:
+    Sink(const U& of, const Scores<S>& to, Totals& all)
+        : unit(of),
+          out(to),
+          totals(all),
+          by_step(of.problem.transition_step != 0),
+          edges(of.lanes, by_step ? to.transitions : nullptr, of.edge_records()),
+          nodes(of.lanes, to.emissions, of.node_records()) {
+        const auto& p = unit.problem;
+        constexpr int64_t cache = 16 << 20;
+        const bool is_large = p.batch * p.steps * p.transition_step * int64_t(sizeof(S)) >= cache;
+        past_caches = is_large && edges.in_place && unit.states % W == 0 &&
+                      reinterpret_cast<std::uintptr_t>(to.transitions) % sizeof(V) == 0;
+        if (!by_step) sums = zeros<Real>(unit.states * unit.cells);
+        for (int l = 0; l < unit.lanes.valid; ++l) {
+            const int64_t b = unit.lanes.sequence[l], shift = unit.edge_records().shift;
+            if (nodes) clear_masked(p, b, out.emissions + b * p.steps * p.states, p.states);
+            if (by_step) clear_masked(p, b, out.transitions + b * p.transition_batch, p.transition_step, shift);
         }
     }
-    // `whole` by their total, which it is but for rounding.
-    V correction(V whole) const {
-        V total{};
-        for (int64_t g = 0; g < unit.layout.groups; ++g) total += get(g);
-        total = unit.layout.sum_all(total);
-        return total != Real(0) ? whole / total : V{};
+
+    // The rows of edges into group g at step n, to be written, or added to.
+    struct Rows {
+        Real* first;
+        int64_t stride;
+        bool add, past_caches;
+
+        template <class Place>
+        __attribute__((always_inline)) void put(Place at, int l, V v) const {
+            Real* const row = first + l * stride;
+            if (add) {
+                at.to(row, at.from(row) + v);
+            } else if (past_caches) {
+                at.past_caches(row, v);
+            } else {
+                at.to(row, v);
+            }
+        }
+    };
+    Rows rows(int64_t n, int64_t g) {
+        if (by_step) return {edges.at(n) + unit.row(g), unit.stride(), false, past_caches};
+        return {&sums[g * U::height * unit.cells], unit.cells, true, false};
+    }
+
+    void put_zeros(int64_t n, int64_t g) {
+        if (by_step) std::fill_n(edges.at(n) + unit.row(g), unit.rows(g) * unit.stride(), Real(0));
+    }
+
+    // The edges into the first nodes, one each; there are no others.
+    void put_first(int64_t g, V edge) {
+        if (!is_dense(unit.problem)) return;
+        Real* const first = edges.at(0) + unit.row(g);
+        put_zeros(0, g);
+        for (int l = 0; l < W; ++l) {
+            if (U::across || l < unit.rows(g)) first[U::across ? l : l * unit.states] = edge[l];
+        }
+    }
+
+    void put_node(int64_t n, int64_t g, V mass) {
+        if (nodes) unit.put_node(nodes.at(n), g, mass);
+    }
+
+    void finish_step(int64_t n) {
+        if (by_step && n >= unit.edge_records().shift) edges.finish(n, false);
+        if (nodes) nodes.finish(n, false);
+    }
+
+    void put_start(const Real* mass) {
+        if (nodes) add(mass, out.start, unit.problem.start_batch, totals.start.data());
+    }
+    void put_end(const Real* mass) {
+        if (nodes) add(mass, out.end, unit.problem.end_batch, totals.end.data());
+    }
+    void finish() {
+        finish_writes();
+        for (int64_t i = 0; i < unit.states && !by_step; ++i) {
+            const int64_t row = i * unit.states, batch = unit.problem.transition_batch;
+            add(&sums[i * unit.cells], out.transitions + row, batch, totals.transitions.data() + row);
+        }
+    }
+
+private:
+    // A number for each state, added to those of a sequence or to those of all.
+    void add(const Real* numbers, S* to, int64_t batch, double* total) const {
+        for (int l = 0; l < unit.lanes.valid; ++l) {
+            for (int64_t p = 0; p < unit.states; ++p) {
+                const Real own = numbers[U::number(p, l)];
+                batch ? to[unit.lanes.sequence[l] * batch + p] += S(own) : total[p] += double(own);
+            }
+        }
     }
 };
 
-template <class U>
-typename U::V seeds_of(const U& unit, const typename U::Number* seeds) {
-    typename U::V seed{};
-    for (int l = 0; l < U::W; ++l) {
-        const bool counts = U::across ? l < unit.lanes.valid && unit.lanes.length[l] : unit.lanes.length[0] > 0;
-        if (counts) seed[l] = typename U::Real(seeds[unit.lanes.sequence[U::across ? l : 0]]);
-    }
-    return seed;
-}
-
-// The expected path, times the seed, which the mass carries.
-template <class U>
-struct Visits {
-    using Real = typename U::Real;
-    using V = typename U::V;
-
-    U& unit;
-    Tape<U> tape;
-    V seed, scale{};
-    Masses<U> mass;
-
-    Visits(U& of, const typename U::Number* seeds)
-        : unit(of), tape(of), seed(seeds_of(of, seeds)), mass(of, std::move(End<U>(of, tape.last_values().get()).q)) {
-        for (int64_t g = 0; g < unit.layout.groups; ++g) mass.set(g, mass.get(g) * seed);
-    }
-
-    const Real* result() const { return mass.here.get(); }
-    void begin() {
-        scale = mass.correction(seed);
-        mass.clear();
-    }
-    V hold(int64_t g, typename U::Mask now) {
-        const V held = mass.get(g) * scale;
-        mass.set(g, now ? held : mass.get(g));
-        return now ? held : V{};
-    }
-    bool is_idle(int64_t g) const { return !any(mass.get(g) != V{}); }
-
-    template <class Scores, class Rows>
-    void spread(int64_t n, int64_t g, const Scores& scores, V threshold, const Rows& target) {
-        const auto now = unit.active(n);
-        const V held = now ? mass.get(g) : V{};
-        Real* const to = mass.before.get();
-        const U& own = unit;
-        for (int l = 0; l < unit.layout.rows(g); ++l) {
-            const V at = unit.layout.of_row(held, l), tau = unit.layout.of_row(threshold, l);
-            const auto out = target.row(l);
-            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
-                V part[2];
-                for (int r = 0; r < count; ++r) {
-                    Real* const place = to + k + r * U::W;
-                    V q, s;
-                    own.weigh(k + r * U::W, score[r], tau, q, s);
-                    part[r] = q * at;
-                    if constexpr (U::across) part[r] = now ? part[r] : V{};
-                    store<Real>(place, load<Real>(place) + part[r]);
-                }
-                out.template put<count()>(k, part);
-            });
-        }
-    }
-    void pass(typename U::Mask now) { mass.pass(now); }
-};
-
-// The Hessian product, times the seed.
-template <class U>
-struct Flow {
+// The backward sweep: the expected path, times the seed, which the mass of the states carries; or, along a direction,
+// the change of that.
+template <class M, bool along>
+class Backward {
+    using U = typename M::Unit;
     using Real = typename U::Real;
     using V = typename U::V;
     static constexpr int W = U::W;
 
-    U& unit;
-    Tangent<U>& tangent;
-    Tape<U>& tape;
-    V seed, scale{};
-    Masses<U> mass, mass_dot;
+    // By state, at this step and at the one before.
+    struct Masses {
+        Array<Real> here, before;
 
-    Flow(U& of, Tangent<U>& along, End<U>& end, const typename U::Number* seeds)
-        : unit(of),
-          tangent(along),
-          tape(along.tape),
-          seed(seeds_of(of, seeds)),
-          mass(of, std::move(end.q)),
-          mass_dot(of, along.finish(end)) {
-        for (int64_t g = 0; g < unit.layout.groups; ++g) {
-            mass.set(g, mass.get(g) * seed);
-            mass_dot.set(g, mass_dot.get(g) * seed);
+        Masses(const U& unit, const Real* shares, V seed)
+            : here(scratch<Real>(unit.cells)), before(scratch<Real>(unit.cells)) {
+            for (int64_t k = 0; k < unit.cells; ++k) here[k] = shares[k] * seed[k % W];
         }
+        V get(int64_t g) const { return load<Real>(&here[g * W]); }
+        void pass(const U& unit, typename U::Mask now) {
+            if (!U::across) return std::swap(here, before);
+            for (int64_t g = 0; g < unit.groups; ++g) {
+                store<Real>(&here[g * W], now ? load<Real>(&before[g * W]) : get(g));
+            }
+        }
+    };
+
+    const M& maxima;
+    U& unit;
+    Tape<U>& tape;
+    Tangent<M>* tangent;
+    Sink<U>& sink;
+    V seed;
+    Masses mass, change;  // `change` along a direction
+
+    // The total mass is the seed, but for rounding.
+    void normalise() {
+        V total{};
+        for (int64_t g = 0; g < unit.groups; ++g) total += mass.get(g);
+        total = U::sum_of_all(total);
+        const V scale = total != Real(0) ? seed / total : V{};
+        for (int64_t g = 0; g < unit.groups; ++g) store<Real>(&mass.here[g * W], mass.get(g) * scale);
     }
 
-    const Real* result() const { return mass_dot.here.get(); }
-    void begin() {
-        scale = mass.correction(seed);
-        mass.clear();
-        mass_dot.clear();
-    }
-    V hold(int64_t g, typename U::Mask now) {
-        mass.set(g, now ? mass.get(g) * scale : mass.get(g));
-        return now ? mass_dot.get(g) : V{};
-    }
-    bool is_idle(int64_t g) const { return !any((mass.get(g) != V{}) | (mass_dot.get(g) != V{})); }
-
-    template <class Scores, class Rows>
-    void spread(int64_t n, int64_t g, const Scores& scores, V threshold, const Rows& target) {
-        const auto now = unit.active(n);
-        const V held = now ? mass.get(g) : V{}, held_dot = now ? mass_dot.get(g) : V{};
-        const V mean = load<Real>(&tangent.mean[n * unit.layout.cells + g * W]);
-        const auto direction = tangent.direction(n, g);
-        Real *const to = mass.before.get(), *const to_dot = mass_dot.before.get();
-        const U& own = unit;
-        for (int l = 0; l < unit.layout.rows(g); ++l) {
-            const V at = unit.layout.of_row(held, l), at_dot = unit.layout.of_row(held_dot, l);
-            const V tau = unit.layout.of_row(threshold, l), centre = unit.layout.of_row(mean, l);
-            const auto along = direction.row(l);
-            const auto out = target.row(l);
-            scores.each(l, [&](int64_t k, const V* score, auto count) __attribute__((always_inline)) {
-                V y[2], part[2];
-                along.template get<count()>(k, y);
-                for (int r = 0; r < count; ++r) {
-                    const int64_t place = k + r * W;
-                    V q, s;
-                    own.weigh(place, score[r], tau, q, s);
-                    const V visible = s > V{} ? y[r] - centre : V{};
-                    V visits = q * at;
-                    part[r] = s * at * visible + q * at_dot;
-                    if constexpr (U::across) visits = now ? visits : V{}, part[r] = now ? part[r] : V{};
-                    store<Real>(to + place, load<Real>(to + place) + visits);
-                    store<Real>(to_dot + place, load<Real>(to_dot + place) + part[r]);
+    void spread(int64_t n, int64_t g, const Edges<Real>& edges, V threshold, V held, V held_change) {
+        const auto rows = sink.rows(n, g);
+        const auto weigh = maxima.weigh();
+        Real *const to = mass.before.get(), *const to_change = change.before.get();
+        const Real* const z = along ? tangent->z(n) + unit.row(g) : nullptr;
+        const Real* const v_dot = along ? tangent->before(n) : nullptr;
+        const V means = along ? tangent->mean(n, g) : V{};
+        for (int l = 0; l < unit.rows(g); ++l) {
+            const V at_mass = U::of_row(held, l), at_change = U::of_row(held_change, l);
+            const V tau = U::of_row(threshold, l), mean = U::of_row(means, l);
+            const Real* const z_row = along ? z + l * unit.stride() : nullptr;
+            unit.template each<true>(edges, l, [&](auto at, V score) __attribute__((always_inline)) {
+                V q, s;
+                weigh(at.k, score, tau, q, s);
+                V part = q * at_mass;
+                store<Real>(to + at.k, load<Real>(to + at.k) + part);
+                if constexpr (along) {
+                    const V y = s > V{} ? at.from(z_row) + load<Real>(v_dot + at.k) - mean : V{};
+                    part = s * at_mass * y + q * at_change;
+                    store<Real>(to_change + at.k, load<Real>(to_change + at.k) + part);
                 }
-                out.template put<count()>(k, part);
+                rows.put(at, l, part);
             });
         }
     }
-    void pass(typename U::Mask now) {
-        mass.pass(now);
-        mass_dot.pass(now);
+
+public:
+    // From q of the edges into the end, and along a direction its change.
+    Backward(const M& by, Tape<U>& from, Tangent<M>* direction, Sink<U>& to, const Real* q, const Real* q_dot, V given)
+        : maxima(by),
+          unit(by.unit),
+          tape(from),
+          tangent(direction),
+          sink(to),
+          seed(given),
+          mass(unit, q, given),
+          change(unit, q_dot, given) {
+        sink.put_end((along ? change : mass).here.get());
+    }
+
+    void step(int64_t n) {
+        const auto now = unit.active(n);
+        const Real* const v = n > 0 ? tape.after(n - 1) : nullptr;
+        const Real* const scores = n > 0 ? unit.edges.at(n) : nullptr;
+        normalise();
+        std::fill_n(mass.before.get(), unit.cells, Real(0));
+        if (along) std::fill_n(change.before.get(), unit.cells, Real(0));
+        for (int64_t g = 0; g < unit.groups; ++g) {
+            const V held = U::renewed(now, mass.get(g), V{});
+            const V held_change = along ? U::renewed(now, change.get(g), V{}) : V{};
+            const V result = along ? held_change : held;
+            sink.put_node(n, g, result);
+            if (n == 0) {
+                sink.put_first(g, result);
+            } else if (!any((held != V{}) | (held_change != V{}))) {
+                sink.put_zeros(n, g);
+            } else {
+                V threshold = unit.node(tape.into(n), g);
+                const auto edges = maxima.weighable(unit.into(scores, g, M::Omega::unit, v), g, threshold);
+                spread(n, g, edges, threshold, held, held_change);
+            }
+        }
+        if (n == 0) sink.put_start((along ? change : mass).here.get());
+        sink.finish_step(n);
+        mass.pass(unit, now);
+        if (along) change.pass(unit, now);
     }
 };
 
