@@ -4,7 +4,7 @@
 
 #include "../lattice/dtw.h"
 #include "../lattice/short_pairs.h"
-#include "../lattice/table.h"
+#include "../table/table.h"
 #include "call.h"
 
 namespace bellmax {
@@ -290,7 +290,7 @@ struct Lattice : LatticeProblem {
         std::vector<Scores> all;
         for (PyObject* const source : sources) {
             if (source == Py_None) {
-                all.push_back({nullptr, 0, 0, 0});
+                all.push_back({nullptr, 0, 0, 0, nullptr});
                 continue;
             }
             const Tensor array = Call::tensor_of(source);
@@ -299,12 +299,18 @@ struct Lattice : LatticeProblem {
             need(array.dims == 3, "scores do not fit the lattice");
             for (int d = 0; d < 3; ++d) need(one_or(sizes[d], full[d]), "scores do not fit the lattice");
             all.push_back({array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2], sizes[1] == 1 ? 0 : sizes[2],
-                           sizes[2] == 1 ? 0 : 1});
+                           sizes[2] == 1 ? 0 : 1, nullptr});
         }
         return all;
     }
 
-    void read_tape(const Tensor& found) { tape = Call::array<double>({batch, 2, rows * columns * states}, found); }
+    // One of no numbers stands for none.
+    void read_tape(const Tensor& found) {
+        double* const numbers = Call::array<double>({batch, any_size}, found);
+        need(found.shape[1] == 0 || found.shape[1] == lattices().tape_size(*this), "the tape does not fit the lattice");
+        tape = found.shape[1] ? numbers : nullptr;
+    }
+    void need_tape() const { need(tape, "the tape was not kept"); }
 };
 
 bool lattice_forward(Call& call) {
@@ -316,6 +322,7 @@ bool lattice_forward(Call& call) {
 bool lattice_backward(Call& call) {
     Lattice p(call);
     p.read_tape(p.first);
+    p.need_tape();
     const double* const seed = call.array<const double>({p.batch});
     const auto out = p.arrays(call.list());
     return run(lattices().backward, p, seed, out.data());
@@ -324,6 +331,7 @@ bool lattice_backward(Call& call) {
 bool lattice_hessian(Call& call) {
     Lattice p(call);
     p.read_tape(p.first);
+    p.need_tape();
     const double* const seed = call.array<const double>({p.batch});
     const auto z = p.arrays(call.list()), out = p.arrays(call.list());
     return run(lattices().hessian, p, seed, z.data(), out.data());
@@ -332,6 +340,7 @@ bool lattice_hessian(Call& call) {
 bool lattice_sample(Call& call) {
     Lattice p(call);
     p.read_tape(p.first);
+    p.need_tape();
     const Tensor uniforms = call.tensor();
     const int64_t draws = uniforms.shape[1];
     const double* const numbers = Call::array<const double>({p.batch, draws, p.longest() + 1}, uniforms);

@@ -227,6 +227,50 @@ def test_known_tables_equal_their_graph(table: str, omega: bx.Regularizer) -> No
         check_scores(product, expected[2], 1e-8)
 
 
+def across_strips(rng: np.random.Generator) -> Lattice:
+    """Rows and columns over several strips and chunks of the sweeps, with moves over two rows and three columns."""
+    moves = [(1, 1, 0, 0), (2, 1, 1, 0), (0, 3, 0, 1), (1, 0, 1, 1), (0, 0, 0, 1), (2, 0, 0, 0), (0, 1, 1, 0)]
+    shapes = [(2, 70, 75), (1, 70, 1), (2, 70, 75), (1, 1, 75), None, (1, 1, 1), (2, 1, 75), (1, 70, 75), (2, 70, 1)]
+    scores: Scores = [None if shape is None else normal(rng, *shape) for shape in shapes]
+    scores += [normal(rng, 1, 1, 75), None, normal(rng, 2, 70, 75), normal(rng, 1, 70, 1)]
+    lengths, band = [(70, 75), (66, 70)], [math.inf, 0.6]
+    return Lattice(70, 75, 2, moves, scores, ("row", (0, 1)), ("column", (0, 1)), 2, lengths, band)
+
+
+def test_strips_and_chunks_fit_together() -> None:
+    rng = np.random.default_rng(4)
+    lattice = across_strips(rng)
+    weight, z = normal(rng, 2), directions(rng, lattice.scores)
+    for places in (("row", "column"), ("corner", "anywhere")):
+        lattice.start, lattice.end = (places[0], (0, 1)), (places[1], (0, 1))
+        expected = by_the_graph(lattice, bx.Negentropy(), weight, z)
+        for threads in (1, 2):
+            value, gradient, product = lattice.run(bx.Negentropy(), weight, z, threads)
+            torch.testing.assert_close(value, expected[0], rtol=1e-10, atol=1e-10)
+            check_scores(gradient, expected[1], 1e-9)
+            check_scores(product, expected[2], 1e-7)
+        single = across_strips(rng)
+        single.scores = [None if s is None else s.float() for s in lattice.scores]
+        single.start, single.end = lattice.start, lattice.end
+        value, gradient, _ = single.run(bx.Negentropy(), weight, [None if s is None else s.float() for s in z])
+        torch.testing.assert_close(value, expected[0], rtol=1e-6, atol=1e-6)
+        check_scores(gradient, expected[1], 2e-5)
+
+
+@pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
+def test_time_warping_is_a_table(name: str) -> None:
+    rng, omega = np.random.default_rng(5), at_one(OMEGAS[name])
+    cost = normal(rng, 2, 130, 140).abs()
+    lengths = [(130, 140), (70, 129)]
+    lattice = dtw(rng)
+    lattice.rows, lattice.columns, lattice.lengths, lattice.scores[0] = 130, 140, lengths, -cost
+    value, gradient, _ = lattice.run(omega, torch.ones(2, dtype=torch.float64), lattice.scores)
+    n, m = (torch.tensor(own) for own in zip(*lengths, strict=True))
+    p = bx.DTW(cost, lengths=(n, m), omega=omega)
+    torch.testing.assert_close(value, -p.value, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradient[0], p.expected_path, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("table", KNOWN)
 def test_single_precision(table: str) -> None:
     rng = np.random.default_rng(2)

@@ -49,11 +49,16 @@ class Lattice:
         name, parameters = omega.kernel
         return (self.rows, self.columns, self.states, moves, *ends, lengths, band, name, list(parameters), threads)
 
+    def _tape(self, table: tuple[object, ...]) -> Tensor:
+        none = torch.empty(self.batch, 0, dtype=torch.float64)
+        size = kernels.lattice_tape_size(self.scores, self.batch, none, *table)
+        return torch.empty(self.batch, size, dtype=torch.float64)
+
     def run(self, omega: bx.Regularizer, seed: Tensor, z: Scores, threads: int = 1) -> tuple[Tensor, Scores, Scores]:
         """The values, the gradients of ⟨seed, values⟩, and their derivative along z."""
         table = self._table(omega, threads)
         value = torch.empty(self.batch, dtype=torch.float64)
-        tape = torch.empty(self.batch, 2, self.rows * self.columns * self.states, dtype=torch.float64)
+        tape = self._tape(table)
         assert kernels.lattice_forward(self.scores, value, tape, *table)
         gradient, product = (
             [None if s is None else torch.full_like(s, math.nan) for s in self.scores] for _ in range(2)
@@ -66,7 +71,7 @@ class Lattice:
         """For each lattice and draw the nodes of a path, each with the move that leads there, −1 for the first."""
         table = self._table(omega, 1)
         value = torch.empty(self.batch, dtype=torch.float64)
-        tape = torch.empty(self.batch, 2, self.rows * self.columns * self.states, dtype=torch.float64)
+        tape = self._tape(table)
         kernels.lattice_forward(self.scores, value, tape, *table)
         longest = (self.rows + self.columns - 1) * self.states
         generator = torch.Generator().manual_seed(0)

@@ -6,13 +6,14 @@
 // and the value is v at the end, or max_Ω over the ends of v + ε if these are several.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../omega/omega.h"
 
 namespace bellmax {
 
-constexpr int most_states = 8, most_moves = 16;
+constexpr int most_states = 8, most_moves = 16, most_scores = 3 * most_states + most_moves;
 
 struct Move {
     std::int64_t di, dj;
@@ -27,10 +28,12 @@ struct Ends {
     std::uint32_t states;  // a bit for each
 };
 
-// An array of scores. A stride of 0 shares it: along the batch, a row or a column.
+// An array of scores. A stride of 0 shares it: along the batch, a row or a column. With labels (batch, columns), column
+// j has entry label[j] of its row of the array, or −∞ for a label of −1.
 struct Scores {
     void* numbers;  // none: 0 everywhere, or a gradient that is not wanted
     std::int64_t batch, row, column;
+    const std::int64_t* labels = nullptr;
 };
 
 struct LatticeProblem {
@@ -44,7 +47,7 @@ struct LatticeProblem {
     int threads;
     bool is_double;        // whether arrays hold doubles or floats
     const Scores* scores;  // of the states, of the moves, of starts by state, of ends by state
-    double* tape;          // (batch, 2, rows · columns · states): the values and thresholds of nodes
+    double* tape;          // (batch, tape_size), or none if the value is all that is wanted
 
     int scores_count() const { return 3 * states + moves; }
     // The nodes that a path can have.
@@ -52,6 +55,8 @@ struct LatticeProblem {
 };
 
 struct LatticeKernels {
+    // How many numbers a tape has, from the sizes, the moves and the ends.
+    std::int64_t (*tape_size)(const LatticeProblem&);
     // Whether every score of a cell of the region was below +∞ and not NaN.
     bool (*forward)(const LatticeProblem&, double* value);
     // `seed` (batch); `out` are as many arrays as there are scores.

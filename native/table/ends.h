@@ -1,0 +1,77 @@
+// The ends of a lattice: a list of their values, and the maximum over them.
+#pragma once
+
+#include "../base/memory.h"
+#include "node.h"
+#include "moves.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+namespace table_engine {
+
+// Where ends are in the list.
+struct EndList {
+    Ends ends;
+    int64_t rows, columns;
+    int count = 0;  // of the states
+
+    EndList(Ends ends, int64_t rows, int64_t columns) : ends(ends), rows(rows), columns(columns) {
+        for (int a = 0; a < most_states; ++a) count += int(ends.states >> a & 1);
+    }
+    bool by_row() const { return ends.place == Place::column || ends.place == Place::anywhere; }
+    bool by_column() const { return ends.place == Place::row || ends.place == Place::anywhere; }
+    // The e-th of the states in cell (i, j).
+    int64_t position(int64_t i, int64_t j, int e) const {
+        const int64_t row = by_row() ? i * (by_column() ? columns : 1) : 0;
+        return (row + (by_column() ? j : 0)) * count + e;
+    }
+    // Whole vectors.
+    int64_t size() const {
+        const int64_t cells = (by_row() ? rows : 1) * (by_column() ? columns : 1);
+        return (cells * count + lanes_of<double> - 1) / lanes_of<double> * lanes_of<double>;
+    }
+    // A single one needs no maximum.
+    bool is_single(const Region& region) const {
+        int64_t cells = by_row() || by_column() ? 0 : 1;
+        for (int64_t i = by_row() ? 0 : region.rows - 1; i < region.rows; ++i) {
+            if (by_column()) cells += region.last(i) + 1 - region.first(i);
+            if (ends.place == Place::column) cells += region.last(i) == region.columns - 1;
+        }
+        return count == 1 && cells == 1;
+    }
+};
+
+// The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. With y, the
+// tangents of x, these become those of the masses.
+__attribute__((noinline)) inline double solve_ends(OmegaParameters parameters, bool is_single, const double* x,
+                                                   int64_t size, double seed, double* q, double* y) {
+    constexpr int W = lanes_of<double>;
+    if (is_single || size == 0) {
+        double value = -infinity<double>;
+        for (int64_t n = 0; n < size; ++n) {
+            value = std::max(value, x[n]);
+            if (q) q[n] = x[n] > -infinity<double> ? seed : 0;
+            if (y) y[n] = 0;
+        }
+        return value;
+    }
+    return omega::with<double>(parameters, [&](auto omega) {
+        const auto room = scratch<double>(size), s = scratch<double>(size);
+        bool good = true;
+        const auto solution = node::solve<true>(omega, x, size / W, room.get(), good);
+        if (q) {
+            const auto scale = node::weigh<true>(omega, x, size / W, solution.base, solution.tau, q, s.get());
+            if (y) {
+                const auto change = node::change<true>(q, scale, s.get(), y, size / W);
+                node::change_of_q(s.get(), y, size / W, change.mean, wide<W>(seed), room.get());
+                std::copy(room.get(), room.get() + size, y);
+            }
+            for (int64_t n = 0; n < size; ++n) q[n] *= scale.part[0][0] * seed;
+        }
+        return solution.value.part[0][0];
+    });
+}
+
+}  // namespace table_engine
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax

@@ -1,0 +1,167 @@
+// Lattices by a table of moves: the batch of them, and where gradients land.
+#include "table.h"
+
+#include <atomic>
+
+#include "run.h"
+
+namespace bellmax {
+inline namespace BELLMAX_ARCH {
+namespace {
+
+using table_engine::AnyTable;
+using table_engine::Array2;
+using table_engine::By;
+using table_engine::Frame;
+using table_engine::Region;
+using table_engine::Table;
+using std::int64_t;
+
+AnyTable table_of(const LatticeProblem& p) { return {Table(p.table, p.moves, p.states, p.rows, p.columns)}; }
+
+int64_t tape_size(const LatticeProblem& p) {
+    const int64_t ends = table_engine::EndList(p.ends, p.rows, p.columns).size();
+    return table_of(p).table.tape_size(p.rows, p.columns) + ends;
+}
+
+// The arrays of lattice b.
+struct Arrays {
+    Array2 own[most_scores];
+
+    Arrays(const LatticeProblem& p, const Scores* all, int64_t b) {
+        for (int n = 0; n < p.scores_count(); ++n) own[n] = Array2(all[n], p.is_double, b, 0, 0, p.columns);
+    }
+};
+
+// Calls body(b, table, frame) for every lattice.
+template <class Body>
+void for_frames(const LatticeProblem& p, Body body) {
+    const AnyTable table = table_of(p);
+    const int64_t size = tape_size(p);
+    table_engine::for_lattices(p.batch, p.threads, [&](int64_t b, int threads) {
+        const Arrays scores(p, p.scores, b);
+        const Frame frame{Region(p.lengths + 2 * b, p.band[b]),
+                          0,
+                          p.rows,
+                          p.columns,
+                          p.starts,
+                          p.ends,
+                          p.moves,
+                          p.omega,
+                          p.is_double,
+                          1,
+                          threads,
+                          p.tape ? p.tape + b * size : nullptr,
+                          scores.own};
+        body(b, table, frame);
+    });
+}
+
+bool forward(const LatticeProblem& p, double* value) {
+    std::atomic<bool> sound{true};
+    for_frames(p, [&](int64_t b, const AnyTable& table, const Frame& frame) {
+        if (!table_engine::solve(table, frame, value[b])) sound = false;
+    });
+    return sound;
+}
+
+// Where the masses of each array land: in the array itself if every lattice has one of its own, with an entry for every
+// cell; else in sums of each lattice, in which strips may have their own.
+class Gradients {
+    const LatticeProblem& p;
+    const Scores* const out;
+    Array<double> sums[most_scores];
+
+    bool is_own(int n) const { return table_engine::kind_of(out[n]) == By::cell && (out[n].batch || p.batch == 1); }
+    int64_t height(By by) const {
+        const bool by_row = by == By::row || by == By::cell || by == By::label;
+        return by_row ? p.rows : (p.rows + table_engine::strip_rows - 1) / table_engine::strip_rows;
+    }
+    int64_t width(int n) const { return out[n].labels ? out[n].row : out[n].column ? p.columns : 1; }
+    int64_t size(int n) const { return height(table_engine::kind_of(out[n])) * width(n); }
+
+    template <class S>
+    void finish(int n) const {
+        const int64_t rows = out[n].row ? p.rows : 1, wide = width(n), size_out = rows * wide;
+        for (int64_t b = 0; b < (out[n].batch ? p.batch : 1); ++b) {
+            S* const to = static_cast<S*>(out[n].numbers) + b * out[n].batch;
+            const auto total = zeros<double>(size_out);
+            for (int64_t own = b; own < (out[n].batch ? b + 1 : p.batch); ++own) {
+                for (int64_t m = 0; m < size(n); ++m)
+                    total[std::size_t(m % size_out)] += sums[n][std::size_t(own * size(n) + m)];
+            }
+            for (int64_t m = 0; m < size_out; ++m) to[m] = S(total[std::size_t(m)]);
+        }
+    }
+
+public:
+    Gradients(const LatticeProblem& p, const Scores* out) : p(p), out(out) {
+        for (int n = 0; n < p.scores_count(); ++n) {
+            if (out[n].numbers && !is_own(n)) sums[n] = zeros<double>(p.batch * size(n));
+        }
+    }
+    // For lattice b. There is no mass outside its region, nor for a move that is longer than the lattice.
+    Arrays arrays(int64_t b, const Region& region) const {
+        Arrays arrays(p, out, b);
+        for (int n = 0; n < p.scores_count(); ++n) {
+            Array2& own = arrays.own[n];
+            if (sums[n]) {
+                own.matrix = {sums[n].get() + b * size(n), true, width(n), 0, 0};
+            } else if (own.by == By::cell) {
+                const Region none = n < p.states ? region : Region::nowhere();
+                if (p.is_double) {
+                    table_engine::clear_outside<double>(own.matrix, none, 0, p.rows);
+                } else {
+                    table_engine::clear_outside<float>(own.matrix, none, 0, p.rows);
+                }
+            }
+            const int m = n - p.states;
+            if (m >= 0 && m < p.moves && (p.table[m].di >= p.rows || p.table[m].dj >= p.columns)) own.by = By::none;
+        }
+        return arrays;
+    }
+    void finish() const {
+        for (int n = 0; n < p.scores_count(); ++n) {
+            if (!sums[n]) continue;
+            if (p.is_double) {
+                finish<double>(n);
+            } else {
+                finish<float>(n);
+            }
+        }
+    }
+};
+
+// The gradients or, along z, their change.
+void differentiate(const LatticeProblem& p, const double* seed, const Scores* z, const Scores* out) {
+    const Gradients gradients(p, out);
+    for_frames(p, [&](int64_t b, const AnyTable& table, Frame frame) {
+        const Arrays own = gradients.arrays(b, frame.region), direction(p, z ? z : out, b);
+        frame.z = z ? direction.own : nullptr;
+        table_engine::differentiate(table, frame, seed[b], own.own);
+    });
+    gradients.finish();
+}
+
+void backward(const LatticeProblem& p, const double* seed, const Scores* out) { differentiate(p, seed, nullptr, out); }
+
+void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {
+    const int64_t longest = p.longest();
+    std::fill(paths, paths + p.batch * draws * longest * 2, int64_t(-1));
+    for_frames(p, [&](int64_t b, const AnyTable& table, const Frame& frame) {
+        const auto visit = [&](int64_t d, int64_t taken, int64_t i, int64_t j, int state, int move) {
+            int64_t* const path = paths + (b * draws + d) * longest * 2;
+            path[2 * (longest - 1 - taken)] = (i * p.columns + j) * p.states + state;
+            path[2 * (longest - 1 - taken) + 1] = move;
+            if (move < 0) std::rotate(path, path + 2 * (longest - 1 - taken), path + 2 * longest);
+        };
+        table_engine::draw(table, frame, draws, longest + 1, uniforms + b * draws * (longest + 1), visit);
+    });
+}
+
+}  // namespace
+
+LatticeKernels lattice_kernels() { return {tape_size, forward, backward, differentiate, sample}; }
+
+}  // namespace BELLMAX_ARCH
+}  // namespace bellmax
