@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
+from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
+from bellmax.layouts import LAYOUTS
+from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
 
 _SHORTCUTS: dict[str, Any] = {
@@ -32,13 +35,20 @@ class Native:
     status = loading.status
 
     def __init__(self) -> None:
-        self._sweeps = {structure: NativeSweeps(structure) for structure in STRUCTURES}
+        self._sweeps: dict[str, Sweeps] = {structure: NativeSweeps(structure) for structure in STRUCTURES}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         is_here = loading.kernels is not None and device.type == "cpu"
-        return is_here and kernel is not None and structure in self._sweeps
+        if not is_here or kernel is None:
+            return False
+        layout = LAYOUTS[structure]
+        return structure in self._sweeps or (isinstance(layout, LatticeLayout) and NativeLattice.serves(layout))
 
     def sweeps(self, structure: str) -> Sweeps:
+        if structure not in self._sweeps:
+            layout = LAYOUTS[structure]
+            assert isinstance(layout, LatticeLayout)
+            self._sweeps[structure] = NativeLattice(layout)
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> Any | None:
