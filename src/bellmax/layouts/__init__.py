@@ -77,4 +77,5 @@ class _Layouts(dict[str, Layout]):
         return layout
 
 
-LAYOUTS = _Layouts({"dag": graph, "chain": steps, **EXPANSIONS})
+_GRAPHS: dict[str, Layout] = {"dag": graph, "chain": steps}
+LAYOUTS = _Layouts(_GRAPHS | EXPANSIONS)

@@ -1,4 +1,4 @@
-"""Lattices: nodes (i, j, state) of a grid, a table of moves between them, and scores read by the cell where they arrive.
+"""Lattices: nodes (i, j, state) of a grid, a table of moves between them, scores read by the cell where they arrive.
 
 θ is the score tensors of the table. ``index`` is (lengths, band, *labels, *masks): lengths (B, 2) int64, the rows and
 columns of each member's own grid; the band (B,) float64 as of an alignment; labels (B, L) int64; masks (B, …) bool. A
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -146,7 +147,9 @@ class LatticeLayout:
         cells = Cells(self.size(theta, index), index)
         totals: Arrays = [None] * len(theta)
         for terms, gradient in zip(self.table.terms, gradients, strict=True):
-            for term in terms if gradient is not None else ():
+            if gradient is None:
+                continue
+            for term in terms:
                 part = _spread(term, gradient, theta[term.score], cells)
                 total = totals[term.score]
                 totals[term.score] = part if total is None else total + part
@@ -402,7 +405,10 @@ def _make_graph(table: Table, rows: int, columns: int, device: torch.device) -> 
     has_paths = bool(used[0] and used[end])
     if not has_paths:
         one = np.zeros(1, dtype=np.int64)
-        parts, used = [(2 * states + moves + table.end.states[0], -1, one, one, one + end)], np.zeros(end + 1, dtype=bool)
+        parts, used = (
+            [(2 * states + moves + table.end.states[0], -1, one, one, one + end)],
+            np.zeros(end + 1, dtype=bool),
+        )
         used[[0, end]] = True
     number_of = np.cumsum(used) - 1
     kept = [used[parents] & used[children] for *_, parents, children in parts]
@@ -440,7 +446,7 @@ def _on_paths(
     bounds = np.flatnonzero(np.diff(level[pairs[by_level, 1]], prepend=-1, append=-2))
     reached, useful = np.zeros((2, end + 1), dtype=bool)
     reached[0] = useful[end] = True
-    groups = [pairs[by_level[a:b]] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    groups = [pairs[by_level[a:b]] for a, b in pairwise(bounds)]
     for group in groups:
         reached[group[reached[group[:, 0]], 1]] = True
     for group in reversed(groups):

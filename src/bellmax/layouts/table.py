@@ -95,10 +95,8 @@ class Table(NamedTuple):
 
 def from_name(name: str) -> Table:
     states, moves, nodes, start, end, scores, labels, masks = json.loads(name.removeprefix(PREFIX))
-    steps = tuple(Step(*step, _terms(terms), where and _term(where)) for *step, terms, where in moves)
-    return Table(
-        states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), labels, masks
-    )
+    steps = tuple(Step(di, dj, a, b, _terms(terms), where and _term(where)) for di, dj, a, b, terms, where in moves)
+    return Table(states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), labels, masks)
 
 
 def _term(given: Any) -> Term:

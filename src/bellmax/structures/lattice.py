@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +18,13 @@ from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
-from bellmax.tensors import Gamma, inner, promote_half
+from bellmax.tensors import Gamma, inner
 from bellmax.transforms import is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ONE = "1"  # the name of the constant score
+_ONE = "_1"  # the name of the constant score
 
 
 # --- scores
@@ -126,7 +125,7 @@ def joint(name: str, label: str | int, rows: int = 0, columns: int = 0) -> Score
 
 
 def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), for labels x of the rows and y of the columns."""
+    """The entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), with labels x of rows and y of columns."""
     return Score((_Part(name, (Axis("x", rows), Axis("y", columns)), (x, y)),))
 
 
@@ -161,28 +160,37 @@ class _Place(NamedTuple):
     scores: dict[int, ScoreLike | None]
 
 
-def _place(name: str, states: tuple[int, ...], score: ScoreLike | None) -> _Place:
-    return _Place(name, dict.fromkeys(states or (0,), score))
+States: TypeAlias = "int | Mapping[int, ScoreLike | None]"
 
 
-def corner(*states: int, score: ScoreLike | None = None) -> _Place:
-    """Paths start in the first cell, or end in the last, in one of these states."""
-    return _place("corner", states, score)
+def _place(name: str, states: tuple[States, ...]) -> _Place:
+    scores: dict[int, ScoreLike | None] = {}
+    for given in states or (0,):
+        scores |= dict(given) if isinstance(given, Mapping) else {given: None}
+    return _Place(name, scores)
 
 
-def along_row(*states: int, score: ScoreLike | None = None) -> _Place:
+def corner(*states: States) -> _Place:
+    """Paths start in the first cell, or end in the last, in one of these states.
+
+    As for the other places, a state may come with a score: ``corner({0: "begin", 1: row("late")})``.
+    """
+    return _place("corner", states)
+
+
+def along_row(*states: States) -> _Place:
     """Paths start anywhere in the first row, or end anywhere in the last."""
-    return _place("row", states, score)
+    return _place("row", states)
 
 
-def along_column(*states: int, score: ScoreLike | None = None) -> _Place:
+def along_column(*states: States) -> _Place:
     """Paths start anywhere in the first column, or end anywhere in the last."""
-    return _place("column", states, score)
+    return _place("column", states)
 
 
-def anywhere(*states: int, score: ScoreLike | None = None) -> _Place:
+def anywhere(*states: States) -> _Place:
     """Paths start, or end, in any cell."""
-    return _place("anywhere", states, score)
+    return _place("anywhere", states)
 
 
 class Lattice:
@@ -289,9 +297,7 @@ class Lattice:
             minimize: whether scores are costs: then the value is a smoothed least cost.
 
         """
-        return LatticePaths(
-            self, tensors, lengths=lengths, band=band, omega=omega, gamma=gamma, minimize=minimize
-        )
+        return LatticePaths(self, tensors, lengths=lengths, band=band, omega=omega, gamma=gamma, minimize=minimize)
 
     def dag(self, rows: int, columns: int) -> DAG:
         """The graph of this lattice with so many rows and columns: node 0 is the start, the last one the end.
@@ -332,7 +338,9 @@ class _Names:
         )
         form = known.setdefault(part.name, axes)
         if len(form) != len(axes):
-            raise ValueError(f"{part.name!r} is read with {len(form)} dimensions in one place and {len(axes)} in another")
+            raise ValueError(
+                f"{part.name!r} is read with {len(form)} dimensions in one place and {len(axes)} in another"
+            )
         return Term(list(known).index(part.name), part.coefficient, axes)
 
 
@@ -358,6 +366,8 @@ class LatticePaths(PathDistribution):
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
     """
 
+    _lengths: Tensor
+
     def __init__(
         self,
         lattice: Lattice,
@@ -376,7 +386,11 @@ class LatticePaths(PathDistribution):
         scores = self._read_scores(tensors)
         labels, masks = self._read_labels(tensors)
         pairs = [(t, own) for t, own in (*scores.values(), *labels.values(), *masks.values())]
-        own_lengths = [] if lengths is None else [as_lengths(f"lengths[{n}]", part, pairs[0][0].device) for n, part in enumerate(as_pair(lengths))]
+        own_lengths = (
+            []
+            if lengths is None
+            else [as_lengths(f"lengths[{n}]", part, pairs[0][0].device) for n, part in enumerate(as_pair(lengths))]
+        )
         shapes = [t.shape[: t.ndim - own] for t, own in pairs] + [length.shape for length in own_lengths]
         try:
             batch = torch.broadcast_shapes(*shapes)
@@ -392,7 +406,11 @@ class LatticePaths(PathDistribution):
             self._check_device([*labels, *masks][number], tensor)
             self._keep(f"_integers_{number}", tensor.expand(batch + tensor.shape[tensor.ndim - own :]), own)
         whole = torch.tensor(self._size, device=self.device)
-        given = torch.stack([length.expand(batch) for length in own_lengths], -1) if own_lengths else whole.expand(*batch, 2)
+        given = (
+            torch.stack([length.expand(batch) for length in own_lengths], -1)
+            if own_lengths
+            else whole.expand(*batch, 2)
+        )
         self._keep("_lengths", given, 1)
 
     def _keep(self, name: str, tensor: Tensor, own: int) -> None:
@@ -416,7 +434,9 @@ class LatticePaths(PathDistribution):
             found[name] = given, len(axes)
         return found
 
-    def _read_labels(self, tensors: Mapping[str, Any]) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
+    def _read_labels(
+        self, tensors: Mapping[str, Any]
+    ) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
         labels, masks = {}, {}
         for name in self.lattice.labels:
             given = check_tensor(name, tensors[name])
@@ -440,7 +460,10 @@ class LatticePaths(PathDistribution):
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """∇DP_Ω in each score, by name: the mean number of times that a path uses each entry. Differentiable."""
+        """∇DP_Ω in each score, by name: the mean number of times that a path uses each entry. Differentiable.
+
+        A score whose name begins with an underscore is a constant, and left out.
+        """
         return self._by_name([g.to(self.dtype) for g in self._gradient()])
 
     def hessian_product(self, z: Tensor | Mapping[str, Tensor]) -> Any:
@@ -461,7 +484,7 @@ class LatticePaths(PathDistribution):
         return [self._like(n, given[n], s) if n in given else torch.zeros_like(s) for n, s in pairs]
 
     def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {n: t for n, t in zip(self.lattice.scores, tensors, strict=True) if n != _ONE}
+        return {n: t for n, t in zip(self.lattice.scores, tensors, strict=True) if not n.startswith("_")}
 
     # --- walks
 
@@ -527,11 +550,14 @@ class LatticePaths(PathDistribution):
         theta, index = self._repeated(found.shape[1])
         counts = self._layout.slots_of_walks(walks, theta, index)
         event = self._layout.onto_scores(counts, theta, index)[0]
-        return event.unflatten(0, (found.shape[1], -1)).transpose(0, 1)
+        return event.reshape(found.shape[1], -1, *self.event_shape).transpose(0, 1)
 
     def _repeated(self, times: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """θ, for its shapes, and the index of the batch so many times."""
-        theta = [t.expand(len(t), *t.shape[1:]).repeat(times, *[1] * (t.ndim - 1)) if n == 0 else t for n, t in enumerate(self._plain_theta())]
+        theta = [
+            t.expand(len(t), *t.shape[1:]).repeat(times, *[1] * (t.ndim - 1)) if n == 0 else t
+            for n, t in enumerate(self._plain_theta())
+        ]
         return theta, tuple(t.repeat(times, *[1] * (t.ndim - 1)) for t in self._index)
 
     def _plain_theta(self) -> list[Tensor]:
@@ -558,7 +584,10 @@ class LatticePaths(PathDistribution):
     @cached_property
     def _size(self) -> tuple[int, int]:
         """Rows and columns of the grid."""
-        theta = [t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0) for t, own in zip(self._scores, self._own_dims, strict=True)]
+        theta = [
+            t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0)
+            for t, own in zip(self._scores, self._own_dims, strict=True)
+        ]
         none = torch.empty(0)
         return self._layout.size(theta, (none, none, *self._integers))
 
@@ -585,7 +614,11 @@ class LatticePaths(PathDistribution):
         if batch != self.batch_shape:
             return self.expand(batch)._is_path(value)
         best = self._with((first.to(self.dtype), *rest), Hard())
-        return (best.expected_path == value).flatten(-len(self.event_shape)).all(-1) if self.event_shape else best.expected_path == value
+        return (
+            (best.expected_path == value).flatten(-len(self.event_shape)).all(-1)
+            if self.event_shape
+            else best.expected_path == value
+        )
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (

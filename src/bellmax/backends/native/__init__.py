@@ -10,6 +10,7 @@ from bellmax.backends.native import blocks, labels, loading, short_pairs, two_st
 from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference.lattice import LatticeSweeps
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
@@ -41,14 +42,16 @@ class Native:
         is_here = loading.kernels is not None and device.type == "cpu"
         if not is_here or kernel is None:
             return False
-        layout = LAYOUTS[structure]
-        return structure in self._sweeps or (isinstance(layout, LatticeLayout) and NativeLattice.serves(layout))
+        return structure in self._sweeps or isinstance(LAYOUTS[structure], LatticeLayout)
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
             layout = LAYOUTS[structure]
             assert isinstance(layout, LatticeLayout)
-            self._sweeps[structure] = NativeLattice(layout)
+            has_kernels = NativeLattice.serves(layout)
+            self._sweeps[structure] = (
+                NativeLattice(layout) if has_kernels else LatticeSweeps(layout, self._sweeps["dag"])
+            )
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> Any | None:
