@@ -305,6 +305,8 @@ def _read(term: Term, tensor: Tensor, cells: Cells, missing: float | bool) -> Te
     if any(axis.is_label for axis in term.axes):
         place, exists = cells.places(term, tensor)
         flat = tensor.flatten(1)
+        if not flat.shape[1]:
+            return tensor.new_full((1, *place.shape[1:]), missing)
         batch = max(len(flat), len(place))
         if len(flat) == 1:
             entries = flat[0][place]
@@ -336,6 +338,8 @@ def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tenso
     if any(axis.is_label for axis in term.axes):
         place, exists = cells.places(term, tensor)
         place, gradient = torch.broadcast_tensors(place, gradient.masked_fill(~exists, 0))
+        if not tensor[0].numel():
+            return torch.zeros_like(tensor)
         if is_shared:
             flat = gradient.new_zeros(tensor.numel()).index_add(0, place.flatten(), gradient.flatten())
         else:

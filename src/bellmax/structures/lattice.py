@@ -634,5 +634,9 @@ class LatticePaths(PathDistribution):
         closed = self._scores[0].masked_fill(~allowed, -self.sense * math.inf)
         return self._with((closed, *self._scores[1:]), self.omega)
 
+    def _edges_within(self, allowed: Tensor) -> Tensor:
+        """The edges of the graph that read no entry of the first score which is not allowed."""
+        return self._restrict(allowed)._expanded().weights.detach() > -math.inf
+
     def _add(self, cost: Tensor) -> Self:
         return self._with((self._scores[0] + self.sense * cost, *self._scores[1:]), self.omega)
