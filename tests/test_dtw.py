@@ -792,7 +792,7 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
     with bx.use_backend("native"):
         with threads(1):
             # Weights of the moves, even of 1, are a matter for the DAG engine.
-            with took("dtw_backward", times=0), took("dag_backward"), took("dag_hessian"):
+            with took("dtw_backward", times=0), took("lattice_backward"), took("lattice_hessian"):
                 wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
             with took("dtw_backward") as backward, took("dtw_hessian"):
                 single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)

@@ -513,3 +513,19 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
 def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- moves that differ
+
+
+def test_penalties_weights_and_open_ends_are_those_of_dtw() -> None:
+    x, y = ragged(9, 12)
+    penalty = torch.tensor([0.0, 0.3, 0.2], dtype=torch.float64, requires_grad=True)
+    moves = {"step_weights": (2, 1, 1), "step_penalties": penalty, "open_end": True}
+    got = bx.dtw(x, y, band=6, omega="sparsemax", **moves)
+    close(got, bx.DTW(pairwise(x, y, "sqeuclidean"), band=6, omega="sparsemax", **moves).value)
+    assert torch.autograd.grad(got, penalty)[0].sum() > 0
+    loss = bx.nn.DTWLoss("sparsemax", band=6, **moves)
+    close(loss(x, y), got)
+    part = bx.dtw(x[3:7], x, open_begin=True, open_end=True, omega="hard")
+    assert part == 0

@@ -13,6 +13,22 @@ from bellmax.series import dtw, dtw_barycenter, dtw_cdist
 from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.dag import DAG
 from bellmax.structures.dtw import DTW
+from bellmax.structures.lattice import (
+    Lattice,
+    Move,
+    along_column,
+    along_row,
+    anywhere,
+    cell,
+    column,
+    corner,
+    gather,
+    joint,
+    one_of,
+    pair,
+    row,
+    scalar,
+)
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots
@@ -24,21 +40,35 @@ __all__ = [
     "DTW",
     "Chain",
     "Hard",
+    "Lattice",
+    "Move",
     "Negentropy",
     "PathDistribution",
     "Regularizer",
     "SquaredL2",
     "Tsallis",
     "__version__",
+    "along_column",
+    "along_row",
+    "anywhere",
     "backend_info",
+    "cell",
     "check_regularizer",
+    "column",
     "compat",
+    "corner",
     "dtw",
     "dtw_barycenter",
     "dtw_cdist",
+    "gather",
+    "joint",
     "losses",
     "nn",
+    "one_of",
+    "pair",
     "plots",
+    "row",
+    "scalar",
     "use_backend",
     "viterbi",
 ]

@@ -171,7 +171,7 @@ class PathDistribution(Targets):
         return self
 
     def _onto_event(self, edges: Tensor) -> Tensor:
-        """Paths, or numbers, of the expansion's event as this one's."""
+        """Paths, or numbers, (..., *batch, *edges) of the expansion's event as this one's."""
         return edges
 
     def _from_event(self, path: Tensor) -> Tensor:
@@ -316,7 +316,9 @@ class PathDistribution(Targets):
         over_k = promote_half(fine.potentials).unsqueeze(len(self.batch_shape))
         along = inner(paths, over_k, len(fine.event_shape))
         scores = fine.sense * found.reshape((*self.batch_shape, k)) + (along - along.detach())
-        return scores * (self.sense * fine.sense), self._onto_event(paths).to(self.dtype)
+        dims = len(self.batch_shape)
+        events = self._onto_event(paths.movedim(dims, 0)).movedim(0, dims)
+        return scores * (self.sense * fine.sense), events.to(self.dtype)
 
     # --- the distribution
 
@@ -393,7 +395,7 @@ class PathDistribution(Targets):
             raise ValueError(f"enumerate_support needs equally many paths in the batch, got {least:g} to {most:g}")
         batch_dims, k = len(self.batch_shape), int(most)
         edges = self._expanded()._unweighted(Hard()).topk(max(k, 1))[1]
-        paths = self._onto_event(edges).movedim(batch_dims, 0)[:k].to(self.dtype)
+        paths = self._onto_event(edges.movedim(batch_dims, 0)[:k]).to(self.dtype)
         if expand or not paths.numel():
             return paths
         first = paths.flatten(1, batch_dims)[:, :1] if batch_dims else paths

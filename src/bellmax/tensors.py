@@ -35,7 +35,8 @@ def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
 
 def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:
     """⟨path, z⟩ over the last ``event_dims`` dimensions, where a zero of the path hides an infinite or NaN z."""
-    return (path * z.masked_fill(path == 0, 0)).flatten(-event_dims).sum(-1)
+    product = path * z.masked_fill(path == 0, 0)
+    return product.flatten(-event_dims).sum(-1) if event_dims else product
 
 
 def without_rounding_below_zero(x: Tensor) -> Tensor:

@@ -93,9 +93,9 @@ def _fake(name: str) -> Callable[..., Any]:
         if name == "forward":
             return first.new_empty(first.shape[0]), BACKENDS[backend].sweeps(structure).empty_tape(theta, args[-1])
         if name == "sample":
-            return layout.empty_paths(theta, args[1].shape[1])
+            return layout.empty_paths(theta, args[-1], args[1].shape[1])
         if name == "topk":
-            return first.new_empty(first.shape[0], args[0]), layout.empty_paths(theta, args[0])
+            return first.new_empty(first.shape[0], args[0]), layout.empty_paths(theta, args[-1], args[0])
         return [t.new_empty(t.shape) for t in theta]
 
     return shapes

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bellmax.layouts import graph, grid, scored_chain, steps
+from bellmax.layouts import graph, grid, lattice, scored_chain, steps
 from bellmax.tensors import Tensors
 
 
@@ -22,7 +22,7 @@ class Layout(Protocol):
         """The shape of a number for each node."""
         ...
 
-    def empty_paths(self, theta: Tensors, count: int) -> Tensor:
+    def empty_paths(self, theta: Tensors, index: Tensors, count: int) -> Tensor:
         """Room for (B, count) paths in the form that ``sample`` and ``topk`` give them."""
         ...
 
@@ -67,4 +67,15 @@ class Expansion(Layout, Protocol):
 
 
 EXPANSIONS: dict[str, Expansion] = {"scored_chain": scored_chain, "dtw": grid}
-LAYOUTS: dict[str, Layout] = {"dag": graph, "chain": steps, **EXPANSIONS}
+
+
+class _Layouts(dict[str, Layout]):
+    """Layouts by the name of their structure. That of a lattice is its table."""
+
+    def __missing__(self, name: str) -> Layout:
+        layout = self[name] = lattice.layout_of(name)
+        return layout
+
+
+_GRAPHS: dict[str, Layout] = {"dag": graph, "chain": steps}
+LAYOUTS = _Layouts(_GRAPHS | EXPANSIONS)

@@ -29,7 +29,7 @@ def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:
     return (index[0].shape[0] - 1,)
 
 
-def empty_paths(theta: Tensors, count: int) -> Tensor:
+def empty_paths(theta: Tensors, index: Tensors, count: int) -> Tensor:
     """Room for indicators (B, count, E)."""
     (weights,) = theta
     return weights.new_empty(weights.shape[0], count, weights.shape[1])

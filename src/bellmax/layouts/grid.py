@@ -70,7 +70,7 @@ def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:
     return (rows * columns + 2,)
 
 
-def empty_paths(theta: Tensors, count: int) -> Tensor:
+def empty_paths(theta: Tensors, index: Tensors, count: int) -> Tensor:
     """Room for paths (B, count, N + M − 1): the cells i·M + j from the first to the last, then −1."""
     batch, rows, columns = theta[0].shape
     return theta[0].new_empty((batch, count, rows + columns - 1), dtype=torch.int64)

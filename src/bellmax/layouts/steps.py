@@ -22,7 +22,7 @@ def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:
     return steps + 1, states
 
 
-def empty_paths(theta: Tensors, count: int) -> Tensor:
+def empty_paths(theta: Tensors, index: Tensors, count: int) -> Tensor:
     """Room for states (B, count, T), −1 at masked steps."""
     batch, steps = theta[0].shape[:2]
     return theta[0].new_empty((batch, count, steps), dtype=torch.int64)

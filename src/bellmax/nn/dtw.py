@@ -11,6 +11,7 @@ from bellmax.regularizers import Regularizer
 from bellmax.series.costs import Cost
 from bellmax.series.pairs import check_options, check_pair, measure_of
 from bellmax.series.pairs import dtw as dtw_of_series
+from bellmax.structures.dtw import StepWeights
 from bellmax.tensors import Gamma
 
 
@@ -42,6 +43,10 @@ class DTWLoss(_Warping):
         gamma: strength of the smoothing, if Ω is given by name; 1 by default.
         normalize: "path" or "length", as in :func:`bellmax.dtw`, so that long and short series have the same weight in
             the mean of a batch; None for sums.
+        step_weights: factors of the cost by the kind of the move, as in :class:`bellmax.DTW`.
+        step_penalties: terms by the kind of the move, as in :class:`bellmax.DTW`; a parameter may be learnt.
+        open_begin: whether x may be matched with a part of y that begins anywhere.
+        open_end: whether that part may end anywhere.
 
     >>> loss = DTWLoss(gamma=0.1, divergence="debiased")
     >>> x = torch.tensor([0.0, 0.0, 1.0, 0.0]).unsqueeze(-1)
@@ -61,11 +66,17 @@ class DTWLoss(_Warping):
         *,
         gamma: Gamma | None = None,
         normalize: str | None = None,
+        step_weights: StepWeights | None = None,
+        step_penalties: StepWeights | None = None,
+        open_begin: bool = False,
+        open_end: bool = False,
     ) -> None:
         super().__init__(omega, gamma, cost, band)
         measure_of(cost, band, self.omega, divergence)
         check_options(normalize, reduction)
         self.divergence, self.normalize, self.reduction = divergence, normalize, reduction
+        self.step_weights, self.step_penalties = step_weights, step_penalties
+        self.open_begin, self.open_end = open_begin, open_end
 
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """The loss of series x (..., N, D) and y (..., M, D): a scalar, or of the batch shape.
@@ -82,6 +93,10 @@ class DTWLoss(_Warping):
             divergence=self.divergence,
             normalize=self.normalize,
             reduction=self.reduction,
+            step_weights=self.step_weights,
+            step_penalties=self.step_penalties,
+            open_begin=self.open_begin,
+            open_end=self.open_end,
         )
 
     def extra_repr(self) -> str:

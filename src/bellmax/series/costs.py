@@ -42,7 +42,7 @@ def _accumulate(x: Tensor, y: Tensor, power: int) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor | None:
-    """‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩, with differences for points that are close; None if too many are, or not finite."""
+    """‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩, by differences for points that are close; None if those are many, or infinite."""
     centre = x.mean(-2, keepdim=True)
     a, b = x - centre, y - centre
     of_a, of_b = (points.square().sum(-1, keepdim=True) for points in (a, b))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from bellmax.inputs import (
 from bellmax.layouts.values import check_lengths
 from bellmax.regularizers import Negentropy, Regularizer, resolve
 from bellmax.series.costs import COSTS, Cost, as_power, broadcast, pairwise, power_costs, power_gradients
-from bellmax.structures.dtw import DTW
+from bellmax.structures.dtw import DTW, StepWeights
 from bellmax.tensors import Gamma, Tensors, inner, promote_half
 from bellmax.transforms import is_transformed, needs_grad
 
@@ -43,6 +44,10 @@ def dtw(
     cost: Cost = "sqeuclidean",
     lengths: tuple[Lengths, Lengths] | None = None,
     band: float | None = None,
+    step_weights: StepWeights | None = None,
+    step_penalties: StepWeights | None = None,
+    open_begin: bool = False,
+    open_end: bool = False,
     omega: str | Regularizer = "negentropy",
     gamma: Gamma | None = None,
     divergence: str | None = None,
@@ -73,6 +78,10 @@ def dtw(
         lengths: (lengths of x, lengths of y), each integers that broadcast with the batch, or a number, from 1 to N and
             to M. Padding past the end may hold NaN, and gets no gradient.
         band: as in :class:`DTW`, for every term of a divergence.
+        step_weights: as in :class:`DTW`: factors of the cost for moves along the diagonal, along x and along y.
+        step_penalties: as in :class:`DTW`: terms for each of these moves.
+        open_begin: whether x may be matched with a part of y that begins anywhere.
+        open_end: whether that part may end anywhere.
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         gamma: strength of the smoothing, beside a name of Ω; 1 by default. A tensor broadcasts with the batch.
         divergence: None for the value, "debiased", "sharp" or "mean_cost".
@@ -95,7 +104,8 @@ def dtw(
     >>> bx.dtw(x, y, divergence="debiased", omega="l2")
     tensor(-0.0004)
     """
-    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
+    moves = Moves(step_weights, step_penalties, open_begin, open_end)
+    measure = measure_of(cost, band, resolve(omega, gamma), divergence, moves)
     check_options(normalize, reduction)
     x, y, of_x, of_y = check_pair(x, y, lengths, measure.gamma_shape)
     value = measure(x, y, of_x, of_y)
@@ -160,6 +170,19 @@ def _zeros_past_end(series: Tensor, lengths: Tensor | None) -> Tensor:
     return series.masked_fill(past.unsqueeze(-1), 0)
 
 
+class Moves(NamedTuple):
+    """What :class:`DTW` takes beside costs, lengths and band."""
+
+    step_weights: StepWeights | None = None
+    step_penalties: StepWeights | None = None
+    open_begin: bool = False
+    open_end: bool = False
+
+    @property
+    def are_plain(self) -> bool:
+        return all(part is None or part is False for part in self)
+
+
 @dataclass(frozen=True)
 class Measure:
     """The f of a divergence, and the value where there is none."""
@@ -168,6 +191,7 @@ class Measure:
     band: float | None
     omega: Regularizer
     divergence: str | None
+    moves: Moves
 
     @property
     def gamma_shape(self) -> torch.Size:
@@ -176,7 +200,8 @@ class Measure:
     @property
     def may_require_grad(self) -> bool:
         """Whether something other than the series may ask for a gradient: γ, or the parameters of a function."""
-        return callable(self.cost) or (isinstance(self.omega.gamma, Tensor) and self.omega.gamma.requires_grad)
+        tensors = (self.omega.gamma, *self.moves)
+        return callable(self.cost) or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
     def __call__(
         self, x: Tensor, y: Tensor, lengths_x: Tensor | None = None, lengths_y: Tensor | None = None
@@ -186,7 +211,7 @@ class Measure:
             return self._by_blocks(x, y, lengths_x, lengths_y)
         power = as_power(self.cost, x.shape[-1])
         is_value = self.divergence not in ("sharp", "mean_cost")
-        is_plain = not (isinstance(self.omega.gamma, Tensor) or is_transformed(x, y))
+        is_plain = self.moves.are_plain and not (isinstance(self.omega.gamma, Tensor) or is_transformed(x, y))
         if is_value and is_plain and power is not None and needs_grad(x, y):
             return self._from_series(x, y, lengths_x, lengths_y, power)
         alignments, cost = self.alignments(x, y, lengths_x, lengths_y)
@@ -242,10 +267,15 @@ class Measure:
                 cost.shape[-2] if lengths_x is None else lengths_x.expand(batch),
                 cost.shape[-1] if lengths_y is None else lengths_y.expand(batch),
             )
-        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega)
+        return DTW(cost, lengths=lengths, band=self.band, omega=self.omega, **self.moves._asdict())
 
     def _is_by_blocks(self, x: Tensor, y: Tensor) -> bool:
-        if x.shape[-2] * y.shape[-2] < _SMALL or self.divergence in ("sharp", "mean_cost") or is_transformed(x, y):
+        if (
+            not self.moves.are_plain
+            or x.shape[-2] * y.shape[-2] < _SMALL
+            or self.divergence in ("sharp", "mean_cost")
+            or is_transformed(x, y)
+        ):
             return False
         batch = broadcast(x.shape[:-2], y.shape[:-2]).numel()
         return blocks.serves(batch, x.shape[-2], y.shape[-2], x.device, self.omega)
@@ -269,9 +299,11 @@ class Measure:
         return torch.stack(values).reshape(batch)
 
 
-def measure_of(cost: Cost, band: float | None, omega: Regularizer, divergence: str | None) -> Measure:
+def measure_of(
+    cost: Cost, band: float | None, omega: Regularizer, divergence: str | None, moves: Moves | None = None
+) -> Measure:
     if not callable(cost):
         check_choice("cost", cost, COSTS, "a function or ")
     if divergence is not None:
         check_choice("divergence", divergence, _DIVERGENCES, "None or ")
-    return Measure(cost, band, omega, divergence)
+    return Measure(cost, band, omega, divergence, moves or Moves())

@@ -15,6 +15,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout
 from bellmax.layouts.grid import Grid
+from bellmax.layouts.lattice import Graph
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
 
@@ -118,7 +119,7 @@ class DAG:
         return dag
 
     @classmethod
-    def _of_grid(cls, grid: Grid) -> DAG:
+    def _of_grid(cls, grid: Grid | Graph) -> DAG:
         """The graph of the moves between the cells of a grid."""
         dag = object.__new__(cls)
         dag.edges, dag.levels, dag._index = grid.edges, grid.levels, grid.graph

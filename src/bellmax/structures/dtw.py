@@ -25,7 +25,8 @@ from bellmax.layouts import grid as layout
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
-from bellmax.tensors import Gamma, inner, multiply_by_gamma, promote_half
+from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, cell, corner, scalar
+from bellmax.tensors import Gamma, inner, promote_half
 from bellmax.transforms import is_readable
 
 StepWeights = Sequence[float] | Tensor
@@ -196,48 +197,59 @@ class DTW(PathDistribution):
         """The cost of each move, (..., E), for costs of cells (..., N, M)."""
         return layout.payments(cells, self.step_weights, self.step_penalties)
 
-    def _changes(self, z: Tensor) -> Tensor:
-        """How that changes with the cost."""
-        return layout.payments(z, self.step_weights)
-
-    # --- the sweeps over cells know no moves that differ, and no open ends
+    # --- moves that differ and open ends: a lattice
 
     @property
     def _has_own_moves(self) -> bool:
         return self.open_begin or self.open_end or self.step_weights is not None or self.step_penalties is not None
 
+    def _lattice_paths(self) -> LatticePaths:
+        """The same program as a lattice: every cell has its cost, and a move what it pays beyond that."""
+        self._check()
+        cost = promote_half(self.cost)
+        tensors = {"cost": cost, **self._beyond(cost.masked_fill(~cost.isfinite(), 0), with_penalties=True)}
+        lattice = _lattice(self.step_weights is not None, self.open_begin, self.open_end)
+        p = lattice.paths(tensors, lengths=self.lengths.unbind(-1), band=self.band, omega=self.omega, minimize=True)
+        p.backend = self.backend
+        return p
+
+    def _beyond(self, cells: Tensor, with_penalties: bool) -> dict[str, Tensor]:
+        """What each kind of move pays beyond the costs of cells, (..., N, M) or, without weights, (...)."""
+        beyond = cells.new_zeros(3) if self.step_penalties is None or not with_penalties else self.step_penalties
+        if self.step_weights is None:
+            return dict(zip(_KINDS, beyond.unbind(-1), strict=True))
+        factors = (self.step_weights - 1).unbind(-1)
+        parts = (
+            f[..., None, None] * cells + b[..., None, None] for f, b in zip(factors, beyond.unbind(-1), strict=True)
+        )
+        return dict(zip(_KINDS, parts, strict=True))
+
     def _value(self) -> Tensor:
-        if not self._has_own_moves:
-            return super()._value()
-        value = -self._expanded()._value()
-        if self.open_end:
-            return value
-        # The graph has one more node than the grid, the end, with a single parent.
-        vertex = self.omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
-        shift = multiply_by_gamma(vertex.expand(self.batch_shape), self.omega.gamma)
-        return torch.where(value.isinf(), value, value - shift)
+        return self._lattice_paths()._value() if self._has_own_moves else super()._value()
 
     def _path(self) -> Tensor:
-        return self._onto_event(self._expanded()._path()) if self._has_own_moves else super()._path()
+        return self._lattice_paths()._path() if self._has_own_moves else super()._path()
 
     def _directional_derivative(self, z: Sequence[Tensor]) -> Tensor:
         if not self._has_own_moves:
             return super()._directional_derivative(z)
-        return self._expanded().directional_derivative(self._changes(z[0]))
+        return self._lattice_paths().directional_derivative({"cost": z[0], **self._beyond(z[0], with_penalties=False)})
 
     def _hessian_product(self, z: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not self._has_own_moves:
             return super()._hessian_product(z)
-        product = self._expanded().hessian_product(self._changes(z[0]))
-        factors = self._changes(torch.ones(self.event_shape, dtype=product.dtype, device=self.device))
-        return (self._onto_event(-product * factors).to(self.dtype),)
+        along = {"cost": z[0], **self._beyond(z[0], with_penalties=False)}
+        products = self._lattice_paths().hessian_product(along)
+        total = products["cost"]
+        if self.step_weights is not None:
+            factors = (self.step_weights - 1)[..., None, None].unbind(-3)
+            total = sum((f * products[kind] for f, kind in zip(factors, _KINDS, strict=True)), start=total)
+        return (total.to(self.dtype),)
 
     def _sample(self, draws: int) -> Tensor:
         if not self._has_own_moves:
             return super()._sample(draws)
-        with torch.no_grad():
-            fine = self._expanded()
-            return layout.to_cells(self._onto_event(fine._to_paths(fine._sample(draws))))
+        return self._lattice_paths()._sample(draws)[..., 0]
 
     def _unweighted(self, omega: Regularizer) -> PathDistribution:
         self._check()
@@ -373,6 +385,17 @@ class DTW(PathDistribution):
         at = closed[tuple(batch)].nonzero().tolist()
         place = (f" at cell {tuple(at[0])}" if at else "") + of_sequence(batch)
         return f"{name} must be an alignment that p can take, but it has none of finite cost{place}"
+
+
+_KINDS = ("diagonal", "up", "left")
+
+
+@lru_cache
+def _lattice(has_weights: bool, open_begin: bool, open_end: bool) -> Lattice:
+    scores = [cell(kind) if has_weights else scalar(kind) for kind in _KINDS]
+    moves = [Move(di, dj, score=score) for (di, dj), score in zip(((1, 1), (1, 0), (0, 1)), scores, strict=True)]
+    start, end = (along_row(0) if is_open else corner(0) for is_open in (open_begin, open_end))
+    return Lattice(moves, node=cell("cost"), start=start, end=end)
 
 
 @lru_cache(maxsize=8)

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 
 from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
+from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference.lattice import LatticeSweeps
+from bellmax.layouts import LAYOUTS
+from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
 
 _SHORTCUTS: dict[str, Any] = {
@@ -32,13 +36,22 @@ class Native:
     status = loading.status
 
     def __init__(self) -> None:
-        self._sweeps = {structure: NativeSweeps(structure) for structure in STRUCTURES}
+        self._sweeps: dict[str, Sweeps] = {structure: NativeSweeps(structure) for structure in STRUCTURES}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         is_here = loading.kernels is not None and device.type == "cpu"
-        return is_here and kernel is not None and structure in self._sweeps
+        if not is_here or kernel is None:
+            return False
+        return structure in self._sweeps or isinstance(LAYOUTS[structure], LatticeLayout)
 
     def sweeps(self, structure: str) -> Sweeps:
+        if structure not in self._sweeps:
+            layout = LAYOUTS[structure]
+            assert isinstance(layout, LatticeLayout)
+            has_kernels = NativeLattice.serves(layout)
+            self._sweeps[structure] = (
+                NativeLattice(layout) if has_kernels else LatticeSweeps(layout, self._sweeps["dag"])
+            )
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> Any | None:

@@ -90,12 +90,12 @@ class NativeSweeps:
         return self._like_theta("log_transitions_vjp", theta, (tape, *cotangent), index, omega)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths = self.layout.empty_paths(theta, uniforms.shape[1])
+        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
         self._call("sample", (*theta, tape, uniforms, paths), index, omega)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.layout.empty_paths(theta, k)
+        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.layout.empty_paths(theta, index, k)
         if not self._call("topk", (*theta, scores, paths), index, omega):
             self.layout.check(theta, index)
         return scores, paths

@@ -7,7 +7,9 @@ import torch
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference import chain, graph
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.layouts import EXPANSIONS
+from bellmax.backends.reference.lattice import LatticeSweeps
+from bellmax.layouts import EXPANSIONS, LAYOUTS
+from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
 
 _ENGINES: dict[str, Sweeps] = {"dag": graph, "chain": chain}
@@ -27,6 +29,10 @@ class Reference:
         return True
 
     def sweeps(self, structure: str) -> Sweeps:
+        if structure not in self._sweeps:
+            layout = LAYOUTS[structure]
+            assert isinstance(layout, LatticeLayout)
+            self._sweeps[structure] = LatticeSweeps(layout, graph)
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> None:

@@ -1,0 +1,89 @@
+"""The sweeps of a lattice, run by the kernels of any table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bellmax.backends.native.loading import call
+from bellmax.layouts.lattice import Arrays, LatticeLayout
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
+
+_MOST_STATES, _MOST_MOVES = 8, 16  # as in native/lattice/table.h
+
+
+class NativeLattice:
+    """Scores are read into one array for each slot that has some; kernels know arrays and moves alone."""
+
+    check = None
+
+    def __init__(self, layout: LatticeLayout) -> None:
+        self.layout, table = layout, layout.table
+        self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
+        ends = (table.start, table.end)
+        self._ends = [part for e in ends for part in (e.place, sum(1 << state for state in e.states))]
+
+    @staticmethod
+    def serves(layout: LatticeLayout) -> bool:
+        return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
+
+    def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+        rows, columns = self.layout.size(theta, index)
+        lengths, band = (t.contiguous() for t in index[:2])
+        table = rows, columns, self.layout.table.states, self._moves, *self._ends, lengths, band
+        assert omega.kernel is not None
+        try:
+            return call(name, _contiguous(self.layout.arrays(theta, index)), *args, *table, *omega.kernel)
+        except ValueError:
+            self.layout.check_index(theta, index)  # names the argument and the value
+            raise
+
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        rows, columns = self.layout.size(theta, index)
+        shape = theta[0].shape[0], 2, rows * columns * self.layout.table.states
+        return theta[0].new_empty(shape, dtype=torch.float64)
+
+    def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        return self.forward(theta, index, omega)[0]
+
+    def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
+        tape = self.empty_tape(theta, index)
+        if not self._call("lattice_forward", theta, index, omega, value, tape):
+            self.layout.check(theta, index)
+        return value.to(theta[0].dtype), tape
+
+    def _onto(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
+        return self.layout.onto_scores(gradients, theta, index)
+
+    def _empty(self, theta: Tensors, index: Tensors) -> Arrays:
+        arrays = self.layout.changes(theta, index)
+        return [None if a is None else a.new_empty(a.shape) for a in arrays]
+
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        gradients = self._empty(theta, index)
+        self._call("lattice_backward", theta, index, omega, tape.contiguous(), seed.double().contiguous(), gradients)
+        return self._onto(gradients, theta, index)
+
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        products, along = self._empty(theta, index), _contiguous(self.layout.changes(z, index))
+        seeds = seed.double().contiguous()
+        self._call("lattice_hessian", theta, index, omega, tape.contiguous(), seeds, along, products)
+        return self._onto(products, theta, index)
+
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
+        self._call("lattice_sample", theta, index, omega, tape.contiguous(), uniforms.contiguous(), paths)
+        return paths
+
+    def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("the best paths of a lattice are found on its graph")
+
+
+def _contiguous(arrays: Arrays) -> Arrays:
+    return [None if array is None else array.contiguous() for array in arrays]

@@ -1,0 +1,465 @@
+"""Lattices: nodes (i, j, state) of a grid, a table of moves between them, scores read by the cell where they arrive.
+
+θ is the score tensors of the table. ``index`` is (lengths, band, *labels, *masks): lengths (B, 2) int64, the rows and
+columns of each member's own grid; the band (B,) float64 as of an alignment; labels (B, L) int64; masks (B, …) bool. A
+slot is a kind of score: of a node in a state, of a move, of a start, of an end. Node (i, j, k) has number
+(i·M + j)·K + k.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import bellmax.layouts.graph as graphs
+from bellmax.layouts.grid import is_inside
+from bellmax.layouts.table import PREFIX, Axis, Ends, Table, Term, from_name
+from bellmax.layouts.values import check_lengths
+from bellmax.tensors import Tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Arrays = list[Tensor | None]
+
+
+class Graph(NamedTuple):
+    """The graph of all nodes that lie on a path of some lengths: node 0 is the start, the last node the end."""
+
+    edges: Tensor  # (E, 2) [parent, child]
+    levels: Tensor
+    graph: tuple[Tensor, ...]  # its integers, as in bellmax.layouts.graph
+    slots: tuple[tuple[int, int, Tensor], ...]  # of edges in order: slot, state they lead into or −1, their cells
+    node: Tensor  # (E,): the number of the node an edge leads into, −1 for the end
+    move: Tensor  # (E,): the number of the move, −1 for a start or an end
+    has_paths: bool  # if not, there is one edge of no weight
+
+
+class LatticeLayout:
+    """The layout of all lattices with one table."""
+
+    index_is_batched = True
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
+
+    # --- sizes
+
+    def size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
+        """Rows and columns of the grid: every entry of every score, label and mask has its place in it."""
+        rows = columns = 1
+        masks = self._masks(index)
+        read = [(term, theta[term.score]) for terms in self.table.terms for term in terms]
+        read += [(move.where, masks[move.where.score]) for move in self.table.moves if move.where is not None]
+        for term, tensor in read:
+            for axis, own in zip(term.axes, tensor.shape[1:], strict=True):
+                size = index[2 + axis.place].shape[1] if axis.is_label else own
+                if axis.follows_rows:
+                    rows = max(rows, size - axis.offset)
+                elif axis.follows_columns:
+                    columns = max(columns, size - axis.offset)
+        return rows, columns
+
+    def _masks(self, index: Tensors) -> Tensors:
+        return index[2 + self.table.labels :]
+
+    def longest(self, theta: Tensors, index: Tensors) -> int:
+        """How many nodes a path can have."""
+        rows, columns = self.size(theta, index)
+        return (rows + columns - 1) * self.table.states
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return (len(self.graph(theta, index).levels),)
+
+    def empty_paths(self, theta: Tensors, index: Tensors, count: int) -> Tensor:
+        """Room for paths (B, count, longest, 2): nodes, from the first on, each with the move into it, −1 for the
+        first; then −1."""
+        shape = theta[0].shape[0], count, self.longest(theta, index), 2
+        return theta[0].new_empty(shape, dtype=torch.int64)
+
+    # --- checks
+
+    def check_index(self, theta: Tensors, index: Tensors) -> None:
+        for side, (size, own) in enumerate(zip(self.size(theta, index), index[0].unbind(1), strict=True)):
+            check_lengths(f"lengths[{side}]", own, 1, size)
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
+        self.check_index(theta, index)
+        if theta[0].device.type != "cpu":
+            return
+        for terms, array in zip(self.table.terms, self.arrays(theta, index), strict=True):
+            if array is None or bool((array < math.inf).all()):
+                continue
+            bad = ~(array < math.inf) & self.inside(theta, index)
+            if bool(bad.any()):
+                batch, i, j = bad.nonzero()[0].tolist()
+                names = " + ".join(self.table.scores[term.score] for term in terms)
+                found = array.expand(bad.shape)[batch, i, j].item()
+                raise ValueError(
+                    f"{names} must be finite or -inf, got {found} at cell {(i, j)} of batch element {batch} "
+                    "(batch flattened)"
+                )
+
+    def inside(self, theta: Tensors, index: Tensors) -> Tensor:
+        """(B, N, M): the cells within the lengths and the band."""
+        shape = theta[0].shape[0], *self.size(theta, index)
+        return is_inside(theta[0].new_zeros(()).expand(shape), index[:2])
+
+    # --- the scores of slots
+
+    def arrays(self, theta: Tensors, index: Tensors) -> Arrays:
+        """The score of each slot, (B or 1, N or 1, M or 1); None is 0.
+
+        A move is absent, −∞, where it is masked or a score of it has no entry; elsewhere a missing entry is 0.
+        """
+        cells, masks, states = Cells(self.size(theta, index), index), self._masks(index), self.table.states
+        found = self._sums(theta, cells, -math.inf)
+        for slot, move in enumerate(self.table.moves, states):
+            if move.where is not None:
+                allowed = _read(move.where, masks[move.where.score], cells, False)
+                own = found[slot]
+                own = theta[0].new_zeros((1, 1, 1)) if own is None else own
+                found[slot] = own.masked_fill(~allowed, -math.inf)
+        return found
+
+    def changes(self, z: Tensors, index: Tensors) -> Arrays:
+        """The change of :meth:`arrays` for a change of the scores; 0 where there is none."""
+        return self._sums(z, Cells(self.size(z, index), index), 0.0)
+
+    def _sums(self, theta: Tensors, cells: Cells, absent: float) -> Arrays:
+        found: Arrays = []
+        for terms, is_move in zip(self.table.terms, self.is_move, strict=True):
+            missing = absent if is_move else 0.0
+            parts = [_read(term, theta[term.score], cells, missing) for term in terms]
+            found.append(sum(parts[1:], start=parts[0]) if parts else None)
+        return found
+
+    def onto_scores(self, gradients: Arrays, theta: Tensors, index: Tensors) -> list[Tensor]:
+        """The transpose of :meth:`changes`, of θ's shapes."""
+        cells = Cells(self.size(theta, index), index)
+        totals: Arrays = [None] * len(theta)
+        for terms, gradient in zip(self.table.terms, gradients, strict=True):
+            if gradient is None:
+                continue
+            for term in terms:
+                part = _spread(term, gradient, theta[term.score], cells)
+                total = totals[term.score]
+                totals[term.score] = part if total is None else total + part
+        return [torch.zeros_like(t) if total is None else total for total, t in zip(totals, theta, strict=True)]
+
+    # --- the lattice as a graph
+
+    def graph(self, theta: Tensors, index: Tensors) -> Graph:
+        return graph_of(self.table, *self.size(theta, index), theta[0].device)
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        """(B, E); −∞ where there is no edge."""
+        inside, is_end = self.inside(theta, index), self.is_end(theta, index)
+        arrays = self.arrays(theta, index)
+        for state in range(self.table.states):
+            own = arrays[state]
+            own = theta[0].new_zeros((1, 1, 1)) if own is None else own
+            arrays[state] = own.masked_fill(~inside, -math.inf)
+            slot = len(arrays) - self.table.states + state
+            end = arrays[slot]
+            end = theta[0].new_zeros((1, 1, 1)) if end is None else end
+            arrays[slot] = end.masked_fill(~is_end, -math.inf)
+        found = self._by_edge(arrays, theta, index)
+        return found if self.graph(theta, index).has_paths else found.fill_(-math.inf)
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        """The change of the weights for a change of the scores."""
+        return self._by_edge(self.changes(z, index), z, index)
+
+    def _by_edge(self, arrays: Arrays, theta: Tensors, index: Tensors) -> Tensor:
+        shape = theta[0].shape[0], *self.size(theta, index)
+        parts = []
+        for slot, state, cells in self.graph(theta, index).slots:
+            both = [a for a in (arrays[slot], arrays[state] if state >= 0 else None) if a is not None]
+            total = sum(both[1:], start=both[0]) if both else theta[0].new_zeros((1, 1, 1))
+            parts.append(total.expand(shape).flatten(1).index_select(1, cells))
+        return torch.cat(parts, 1)
+
+    def onto_slots(self, edges: Tensor, theta: Tensors, index: Tensors) -> Arrays:
+        """Numbers of edges (B, E), summed over the slots that their weights are made of, (B, N, M) each."""
+        rows, columns = self.size(theta, index)
+        found: Arrays = [None] * len(self.table.terms)
+        parts = self.graph(theta, index).slots
+        for (slot, state, cells), own in zip(parts, edges.split([len(c) for _, _, c in parts], 1), strict=True):
+            for place in {slot, state} - {-1}:
+                total = found[place]
+                total = edges.new_zeros((edges.shape[0], rows * columns)) if total is None else total
+                found[place] = total.index_add(1, cells, own)
+        return [None if total is None else total.unflatten(1, (rows, columns)) for total in found]
+
+    def is_end(self, theta: Tensors, index: Tensors) -> Tensor:
+        """(B, N, M): the cells where paths may end."""
+        rows, columns = (torch.arange(n, device=theta[0].device) for n in self.size(theta, index))
+        n, m = index[0][..., None, None].unbind(1)
+        place, inside = self.table.end.place, self.inside(theta, index)
+        if place in ("corner", "row"):
+            inside = inside & (rows.unsqueeze(-1) == n - 1)
+        if place in ("corner", "column"):
+            inside = inside & (columns == m - 1)
+        return inside
+
+    def has_sink(self, theta: Tensors, index: Tensors) -> Tensor:
+        """(B,): whether paths may end at more than one node."""
+        return self.is_end(theta, index).flatten(1).sum(1) * len(self.table.end.states) > 1
+
+    def walks(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Paths (B, K, E) of the graph in the form of :meth:`empty_paths`."""
+        graph = self.graph(theta, index)
+        nodes = len(graph.levels)
+        level = torch.where(graph.node < 0, nodes, graph.levels[graph.edges[:, 1]])
+        order = torch.where(found > 0, level, nodes).sort(-1)
+        longest = min(self.longest(theta, index), found.shape[-1])
+        taken = order.indices[..., :longest]
+        walk = torch.stack((graph.node[taken], graph.move[taken]), -1)
+        walk = walk.masked_fill((order.values[..., :longest] == nodes).unsqueeze(-1), -1)
+        return pad(walk, (0, 0, 0, self.longest(theta, index) - longest), value=-1)
+
+    def slots_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Arrays:
+        """How often walks (B, longest, 2) pay each slot that has a score, (B, N, M)."""
+        rows, columns = self.size(theta, index)
+        states, moves = self.table.states, len(self.table.moves)
+        node, move = walks.unbind(-1)
+        exists, cell, state = node >= 0, node // self.table.states, node % self.table.states
+        first, last = exists & (move < 0), exists & ~pad(exists[..., 1:], (0, 1))
+        found: Arrays = []
+        for slot, terms in enumerate(self.table.terms):
+            if slot < states:
+                paid = exists & (state == slot)
+            elif slot < states + moves:
+                paid = exists & (move == slot - states)
+            else:
+                paid = (first if slot < 2 * states + moves else last) & (state == (slot - moves) % states)
+            place = torch.where(paid, cell, rows * columns)
+            flat = theta[0].new_zeros((len(walks), rows * columns + 1))
+            ones = flat.new_ones(()).expand(place.shape)
+            found.append(flat.scatter_add(1, place, ones)[:, :-1].unflatten(1, (rows, columns)) if terms else None)
+        return found
+
+    def from_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Walks (B, K, longest, 2) as 0/1 tensors (B, K, E) over the edges of the graph."""
+        graph = self.graph(theta, index)
+        states, moves = self.table.states, len(self.table.moves)
+        rows, columns = self.size(theta, index)
+        node, move = walks.unbind(-1)
+        state = node % states
+        exists = node >= 0
+        last = exists & ~pad(exists[..., 1:], (0, 1))
+        kind = torch.where(move >= 0, move, moves + state)
+        into = torch.where(exists, node // states + kind * rows * columns, -1)
+        out = torch.where(last, node // states + (moves + states + state) * rows * columns, -1)
+        keys = torch.cat([(slot - states) * rows * columns + cells for slot, _, cells in graph.slots])
+        order = keys.argsort()
+        wanted = torch.cat((into, out), -1)
+        place = torch.searchsorted(keys[order], wanted).clamp(max=len(keys) - 1)
+        is_edge = keys[order][place] == wanted
+        flat = torch.zeros((*walks.shape[:2], len(keys) + 1), device=walks.device, dtype=torch.float64)
+        return flat.scatter(-1, torch.where(is_edge, order[place], len(keys)), 1)[..., :-1]
+
+
+# --- reading a score by cell
+
+
+class Cells:
+    """The cells of a grid, and the labels of its rows and columns."""
+
+    def __init__(self, size: tuple[int, int], index: Tensors) -> None:
+        self.size, self.labels = size, index[2:]
+
+    def along(self, axis: Axis, device: torch.device) -> Tensor:
+        """The index along a dimension of a score, (B or 1, N or 1, M or 1); negative where there is none."""
+        if axis.kind == "at":
+            return torch.full((1, 1, 1), axis.place, device=device)
+        dim = 1 if axis.follows_rows else 2
+        if axis.is_label:
+            labels = self.labels[axis.place]
+            return _shifted(labels.unsqueeze(3 - dim), dim, axis.offset, self.size[dim - 1], -1)
+        at = torch.arange(self.size[dim - 1], device=device) + axis.offset
+        return at.reshape((1, -1, 1) if dim == 1 else (1, 1, -1))
+
+    def places(self, term: Term, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in the flat score each cell reads, (B or 1, N or 1, M or 1), and whether it does."""
+        place = torch.zeros((1, 1, 1), dtype=torch.int64, device=tensor.device)
+        exists = torch.ones((1, 1, 1), dtype=torch.bool, device=tensor.device)
+        for axis, own in zip(term.axes, tensor.shape[1:], strict=True):
+            at = self.along(axis, tensor.device)
+            place, exists = place * own + at.clamp(0, own - 1), exists & (at >= 0) & (at < own)
+        return place, exists
+
+
+def _read(term: Term, tensor: Tensor, cells: Cells, missing: float | bool) -> Tensor:
+    """coefficient · score[axes] by cell, (B or 1, N or 1, M or 1), and ``missing`` where there is no entry."""
+    is_scaled = term.coefficient != 1
+    if any(axis.is_label for axis in term.axes):
+        place, exists = cells.places(term, tensor)
+        flat = tensor.flatten(1)
+        if not flat.shape[1]:
+            return tensor.new_full((1, *place.shape[1:]), missing)
+        batch = max(len(flat), len(place))
+        if len(flat) == 1:
+            entries = flat[0][place]
+        else:
+            entries = flat.gather(1, place.expand(batch, -1, -1).flatten(1)).unflatten(1, place.shape[1:])
+        entries = entries * term.coefficient if is_scaled else entries
+        return entries.masked_fill(~exists, missing)
+    for dim, axis in reversed(list(enumerate(term.axes, 1))):
+        if axis.kind == "at":
+            tensor = tensor.select(dim, axis.place)
+    tensor = tensor * term.coefficient if is_scaled else tensor
+    kept = _grid_axes(term)
+    for dim in (1, 2):
+        tensor = tensor if dim in kept else tensor.unsqueeze(dim)
+    for dim, axis in kept.items():
+        tensor = _shifted(tensor, dim, axis.offset, cells.size[dim - 1], missing)
+    return tensor
+
+
+def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tensor:
+    """The transpose of :func:`_read`: numbers of cells, summed over the cells that read an entry."""
+    kept = _grid_axes(term)
+    shape = [gradient.shape[0], *(cells.size[d - 1] if d in kept else gradient.shape[d] for d in (1, 2))]
+    gradient = gradient.expand(shape)
+    unread = [dim for dim in (1, 2) if dim not in kept and shape[dim] > 1]
+    gradient = gradient.sum(unread, keepdim=True) if unread else gradient
+    gradient = gradient if term.coefficient == 1 else gradient * term.coefficient
+    is_shared = len(tensor) == 1
+    if any(axis.is_label for axis in term.axes):
+        place, exists = cells.places(term, tensor)
+        place, gradient = torch.broadcast_tensors(place, gradient.masked_fill(~exists, 0))
+        if not tensor[0].numel():
+            return torch.zeros_like(tensor)
+        if is_shared:
+            flat = gradient.new_zeros(tensor.numel()).index_add(0, place.flatten(), gradient.flatten())
+        else:
+            flat = gradient.new_zeros((len(tensor), tensor[0].numel()))
+            flat = flat.scatter_add(1, place.flatten(1), gradient.flatten(1))
+        return flat.reshape(tensor.shape)
+    if is_shared and len(gradient) > 1:
+        gradient = gradient.sum(0, keepdim=True)
+    sizes = dict(zip(term.axes, tensor.shape[1:], strict=True))
+    for dim, axis in kept.items():
+        gradient = _shifted(gradient, dim, -axis.offset, sizes[axis], 0)
+    for dim in (2, 1):
+        gradient = gradient if dim in kept else gradient.squeeze(dim)
+    for dim, (axis, own) in enumerate(zip(term.axes, tensor.shape[1:], strict=True), 1):
+        if axis.kind == "at":
+            gradient = _shifted(gradient.unsqueeze(dim), dim, -axis.place, own, 0)
+    return gradient.expand(tensor.shape)
+
+
+def _grid_axes(term: Term) -> dict[int, Axis]:
+    """The dimensions of the grid, 1 for rows and 2 for columns, that a term depends on."""
+    found = {}
+    for axis in term.axes:
+        if axis.kind != "at":
+            found[1 if axis.follows_rows else 2] = axis
+    return found
+
+
+def _shifted(tensor: Tensor, dim: int, offset: int, size: int, missing: float | bool) -> Tensor:
+    """Entry n of ``size`` along a dimension is entry n + offset of the tensor, ``missing`` where it has none."""
+    own = tensor.shape[dim]
+    if offset == 0 and own == size:
+        return tensor
+    first, last = max(offset, 0), min(offset + size, own)
+    kept = tensor.narrow(dim, first, max(last - first, 0))
+    before, after = first - offset, size - (first - offset) - max(last - first, 0)
+    return pad(kept, (0, 0) * (tensor.ndim - 1 - dim) + (before, after), value=missing)
+
+
+# --- the graph
+
+
+@lru_cache(maxsize=8)
+def graph_of(table: Table, rows: int, columns: int, device: torch.device) -> Graph:
+    # The graph is the same whatever transforms, and default device, its caller is under.
+    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+        return _make_graph(table, rows, columns, device)
+
+
+def _make_graph(table: Table, rows: int, columns: int, device: torch.device) -> Graph:
+    states, moves = table.states, len(table.moves)
+    cell = np.arange(rows * columns).reshape(rows, columns)
+    end = 1 + rows * columns * states
+    parts: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+    for number, move in enumerate(table.moves):
+        into = cell[move.di :, move.dj :].ravel()
+        out_of = cell[: max(rows - move.di, 0), : max(columns - move.dj, 0)].ravel()
+        parents, children = 1 + out_of * states + move.source, 1 + into * states + move.target
+        parts.append((states + number, move.target, into, parents, children))
+    for state in table.start.states:
+        into = _at(cell, table.start).ravel()
+        parts.append((states + moves + state, state, into, np.zeros_like(into), 1 + into * states + state))
+    for state in table.end.states:
+        out_of = cell.ravel()
+        parts.append((2 * states + moves + state, -1, out_of, 1 + out_of * states + state, np.full_like(out_of, end)))
+    used = _on_paths(parts, end)
+    has_paths = bool(used[0] and used[end])
+    if not has_paths:
+        one = np.zeros(1, dtype=np.int64)
+        parts, used = (
+            [(2 * states + moves + table.end.states[0], -1, one, one, one + end)],
+            np.zeros(end + 1, dtype=bool),
+        )
+        used[[0, end]] = True
+    number_of = np.cumsum(used) - 1
+    kept = [used[parents] & used[children] for *_, parents, children in parts]
+    pairs = np.concatenate(
+        [np.stack((number_of[p[k]], number_of[c[k]]), 1) for (*_, p, c), k in zip(parts, kept, strict=True)]
+    )
+    children = np.concatenate([c[k] for (*_, c), k in zip(parts, kept, strict=True)])
+    level = graphs.levels(pairs, int(used.sum()))
+    slots = [(slot, state, into[k]) for (slot, state, into, _, _), k in zip(parts, kept, strict=True)]
+    move_of = [np.full(len(c), s - states if s < states + moves else -1) for s, _, c in slots]
+    on_device = lambda a: torch.from_numpy(np.ascontiguousarray(a)).to(device)  # noqa: E731
+    return Graph(
+        on_device(pairs),
+        on_device(level),
+        tuple(map(on_device, graphs.sort(pairs, level))),
+        tuple((slot, state, on_device(cells)) for slot, state, cells in slots),
+        on_device(np.where(children == end, -1, children - 1)),
+        on_device(np.concatenate(move_of)),
+        has_paths,
+    )
+
+
+def _at(cell: NDArray[np.int64], ends: Ends) -> NDArray[np.int64]:
+    """The cells of a place at the start."""
+    return cell[: 1 if ends.place in ("corner", "row") else None, : 1 if ends.place in ("corner", "column") else None]
+
+
+def _on_paths(
+    parts: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]], end: int
+) -> NDArray[np.bool_]:
+    """Which of the nodes 0 … end lie on a path from the first to the last."""
+    pairs = np.concatenate([np.stack((parents, children), 1) for *_, parents, children in parts])
+    level = graphs.levels(pairs, end + 1)
+    by_level = np.argsort(level[pairs[:, 1]], kind="stable")
+    bounds = np.flatnonzero(np.diff(level[pairs[by_level, 1]], prepend=-1, append=-2))
+    reached, useful = np.zeros((2, end + 1), dtype=bool)
+    reached[0] = useful[end] = True
+    groups = [pairs[by_level[a:b]] for a, b in pairwise(bounds)]
+    for group in groups:
+        reached[group[reached[group[:, 0]], 1]] = True
+    for group in reversed(groups):
+        useful[group[useful[group[:, 1]], 0]] = True
+    return reached & useful
+
+
+def layout_of(name: str) -> LatticeLayout:
+    """The layout of a structure, by its name."""
+    if not name.startswith(PREFIX):
+        raise KeyError(name)
+    return LatticeLayout(from_name(name))

@@ -1,0 +1,113 @@
+"""What a lattice is made of: a table of moves, and where each score is read.
+
+A table is constants. As text it is the name of its structure, so that whoever knows the name has the table.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+PLACES = ("corner", "row", "column", "anywhere")
+PREFIX = "lattice "
+
+
+class Axis(NamedTuple):
+    """How the index along one dimension of a score follows from the cell (i, j).
+
+    ``kind`` is "i" for i + offset, "j" for j + offset, "at" for the constant ``place``, "x" for the label of i + offset
+    and "y" for the label of j + offset, both out of the labels number ``place``.
+    """
+
+    kind: str
+    offset: int = 0
+    place: int = 0
+
+    @property
+    def is_label(self) -> bool:
+        return self.kind in ("x", "y")
+
+    @property
+    def follows_rows(self) -> bool:
+        return self.kind in ("i", "x")
+
+    @property
+    def follows_columns(self) -> bool:
+        return self.kind in ("j", "y")
+
+
+class Term(NamedTuple):
+    """``coefficient`` · score[axes], of the score, or the mask, of that number."""
+
+    score: int
+    coefficient: float
+    axes: tuple[Axis, ...]
+
+
+class Step(NamedTuple):
+    """A move by (di, dj) from one state into another, with the terms of its score and the mask that allows it."""
+
+    di: int
+    dj: int
+    source: int
+    target: int
+    terms: tuple[Term, ...]
+    where: Term | None
+
+
+class Ends(NamedTuple):
+    """Where paths start or end: a place, and the terms of each state's score, None for a state that is none."""
+
+    place: str
+    terms: tuple[tuple[Term, ...] | None, ...]
+
+    @property
+    def states(self) -> list[int]:
+        return [state for state, terms in enumerate(self.terms) if terms is not None]
+
+
+class Table(NamedTuple):
+    states: int
+    moves: tuple[Step, ...]
+    nodes: tuple[tuple[Term, ...], ...]
+    start: Ends
+    end: Ends
+    scores: tuple[str, ...]
+    """Names, for messages."""
+    labels: int
+    masks: int
+
+    @property
+    def name(self) -> str:
+        return PREFIX + json.dumps(self, separators=(",", ":"))
+
+    @property
+    def terms(self) -> list[tuple[Term, ...]]:
+        """The terms of each slot: nodes by state, moves, starts by state, ends by state."""
+        ends = [terms or () for part in (self.start, self.end) for terms in part.terms]
+        return [*self.nodes, *(move.terms for move in self.moves), *ends]
+
+    @property
+    def all_terms(self) -> list[Term]:
+        """Every place where a tensor is read, masks included."""
+        return [*(t for terms in self.terms for t in terms), *(m.where for m in self.moves if m.where is not None)]
+
+
+def from_name(name: str) -> Table:
+    states, moves, nodes, start, end, scores, labels, masks = json.loads(name.removeprefix(PREFIX))
+    steps = tuple(Step(di, dj, a, b, _terms(terms), where and _term(where)) for di, dj, a, b, terms, where in moves)
+    return Table(states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), labels, masks)
+
+
+def _term(given: Any) -> Term:
+    score, coefficient, axes = given
+    return Term(score, coefficient, tuple(Axis(*axis) for axis in axes))
+
+
+def _terms(given: Any) -> tuple[Term, ...]:
+    return tuple(map(_term, given))
+
+
+def _ends(given: Any) -> Ends:
+    place, terms = given
+    return Ends(place, tuple(None if t is None else _terms(t) for t in terms))

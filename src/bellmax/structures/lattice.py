@@ -1,0 +1,642 @@
+"""Dynamic programs on a grid, declared by their moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bellmax.distribution import PathDistribution
+from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tensor
+from bellmax.layouts import LAYOUTS
+from bellmax.layouts.lattice import LatticeLayout, graph_of
+from bellmax.layouts.table import Axis, Ends, Step, Table, Term
+from bellmax.regularizers import Hard, Regularizer
+from bellmax.structures.dag import DAG, DAGPaths
+from bellmax.tensors import Gamma, inner
+from bellmax.transforms import is_readable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ONE = "_1"  # the name of the constant score
+
+
+# --- scores
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A named tensor read by the cell, times a number."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    labels: tuple[str, ...]  # names, in the order of the axes that are labels
+    coefficient: float = 1.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a move, a node, a start or an end is worth: a sum of tensors, each read by the cell (i, j).
+
+    Made by :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`one_of`, :func:`gather`, :func:`joint`
+    and :func:`pair`. Scores are added to each other and to numbers, and multiplied by numbers.
+    """
+
+    parts: tuple[_Part, ...]
+
+    def __add__(self, other: ScoreLike) -> Score:
+        return Score(self.parts + as_score(other).parts)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: float) -> Score:
+        return Score(tuple(_Part(p.name, p.axes, p.labels, factor * p.coefficient) for p in self.parts))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Score:
+        return self * -1.0
+
+    def __sub__(self, other: ScoreLike) -> Score:
+        return self + -as_score(other)
+
+    def __rsub__(self, other: ScoreLike) -> Score:
+        return as_score(other) - self
+
+
+ScoreLike: TypeAlias = "Score | str | float"
+
+
+def as_score(given: ScoreLike | None) -> Score:
+    """A score: a name stands for a scalar, a number for itself, None for 0."""
+    if given is None or (isinstance(given, int | float) and given == 0):
+        return Score(())
+    if isinstance(given, Score):
+        return given
+    if isinstance(given, str):
+        return scalar(given)
+    if isinstance(given, int | float):
+        return Score((_Part(_ONE, (), (), float(given)),))
+    raise ValueError(f"a score must be made by bx.cell and the like, a name or a number, got {given!r}")
+
+
+def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
+    """The entry [i + rows, j + columns] of a tensor (..., N, M)."""
+    return Score((_Part(name, (Axis("i", rows), Axis("j", columns)), ()),))
+
+
+def row(name: str, rows: int = 0) -> Score:
+    """The entry [i + rows] of a tensor (..., N)."""
+    return Score((_Part(name, (Axis("i", rows),), ()),))
+
+
+def column(name: str, columns: int = 0) -> Score:
+    """The entry [j + columns] of a tensor (..., M)."""
+    return Score((_Part(name, (Axis("j", columns),), ()),))
+
+
+def scalar(name: str) -> Score:
+    """A tensor (...): the same number everywhere."""
+    return Score((_Part(name, (), ()),))
+
+
+def one_of(name: str, *places: int, rows: int = 0) -> Score:
+    """The entry [i + rows, *places] of a tensor (..., N, V) or (..., N, U, V): of one class, or duration and class."""
+    return Score((_Part(name, (Axis("i", rows), *(Axis("at", 0, place) for place in places)), ()),))
+
+
+def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
+    """The entry [i + rows, y[j + columns]] of a tensor (..., N, V), for labels y (..., M) of the columns."""
+    return Score((_Part(name, (Axis("i", rows), Axis("y", columns)), (labels,)),))
+
+
+def joint(name: str, label: str | int, rows: int = 0, columns: int = 0) -> Score:
+    """The entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), for labels y (..., M) of the
+    columns, or its entry [i + rows, j + columns, label] for one class."""
+    last = Axis("at", 0, label) if isinstance(label, int) else Axis("y", columns)
+    labels = () if isinstance(label, int) else (label,)
+    return Score((_Part(name, (Axis("i", rows), Axis("j", columns), last), labels),))
+
+
+def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
+    """The entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), with labels x of rows and y of columns."""
+    return Score((_Part(name, (Axis("x", rows), Axis("y", columns)), (x, y)),))
+
+
+# --- moves and ends
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move by (di, dj) between states: from (i − di, j − dj, source) to (i, j, target).
+
+    Args:
+        di: rows, at least 0.
+        dj: columns, at least 0. A move that stays in its cell must lead to a higher state.
+        source: a state, or several: a move from each.
+        target: the state it leads into.
+        score: read at the cell (i, j) where the move arrives. The move is absent where the score has no entry.
+        where: the name of a mask, or :func:`row`, :func:`column` or :func:`cell` of one: bool, True where the move is
+            allowed. A name stands for a mask of columns.
+
+    """
+
+    di: int
+    dj: int
+    source: int | tuple[int, ...] = 0
+    target: int = 0
+    score: ScoreLike | None = None
+    where: Score | str | None = None
+
+
+class _Place(NamedTuple):
+    place: str
+    scores: dict[int, ScoreLike | None]
+
+
+States: TypeAlias = "int | Mapping[int, ScoreLike | None]"
+
+
+def _place(name: str, states: tuple[States, ...]) -> _Place:
+    scores: dict[int, ScoreLike | None] = {}
+    for given in states or (0,):
+        scores |= dict(given) if isinstance(given, Mapping) else {given: None}
+    return _Place(name, scores)
+
+
+def corner(*states: States) -> _Place:
+    """Paths start in the first cell, or end in the last, in one of these states.
+
+    As for the other places, a state may come with a score: ``corner({0: "begin", 1: row("late")})``.
+    """
+    return _place("corner", states)
+
+
+def along_row(*states: States) -> _Place:
+    """Paths start anywhere in the first row, or end anywhere in the last."""
+    return _place("row", states)
+
+
+def along_column(*states: States) -> _Place:
+    """Paths start anywhere in the first column, or end anywhere in the last."""
+    return _place("column", states)
+
+
+def anywhere(*states: States) -> _Place:
+    """Paths start, or end, in any cell."""
+    return _place("anywhere", states)
+
+
+class Lattice:
+    """A dynamic program on a grid of N × M cells with a few states each, declared by its moves.
+
+    v(i, j, b) = node score + max_Ω over the moves into (i, j, b) of v(source) + score of the move, and over the start
+    if a path may start there; the value is v at the end, or max_Ω over the ends if there are several.
+
+    Args:
+        moves: a :class:`Move` each.
+        states: how many states a cell has.
+        node: the score of a node by its state, or of all nodes if there is one state; 0 by default. A node outside of
+            a tensor has score 0.
+        start: :func:`corner`, :func:`along_row`, :func:`along_column` or :func:`anywhere` of some states.
+        end: the same, from the last cell.
+
+    Edit distance, with costs instead of scores:
+
+    >>> import bellmax as bx
+    >>> edit = bx.Lattice([bx.Move(1, 1, score=bx.pair("change", "a", "b", -1, -1)),
+    ...                    bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)])
+    >>> a, b = (torch.tensor([ord(c) for c in word]) - 97 for word in ("kitten", "sitting"))
+    >>> p = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, lengths=(7, 8), omega="hard", minimize=True)
+    >>> p.value
+    tensor(3.)
+    """
+
+    def __init__(
+        self,
+        moves: Sequence[Move],
+        *,
+        states: int = 1,
+        node: ScoreLike | Mapping[int, ScoreLike] | None = None,
+        start: _Place | None = None,
+        end: _Place | None = None,
+    ) -> None:
+        if states < 1:
+            raise ValueError(f"states must be at least 1, got {states}")
+        self.states, self.moves = states, tuple(moves)
+        self._nodes = dict(node) if isinstance(node, Mapping) else {0: node}
+        self._start, self._end = start or corner(0), end or corner(0)
+        self._names = _Names()
+        self._table = self._declare()
+        self.scores = tuple(self._names.scores)
+        self.labels = tuple(self._names.labels)
+        self.masks = tuple(self._names.masks)
+        self._layout = LAYOUTS[self._table.name]
+
+    def _declare(self) -> Table:
+        for state in (*self._nodes, *self._start.scores, *self._end.scores):
+            if not 0 <= state < self.states:
+                raise ValueError(f"a state must be from 0 to {self.states - 1}, got {state}")
+        nodes = tuple(self._names.terms(self._nodes.get(state)) for state in range(self.states))
+        steps = []
+        for number, move in enumerate(self.moves):
+            for source in move.source if isinstance(move.source, tuple) else (move.source,):
+                self._check_move(number, move, source)
+                terms, where = self._names.terms(move.score), self._names.mask(move.where)
+                steps.append(Step(move.di, move.dj, source, move.target, terms, where))
+        start, end = (
+            Ends(e.place, tuple(self._names.terms(e.scores[s]) if s in e.scores else None for s in range(self.states)))
+            for e in (self._start, self._end)
+        )
+        _check_reachable(steps, start.states, end.states)
+        names = self._names
+        if not names.scores:
+            names.terms(0.0 * scalar(_ONE))
+        return Table(
+            self.states, tuple(steps), nodes, start, end, tuple(names.scores), len(names.labels), len(names.masks)
+        )
+
+    def _check_move(self, number: int, move: Move, source: int) -> None:
+        name = f"move {number}, ({move.di}, {move.dj}) from state {source} to {move.target},"
+        if move.di < 0 or move.dj < 0:
+            raise ValueError(f"{name} must not go back")
+        for state in (source, move.target):
+            if not 0 <= state < self.states:
+                raise ValueError(f"{name} must be between states from 0 to {self.states - 1}")
+        if move.di == move.dj == 0 and source >= move.target:
+            raise ValueError(f"{name} stays in its cell and must lead to a higher state")
+
+    @answers_near_misses
+    def paths(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        lengths: Any | None = None,
+        band: float | None = None,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> LatticePaths:
+        """The distribution over the paths of the lattice, given its scores, labels and masks.
+
+        Args:
+            tensors: every score, label and mask of the declaration, by its name: scores (..., *own) are tensors or
+                numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A negative label
+                is padding: what is read by it is missing.
+            lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
+                every entry has a place in.
+            band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
+            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            minimize: whether scores are costs: then the value is a smoothed least cost.
+
+        """
+        return LatticePaths(self, tensors, lengths=lengths, band=band, omega=omega, gamma=gamma, minimize=minimize)
+
+    def dag(self, rows: int, columns: int) -> DAG:
+        """The graph of this lattice with so many rows and columns: node 0 is the start, the last one the end.
+
+        It has an edge from the start for each node where a path may start, one for each move, and one to the end for
+        each node where a path may end, for grids of any size up to this one. Nodes that are on no path are left out.
+        """
+        return _graph(self._table, rows, columns, torch.device("cpu"))
+
+    def __repr__(self) -> str:
+        return f"Lattice(states={self.states}, moves={len(self._table.moves)}, scores={list(self.scores)})"
+
+
+class _Names:
+    """The names of a declaration, numbered as they first appear, each with its form."""
+
+    def __init__(self) -> None:
+        self.scores: dict[str, tuple[Axis, ...]] = {}
+        self.labels: dict[str, int] = {}
+        self.masks: dict[str, tuple[Axis, ...]] = {}
+
+    def terms(self, given: ScoreLike | None) -> tuple[Term, ...]:
+        return tuple(self._term(part, self.scores) for part in as_score(given).parts)
+
+    def mask(self, given: Score | str | None) -> Term | None:
+        if given is None:
+            return None
+        parts = (column(given) if isinstance(given, str) else as_score(given)).parts
+        if len(parts) != 1 or parts[0].coefficient != 1 or parts[0].labels:
+            raise ValueError("where must be the name of a mask, or row, column or cell of one")
+        return self._term(parts[0], self.masks)
+
+    def _term(self, part: _Part, known: dict[str, tuple[Axis, ...]]) -> Term:
+        labels = iter(part.labels)
+        axes = tuple(
+            axis._replace(place=self.labels.setdefault(next(labels), len(self.labels))) if axis.is_label else axis
+            for axis in part.axes
+        )
+        form = known.setdefault(part.name, axes)
+        if len(form) != len(axes):
+            raise ValueError(
+                f"{part.name!r} is read with {len(form)} dimensions in one place and {len(axes)} in another"
+            )
+        return Term(list(known).index(part.name), part.coefficient, axes)
+
+
+def _check_reachable(steps: Sequence[Step], start: Sequence[int], end: Sequence[int]) -> None:
+    reached, frontier = set(start), list(start)
+    while frontier:
+        state = frontier.pop()
+        new = {step.target for step in steps if step.source == state} - reached
+        reached |= new
+        frontier += new
+    for state in end:
+        if state not in reached:
+            raise ValueError(f"end must be reached by moves, but none leads from the start into state {state}")
+
+
+def _graph(table: Table, rows: int, columns: int, device: torch.device) -> DAG:
+    return DAG._of_grid(graph_of(table, rows, columns, device))
+
+
+class LatticePaths(PathDistribution):
+    """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
+
+    ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
+    """
+
+    _lengths: Tensor
+
+    def __init__(
+        self,
+        lattice: Lattice,
+        tensors: Mapping[str, Any],
+        *,
+        lengths: Any | None = None,
+        band: float | None = None,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> None:
+        self.lattice = lattice
+        self.structure = lattice._table.name
+        self.sense = -1 if minimize else 1
+        self.band = math.inf if band is None else float(band)
+        scores = self._read_scores(tensors)
+        labels, masks = self._read_labels(tensors)
+        pairs = [(t, own) for t, own in (*scores.values(), *labels.values(), *masks.values())]
+        own_lengths = (
+            []
+            if lengths is None
+            else [as_lengths(f"lengths[{n}]", part, pairs[0][0].device) for n, part in enumerate(as_pair(lengths))]
+        )
+        shapes = [t.shape[: t.ndim - own] for t, own in pairs] + [length.shape for length in own_lengths]
+        try:
+            batch = torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            got = {name: tuple(t.shape) for name, (t, _) in (scores | labels | masks).items()}
+            raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
+        first, (tensor, own) = next(iter(scores.items()))
+        event = tensor.shape[tensor.ndim - own :]
+        scores[first] = tensor.expand(batch + event), own
+        super().__init__(scores, batch, event, omega, gamma)
+        self._own_tensors = {}  # type: ignore[misc]
+        for number, (tensor, own) in enumerate((*labels.values(), *masks.values())):
+            self._check_device([*labels, *masks][number], tensor)
+            self._keep(f"_integers_{number}", tensor.expand(batch + tensor.shape[tensor.ndim - own :]), own)
+        whole = torch.tensor(self._size, device=self.device)
+        given = (
+            torch.stack([length.expand(batch) for length in own_lengths], -1)
+            if own_lengths
+            else whole.expand(*batch, 2)
+        )
+        self._keep("_lengths", given, 1)
+
+    def _keep(self, name: str, tensor: Tensor, own: int) -> None:
+        setattr(self, name, tensor)
+        self._own_tensors[name] = own
+
+    def _read_scores(self, tensors: Mapping[str, Any]) -> dict[str, tuple[Tensor, int]]:
+        lattice, found = self.lattice, {}
+        known = {*lattice.scores, *lattice.labels, *lattice.masks} - {_ONE}
+        unknown, missing = [*tensors.keys() - known], [*known - tensors.keys()]
+        if unknown or missing:
+            needed = f"tensors must be {', '.join(sorted(known))}"
+            raise ValueError(f"{needed}; " + (f"{missing[0]!r} is missing" if missing else f"got {unknown[0]!r}"))
+        like = next((t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point()), torch.empty(0))
+        for name, axes in lattice._names.scores.items():
+            given = 1.0 if name == _ONE else tensors[name]
+            if isinstance(given, int | float):
+                given = torch.tensor(float(given), dtype=like.dtype, device=like.device)
+            if check_tensor(name, given).ndim < len(axes):
+                raise ValueError(f"{name} must have at least {len(axes)} dimensions, got shape {tuple(given.shape)}")
+            found[name] = given, len(axes)
+        return found
+
+    def _read_labels(
+        self, tensors: Mapping[str, Any]
+    ) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
+        labels, masks = {}, {}
+        for name in self.lattice.labels:
+            given = check_tensor(name, tensors[name])
+            if given.is_floating_point() or given.dtype == torch.bool or given.ndim < 1:
+                raise ValueError(f"{name} must hold integers (..., L), got {given.dtype} of shape {tuple(given.shape)}")
+            labels[name] = given.to(torch.int64), 1
+        for name, axes in self.lattice._names.masks.items():
+            given = check_tensor(name, tensors[name])
+            if given.dtype != torch.bool or given.ndim < len(axes):
+                needed = f"bool of at least {len(axes)} dimensions"
+                raise ValueError(f"{name} must be {needed}, got {given.dtype} of shape {tuple(given.shape)}")
+            masks[name] = given, len(axes)
+        return labels, masks
+
+    # --- layers, by name
+
+    @property
+    def scores(self) -> dict[str, Tensor]:
+        """The scores by name."""
+        return self._by_name(self._scores)
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """∇DP_Ω in each score, by name: the mean number of times that a path uses each entry. Differentiable.
+
+        A score whose name begins with an underscore is a constant, and left out.
+        """
+        return self._by_name([g.to(self.dtype) for g in self._gradient()])
+
+    def hessian_product(self, z: Tensor | Mapping[str, Tensor]) -> Any:
+        """∇²DP_Ω z: for z by name, 0 where it is left out, the products by name; for a tensor, of the first score."""
+        products = self._hessian_product(self._direction(z))
+        return products[0] if isinstance(z, Tensor) else self._by_name(products)
+
+    def directional_derivative(self, z: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """⟨∇DP_Ω, z⟩, of the batch shape; z as for :meth:`hessian_product`."""
+        return self._directional_derivative(self._direction(z))
+
+    def _direction(self, z: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
+        names = self.lattice.scores
+        given = {names[0]: z} if isinstance(z, Tensor) else dict(z)
+        for name in given.keys() - set(names):
+            raise ValueError(f"z must name scores out of {', '.join(names)}, got {name!r}")
+        pairs = zip(names, self._scores, strict=True)
+        return [self._like(n, given[n], s) if n in given else torch.zeros_like(s) for n, s in pairs]
+
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {n: t for n, t in zip(self.lattice.scores, tensors, strict=True) if not n.startswith("_")}
+
+    # --- walks
+
+    def best_walk(self) -> Tensor:
+        """The nodes of the best path, (..., L, 4) int64 [i, j, state, move], padded with −1; the first has move −1."""
+        return self._with(self._detached(), Hard()).sample_walks()
+
+    def sample_walks(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Nodes of paths drawn from the distribution, (*sample_shape, ..., L, 4), as in :meth:`best_walk`."""
+        shape = torch.Size(sample_shape)
+        drawn = self._sample(shape.numel()).movedim(1, 0)
+        return self._to_nodes(drawn.reshape(*shape, *self.batch_shape, *drawn.shape[2:]))
+
+    def _to_nodes(self, walks: Tensor) -> Tensor:
+        (_, columns), states = self._size, self.lattice.states
+        node, move = walks.unbind(-1)
+        where = torch.stack((node // states // columns, node // states % columns, node % states, move), -1)
+        return torch.where(node.unsqueeze(-1) < 0, -1, where)
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of a walk (..., L, 4), as :meth:`sample_walks` gives them; differentiable."""
+        if check_tensor("path", path).shape[-1:] != (4,) or path.is_floating_point():
+            raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
+        (_, columns), states = self._size, self.lattice.states
+        i, j, state, move = path.unbind(-1)
+        walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
+        lead = walks.shape[:-2]
+        shape = torch.broadcast_shapes(lead, self.batch_shape)
+        walks = walks.expand(*shape, *walks.shape[-2:])
+        extra = shape[: len(shape) - len(self.batch_shape)]
+        flat = walks.reshape(extra.numel(), -1, *walks.shape[-2:]).transpose(0, 1)
+        theta = self._plain_theta()
+        edges = self._layout.from_walks(flat, theta, self._index)  # (B, K, E)
+        fine = self._expanded()
+        paths = edges.transpose(0, 1).reshape(*extra, *self.batch_shape, -1)
+        whole = fine._is_path(paths)
+        if is_readable(whole) and not bool(whole.all()):
+            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+        return inner(paths.to(fine.dtype), fine._log_transitions(), 1)
+
+    # --- the expansion: an edge for every move
+
+    def _expanded(self) -> DAGPaths:
+        theta = self._flat.unscaled(self._scores)
+        layout, index = self._layout, self._index
+        if is_readable(theta[0]):
+            layout.check([t.detach() for t in theta], index)
+        weights = layout.weights(theta, index)
+        dag = _graph(self.lattice._table, *self._size, self.device)
+        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, -1), omega=self.omega)
+        paths.backend = self.backend if self.backend == "reference" else paths.backend
+        return paths
+
+    def _onto_event(self, edges: Tensor) -> Tensor:
+        lead = edges.shape[: edges.ndim - 1 - len(self.batch_shape)]
+        flat = edges.reshape(-1, edges.shape[-1])
+        theta, index = self._repeated(lead.numel())
+        found = self._layout.onto_scores(self._layout.onto_slots(flat, theta, index), theta, index)[0]
+        return found.reshape(*lead, *self.batch_shape, *self.event_shape)
+
+    def _to_paths(self, found: Tensor) -> Tensor:
+        walks = found.transpose(0, 1).flatten(0, 1)
+        theta, index = self._repeated(found.shape[1])
+        counts = self._layout.slots_of_walks(walks, theta, index)
+        event = self._layout.onto_scores(counts, theta, index)[0]
+        return event.reshape(found.shape[1], -1, *self.event_shape).transpose(0, 1)
+
+    def _repeated(self, times: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """θ, for its shapes, and the index of the batch so many times."""
+        theta = [
+            t.expand(len(t), *t.shape[1:]).repeat(times, *[1] * (t.ndim - 1)) if n == 0 else t
+            for n, t in enumerate(self._plain_theta())
+        ]
+        return theta, tuple(t.repeat(times, *[1] * (t.ndim - 1)) for t in self._index)
+
+    def _plain_theta(self) -> list[Tensor]:
+        return self._flat.unscaled(self._detached())
+
+    def _unweighted(self, omega: Regularizer) -> PathDistribution:
+        return self._expanded()._unweighted(omega)
+
+    # --- what the base asks for
+
+    @property
+    def _layout(self) -> LatticeLayout:
+        layout = self.lattice._layout
+        assert isinstance(layout, LatticeLayout)
+        return layout
+
+    @property
+    def _integers(self) -> list[Tensor]:
+        """Labels and masks as a flat batch."""
+        batch, own = self.batch_shape.numel(), self._own_tensors
+        named = [(getattr(self, name), dims) for name, dims in own.items() if name != "_lengths"]
+        return [tensor.reshape(batch, *tensor.shape[tensor.ndim - dims :]) for tensor, dims in named]
+
+    @cached_property
+    def _size(self) -> tuple[int, int]:
+        """Rows and columns of the grid."""
+        theta = [
+            t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0)
+            for t, own in zip(self._scores, self._own_dims, strict=True)
+        ]
+        none = torch.empty(0)
+        return self._layout.size(theta, (none, none, *self._integers))
+
+    @property
+    def _index(self) -> tuple[Tensor, ...]:
+        batch = self.batch_shape.numel()
+        band = torch.full((batch,), self.band, dtype=torch.float64, device=self.device)
+        return self._lengths.reshape(batch, 2), band, *self._integers
+
+    @property
+    def _num_choices(self) -> int:
+        rows, columns = self._size
+        return (rows + columns - 1) * self.lattice.states + 1
+
+    def _finite_scores(self) -> tuple[Tensor, ...]:
+        return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        """Whether a path uses these entries of the first score, and no others."""
+        batch = torch.broadcast_shapes(value.shape[: value.ndim - len(self.event_shape)], self.batch_shape)
+        wanted = value.expand(batch + self.event_shape) > 0
+        first = torch.where(wanted, self.sense * 1.0, -self.sense * math.inf)
+        rest = [torch.zeros_like(s).masked_fill(s.isinf(), -self.sense * math.inf) for s in self._detached()[1:]]
+        if batch != self.batch_shape:
+            return self.expand(batch)._is_path(value)
+        best = self._with((first.to(self.dtype), *rest), Hard())
+        return (
+            (best.expected_path == value).flatten(-len(self.event_shape)).all(-1)
+            if self.event_shape
+            else best.expected_path == value
+        )
+
+    def _same_graph(self, other: PathDistribution) -> bool:
+        return (
+            isinstance(other, LatticePaths)
+            and self.structure == other.structure
+            and self.batch_shape == other.batch_shape
+            and self._size == other._size
+            and self.band == other.band
+            and all(a.equal(b) for a, b in zip(self._index, other._index, strict=True))
+        )
+
+    def _restrict(self, allowed: Tensor) -> Self:
+        closed = self._scores[0].masked_fill(~allowed, -self.sense * math.inf)
+        return self._with((closed, *self._scores[1:]), self.omega)
+
+    def _edges_within(self, allowed: Tensor) -> Tensor:
+        """The edges of the graph that read no entry of the first score which is not allowed."""
+        return self._restrict(allowed)._expanded().weights.detach() > -math.inf
+
+    def _add(self, cost: Tensor) -> Self:
+        return self._with((self._scores[0] + self.sense * cost, *self._scores[1:]), self.omega)

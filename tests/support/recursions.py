@@ -1,0 +1,307 @@
+"""Recursions on a grid as one writes them by hand, for tests of lattices: plain loops over scalars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+import bellmax as bx
+
+Node: TypeAlias = tuple[int, int, int]
+Tensors: TypeAlias = dict[str, Tensor]
+Scored: TypeAlias = Iterable[tuple[Node, Tensor | float]]
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """A lattice by its declaration, and the same recursion by hand for tensors without batch dimensions.
+
+    ``into(t, i, j, k)`` lists the moves into a node, ``node(t, i, j, k)`` is its score; ``starts(t, n, m)`` and
+    ``ends(t, n, m)`` list the nodes where paths of an n × m grid begin and end, with their scores.
+    """
+
+    lattice: bx.Lattice
+    tensors: Callable[[int, int], Tensors]  # for so many rows and columns
+    into: Callable[[Tensors, int, int, int], Scored]
+    node: Callable[[Tensors, int, int, int], Tensor | float]
+    starts: Callable[[Tensors, int, int], Scored] = lambda t, n, m: [((0, 0, 0), 0.0)]
+    ends: Callable[[Tensors, int, int], Scored] = lambda t, n, m: [((n - 1, m - 1, 0), 0.0)]
+    has_columns: bool = True
+
+    def value(
+        self,
+        tensors: Tensors,
+        n: int,
+        m: int,
+        omega: bx.Regularizer,
+        inside: Callable[[int, int], bool] = lambda i, j: True,
+    ) -> Tensor:
+        """DP_Ω by the definition, in float64, differentiable by autograd."""
+        one = torch.ones((), dtype=torch.float64)
+        values: dict[Node, Tensor] = {}
+        begin = dict(self.starts(tensors, n, m))
+        nodes = sorted(
+            ((i, j, k) for i in range(n) for j in range(m) for k in range(self.lattice.states)),
+            key=lambda v: (v[0] + v[1], v),
+        )
+        for i, j, k in nodes:
+            if not inside(i, j):
+                continue
+            found = [begin[i, j, k] * one] if (i, j, k) in begin else []
+            found += [values[s] + g for s, g in self.into(tensors, i, j, k) if s in values]
+            finite = [x for x in found if x > -math.inf]
+            if finite:
+                values[i, j, k] = omega.max(torch.stack(finite)) + self.node(tensors, i, j, k)
+        last = [(v, score) for v, score in self.ends(tensors, n, m) if inside(*v[:2])]
+        reached = [values[v] + score for v, score in last if v in values]
+        if not reached:
+            return -math.inf * one
+        return omega.max(torch.stack(reached)) if len(last) > 1 else reached[0]
+
+
+def entry(tensor: Tensor, *index: int) -> Tensor | float:
+    """An entry, −∞ where the tensor has none."""
+    return tensor[index] if all(0 <= i < size for i, size in zip(index, tensor.shape, strict=True)) else -math.inf
+
+
+def _normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+M, X, Y = range(3)
+_AFFINE = [
+    bx.Move(1, 1, (M, X, Y), M),
+    bx.Move(1, 0, M, X, "open"),
+    bx.Move(1, 0, X, X, "extend"),
+    bx.Move(0, 1, (M, X), Y, "open"),
+    bx.Move(0, 1, Y, Y, "extend"),
+]
+
+
+def _affine_into(t: Tensors, i: int, j: int, k: int) -> Scored:
+    if k == M:
+        return [((i - 1, j - 1, a), 0.0) for a in (M, X, Y)]
+    if k == X:
+        return [((i - 1, j, M), t["open"]), ((i - 1, j, X), t["extend"])]
+    return [((i, j - 1, M), t["open"]), ((i, j - 1, X), t["open"]), ((i, j - 1, Y), t["extend"])]
+
+
+def _affine_tensors(rows: int, columns: int) -> Tensors:
+    one = torch.ones((), dtype=torch.float64)
+    return {"match": _normal(rows, columns), "open": -1.2 * one, "extend": -0.3 * one}
+
+
+def _shifted_match(t: Tensors, i: int, j: int, k: int) -> Tensor | float:
+    return t["match"][i - 1, j - 1] if k == M and i > 0 and j > 0 else 0.0
+
+
+def _first_of(t: Tensors, n: int, m: int) -> Scored:
+    return [((i, j, M), 0.0) for i in range(n) for j in range(m) if i == 0 or j == 0]
+
+
+def _three(n: int, m: int) -> Scored:
+    return [((n - 1, m - 1, k), 0.0) for k in (M, X, Y)]
+
+
+_CTC = bx.Lattice(
+    [
+        bx.Move(1, 0, (0, 1), 0),
+        bx.Move(1, 0, 1, 1),
+        bx.Move(1, 1, 0, 1),
+        bx.Move(1, 1, 1, 1, where="skip"),
+    ],
+    states=2,
+    node={0: bx.one_of("scores", 0), 1: bx.gather("scores", "y", 0, -1)},
+    start=bx.along_row({0: bx.column("_blank_first"), 1: bx.column("_label_first")}),
+    end=bx.corner(0, 1),
+)
+
+
+def _ctc_tensors(rows: int, columns: int) -> Tensors:
+    y = torch.tensor([1, 1, 2, 3, 1, 3, 3])[: columns - 1]
+    skip = torch.zeros(columns, dtype=torch.bool)
+    skip[2:] = y[1:] != y[:-1]
+    first = torch.full((2, columns), -math.inf, dtype=torch.float64)
+    first[0, :1] = first[1, 1:2] = 0
+    return {"scores": _normal(rows, 4), "y": y, "skip": skip, "_blank_first": first[0], "_label_first": first[1]}
+
+
+def _ctc_into(t: Tensors, i: int, j: int, k: int) -> Scored:
+    if k == 0:
+        return [((i - 1, j, 0), 0.0), ((i - 1, j, 1), 0.0)]
+    found: list[tuple[Node, Tensor | float]] = [((i - 1, j, 1), 0.0), ((i - 1, j - 1, 0), 0.0)]
+    return found + ([((i - 1, j - 1, 1), 0.0)] if j > 1 and t["y"][j - 1] != t["y"][j - 2] else [])
+
+
+def _words(rows: int, columns: int) -> Tensors:
+    a, b = torch.tensor([0, 1, 1, 2, 0, 2, 1])[:rows], torch.tensor([1, 0, 2, 2, 1, 0, 0])[:columns]
+    return {"matrix": _normal(3, 3), "a": a, "b": b}
+
+
+RECURSIONS: dict[str, Recursion] = {
+    "DTW": Recursion(
+        bx.Lattice([bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)], node=-bx.cell("cost")),
+        lambda rows, columns: {"cost": _normal(rows, columns)},
+        lambda t, i, j, k: [((i - 1, j - 1, 0), 0.0), ((i - 1, j, 0), 0.0), ((i, j - 1, 0), 0.0)],
+        lambda t, i, j, k: -t["cost"][i, j],
+    ),
+    "DTW with weights, penalties and open ends": Recursion(
+        bx.Lattice(
+            [bx.Move(1, 1, score=-bx.cell("cost")), bx.Move(1, 0, score=bx.scalar("up") - 0.5), bx.Move(0, 1)],
+            node=-bx.cell("cost"),
+            start=bx.along_row(0),
+            end=bx.along_row(0),
+        ),
+        lambda rows, columns: {"cost": _normal(rows, columns), "up": torch.tensor(0.3, dtype=torch.float64)},
+        lambda t, i, j, k: [
+            ((i - 1, j - 1, 0), -t["cost"][i, j]),
+            ((i - 1, j, 0), t["up"] - 0.5),
+            ((i, j - 1, 0), 0.0),
+        ],
+        lambda t, i, j, k: -t["cost"][i, j],
+        lambda t, n, m: [((0, j, 0), 0.0) for j in range(m)],
+        lambda t, n, m: [((n - 1, j, 0), 0.0) for j in range(m)],
+    ),
+    "asymmetric DTW": Recursion(
+        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1), bx.Move(1, 2)], node=-bx.cell("cost")),
+        lambda rows, columns: {"cost": _normal(rows, columns)},
+        lambda t, i, j, k: [((i - 1, j, 0), 0.0), ((i - 1, j - 1, 0), 0.0), ((i - 1, j - 2, 0), 0.0)],
+        lambda t, i, j, k: -t["cost"][i, j],
+    ),
+    "Needleman-Wunsch by a matrix": Recursion(
+        bx.Lattice(
+            [
+                bx.Move(1, 1, score=bx.pair("matrix", "a", "b", -1, -1)),
+                bx.Move(1, 0, score=bx.row("gaps", -1)),
+                bx.Move(0, 1, score=-1),
+            ]
+        ),
+        lambda rows, columns: _words(rows - 1, columns - 1) | {"gaps": _normal(rows - 1, seed=1)},
+        lambda t, i, j, k: [
+            *([((i - 1, j - 1, 0), t["matrix"][t["a"][i - 1], t["b"][j - 1]])] if i and j else []),
+            ((i - 1, j, 0), entry(t["gaps"], i - 1)),
+            ((i, j - 1, 0), -1.0),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "affine gaps": Recursion(
+        bx.Lattice(_AFFINE, states=3, node={M: bx.cell("match", -1, -1)}, start=bx.corner(M), end=bx.corner(M, X, Y)),
+        lambda rows, columns: _affine_tensors(rows - 1, columns - 1),
+        _affine_into,
+        _shifted_match,
+        ends=lambda t, n, m: _three(n, m),
+    ),
+    "semi-global": Recursion(
+        bx.Lattice(
+            _AFFINE, states=3, node={M: bx.cell("match", -1, -1)}, start=bx.along_column(M), end=bx.along_column(M, X)
+        ),
+        lambda rows, columns: _affine_tensors(rows - 1, columns - 1),
+        _affine_into,
+        _shifted_match,
+        lambda t, n, m: [((i, 0, M), 0.0) for i in range(n)],
+        lambda t, n, m: [((i, m - 1, k), 0.0) for i in range(n) for k in (M, X)],
+    ),
+    "Smith-Waterman": Recursion(
+        bx.Lattice(_AFFINE, states=3, node={M: bx.cell("match")}, start=bx.anywhere(M), end=bx.anywhere(M)),
+        _affine_tensors,
+        _affine_into,
+        lambda t, i, j, k: t["match"][i, j] if k == M else 0.0,
+        lambda t, n, m: [((i, j, M), 0.0) for i in range(n) for j in range(m)],
+        lambda t, n, m: [((i, j, M), 0.0) for i in range(n) for j in range(m)],
+    ),
+    "Drop-DTW": Recursion(
+        bx.Lattice(
+            [
+                bx.Move(1, 1, score=-bx.cell("cost", -1, -1)),
+                bx.Move(0, 1, score=-bx.cell("cost", -1, -1)),
+                bx.Move(0, 1, score=-bx.column("drop", -1)),
+            ]
+        ),
+        lambda rows, columns: {"cost": _normal(rows - 1, columns - 1), "drop": _normal(columns - 1, seed=1)},
+        lambda t, i, j, k: [
+            *([((i - 1, j - 1, 0), -t["cost"][i - 1, j - 1])] if i and j else []),
+            *([((i, j - 1, 0), -t["cost"][i - 1, j - 1])] if i and j else []),
+            *([((i, j - 1, 0), -t["drop"][j - 1])] if j else []),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "CTC": Recursion(
+        _CTC,
+        _ctc_tensors,
+        _ctc_into,
+        lambda t, i, j, k: t["scores"][i, t["y"][j - 1]] if k and j else t["scores"][i, 0],
+        lambda t, n, m: [((0, 0, 0), 0.0), ((0, 1, 1), 0.0)],
+        lambda t, n, m: [((n - 1, m - 1, k), 0.0) for k in (0, 1)],
+    ),
+    "transducer": Recursion(
+        bx.Lattice([bx.Move(1, 0, score=bx.cell("blank", -1)), bx.Move(0, 1, score=bx.cell("emit", 0, -1))]),
+        lambda rows, columns: {"blank": _normal(rows - 1, columns), "emit": _normal(rows - 1, columns - 1, seed=1)},
+        lambda t, i, j, k: [((i - 1, j, 0), entry(t["blank"], i - 1, j)), ((i, j - 1, 0), entry(t["emit"], i, j - 1))],
+        lambda t, i, j, k: 0.0,
+    ),
+    "transducer from its joint": Recursion(
+        bx.Lattice(
+            [
+                bx.Move(1, 0, score=bx.joint("joint", 0, -1)),
+                bx.Move(1, 1, score=bx.joint("joint", "y", -1, -1)),
+            ]
+        ),
+        lambda rows, columns: {
+            "joint": _normal(rows - 1, columns, 3),
+            "y": torch.tensor([1, 2, 2, 1, 1, 2, 1, -1])[: columns - 1],
+        },
+        lambda t, i, j, k: [
+            ((i - 1, j, 0), entry(t["joint"], i - 1, j, 0)),
+            *([((i - 1, j - 1, 0), t["joint"][i - 1, j - 1, t["y"][j - 1]])] if i and j else []),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "monotone": Recursion(
+        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1)], node=bx.cell("scores")),
+        lambda rows, columns: {"scores": _normal(rows, columns)},
+        lambda t, i, j, k: [((i - 1, j, 0), 0.0), ((i - 1, j - 1, 0), 0.0)],
+        lambda t, i, j, k: t["scores"][i, j],
+    ),
+    "hidden Markov model": Recursion(
+        bx.Lattice(
+            [bx.Move(1, 0, a, b, bx.scalar(f"{a}{b}")) for a in range(2) for b in range(2)],
+            states=2,
+            node={0: bx.one_of("scores", 0), 1: bx.one_of("scores", 1)},
+            start=bx.corner({0: None, 1: "start"}),
+            end=bx.corner(0, {1: 0.25}),
+        ),
+        lambda rows, columns: {
+            "scores": _normal(rows, 2),
+            **{name: _normal(seed=n) for n, name in enumerate(("00", "01", "10", "11", "start"))},
+        },
+        lambda t, i, j, k: [((i - 1, j, a), t[f"{a}{k}"]) for a in range(2)],
+        lambda t, i, j, k: t["scores"][i, k],
+        lambda t, n, m: [((0, 0, 0), 0.0), ((0, 0, 1), t["start"])],
+        lambda t, n, m: [((n - 1, m - 1, 0), 0.0), ((n - 1, m - 1, 1), 0.25)],
+        has_columns=False,
+    ),
+    "states within a cell": Recursion(
+        bx.Lattice(
+            [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.column("stay")), bx.Move(0, 0, 0, 1, bx.row("change"))],
+            states=2,
+            node={1: bx.cell("scores")},
+            start=bx.corner(0),
+            end=bx.corner(1),
+        ),
+        lambda rows, columns: {
+            "scores": _normal(rows, columns),
+            "stay": _normal(columns, seed=1),
+            "change": _normal(rows, seed=2),
+        },
+        lambda t, i, j, k: (
+            [((i, j, 0), t["change"][i])] if k else [((i - 1, j - 1, 1), 0.0), ((i, j - 1, 0), t["stay"][j])]
+        ),
+        lambda t, i, j, k: t["scores"][i, j] if k else 0.0,
+        ends=lambda t, n, m: [((n - 1, m - 1, 1), 0.0)],
+    ),
+}

@@ -1,0 +1,359 @@
+"""Lattices, against the same recursions written by hand, their graphs, and each other."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from copy import deepcopy
+from itertools import product
+
+import pytest
+import torch
+from support.checks import close
+from support.problems import OMEGAS, for_derivatives
+from support.recursions import RECURSIONS, Recursion, Tensors
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import bellmax as bx
+
+each_recursion = pytest.mark.parametrize("name", list(RECURSIONS))
+SIZES = [(5, 4), (4, 6), (1, 1)]
+
+
+def sizes(one: Recursion, given: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return given if one.has_columns else [(rows, 1) for rows, _ in given]
+
+
+def floats(tensors: Tensors) -> list[str]:
+    return [name for name, t in tensors.items() if t.is_floating_point() and not name.startswith("_")]
+
+
+def with_grad(tensors: Tensors) -> Tensors:
+    wanted = floats(tensors)
+    return {name: t.clone().requires_grad_(name in wanted) for name, t in tensors.items()}
+
+
+def reversed_band(n: int, m: int, band: float) -> object:
+    reach = math.inf if 1 in (n, m) else max(band, 0.5) * (max(n, m) - 1)
+    return lambda i, j: abs(i * (m - 1) - j * (n - 1)) <= reach
+
+
+def first_and_second(value: Tensor, tensors: Tensors) -> list[Tensor]:
+    """The gradient in every score, and the Hessian product along numbers that depend on the entry."""
+    own = [t for t in tensors.values() if t.requires_grad]
+    if not value.requires_grad:
+        return [torch.zeros_like(t) for t in 2 * own]
+    first = torch.autograd.grad(value, own, create_graph=True, materialize_grads=True)
+    along = [torch.cos(torch.arange(t.numel(), dtype=t.dtype)).reshape(t.shape) for t in own]
+    slope = sum((g * z).sum() for g, z in zip(first, along, strict=True))
+    if not slope.requires_grad:
+        return [*first, *(torch.zeros_like(t) for t in own)]
+    return [*first, *torch.autograd.grad(slope, own, materialize_grads=True)]
+
+
+# --- the recursion
+
+
+@each_recursion
+@for_derivatives
+def test_value_and_derivatives_are_those_of_the_recursion(name: str, omega: bx.Regularizer, backend: str) -> None:
+    one, chosen = RECURSIONS[name], omega
+    for rows, columns in sizes(one, SIZES if backend == "native" else SIZES[1:]):
+        tensors = with_grad(one.tensors(rows, columns))
+        wanted = one.value(tensors, rows, columns, chosen)
+        p = one.lattice.paths(tensors, lengths=(rows, columns), omega=chosen)
+        assert p.backend == backend
+        close(p.value, wanted)
+        if wanted.isinf():
+            assert not p.expected_path.any()
+            continue
+        for got, right in zip(first_and_second(p.value, tensors), first_and_second(wanted, tensors), strict=True):
+            close(got, right, 1e-8)
+
+
+@each_recursion
+@pytest.mark.parametrize("omega", ["negentropy", "l2"])
+def test_batches_of_lengths_in_a_band_are_lattices_of_their_own(name: str, omega: str, backend: str) -> None:
+    one, chosen = RECURSIONS[name], OMEGAS[omega]
+    lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
+    tensors = one.tensors(5, 6)
+    own = {n: t.expand(len(lengths), *t.shape).clone() for n, t in tensors.items()}
+    n, m = torch.tensor(lengths).unbind(1)
+    for band in (None, 0.5):
+        p = one.lattice.paths(own, lengths=(n, m), band=band, omega=chosen)
+        for b, (rows, columns) in enumerate(lengths):
+            inside = reversed_band(rows, columns, math.inf if band is None else band)
+            close(p.value[b], one.value(tensors, rows, columns, chosen, inside))  # type: ignore[arg-type]
+
+
+@each_recursion
+def test_shared_scores_gather_the_gradients_of_the_batch(name: str, backend: str) -> None:
+    one = RECURSIONS[name]
+    tensors = with_grad(one.tensors(4, 5))
+    first = floats(tensors)[0]
+    shared = tensors | {first: torch.stack((tensors[first], 2 * tensors[first])).detach().requires_grad_()}
+    p = one.lattice.paths(shared, omega="sparsemax")
+    each = [one.lattice.paths(tensors | {first: shared[first][b]}, omega="sparsemax") for b in range(2)]
+    close(p.value, torch.stack([q.value for q in each]))
+    for name_of in floats(tensors)[1:]:
+        close(p.gradient[name_of], sum(q.gradient[name_of] for q in each))
+        z = {name_of: torch.ones_like(tensors[name_of])}
+        close(p.hessian_product(z)[name_of], sum(q.hessian_product(z)[name_of] for q in each))
+
+
+@each_recursion
+def test_gradcheck(name: str) -> None:
+    """By whichever backend serves; both are compared with the recursions above."""
+    one, omega = RECURSIONS[name], "tsallis1.5"
+    tensors = with_grad(one.tensors(3, 3))
+    wanted = floats(tensors)
+
+    def value(*given: Tensor) -> Tensor:
+        p = one.lattice.paths(tensors | dict(zip(wanted, given, strict=True)), omega=OMEGAS[omega])
+        return p.value
+
+    inputs = tuple(tensors[n] for n in wanted)
+    if not value(*inputs).isinf():
+        assert gradcheck(value, inputs)
+        assert gradgradcheck(value, inputs)
+
+
+def test_float32_and_half(backend: str) -> None:
+    one = RECURSIONS["affine gaps"]
+    tensors = one.tensors(6, 7)
+    wanted = one.lattice.paths(tensors).value
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
+        p = one.lattice.paths({name: t.to(dtype) for name, t in tensors.items()})
+        assert p.value.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+        assert p.expected_path.dtype == dtype
+        close(p.value.double(), wanted, tolerance)
+
+
+# --- paths
+
+
+def counted(
+    one: Recursion, tensors: Tensors, rows: int, columns: int
+) -> list[tuple[float, tuple[tuple[int, ...], ...]]]:
+    """Every path by hand: its score and its nodes."""
+    begin = dict(one.starts(tensors, rows, columns))
+    ends = dict(one.ends(tensors, rows, columns))
+
+    def back(node: tuple[int, int, int], score: float, walk: tuple[tuple[int, ...], ...]) -> None:
+        i, j, k = node
+        if not (0 <= i < rows and 0 <= j < columns):
+            return
+        here = score + float(one.node(tensors, i, j, k))
+        if node in begin and float(begin[node]) > -math.inf:
+            found.append((here + float(begin[node]), (node, *walk)))
+        for source, g in one.into(tensors, i, j, k):
+            if min(source) >= 0 and float(g) > -math.inf:
+                back(source, here + float(g), (node, *walk))
+
+    found: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
+    for node, score in ends.items():
+        back(node, float(score), ())
+    return sorted(found, reverse=True)
+
+
+@each_recursion
+def test_paths_are_those_of_an_enumeration(name: str, backend: str) -> None:
+    one = RECURSIONS[name]
+    ((rows, columns),) = sizes(one, [(5, 3) if one.lattice.states > 1 else (3, 4)])
+    tensors = one.tensors(rows, columns)
+    wanted = counted(one, tensors, rows, columns)
+    p = one.lattice.paths(tensors, lengths=(rows, columns))
+    assert p.num_paths == len(wanted)
+    if not wanted:
+        return
+    k = min(len(wanted), 6)
+    scores, paths = p.topk(k)
+    close(scores, [score for score, _ in wanted[:k]])
+    assert paths.shape == (k, *p.event_shape)
+    nodes = [tuple(node[:3]) for node in p.best_walk().tolist() if node[0] >= 0]
+    assert nodes in [list(walk) for score, walk in wanted if score > wanted[0][0] - 1e-9]
+    total = math.log(math.fsum(math.exp(score) for score, _ in wanted))
+    close(p.value, total)
+    probabilities = [math.exp(score - total) for score, _ in wanted]
+    close(p.entropy(), -sum(q * math.log(q) for q in probabilities))
+    kept, found = p.support_paths(max_paths=len(wanted))
+    close(found, probabilities)
+    close((kept.flatten(1) * found.unsqueeze(1)).sum(0).reshape(p.event_shape), p.expected_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "native") for name in RECURSIONS), ("affine gaps", "reference"), ("CTC", "reference")],
+    indirect=["backend"],
+)
+@pytest.mark.parametrize("omega", ["negentropy", "sparsemax"])
+def test_walks_are_drawn_by_their_probabilities(name: str, omega: str, backend: str) -> None:
+    one = RECURSIONS[name]
+    ((rows, columns),) = sizes(one, [(4, 3) if one.lattice.states > 1 else (3, 4)])
+    p = one.lattice.paths(one.tensors(rows, columns), lengths=(rows, columns), omega=omega)
+    if p.num_paths == 0:
+        assert (p.sample_walks((3,)) == -1).all()
+        return
+    torch.manual_seed(0)
+    draws = 1500
+    walks = p.sample_walks((draws,))
+    assert walks.shape == (draws, (rows + columns - 1) * one.lattice.states, 4)
+    distinct, count = walks.unique(dim=0, return_counts=True)
+    probabilities = p.log_prob(distinct).exp()
+    assert probabilities.sum() <= 1 + 1e-9
+    assert ((count / draws - probabilities).abs() < 0.06).all()
+    torch.manual_seed(0)
+    close(p.sample((draws,)).mean(0), p.expected_path, 0.08 * max(1.0, float(p.expected_path.max())))
+
+
+def test_dag_has_the_same_value_and_paths() -> None:
+    one = RECURSIONS["affine gaps"]
+    dag = one.lattice.dag(4, 5)
+    assert bx.DAG(dag.edges).num_nodes == dag.num_nodes
+    p = one.lattice.paths(one.tensors(4, 5))
+    assert p.num_paths == dag.paths(p._expanded().weights).num_paths == 35  # binomial(7, 3)
+    close(dag.paths(p._expanded().weights).value, p.value)
+
+
+def test_kl_divergence_and_entropy_of_any_omega(backend: str) -> None:
+    one = RECURSIONS["Smith-Waterman"]
+    t = one.tensors(3, 3)
+    p, r = one.lattice.paths(t, omega="entmax"), one.lattice.paths(t | {"open": t["open"] - 1})
+    _, probabilities = p.support_paths()
+    close(p.entropy(), -(probabilities * probabilities.log()).sum())
+    assert torch.distributions.kl_divergence(p, r) > 0
+    close(torch.distributions.kl_divergence(p, p), 0.0)
+    with pytest.raises(ValueError, match="same graph"):
+        torch.distributions.kl_divergence(p, RECURSIONS["DTW"].lattice.paths({"cost": t["match"]}))
+
+
+# --- as a layer
+
+
+def test_losses_take_paths_of_the_first_score(backend: str) -> None:
+    p = RECURSIONS["monotone"].lattice.paths(RECURSIONS["monotone"].tensors(5, 3), omega="sparsemax")
+    best, third = p.topk(3)[1][[0, 2]]
+    for loss in (bx.losses.surrogate, bx.losses.structured_perceptron, bx.losses.structured_hinge, bx.losses.path_nll):
+        assert 0 <= loss(p, best) < loss(p, third)
+    wrong = torch.zeros_like(best)
+    wrong[0, 2] = 1
+    with pytest.raises(ValueError, match="target must be a path that p can take"):
+        bx.losses.path_nll(p, wrong)
+
+
+def test_batch_shapes_indexing_copies(backend: str) -> None:
+    one = RECURSIONS["CTC"]
+    tensors = one.tensors(6, 4)
+    own = tensors | {"scores": torch.stack([tensors["scores"] + s for s in range(6)]).reshape(2, 3, 6, 4)}
+    p = one.lattice.paths(own, lengths=(torch.tensor([6, 5, 4]), 4))
+    assert p.batch_shape == (2, 3)
+    for b, c in product(range(2), range(3)):
+        close(p[b, c].value, p.value[b, c])
+    close(p.expand((4, 2, 3)).value, p.value.expand(4, 2, 3))
+    close(deepcopy(p).value, p.value)
+    close(pickle.loads(pickle.dumps(p)).value, p.value)
+    close(p.to(torch.float32).value.double(), p.value, 1e-5)
+
+
+def test_gamma_may_be_a_tensor(backend: str) -> None:
+    one = RECURSIONS["transducer"]
+    tensors = one.tensors(4, 3)
+    gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    close(one.lattice.paths(tensors, gamma=gamma).value, one.lattice.paths(tensors, gamma=0.7).value)
+    assert gradcheck(lambda g: one.lattice.paths(tensors, gamma=g).value, (gamma,))
+
+
+def test_vmap_and_functional_gradients(backend: str) -> None:
+    one = RECURSIONS["affine gaps"]
+    t = one.tensors(4, 5)
+    match = torch.stack((t["match"], t["match"].flip(0)))
+    wanted = one.lattice.paths(t | {"match": match}).value
+    close(torch.vmap(lambda s: one.lattice.paths(t | {"match": s}).value)(match), wanted)
+    slopes = torch.func.grad(lambda s: one.lattice.paths(t | {"match": s}).value.sum())(match)
+    close(slopes, one.lattice.paths(t | {"match": match}).expected_path)
+
+
+# --- what cannot be
+
+
+def test_costs_are_minimised(backend: str) -> None:
+    edit = bx.Lattice(
+        [bx.Move(1, 1, score=bx.pair("change", "a", "b", -1, -1)), bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)]
+    )
+    a, b = (torch.tensor([ord(c) for c in word]) - 97 for word in ("sunday", "saturday"))
+    p = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, omega="hard", minimize=True)
+    assert p.value == 3
+    assert p.topk(2)[0].tolist() == [3, 4]
+    soft = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, minimize=True)
+    assert soft.value < 3
+
+
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ([bx.Move(0, 0, 1, 1)], "move 0, .0, 0. from state 1 to 1, stays in its cell"),
+        ([bx.Move(1, 0), bx.Move(0, 0, 1, 0)], "move 1, .0, 0. from state 1 to 0, stays in its cell"),
+        ([bx.Move(-1, 0)], "move 0, .-1, 0. from state 0 to 0, must not go back"),
+        ([bx.Move(1, 0, 0, 2)], "move 0, .1, 0. from state 0 to 2, must be between states from 0 to 1"),
+        ([bx.Move(1, 0, 0, 0)], "end must be reached by moves, but none leads from the start into state 1"),
+    ],
+)
+def test_declarations_that_cannot_be(moves: list[bx.Move], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bx.Lattice(moves, states=2, end=bx.corner(1))
+
+
+def test_tensors_that_do_not_fit() -> None:
+    affine = RECURSIONS["affine gaps"].lattice
+    t = RECURSIONS["affine gaps"].tensors(4, 5)
+    with pytest.raises(ValueError, match="tensors must be extend, match, open; 'open' is missing"):
+        affine.paths({"match": t["match"], "extend": 0.0})
+    with pytest.raises(ValueError, match="got 'opening'"):
+        affine.paths(t | {"opening": 0.0})
+    with pytest.raises(ValueError, match="match must have at least 2 dimensions, got shape"):
+        affine.paths(t | {"match": t["match"][0]})
+    with pytest.raises(ValueError, match="batch dimensions"):
+        affine.paths(t | {"match": t["match"].expand(2, 3, 4), "open": torch.zeros(3, dtype=torch.float64)})
+    with pytest.raises(ValueError, match=r"lengths\[1\] must be from 1 to 5, got 6"):
+        _ = affine.paths(t, lengths=(4, 6)).value
+    with pytest.raises(ValueError, match=r"match must be finite or -inf, got nan at cell \(2, 3\)"):
+        _ = affine.paths(
+            t
+            | {
+                "match": t["match"]
+                .clone()
+                .index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(math.nan, dtype=torch.float64))
+            }
+        ).value
+    with pytest.raises(ValueError, match="y must hold integers"):
+        RECURSIONS["CTC"].lattice.paths(RECURSIONS["CTC"].tensors(4, 3) | {"y": torch.zeros(2)})
+    with pytest.raises(ValueError, match="skip must be bool"):
+        RECURSIONS["CTC"].lattice.paths(RECURSIONS["CTC"].tensors(4, 3) | {"skip": torch.zeros(3)})
+    with pytest.raises(TypeError, match="use gamma="):
+        affine.paths(t, temperature=1.0)
+
+
+def test_padding_may_hold_nan(backend: str) -> None:
+    one = RECURSIONS["affine gaps"]
+    t = one.tensors(5, 6)
+    padded = t["match"].clone()
+    padded[2:] = math.nan
+    p = one.lattice.paths(t | {"match": padded.requires_grad_()}, lengths=(3, 6))
+    wanted = one.lattice.paths(t | {"match": t["match"][:2]})
+    close(p.value, wanted.value)
+    (gradient,) = torch.autograd.grad(p.value, padded)
+    close(gradient[:2], wanted.expected_path)
+    assert not gradient[2:].any()
+
+
+def test_no_path_at_all(backend: str) -> None:
+    lattice = bx.Lattice([bx.Move(1, 1)], node=bx.cell("scores"), start=bx.corner(0), end=bx.corner(0))
+    scores = torch.zeros(2, 3, 4, requires_grad=True)
+    p = lattice.paths({"scores": scores}, lengths=(torch.tensor([3, 2]), torch.tensor([3, 3])))
+    assert p.value.tolist() == [0.0, -math.inf]
+    (gradient,) = torch.autograd.grad(p.value[0], scores)
+    assert gradient.sum() == 3
+    assert not gradient[1].any()
+    assert (p.sample_walks()[1] == -1).all()
+    assert p.num_paths.tolist() == [1, 0]
