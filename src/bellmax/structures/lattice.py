@@ -395,7 +395,8 @@ class LatticePaths(PathDistribution):
         try:
             batch = torch.broadcast_shapes(*shapes)
         except RuntimeError:
-            got = {name: tuple(t.shape) for name, (t, _) in (scores | labels | masks).items()}
+            named = (scores | labels | masks).items()
+            got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
             raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
@@ -508,22 +509,23 @@ class LatticePaths(PathDistribution):
         """Log-probability of a walk (..., L, 4), as :meth:`sample_walks` gives them; differentiable."""
         if check_tensor("path", path).shape[-1:] != (4,) or path.is_floating_point():
             raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
+        edges, fine = self._edges_of_walks(path), self._expanded()
+        whole = fine._is_path(edges)
+        if is_readable(whole) and not bool(whole.all()):
+            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+        return inner(edges.to(fine.dtype), fine._log_transitions(), 1)
+
+    def _edges_of_walks(self, walks: Tensor) -> Tensor:
+        """Walks (..., L, 4) as paths (..., E) of the expansion."""
         (_, columns), states = self._size, self.lattice.states
-        i, j, state, move = path.unbind(-1)
+        i, j, state, move = walks.unbind(-1)
         walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
-        lead = walks.shape[:-2]
-        shape = torch.broadcast_shapes(lead, self.batch_shape)
+        shape = torch.broadcast_shapes(walks.shape[:-2], self.batch_shape)
         walks = walks.expand(*shape, *walks.shape[-2:])
         extra = shape[: len(shape) - len(self.batch_shape)]
         flat = walks.reshape(extra.numel(), -1, *walks.shape[-2:]).transpose(0, 1)
-        theta = self._plain_theta()
-        edges = self._layout.from_walks(flat, theta, self._index)  # (B, K, E)
-        fine = self._expanded()
-        paths = edges.transpose(0, 1).reshape(*extra, *self.batch_shape, -1)
-        whole = fine._is_path(paths)
-        if is_readable(whole) and not bool(whole.all()):
-            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
-        return inner(paths.to(fine.dtype), fine._log_transitions(), 1)
+        edges = self._layout.from_walks(flat, self._plain_theta(), self._index)  # (B, K, E)
+        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1])
 
     # --- the expansion: an edge for every move
 
