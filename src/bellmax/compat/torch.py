@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bellmax.inputs import as_lengths, check_choice, check_tensor
+from bellmax.layouts.values import check_lengths
 from bellmax.losses.reductions import reduce_by_labels
 from bellmax.structures.ctc import CTC
+from bellmax.transforms import is_checked
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -53,6 +55,9 @@ def ctc_loss(
     frames = _lengths("input_lengths", input_lengths, scores)
     labels = _lengths("target_lengths", target_lengths, scores)
     targets = _padded(targets, labels)
+    for name, own, most in (("input_lengths", frames, scores), ("target_lengths", labels, targets)):
+        if is_checked(own):
+            check_lengths(name, own, 0, most.shape[1])
     is_empty = frames == 0
     scores = scores.masked_fill(is_empty[:, None, None], 0)
     p = CTC(scores, targets, lengths=(frames + is_empty, labels), blank=blank)

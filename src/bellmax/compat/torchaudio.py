@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bellmax.layouts.values import check_lengths
 from bellmax.structures.ctc import CTC
 from bellmax.transforms import is_checked
 
@@ -43,6 +44,9 @@ def forced_align(
     if log_probs.ndim != 3 or targets.ndim != 2:
         got = f"{tuple(log_probs.shape)} and {tuple(targets.shape)}"
         raise ValueError(f"log_probs and targets must have shapes (B, T, C) and (B, L), got {got}")
+    for name, own, most in (("input_lengths", input_lengths, log_probs), ("target_lengths", target_lengths, targets)):
+        if own is not None and is_checked(own):
+            check_lengths(name, own, int(most is log_probs), most.shape[1])
     frames = log_probs.shape[1] if input_lengths is None else input_lengths
     count = targets.shape[1] if target_lengths is None else target_lengths
     p = CTC(log_probs, targets, lengths=(frames, count), blank=blank, omega="hard")

@@ -11,9 +11,10 @@ from torch import Tensor
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, as_pair, check_choice, check_tensor
 from bellmax.losses.reductions import reduce_by_labels
 from bellmax.nn.smoothed import Smoothed
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Negentropy, Regularizer
 from bellmax.structures.ctc import CTC
-from bellmax.tensors import Gamma, without_rounding_below_zero
+from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half, without_rounding_below_zero
+from bellmax.transforms import is_checked
 
 
 class CTCLoss(Smoothed):
@@ -93,7 +94,15 @@ def _normalised(scores: Tensor, lengths: tuple[Lengths, Lengths] | None, omega: 
         scores = scores.masked_fill(past.unsqueeze(-1), 0)
     gamma = omega.gamma
     if isinstance(gamma, Tensor) and gamma.ndim:
+        gamma = gamma.unsqueeze(-1)
+    empty = scores.detach().amax(-1, keepdim=True) == -math.inf
+    may_be_empty = not is_checked(empty) or bool(empty.any())
+    scores = scores.masked_fill(empty, 0) if may_be_empty else scores
+    if type(omega) is Negentropy:
+        over = gamma.unsqueeze(-1) if isinstance(gamma, Tensor) else gamma
+        normalised = multiply_by_gamma(divide_by_gamma(promote_half(scores), over).log_softmax(-1), over)
+    else:
         omega = copy(omega)
-        omega.gamma = gamma.unsqueeze(-1)
-    top = omega.max(scores).unsqueeze(-1)
-    return scores - top.masked_fill(top == -math.inf, 0)
+        omega.gamma = gamma
+        normalised = scores - omega.max(scores).unsqueeze(-1)
+    return normalised.masked_fill(empty, -math.inf) if may_be_empty else normalised

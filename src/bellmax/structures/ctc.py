@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ _TO_BLANK, _STAY, _BEGIN = (
 )  # moves, by the order of the table; from a label instead of a blank they are one more
 
 
-@lru_cache(maxsize=64)
-def _lattice(blank: int) -> Lattice:
+def _declare(blank: int) -> Lattice:
     """Rows are frames, columns j = 0 … L count the labels that have begun."""
     return Lattice(
         [
@@ -40,6 +38,15 @@ def _lattice(blank: int) -> Lattice:
         start=along_row({_BLANK: column("_begin_blank"), _LABEL: column("_begin_label")}),
         end=corner(_BLANK, _LABEL),
     )
+
+
+_LATTICES = {0: _declare(0)}  # torch.compile can look a lattice up, but not declare one
+
+
+def _lattice(blank: int) -> Lattice:
+    if blank not in _LATTICES:
+        _LATTICES[blank] = _declare(blank)
+    return _LATTICES[blank]
 
 
 class CTC(LatticePaths):
