@@ -52,9 +52,7 @@ def figure() -> Figure:
         draw(ax, f"given “{WORD}”: posterior, {name}", p.expected_path, p)
     axes[1].set_ylim(top=len(ALPHABET) + 0.2)
     for letter, (start, end), sure in zip(WORD, first.spans().tolist(), first.confidence.tolist(), strict=True):
-        axes[1].annotate(
-            f"{letter} {sure:.2f}", ((start + end - 1) / 2, len(ALPHABET) - 0.4), ha="center", fontsize=8
-        )
+        axes[1].annotate(f"{letter} {sure:.2f}", ((start + end - 1) / 2, len(ALPHABET) - 0.4), ha="center", fontsize=8)
     axes[-1].set_xlabel("frame")
     return drawn
 
