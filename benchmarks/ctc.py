@@ -140,9 +140,9 @@ def markdown(results: dict) -> list[str]:
         *heading("CTC", results["machine"]),
         "",
         "Whole Python calls with fresh outputs, from log-probabilities, without padding. After a peer's times, in",
-        "brackets, how many times slower it is (ratio of medians). torch's `ctc_loss` has no second derivative, and its",
-        "gradient is right only where a `log_softmax` comes before. The Hessian product includes the gradient. A dash:",
-        "too slow, or not there.",
+        "brackets, how many times slower it is (ratio of medians). torch's `ctc_loss` has no second derivative, and",
+        "its gradient is right only where a `log_softmax` comes before. The Hessian product includes the gradient. A",
+        "dash: too slow, or not there.",
         *against(results["torch"], SIZES, ("torch", "good loop"), {}),
         "",
         "## Other Ω",
@@ -152,8 +152,8 @@ def markdown(results: dict) -> list[str]:
         "",
         "## Growth",
         "",
-        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/place is from the median, for each frame",
-        "and each of the 2L + 1 places of labels and blanks.",
+        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/place is from the median, for each",
+        "frame and each of the 2L + 1 places of labels and blanks.",
         *table(
             f"doubled | {SIZES} | bellmax: | ns/place:",
             [

@@ -113,6 +113,15 @@ def test_gamma_is_learnt_by_sequence() -> None:
     assert gamma.grad.isfinite().all()
 
 
+def test_compiles() -> None:
+    targets, lengths = torch.tensor([[1, 0], [2, 2]]), (torch.tensor([6, 5]), torch.tensor([2, 1]))
+    module, x = CTCLoss(3), torch.randn(2, 6, 4, requires_grad=True)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    losses = [f(x, targets, lengths=lengths) for f in (compiled, module)]
+    close(*losses, 1e-6)
+    close(*(torch.autograd.grad(loss, x)[0] for loss in losses), 1e-6)
+
+
 def test_constants_of_frames_change_nothing_and_float32_keeps_small_losses() -> None:
     labels = torch.tensor([0, 1, 1, 0, 2, 0] * 100)
     scores = 12 * functional.one_hot(labels, 3).double() + 50 * torch.randn(600, 1, dtype=torch.float64)
@@ -146,9 +155,13 @@ def test_half_precision_empty_batch_and_repr() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum', got 'token_mean'"):
         CTCLoss(reduction="token_mean")
+    with pytest.raises(ValueError, match="blank must be at least 0, got -1"):
+        CTCLoss(-1)
     with pytest.raises(ValueError, match=r"scores must be floating point of shape \(..., T, V\)"):
         CTCLoss()(torch.zeros(3), torch.tensor([1]))
     with pytest.raises(ValueError, match="targets must not hold the blank, got 0"):
         CTCLoss()(torch.zeros(3, 2), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"must broadcast, got .*'lengths\[1\]': \(2,\)"):
+        CTCLoss()(torch.zeros(3, 4, 2), torch.ones(3, 1).long(), lengths=([4, 4], [1, 1]))
     with pytest.raises(TypeError, match="use gamma="):
         CTCLoss(temperature=2.0)

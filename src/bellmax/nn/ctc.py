@@ -8,11 +8,11 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from bellmax.inputs import Lengths, answers_near_misses, as_lengths, as_pair, check_choice, check_tensor
+from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
 from bellmax.losses.reductions import reduce_by_labels
 from bellmax.nn.smoothed import Smoothed
 from bellmax.regularizers import Negentropy, Regularizer
-from bellmax.structures.ctc import CTC
+from bellmax.structures.ctc import CTC, lattice_of
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half, without_rounding_below_zero
 from bellmax.transforms import is_checked
 
@@ -55,13 +55,22 @@ class CTCLoss(Smoothed):
     ) -> None:
         super().__init__(omega, gamma)
         check_choice("reduction", reduction, ("none", "mean", "sum"))
+        if blank < 0:
+            raise ValueError(f"blank must be at least 0, got {blank}")
+        lattice_of(blank)  # so that it is there for torch.compile
         self.blank, self.reduction, self.zero_infinity = blank, reduction, zero_infinity
 
     @answers_near_misses
     def distribution(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> CTC:
         """The alignments of targets, for the scores less max_Ω of their frame: posteriors, best labels and so on."""
-        normalised = _normalised(check_tensor("scores", scores), lengths, self.omega)
-        return CTC(normalised, targets, lengths=lengths, blank=self.blank, omega=self.omega)
+        if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
+            needed = "floating point of shape (..., T, V) with T, V >= 1"
+            raise ValueError(f"scores must be {needed}, got {scores.dtype} of shape {tuple(scores.shape)}")
+        p = CTC(scores, targets, lengths=lengths, blank=self.blank, omega=self.omega)
+        if lengths is not None:
+            past = torch.arange(scores.shape[-2], device=p.device) >= p.lengths[..., :1]
+            scores = scores.masked_fill(past.unsqueeze(-1), 0)
+        return p._with((_normalised(scores, p.omega).expand_as(p.log_probs), *p._scores[1:]), p.omega)
 
     @answers_near_misses
     def forward(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
@@ -83,15 +92,8 @@ class CTCLoss(Smoothed):
         return f"{super().extra_repr()}, {options}"
 
 
-def _normalised(scores: Tensor, lengths: tuple[Lengths, Lengths] | None, omega: Regularizer) -> Tensor:
+def _normalised(scores: Tensor, omega: Regularizer) -> Tensor:
     """θ_t − max_Ω(θ_t). Each path has one entry of a frame, so that DP_Ω is less by Σ_t max_Ω(θ_t)."""
-    if scores.ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
-        needed = "floating point of shape (..., T, V) with T, V >= 1"
-        raise ValueError(f"scores must be {needed}, got {scores.dtype} of shape {tuple(scores.shape)}")
-    if lengths is not None:
-        frames = as_lengths("lengths[0]", as_pair(lengths)[0], scores.device)
-        past = torch.arange(scores.shape[-2], device=scores.device) >= frames.unsqueeze(-1)
-        scores = scores.masked_fill(past.unsqueeze(-1), 0)
     gamma = omega.gamma
     if isinstance(gamma, Tensor) and gamma.ndim:
         gamma = gamma.unsqueeze(-1)

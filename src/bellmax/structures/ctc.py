@@ -17,11 +17,8 @@ from bellmax.tensors import Gamma
 from bellmax.transforms import is_checked
 
 _BLANK, _LABEL = 0, 1  # states
-_TO_BLANK, _STAY, _BEGIN = (
-    0,
-    2,
-    3,
-)  # moves, by the order of the table; from a label instead of a blank they are one more
+# Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
+_TO_BLANK, _STAY, _BEGIN = 0, 2, 3
 
 
 def _declare(blank: int) -> Lattice:
@@ -43,7 +40,8 @@ def _declare(blank: int) -> Lattice:
 _LATTICES = {0: _declare(0)}  # torch.compile can look a lattice up, but not declare one
 
 
-def _lattice(blank: int) -> Lattice:
+def lattice_of(blank: int) -> Lattice:
+    """The lattice of CTC with this class as the blank."""
     if blank not in _LATTICES:
         _LATTICES[blank] = _declare(blank)
     return _LATTICES[blank]
@@ -97,25 +95,31 @@ class CTC(LatticePaths):
     ) -> None:
         _check_shapes(log_probs, targets, blank)
         self.blank = blank
-        (frames, classes), (most,) = log_probs.shape[-2:], targets.shape[-1:]
-        own = None
-        if lengths is not None:
-            own = tuple(as_lengths(f"lengths[{n}]", part, log_probs.device) for n, part in enumerate(as_pair(lengths)))
-            for n, (length, least) in enumerate(zip(own, (1, 0), strict=True)):
-                if is_checked(length):
-                    check_lengths(f"lengths[{n}]", length.reshape(-1), least, (frames, most)[n])
-        _check_labels(targets, None if own is None else own[1], classes, blank)
-        begin = torch.full((2, most + 1), -torch.inf, dtype=log_probs.dtype, device=log_probs.device)
-        begin[0, 0] = begin[1, 1:2] = 0
+        most = targets.shape[-1]
+        own = None if lengths is None else _read_lengths(lengths, log_probs, most)
+        begin = torch.zeros(1, dtype=log_probs.dtype, device=log_probs.device)
         tensors = {
             "log_probs": log_probs,
             "targets": targets,
             "_differs": pad(targets[..., 1:] != targets[..., :-1], (2, 0))[..., : most + 1],
-            "_begin_blank": begin[0],
-            "_begin_label": begin[1],
+            "_begin_blank": pad(begin, (0, most), value=-torch.inf),
+            "_begin_label": pad(begin, (1, most), value=-torch.inf)[: most + 1],
         }
         columns = None if own is None else (own[0], own[1] + 1)
-        super().__init__(_lattice(blank), tensors, lengths=columns, omega=omega, gamma=gamma)
+        super().__init__(lattice_of(blank), tensors, lengths=columns, omega=omega, gamma=gamma)
+        if is_checked(self.targets):
+            self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
+        targets, classes = self.targets, self.event_shape[1]
+        within = torch.arange(targets.shape[-1]) < self.lengths[..., 1:]
+        bad = within & ((targets < 0) | (targets >= classes) | (targets == self.blank))
+        if bool(bad.any()):
+            place = tuple(bad.nonzero()[0].tolist())
+            found = int(targets[place])
+            needed = "must not hold the blank" if found == self.blank else f"must be from 0 to {classes - 1}"
+            raise ValueError(f"targets {needed}, got {found} at label {place[-1]}{of_sequence(place[:-1])}")
 
     # --- what was given
 
@@ -246,15 +250,10 @@ def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:
         raise ValueError(f"blank must be a class of log_probs, from 0 to {shape[-1] - 1}, got {blank}")
 
 
-def _check_labels(targets: Tensor, lengths: Tensor | None, classes: int, blank: int) -> None:
-    """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
-    if not is_checked(targets):
-        return
-    bad = (targets < 0) | (targets >= classes) | (targets == blank)
-    if lengths is not None:
-        bad = bad & (torch.arange(targets.shape[-1]) < lengths.unsqueeze(-1))
-    if bool(bad.any()):
-        place = tuple(bad.nonzero()[0].tolist())
-        found = int(targets.expand(bad.shape)[place])
-        needed = "must not hold the blank" if found == blank else f"must be from 0 to {classes - 1}"
-        raise ValueError(f"targets {needed}, got {found} at label {place[-1]}{of_sequence(place[:-1])}")
+def _read_lengths(lengths: tuple[Lengths, Lengths], log_probs: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The numbers of frames and of labels."""
+    frames, labels = (as_lengths(f"lengths[{n}]", own, log_probs.device) for n, own in enumerate(as_pair(lengths)))
+    for n, (own, least, size) in enumerate(((frames, 1, log_probs.shape[-2]), (labels, 0, most))):
+        if is_checked(own):
+            check_lengths(f"lengths[{n}]", own.reshape(-1), least, size)
+    return frames, labels

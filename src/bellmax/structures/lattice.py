@@ -236,7 +236,8 @@ class Lattice:
         self.scores = tuple(self._names.scores)
         self.labels = tuple(self._names.labels)
         self.masks = tuple(self._names.masks)
-        self._layout = LAYOUTS[self._table.name]
+        self._structure = self._table.name
+        self._layout = LAYOUTS[self._structure]
 
     def _declare(self) -> Table:
         for state in (*self._nodes, *self._start.scores, *self._end.scores):
@@ -379,7 +380,7 @@ class LatticePaths(PathDistribution):
         minimize: bool = False,
     ) -> None:
         self.lattice = lattice
-        self.structure = lattice._table.name
+        self.structure = lattice._structure
         self.sense = -1 if minimize else 1
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
@@ -396,6 +397,7 @@ class LatticePaths(PathDistribution):
         except RuntimeError:
             named = (scores | labels | masks).items()
             got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
+            got |= {f"lengths[{n}]": tuple(own.shape) for n, own in enumerate(own_lengths)}
             raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
