@@ -193,8 +193,10 @@ def test_derivatives(backend: str, omega: bx.Regularizer) -> None:
     log_probs = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert gradcheck(value, log_probs, fast_mode=True)
     assert gradgradcheck(value, log_probs, fast_mode=True)
-    confidence = lambda x: bx.CTC(x, targets, lengths=lengths, omega=omega).confidence  # noqa: E731
-    assert gradcheck(confidence, log_probs, fast_mode=True)
+    path = bx.CTC(log_probs, targets, lengths=lengths).best_path()
+    for layer in (lambda p: p.confidence, lambda p: p.entropy(), lambda p: p.log_prob(path), lambda p: p.topk(2)[0]):
+        of_scores = lambda x, f=layer: f(bx.CTC(x, targets, lengths=lengths, omega=omega))  # noqa: E731
+        assert gradcheck(of_scores, log_probs, fast_mode=True)
 
 
 def test_forward_mode_and_vmap() -> None:
@@ -219,6 +221,19 @@ def test_gamma_per_sequence_is_learnt() -> None:
     value = lambda g: bx.CTC(log_probs, targets, lengths=([5, 4], 2), gamma=g).value  # noqa: E731
     assert gradcheck(value, gamma)
     close(value(gamma)[0], bx.CTC(log_probs[0], targets[0], gamma=0.5).value)
+
+
+@two_kinds
+def test_losses_take_alignments(backend: str, omega: bx.Regularizer) -> None:
+    scores, targets, lengths = batch(7)
+    p = bx.CTC(scores, targets, lengths=lengths, blank=BLANK, omega=omega)
+    path = p.best_path()
+    loss = bx.losses.surrogate(p, path, reduction="none")
+    assert (loss >= 0).all()
+    if isinstance(omega, bx.Negentropy):
+        close(loss, -omega.gamma * p.log_prob(path), 1e-9)
+    cost = 1 - path
+    close(bx.losses.expected_cost(p, cost, reduction="none"), (p.expected_path * cost).sum((-2, -1)))
 
 
 # --- shapes and traps

@@ -58,11 +58,7 @@ def ctc_loss(
     for name, own, most in (("input_lengths", frames, scores), ("target_lengths", labels, targets)):
         if is_checked(own):
             check_lengths(name, own, 0, most.shape[1])
-    is_empty = frames == 0
-    scores = scores.masked_fill(is_empty[:, None, None], 0)
-    p = CTC(scores, targets, lengths=(frames + is_empty, labels), blank=blank)
-    loss = -p.value
-    loss = torch.where(is_empty, torch.where(labels == 0, 0.0, math.inf).to(loss.dtype), loss)
+    loss = _losses(scores, targets, frames, labels, blank)
     if zero_infinity:
         loss = loss.masked_fill(loss == math.inf, 0)
     loss = reduce_by_labels(loss, labels, reduction)
@@ -91,6 +87,16 @@ class CTCLoss(nn.Module):
         """The loss; arguments as in :func:`ctc_loss`."""
         options = self.blank, self.reduction, self.zero_infinity
         return ctc_loss(log_probs, targets, input_lengths, target_lengths, *options)
+
+
+def _losses(scores: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int) -> Tensor:
+    """−log p(targets), (N,). A sequence without frames has the empty target alone."""
+    is_empty = frames == 0
+    if is_checked(is_empty) and not bool(is_empty.any()):
+        return -CTC(scores, targets, lengths=(frames, labels), blank=blank).value
+    scores = scores.masked_fill(is_empty[:, None, None], 0)
+    loss = -CTC(scores, targets, lengths=(frames + is_empty, labels), blank=blank).value
+    return torch.where(is_empty, torch.where(labels == 0, 0.0, math.inf).to(loss.dtype), loss)
 
 
 def _lengths(name: str, given: Tensor | Sequence[int] | int, scores: Tensor) -> Tensor:
