@@ -54,19 +54,19 @@ def test_layers_equal_the_usual_recursion(backend: str, omega: bx.Regularizer) -
     scores, targets, lengths = batch(3, missing=0.05)
     p = bx.CTC(scores, targets, lengths=lengths, blank=BLANK, omega=omega)
     z = torch.from_numpy(np.random.default_rng(0).normal(size=tuple(scores.shape)))
-    products = p.hessian_product(z)
-    slopes = p.directional_derivative(z)
+    value, path, products, slopes = p.value, p.expected_path, p.hessian_product(z), p.directional_derivative(z)
+    entropy, counts = p.entropy(), p.num_paths
     for n, one in enumerate(solved(scores, omega)):
-        close(p.value[n], one.value, 1e-9)
-        assert p.num_paths[n] == len(one.paths)
+        close(value[n], one.value, 1e-9)
+        assert counts[n] == len(one.paths)
         if not len(one.paths):
-            assert not p.expected_path[n].any()
+            assert not path[n].any()
             assert not products[n].any()
             continue
         posterior = padded(one.posterior)
-        close(p.expected_path[n], posterior, 1e-9)
+        close(path[n], posterior, 1e-9)
         close(slopes[n], (posterior * z[n]).sum(), 1e-9)
-        close(p.entropy()[n], one.graph.entropy, 1e-9)
+        close(entropy[n], one.graph.entropy, 1e-9)
         product = one.hessian_product(z[n].numpy())
         if product is not None:
             close(products[n], padded(product), 1e-5)
@@ -83,16 +83,16 @@ def test_every_sequence_of_labels_that_collapses_to_the_target_counts() -> None:
 def test_probabilities_of_paths_and_support(backend: str, omega: bx.Regularizer) -> None:
     scores, targets, lengths = batch(2, 0.1)
     p = bx.CTC(scores, targets, lengths=lengths, blank=BLANK, omega=omega)
-    paths, probabilities = p.support_paths()
+    (paths, probabilities), modes = p.support_paths(), p.mode
     for n, one in enumerate(solved(scores, omega)):
         if not len(one.paths):
             continue
-        close(p[n].log_prob(torch.stack([padded(path) for path in one.paths])).exp(), one.probabilities, 1e-9)
         order = np.sort(one.probabilities[one.probabilities > 0])[::-1]
         close(probabilities[: len(order), n], order.copy(), 1e-9)
         assert not probabilities[len(order) :, n].any()
-        close(p[n].log_prob(paths[: len(order), n]).exp(), order.copy(), 1e-9)
-        close(p[n].log_prob(p[n].mode).exp(), order.max(), 1e-9)
+        listed_paths = torch.stack([padded(path) for path in one.paths])
+        found = p[n].log_prob(torch.cat((listed_paths, paths[: len(order), n], modes[n : n + 1]))).exp()
+        close(found, np.concatenate((one.probabilities, order, order[:1])), 1e-9)
 
 
 def test_best_paths(backend: str) -> None:
@@ -100,10 +100,11 @@ def test_best_paths(backend: str) -> None:
     p = bx.CTC(scores, targets, lengths=lengths, blank=BLANK)
     labels, spans, confidence = p.best_labels(), p.spans(), p.confidence
     found, paths = p.topk(3)
+    best_path = p.best_path()
     for n, one in enumerate(solved(scores, p.omega)):
         best = one.best
         assert labels[n].tolist() == best + [-1] * (max(FRAMES) - len(best))
-        close(p.best_path()[n], padded(one.paths[one.graph.scores.argmax()]))
+        close(best_path[n], padded(one.paths[one.graph.scores.argmax()]))
         runs, start = [], 0
         for label, run in itertools.groupby(best):
             end = start + len(list(run))
@@ -118,7 +119,7 @@ def test_best_paths(backend: str) -> None:
         ranks = np.sort(one.graph.scores)[::-1][:3]
         close(found[n, : len(ranks)], ranks.copy())
         assert (found[n, len(ranks) :] == -math.inf).all()
-        close(paths[n, 0], p.best_path()[n])
+        close(paths[n, 0], best_path[n])
 
 
 @two_kinds
