@@ -11,6 +11,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist
 from bellmax.structures.chain import Chain, viterbi
+from bellmax.structures.ctc import CTC
 from bellmax.structures.dag import DAG
 from bellmax.structures.dtw import DTW
 from bellmax.structures.lattice import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CTC",
     "DAG",
     "DTW",
     "Chain",

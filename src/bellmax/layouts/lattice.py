@@ -343,10 +343,10 @@ def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tenso
         if is_shared:
             flat = gradient.new_zeros(tensor.numel()).index_add(0, place.flatten(), gradient.flatten())
         else:
-            flat = gradient.new_zeros((len(tensor), tensor[0].numel()))
+            flat = gradient.new_zeros((len(tensor), tensor.shape[1:].numel()))
             flat = flat.scatter_add(1, place.flatten(1), gradient.flatten(1))
         return flat.reshape(tensor.shape)
-    if is_shared and len(gradient) > 1:
+    if is_shared and len(gradient) != 1:
         gradient = gradient.sum(0, keepdim=True)
     sizes = dict(zip(term.axes, tensor.shape[1:], strict=True))
     for dim, axis in kept.items():

@@ -29,3 +29,13 @@ def reduce(p: PathDistribution, loss: Tensor, reduction: str) -> Tensor:
         return loss.mean() if reduction == "mean" else loss.sum() / (loss.numel() * p.event_shape[0])
     count = kept.sum() if reduction == "token_mean" else (kept > 0).sum()
     return loss.sum() / count.clamp(min=1)
+
+
+def reduce_by_labels(loss: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    """A loss of the batch shape as ``reduction`` asks, where "mean" is that of the loss by label, as torch has it for
+    CTC: each loss is divided by the number of its labels, at least 1."""
+    if reduction == "none":
+        return loss
+    if reduction == "sum" or not loss.numel():
+        return loss.sum()
+    return (loss / labels.clamp(min=1)).mean()

@@ -2,12 +2,14 @@
 
 from bellmax.nn.attention import SegmentationAttention
 from bellmax.nn.crf import CRF
+from bellmax.nn.ctc import CTCLoss
 from bellmax.nn.dtw import DTWLoss, SoftAlignment
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
 
 __all__ = [
     "CRF",
+    "CTCLoss",
     "DTWLoss",
     "SegmentationAttention",
     "SmoothedMax",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -237,7 +236,8 @@ class Lattice:
         self.scores = tuple(self._names.scores)
         self.labels = tuple(self._names.labels)
         self.masks = tuple(self._names.masks)
-        self._layout = LAYOUTS[self._table.name]
+        self._structure = self._table.name
+        self._layout = LAYOUTS[self._structure]
 
     def _declare(self) -> Table:
         for state in (*self._nodes, *self._start.scores, *self._end.scores):
@@ -380,7 +380,7 @@ class LatticePaths(PathDistribution):
         minimize: bool = False,
     ) -> None:
         self.lattice = lattice
-        self.structure = lattice._table.name
+        self.structure = lattice._structure
         self.sense = -1 if minimize else 1
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
@@ -395,7 +395,9 @@ class LatticePaths(PathDistribution):
         try:
             batch = torch.broadcast_shapes(*shapes)
         except RuntimeError:
-            got = {name: tuple(t.shape) for name, (t, _) in (scores | labels | masks).items()}
+            named = (scores | labels | masks).items()
+            got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
+            got |= {f"lengths[{n}]": tuple(own.shape) for n, own in enumerate(own_lengths)}
             raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
@@ -405,6 +407,7 @@ class LatticePaths(PathDistribution):
         for number, (tensor, own) in enumerate((*labels.values(), *masks.values())):
             self._check_device([*labels, *masks][number], tensor)
             self._keep(f"_integers_{number}", tensor.expand(batch + tensor.shape[tensor.ndim - own :]), own)
+        self._size = self._find_size()
         whole = torch.tensor(self._size, device=self.device)
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
@@ -508,22 +511,23 @@ class LatticePaths(PathDistribution):
         """Log-probability of a walk (..., L, 4), as :meth:`sample_walks` gives them; differentiable."""
         if check_tensor("path", path).shape[-1:] != (4,) or path.is_floating_point():
             raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
+        edges, fine = self._edges_of_walks(path), self._expanded()
+        whole = fine._is_path(edges)
+        if is_readable(whole) and not bool(whole.all()):
+            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+        return inner(edges.to(fine.dtype), fine._log_transitions(), 1)
+
+    def _edges_of_walks(self, walks: Tensor) -> Tensor:
+        """Walks (..., L, 4) as paths (..., E) of the expansion."""
         (_, columns), states = self._size, self.lattice.states
-        i, j, state, move = path.unbind(-1)
+        i, j, state, move = walks.unbind(-1)
         walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
-        lead = walks.shape[:-2]
-        shape = torch.broadcast_shapes(lead, self.batch_shape)
+        shape = torch.broadcast_shapes(walks.shape[:-2], self.batch_shape)
         walks = walks.expand(*shape, *walks.shape[-2:])
         extra = shape[: len(shape) - len(self.batch_shape)]
         flat = walks.reshape(extra.numel(), -1, *walks.shape[-2:]).transpose(0, 1)
-        theta = self._plain_theta()
-        edges = self._layout.from_walks(flat, theta, self._index)  # (B, K, E)
-        fine = self._expanded()
-        paths = edges.transpose(0, 1).reshape(*extra, *self.batch_shape, -1)
-        whole = fine._is_path(paths)
-        if is_readable(whole) and not bool(whole.all()):
-            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
-        return inner(paths.to(fine.dtype), fine._log_transitions(), 1)
+        edges = self._layout.from_walks(flat, self._plain_theta(), self._index)  # (B, K, E)
+        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1])
 
     # --- the expansion: an edge for every move
 
@@ -581,8 +585,7 @@ class LatticePaths(PathDistribution):
         named = [(getattr(self, name), dims) for name, dims in own.items() if name != "_lengths"]
         return [tensor.reshape(batch, *tensor.shape[tensor.ndim - dims :]) for tensor, dims in named]
 
-    @cached_property
-    def _size(self) -> tuple[int, int]:
+    def _find_size(self) -> tuple[int, int]:
         """Rows and columns of the grid."""
         theta = [
             t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0)

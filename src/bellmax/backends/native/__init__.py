@@ -13,6 +13,7 @@ from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.lattice import LatticeSweeps
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
+from bellmax.layouts.table import PREFIX
 from bellmax.regularizers import Kernel
 
 _SHORTCUTS: dict[str, Any] = {
@@ -42,7 +43,7 @@ class Native:
         is_here = loading.kernels is not None and device.type == "cpu"
         if not is_here or kernel is None:
             return False
-        return structure in self._sweeps or isinstance(LAYOUTS[structure], LatticeLayout)
+        return structure in STRUCTURES or structure.startswith(PREFIX)
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:

@@ -22,7 +22,8 @@ class NativeLattice:
 
     def __init__(self, layout: LatticeLayout) -> None:
         self.layout, table = layout, layout.table
-        self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
+        with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
+            self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
         ends = (table.start, table.end)
         self._ends = [part for e in ends for part in (e.place, sum(1 << state for state in e.states))]
 

@@ -1,0 +1,207 @@
+"""CTC against torch's own loss and a loop in plain torch: time, other Ω, growth with the shape, digits of float32.
+
+Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs. The softmax is
+not counted on either side: all start from log-probabilities.
+"""
+
+from __future__ import annotations
+
+import torch
+from measuring import (
+    SECONDS,
+    Row,
+    against,
+    cell,
+    collect,
+    command_line,
+    factor,
+    heading,
+    machine,
+    measure,
+    nanoseconds,
+    ratio,
+    report,
+    shown,
+    table,
+)
+from rivals import TASKS, Rival, compare
+from torch import Tensor
+from torch.nn.functional import ctc_loss
+
+import bellmax as bx
+
+Shape = tuple[int, ...]  # batch, frames, classes, labels
+
+SIZES = "(B,T,V,L)"
+SHAPES = ((32, 400, 32, 60), (16, 1000, 64, 120), (8, 200, 1000, 40))
+QUICK_SHAPES = ((4, 50, 8, 10),)
+SLOW = SHAPES[1:]  # for a loop
+OMEGAS = {"negentropy": bx.Negentropy(), "l2": bx.SquaredL2(), "sparsemax": bx.Tsallis(2), "entmax": bx.Tsallis(1.5)}
+GROWTH = (8, 100, 32, 25)
+DIGITS = ((4, 200, 32, 30), (4, 800, 32, 120), (4, 3200, 32, 480))
+
+
+def problem(shape: Shape, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, T, V) and targets (B, L) without padding: the same work for all."""
+    batch, frames, classes, labels = shape
+    log_probs = torch.randn(batch, frames, classes, dtype=dtype).log_softmax(-1)
+    return log_probs.requires_grad_(), torch.randint(1, classes, (batch, labels))
+
+
+def ours(log_probs: Tensor, targets: Tensor, omega: str | bx.Regularizer = "negentropy") -> Rival:
+    return Rival(
+        [log_probs],
+        lambda: bx.CTC(log_probs, targets, omega=omega).value,
+        lambda: [bx.CTC(log_probs, targets, omega=omega).expected_path],
+        lambda: bx.CTC(log_probs, targets).best_labels(),
+    )
+
+
+def torchs(log_probs: Tensor, targets: Tensor) -> Rival:
+    """Its gradient is right after a log_softmax only, and it has no second derivative."""
+    (batch, frames, _), labels = log_probs.shape, targets.shape[1]
+    lengths = (frames,) * batch, (labels,) * batch
+    value = lambda: -ctc_loss(log_probs.transpose(0, 1), targets, *lengths, reduction="none")  # noqa: E731
+    return Rival([log_probs], value, skips=("Hessian product",))
+
+
+def loop(log_probs: Tensor, targets: Tensor) -> Rival:
+    """The recursion over 2L + 1 places, one logsumexp a frame, with derivatives by autograd."""
+    batch, _, _ = log_probs.shape
+    places = torch.zeros(batch, 2 * targets.shape[1] + 1, dtype=torch.int64)
+    places[:, 1::2] = targets
+    low = -1e30  # −∞ would give NaN
+    skips = torch.full(places.shape, low)
+    skips[:, 2:].masked_fill_((places[:, 2:] != 0) & (places[:, 2:] != places[:, :-2]), 0)
+
+    def value() -> Tensor:
+        rows = log_probs.gather(-1, places.unsqueeze(1).expand(-1, log_probs.shape[1], -1)).unbind(1)
+        v = torch.cat((rows[0][:, :2], torch.full_like(rows[0][:, 2:], low)), 1)
+        for row in rows[1:]:
+            one, two = (torch.nn.functional.pad(v, (n, 0), value=low)[:, : v.shape[1]] for n in (1, 2))
+            v = row + torch.stack((v, one, two + skips)).logsumexp(0)
+        return v[:, -2:].logsumexp(-1)
+
+    return Rival([log_probs], value)
+
+
+def rivals(shape: Shape) -> dict[str, Rival]:
+    given = problem(shape)
+    found = {"bellmax": ours(*given), "torch": torchs(*given)}
+    return found if shape in SLOW else {**found, "good loop": loop(*given)}
+
+
+def sparse(shapes: tuple[Shape, ...], repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for shape in shapes:
+        given = problem(shape)
+        runs = {name: ours(*given, omega).runs() for name, omega in OMEGAS.items()}
+        for task in TASKS[:3]:
+            now = {name: run[task] for name, run in runs.items()}
+            rows.append({"shape": shape, "task": task, **measure(now, repeats, SECONDS)})
+    return rows
+
+
+def growth(doublings: int, repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for axis, name in ((1, "T"), (3, "L"), (2, "V"), (0, "B")):
+        for power in range(doublings + 1):
+            shape = tuple(size * (2**power if i == axis else 1) for i, size in enumerate(GROWTH))
+            if shape[1] < 2 * shape[3]:
+                continue
+            nodes = shape[0] * shape[1] * (2 * shape[3] + 1)
+            runs = {"bellmax": ours(*problem(shape)).gradient}
+            rows.append({"axis": name, "shape": shape, "nodes": nodes, **measure(runs, repeats, SECONDS)})
+    return rows
+
+
+def digits(shapes: tuple[Shape, ...]) -> list[Row]:
+    """The largest error of the gradient after log_softmax in float32, relative to its largest entry."""
+    rows: list[Row] = []
+    for shape in shapes:
+        log_probs, targets = problem(shape, torch.float64)
+        logits = log_probs.detach()
+        gradients = {}
+        for make, dtype in ((ours, torch.float64), (ours, torch.float32), (torchs, torch.float32)):
+            x = logits.to(dtype, copy=True).requires_grad_()
+            gradients[make, dtype] = torch.autograd.grad(make(x.log_softmax(-1), targets).value().sum(), x)[0].double()
+        exact = gradients.pop((ours, torch.float64))
+        names = {ours: "bellmax", torchs: "torch"}
+        errors = {names[make]: float((g - exact).abs().max() / exact.abs().max()) for (make, _), g in gradients.items()}
+        rows.append({"shape": shape, **errors})
+    return rows
+
+
+# --- the page
+
+
+def markdown(results: dict) -> list[str]:
+    return [
+        *heading("CTC", results["machine"]),
+        "",
+        "Whole Python calls with fresh outputs, from log-probabilities, without padding. After a peer's times, in",
+        "brackets, how many times slower it is (ratio of medians). torch's `ctc_loss` has no second derivative, and",
+        "its gradient is right only where a `log_softmax` comes before. The Hessian product includes the gradient. A",
+        "dash: too slow, or not there.",
+        *against(results["torch"], SIZES, ("torch", "good loop"), {}),
+        "",
+        "## Other Ω",
+        "",
+        "In brackets, how many times the time of negentropy.",
+        *sparse_table(results["sparse"]),
+        "",
+        "## Growth",
+        "",
+        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/place is from the median, for each",
+        "frame and each of the 2L + 1 places of labels and blanks.",
+        *table(
+            f"doubled | {SIZES} | bellmax: | ns/place:",
+            [
+                [r["axis"], shown(r["shape"]), cell(r["bellmax"]), nanoseconds(r["bellmax"], r["nodes"])]
+                for r in results["growth"]
+            ],
+        ),
+        "",
+        "## Digits",
+        "",
+        "The largest error of the gradient in float32, after `log_softmax`, relative to its largest entry in float64.",
+        *table(
+            f"{SIZES} | bellmax: | torch:",
+            [[shown(r["shape"]), f"{r['bellmax']:.0e}", f"{r['torch']:.0e}"] for r in results["digits"]],
+        ),
+    ]
+
+
+def sparse_table(rows: list[Row]) -> list[str]:
+    first, *others = OMEGAS
+    lines = [
+        [
+            shown(r["shape"]),
+            r["task"],
+            cell(r[first]),
+            *(f"{cell(r[name])} ({factor(ratio(r[name], r[first]))})" for name in others),
+        ]
+        for r in rows
+    ]
+    return table(" | ".join((SIZES, "task", *(f"{name}:" for name in OMEGAS))), lines)
+
+
+def main() -> None:
+    parser = command_line(__doc__, "ctc", repeats=20)
+    parser.add_argument("--quick", action="store_true", help="one small shape and few repeats, to see that it works")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    quick, repeats = args.quick, 2 if args.quick else args.repeats
+    shapes = QUICK_SHAPES if quick else SHAPES
+    tables = {
+        "torch": lambda: compare(rivals, shapes, repeats),
+        "sparse": lambda: sparse(shapes, repeats),
+        "growth": lambda: growth(1 if quick else 4, repeats),
+        "digits": lambda: digits(DIGITS[:1] if quick else DIGITS),
+    }
+    results = {"machine": machine(), **collect(tables)}
+    report(args.output, "ctc", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Labels of frames: connectionist temporal classification (Graves et al., 2006) under any Ω."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bellmax.distribution import PathDistribution
+from bellmax.inputs import Lengths, answers_near_misses, as_lengths, as_pair, check_tensor
+from bellmax.layouts.values import check_lengths, of_sequence
+from bellmax.regularizers import Regularizer
+from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, column, corner, gather, one_of
+from bellmax.tensors import Gamma
+from bellmax.transforms import is_checked
+
+_BLANK, _LABEL = 0, 1  # states
+# Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
+_TO_BLANK, _STAY, _BEGIN = 0, 2, 3
+
+
+def _declare(blank: int) -> Lattice:
+    """Rows are frames, columns j = 0 … L count the labels that have begun."""
+    return Lattice(
+        [
+            Move(1, 0, (_BLANK, _LABEL), _BLANK),
+            Move(1, 0, _LABEL, _LABEL),
+            Move(1, 1, _BLANK, _LABEL),
+            Move(1, 1, _LABEL, _LABEL, where="_differs"),
+        ],
+        states=2,
+        node={_BLANK: one_of("log_probs", blank), _LABEL: gather("log_probs", "targets", 0, -1)},
+        start=along_row({_BLANK: column("_begin_blank"), _LABEL: column("_begin_label")}),
+        end=corner(_BLANK, _LABEL),
+    )
+
+
+_LATTICES = {0: _declare(0)}  # torch.compile can look a lattice up, but not declare one
+
+
+def lattice_of(blank: int) -> Lattice:
+    """The lattice of CTC with this class as the blank."""
+    if blank not in _LATTICES:
+        _LATTICES[blank] = _declare(blank)
+    return _LATTICES[blank]
+
+
+class CTC(LatticePaths):
+    """A distribution over the alignments of a target sequence with frames.
+
+    An alignment gives each frame a label, or the blank. Without its repetitions, and then without its blanks, it is the
+    target; so equal neighbours of the target have a blank between them. As a path it is a 0/1 tensor (T, V) with a 1
+    for each frame. Under negentropy ``value`` is log p(target), and ``expected_path`` (..., T, V) the posterior
+    probability of each label at each frame; both are differentiable, in ``log_probs`` itself. A target that is too long
+    for its frames, with one frame for each label and one between equal neighbours, has value −∞ and no gradient.
+
+    Args:
+        log_probs: (..., T, V), the score of each label at each frame, usually from ``log_softmax``; −∞ forbids one.
+        targets: integers (..., L) from 0 to V − 1, without the blank. Its batch dimensions and those of ``log_probs``
+            broadcast. On a GPU and under ``torch.compile`` the values are not checked.
+        lengths: (frames, labels), each integers of the batch shape or a number: frames from 1 to T, labels from 0 to L.
+            The rest is padding: it is ignored, may hold anything, NaN too, and gets no gradient.
+        blank: the class that stands for no label.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+
+    >>> import bellmax as bx
+    >>> probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.2, 0.1, 0.7]])
+    >>> p = bx.CTC(probabilities.log(), torch.tensor([1, 2]))
+    >>> p.value.exp()                               # 1·2, 112, 122, ·12, 12·
+    tensor(0.5970)
+    >>> p.best_labels()
+    tensor([1, 0, 2])
+    >>> p.spans()
+    tensor([[0, 1],
+            [2, 3]])
+    >>> p.expected_path
+    tensor([[0.0352, 0.9648, 0.0000],
+            [0.5628, 0.3166, 0.1206],
+            [0.0268, 0.0000, 0.9732]])
+    """
+
+    @answers_near_misses
+    def __init__(
+        self,
+        log_probs: Tensor,
+        targets: Tensor,
+        *,
+        lengths: tuple[Lengths, Lengths] | None = None,
+        blank: int = 0,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+    ) -> None:
+        _check_shapes(log_probs, targets, blank)
+        self.blank = blank
+        most = targets.shape[-1]
+        own = None if lengths is None else _read_lengths(lengths, log_probs, most)
+        begin = torch.zeros(1, dtype=log_probs.dtype, device=log_probs.device)
+        tensors = {
+            "log_probs": log_probs,
+            "targets": targets,
+            "_differs": pad(targets[..., 1:] != targets[..., :-1], (2, 0))[..., : most + 1],
+            "_begin_blank": pad(begin, (0, most), value=-torch.inf),
+            "_begin_label": pad(begin, (1, most), value=-torch.inf)[: most + 1],
+        }
+        columns = None if own is None else (own[0], own[1] + 1)
+        super().__init__(lattice_of(blank), tensors, lengths=columns, omega=omega, gamma=gamma)
+        if is_checked(self.targets):
+            self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
+        targets, classes = self.targets, self.event_shape[1]
+        within = torch.arange(targets.shape[-1]) < self.lengths[..., 1:]
+        bad = within & ((targets < 0) | (targets >= classes) | (targets == self.blank))
+        if bool(bad.any()):
+            place = tuple(bad.nonzero()[0].tolist())
+            found = int(targets[place])
+            needed = "must not hold the blank" if found == self.blank else f"must be from 0 to {classes - 1}"
+            raise ValueError(f"targets {needed}, got {found} at label {place[-1]}{of_sequence(place[:-1])}")
+
+    # --- what was given
+
+    @property
+    def log_probs(self) -> Tensor:
+        """(..., T, V)."""
+        return self._scores[0]
+
+    @property
+    def targets(self) -> Tensor:
+        """(..., L) int64."""
+        targets: Tensor = self._integers_0  # type: ignore[attr-defined]
+        return targets
+
+    @property
+    def lengths(self) -> Tensor:
+        """(..., 2) int64: the frames and the labels of each sequence."""
+        return self._lengths - torch.tensor([0, 1], device=self.device)
+
+    # --- alignments as labels
+
+    def best_labels(self) -> Tensor:
+        """The label of each frame on the best path, (..., T) int64, blanks included.
+
+        It is −1 past the frames of a sequence, and throughout where no path exists.
+
+        >>> import bellmax as bx
+        >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
+        tensor([ 1,  0,  1, -1])
+        """
+        return self._labels_of(self.best_walk())
+
+    def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Labels of frames drawn from the distribution, (*sample_shape, ..., T), as in :meth:`best_labels`."""
+        return self._labels_of(self.sample_walks(sample_shape))
+
+    def spans(self) -> Tensor:
+        """The frames of each label of the target on the best path, (..., L, 2) int64 [start, end).
+
+        A span is (−1, −1) past the labels of a sequence, and throughout where no path exists.
+        """
+        start, count, _ = self._runs(self.best_labels())
+        return torch.stack((start, torch.where(start < 0, -1, start + count)), -1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """How sure each label of the target is, (..., L): the mean of ``expected_path[t, label]`` over its span.
+
+        The span is that of the best path, and the mean is over its frames t. What counts is that a frame has this
+        label, be it for this place of the target or for another one. It is 0 where there is no span. Differentiable.
+        """
+        labels = self.best_labels()
+        _, count, place = self._runs(labels)
+        posterior = self._path().gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        total = posterior.new_zeros((*labels.shape[:-1], count.shape[-1] + 1)).scatter_add(-1, place, posterior)
+        return (total[..., 1:] / count.clamp(min=1)).to(self.dtype)
+
+    def _labels_of(self, walks: Tensor) -> Tensor:
+        """Walks (..., longest, 4), which have a node for each frame, as labels (..., T)."""
+        i, j, state, _ = walks[..., : self.event_shape[0], :].unbind(-1)
+        return torch.where(i < 0, -1, torch.where(state == _BLANK, self.blank, self._target_at(j)))
+
+    def _target_at(self, number: Tensor) -> Tensor:
+        """The label of the target by its number, counted from 1, (..., T)."""
+        shape = torch.broadcast_shapes(number.shape[:-1], self.batch_shape)
+        places = number.clamp(0, self.targets.shape[-1]).expand(*shape, -1)
+        return pad(self.targets, (1, 0)).expand(*shape, -1).gather(-1, places)
+
+    def _begins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether a frame of labels (..., T) has a label, and whether this label begins there."""
+        has_label = (labels != self.blank) & (labels >= 0)
+        before = pad(labels[..., :-1], (1, 0), value=self.blank)
+        return has_label, has_label & (labels != before)
+
+    def _runs(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each label of the target begins, or −1, and its number of frames, (..., L) each; the label of each
+        frame, counted from 1, or 0, (..., T)."""
+        has_label, begins = self._begins(labels)
+        number = begins.cumsum(-1)
+        place = number * has_label
+        slots = *labels.shape[:-1], self.targets.shape[-1] + 1
+        frame = torch.arange(labels.shape[-1], device=self.device).expand(labels.shape)
+        start = torch.full(slots, -1, device=self.device).scatter(-1, number * begins, frame)
+        count = torch.zeros(slots, dtype=torch.int64, device=self.device).scatter_add(-1, place, torch.ones_like(place))
+        return start[..., 1:], count[..., 1:], place
+
+    # --- paths are labels of frames
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., T, V). Differentiable in θ and γ."""
+        return PathDistribution.log_prob(self, path)
+
+    def _from_event(self, path: Tensor) -> Tensor:
+        labels = self._labels_of_path(path)
+        has_label, begins = self._begins(labels)
+        from_label = pad(has_label[..., :-1], (1, 0)).to(torch.int64)
+        move = torch.where(has_label, torch.where(begins, _BEGIN + from_label, _STAY), _TO_BLANK + from_label)
+        frame = torch.arange(labels.shape[-1], device=self.device).expand(labels.shape)
+        nodes = torch.stack((frame, begins.cumsum(-1), has_label.to(torch.int64), move), -1)
+        nodes[..., 0, 3] = -1
+        return self._edges_of_walks(nodes.masked_fill((labels < 0).unsqueeze(-1), -1)).to(path.dtype)
+
+    def _labels_of_path(self, path: Tensor) -> Tensor:
+        """(..., T), −1 for a frame that has none."""
+        top = path.max(-1)
+        return top.indices.masked_fill(top.values == 0, -1)
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        labels = self._labels_of_path(value)
+        has_label, begins = self._begins(labels)
+        frames, count = self.lengths.unsqueeze(-1).unbind(-2)
+        within = torch.arange(labels.shape[-1], device=self.device) < frames
+        ones = ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == within)
+        number = begins.cumsum(-1)
+        right = ones & (~has_label | (labels == self._target_at(number)))
+        return right.all(-1) & (number[..., -1:] == count).squeeze(-1)
+
+
+def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:
+    shape = check_tensor("log_probs", log_probs).shape
+    if len(shape) < 2 or 0 in shape[-2:]:
+        raise ValueError(f"log_probs must have shape (..., T, V) with T, V >= 1, got {tuple(shape)}")
+    if not log_probs.is_floating_point():
+        raise ValueError(f"log_probs must be floating point, got dtype {log_probs.dtype}")
+    if check_tensor("targets", targets).is_floating_point() or targets.dtype == torch.bool or targets.ndim < 1:
+        raise ValueError(f"targets must hold integers (..., L), got {targets.dtype} of shape {tuple(targets.shape)}")
+    if not 0 <= blank < shape[-1]:
+        raise ValueError(f"blank must be a class of log_probs, from 0 to {shape[-1] - 1}, got {blank}")
+
+
+def _read_lengths(lengths: tuple[Lengths, Lengths], log_probs: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The numbers of frames and of labels."""
+    frames, labels = (as_lengths(f"lengths[{n}]", own, log_probs.device) for n, own in enumerate(as_pair(lengths)))
+    for n, (own, least, size) in enumerate(((frames, 1, log_probs.shape[-2]), (labels, 0, most))):
+        if is_checked(own):
+            check_lengths(f"lengths[{n}]", own.reshape(-1), least, size)
+    return frames, labels

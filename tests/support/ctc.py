@@ -1,0 +1,92 @@
+"""Alignments of a target with frames as a graph over the usual 2L + 1 places, blanks between labels, and listed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+import bellmax as bx
+from support.problems import Array, Enumerated
+
+
+def collapse(labels: Sequence[int], blank: int = 0) -> list[int]:
+    """Labels of frames without repetitions, then without blanks."""
+    return [label for label, _ in itertools.groupby(labels) if label != blank]
+
+
+class Alignments:
+    """All alignments of one target, by the recursion of Graves et al. over places, for any Ω."""
+
+    def __init__(self, log_probs: Array, target: Sequence[int], omega: bx.Regularizer, blank: int = 0) -> None:
+        self.frames, self.classes = log_probs.shape
+        places = [blank, *itertools.chain.from_iterable((label, blank) for label in target)]
+        number: dict[tuple[int, int], int] = {}  # of the nodes (frame, place) that a path from the start can reach
+        edges: list[tuple[int, int]] = []
+        self.entries: list[tuple[int, int] | None] = []  # what an edge's weight is
+        for t in range(self.frames):
+            for s, label in enumerate(places):
+                before = [s, s - 1] + [s - 2] * (s > 1 and label not in (blank, places[s - 2]))
+                parents = [number[t - 1, r] for r in before if (t - 1, r) in number] if t else [0] * (s <= 1)
+                if parents:
+                    number[t, s] = 1 + len(number)
+                edges += [(parent, number[t, s]) for parent in parents]
+                self.entries += [(t, label)] * len(parents)
+        end = 1 + len(number)
+        last = [(self.frames - 1, s) for s in range(len(places))[-2:]]
+        edges += [(number[node], end) for node in last if node in number]
+        self.entries += [None] * (len(edges) - len(self.entries))
+        weights = [0.0 if entry is None else float(log_probs[entry]) for entry in self.entries]
+        self.graph = Enumerated(edges, end + 1, weights, omega)
+
+    @property
+    def value(self) -> float:
+        return self.graph.value
+
+    def onto_frames(self, edges: Array) -> Array:
+        """Numbers of edges (..., E), summed over the entries (..., T, V) that their weights are."""
+        found = np.zeros((*edges.shape[:-1], self.frames, self.classes))
+        for e, entry in enumerate(self.entries):
+            if entry is not None:
+                found[(..., *entry)] += edges[..., e]
+        return found
+
+    @cached_property
+    def paths(self) -> Array:
+        """(K, T, V)."""
+        return self.onto_frames(self.graph.all_paths)
+
+    @property
+    def probabilities(self) -> Array:
+        return self.graph.probabilities
+
+    @property
+    def posterior(self) -> Array:
+        return np.tensordot(self.probabilities, self.paths, 1)
+
+    def hessian_product(self, z: Array) -> Array | None:
+        """Of the posterior along z (T, V); None across a kink of a sparse Ω."""
+        along = np.array([0.0 if entry is None else z[entry] for entry in self.entries])
+        product = self.graph.hessian_product(along)
+        return None if product is None else self.onto_frames(product)
+
+    @property
+    def best(self) -> list[int]:
+        """The labels of frames on the best path."""
+        labels: list[int] = self.paths[self.graph.scores.argmax()].argmax(-1).tolist()
+        return labels
+
+
+def least_frames(target: Sequence[int]) -> int:
+    return len(target) + sum(a == b for a, b in itertools.pairwise(target))
+
+
+def listed(log_probs: Array, target: Sequence[int], blank: int = 0) -> float:
+    """log p(target) by summing over every sequence of labels."""
+    frames, classes = log_probs.shape
+    every = itertools.product(range(classes), repeat=frames)
+    scores = [sum(log_probs[t, k] for t, k in enumerate(each)) for each in every if collapse(each, blank) == [*target]]
+    return float(np.logaddexp.reduce(scores)) if scores else -math.inf
