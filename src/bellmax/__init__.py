@@ -10,6 +10,7 @@ from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist
+from bellmax.structures.alignment import Alignment
 from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.dag import DAG
 from bellmax.structures.dtw import DTW
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DAG",
     "DTW",
+    "Alignment",
     "Chain",
     "Hard",
     "Lattice",

@@ -16,10 +16,11 @@ from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tenso
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
+from bellmax.layouts.values import check_lengths
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.tensors import Gamma, inner
-from bellmax.transforms import is_readable
+from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -508,22 +509,23 @@ class LatticePaths(PathDistribution):
         """Log-probability of a walk (..., L, 4), as :meth:`sample_walks` gives them; differentiable."""
         if check_tensor("path", path).shape[-1:] != (4,) or path.is_floating_point():
             raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
+        edges, fine = self._edges_of_walks(path), self._expanded()
+        whole = fine._is_path(edges)
+        if is_readable(whole) and not bool(whole.all()):
+            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+        return inner(edges.to(fine.dtype), fine._log_transitions(), 1)
+
+    def _edges_of_walks(self, walks: Tensor) -> Tensor:
+        """Walks (..., L, 4) as paths (..., E) of the expansion."""
         (_, columns), states = self._size, self.lattice.states
-        i, j, state, move = path.unbind(-1)
+        i, j, state, move = walks.unbind(-1)
         walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
-        lead = walks.shape[:-2]
-        shape = torch.broadcast_shapes(lead, self.batch_shape)
+        shape = torch.broadcast_shapes(walks.shape[:-2], self.batch_shape)
         walks = walks.expand(*shape, *walks.shape[-2:])
         extra = shape[: len(shape) - len(self.batch_shape)]
         flat = walks.reshape(extra.numel(), -1, *walks.shape[-2:]).transpose(0, 1)
-        theta = self._plain_theta()
-        edges = self._layout.from_walks(flat, theta, self._index)  # (B, K, E)
-        fine = self._expanded()
-        paths = edges.transpose(0, 1).reshape(*extra, *self.batch_shape, -1)
-        whole = fine._is_path(paths)
-        if is_readable(whole) and not bool(whole.all()):
-            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
-        return inner(paths.to(fine.dtype), fine._log_transitions(), 1)
+        edges = self._layout.from_walks(flat, self._plain_theta(), self._index)  # (B, K, E)
+        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1])
 
     # --- the expansion: an edge for every move
 
@@ -636,3 +638,28 @@ class LatticePaths(PathDistribution):
 
     def _add(self, cost: Tensor) -> Self:
         return self._with((self._scores[0] + self.sense * cost, *self._scores[1:]), self.omega)
+
+
+def read_lengths(lengths: Any | None, least: tuple[int, int], most: tuple[int, int], device: torch.device) -> Any:
+    """The pair (rows, columns) as int64 tensors, each within its bounds; None for None."""
+    if lengths is None:
+        return None
+    pair = tuple(as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths)))
+    for n, own in enumerate(pair):
+        if is_checked(own):
+            check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n])
+    return pair
+
+
+def check_labels(name: str, labels: Tensor, length: Tensor | None, classes: int) -> None:
+    """Raise a ValueError for a label (..., L) within its length that is none of the classes."""
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim < 1:
+        raise ValueError(f"{name} must hold integers (..., L), got {labels.dtype} of shape {tuple(labels.shape)}")
+    if not is_checked(labels):
+        return
+    within = torch.arange(labels.shape[-1]) < (labels.shape[-1] if length is None else length.unsqueeze(-1))
+    bad = ((labels < 0) | (labels >= classes)) & within
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        found = int(labels.expand(bad.shape)[place])
+        raise ValueError(f"{name} must hold labels from 0 to {classes - 1}, got {found} at {place}")
