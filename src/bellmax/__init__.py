@@ -30,6 +30,7 @@ from bellmax.structures.lattice import (
     row,
     scalar,
 )
+from bellmax.structures.monotone import Monotone
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots
@@ -43,6 +44,7 @@ __all__ = [
     "Chain",
     "Hard",
     "Lattice",
+    "Monotone",
     "Move",
     "Negentropy",
     "PathDistribution",
