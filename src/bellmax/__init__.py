@@ -31,6 +31,7 @@ from bellmax.structures.lattice import (
     scalar,
 )
 from bellmax.structures.monotone import Monotone
+from bellmax.structures.transducer import Transducer
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots
@@ -50,6 +51,7 @@ __all__ = [
     "PathDistribution",
     "Regularizer",
     "SquaredL2",
+    "Transducer",
     "Tsallis",
     "__version__",
     "along_column",

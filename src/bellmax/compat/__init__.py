@@ -2,14 +2,14 @@
 
 Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. The
 modules are :mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
-:mod:`~bellmax.compat.torch_struct`, :mod:`~bellmax.compat.monotonic_align` and :mod:`~bellmax.compat.entmax`. None of
-them needs the original library.
+:mod:`~bellmax.compat.torch_struct`, :mod:`~bellmax.compat.torchaudio`, :mod:`~bellmax.compat.monotonic_align` and
+:mod:`~bellmax.compat.entmax`. None of them needs the original library.
 """
 
 from importlib import import_module
 from typing import Any
 
-__all__ = ["entmax", "monotonic_align", "soft_dtw_cuda", "torch_struct", "torchcrf", "tslearn"]
+__all__ = ["entmax", "monotonic_align", "soft_dtw_cuda", "torch_struct", "torchaudio", "torchcrf", "tslearn"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from bellmax.nn.crf import CRF
 from bellmax.nn.dtw import DTWLoss, SoftAlignment
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
+from bellmax.nn.transducer import TransducerLoss
 
 __all__ = [
     "CRF",
@@ -13,5 +14,6 @@ __all__ = [
     "SmoothedMax",
     "SoftAlignment",
     "TagConstraints",
+    "TransducerLoss",
     "tag_constraints",
 ]
