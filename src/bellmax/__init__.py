@@ -31,6 +31,7 @@ from bellmax.structures.lattice import (
     scalar,
 )
 from bellmax.structures.monotone import Monotone
+from bellmax.structures.semi_markov import SemiMarkov
 from bellmax.structures.transducer import Transducer
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ __all__ = [
     "Negentropy",
     "PathDistribution",
     "Regularizer",
+    "SemiMarkov",
     "SquaredL2",
     "Transducer",
     "Tsallis",
