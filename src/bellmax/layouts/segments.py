@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 import bellmax.layouts.graph as graph
 from bellmax.layouts.values import check_lengths, reject
 from bellmax.tensors import Tensors
+from bellmax.transforms import is_readable
 
 index_is_batched = True
 engine = "dag"
@@ -27,12 +28,14 @@ sense = 1
 
 
 class Segments(NamedTuple):
-    """The graph. Its edges are K starts, the segments, transitions (T − 1, K, K) and ends (T, K), in this order."""
+    """The graph. Its edges are K starts, segments (T, D, K), transitions (T − 1, K, K) and ends (T, K), in this order.
+
+    A segment that would begin before the first step is an edge from the start, whose weight is always −∞.
+    """
 
     edges: Tensor  # (E, 2) [parent, child]
     levels: Tensor
     graph: tuple[Tensor, ...]  # its integers, as in bellmax.layouts.graph
-    segment: Tensor  # which entries of (T, D, K) are segments: those that do not begin before the first step
 
 
 @lru_cache(maxsize=8)
@@ -49,18 +52,16 @@ def _make_graph(steps: int, longest: int, labels: int, device: torch.device) -> 
     behind = before + labels  # G(1) … G(T)
     end = 1 + 2 * labels * steps
     t, d, k = torch.meshgrid(torch.arange(steps), torch.arange(longest), label, indexing="ij")
-    exists = (d <= t).flatten()
-    segment = exists.nonzero().squeeze(1)
     first = torch.stack((torch.zeros_like(label), before[0]), 1)
-    spans = torch.stack((before[(t - d).clamp(min=0), k].flatten()[segment], behind[t, k].flatten()[segment]), 1)
+    spans = torch.stack((torch.where(d <= t, before[(t - d).clamp(min=0), k], 0), behind[t, k]), -1)
     shape = (max(steps - 1, 0), labels, labels)
     changes = torch.stack((behind[:-1].unsqueeze(1).expand(shape), before[1:].unsqueeze(2).expand(shape)), -1)
     last = torch.stack((behind.flatten(), torch.full((steps * labels,), end)), 1)
-    edges = torch.cat((first, spans, changes.reshape(-1, 2), last))
+    edges = torch.cat((first, spans.reshape(-1, 2), changes.reshape(-1, 2), last))
     by_node = torch.arange(1, 2 * steps + 1).repeat_interleave(labels)
     level = torch.cat((torch.zeros(1, dtype=torch.int64), by_node, torch.tensor([2 * steps + 1])))
     index = (torch.from_numpy(array).to(device) for array in graph.sort(edges.numpy(), level.numpy()))
-    return Segments(edges.to(device), level.to(device), tuple(index), segment.to(device))
+    return Segments(edges.to(device), level.to(device), tuple(index))
 
 
 def graph_of(theta: Tensors) -> Segments:
@@ -88,7 +89,8 @@ def check_index(theta: Tensors, index: Tensors) -> None:
 def check(theta: Tensors, index: Tensors) -> None:
     check_index(theta, index)
     scores, *others = theta
-    reject("segments", scores, ~(scores < math.inf) & is_segment(scores, index))
+    if not bool((scores < math.inf).all()):
+        reject("segments", scores, ~(scores < math.inf) & is_segment(scores, index))
     for name, other in zip(("transitions", "start", "end"), others, strict=True):
         used = torch.ones((), dtype=torch.bool, device=other.device)
         if name == "transitions":
@@ -118,24 +120,29 @@ def engine_index(theta: Tensors, index: Tensors) -> Tensors:
 
 def weights(theta: Tensors, index: Tensors) -> Tensor:
     scores, transitions, start, end = theta
-    scores = scores.masked_fill(~is_segment(scores, index), -math.inf)
+    whole = is_segment(scores, index)
+    early = scores.shape[2] - 1  # a later step has segments of all durations, unless it is past the length
+    parts = [scores[:, :early].masked_fill(~whole[:, :early], -math.inf)]
+    if is_readable(index[0]) and bool((index[0] == scores.shape[1]).all()):
+        parts.append(scores[:, early:])
+    else:
+        parts.append(scores[:, early:].masked_fill(~whole[:, early:], -math.inf))
     is_last = torch.arange(1, scores.shape[1] + 1, device=scores.device) == index[0].unsqueeze(-1)
     ends = end.unsqueeze(1).masked_fill(~is_last.unsqueeze(-1), -math.inf)
-    return _by_edge(scores, transitions, start, ends)
+    return _by_edge(parts, transitions, start, ends)
 
 
 def along(z: Tensors, index: Tensors) -> Tensor:
     """The change of the weights for a change of the scores."""
     scores, transitions, start, end = z
-    return _by_edge(scores, transitions, start, end.unsqueeze(1))
+    return _by_edge([scores], transitions, start, end.unsqueeze(1))
 
 
-def _by_edge(scores: Tensor, transitions: Tensor, start: Tensor, ends: Tensor) -> Tensor:
-    batch, steps, longest, labels = scores.shape
-    picked = segments_graph(steps, longest, labels, scores.device).segment
-    changes = transitions.unsqueeze(1).expand(batch, max(steps - 1, 0), labels, labels)
-    parts = start.expand(batch, labels), scores.flatten(1).index_select(1, picked), changes.flatten(1)
-    return torch.cat((*parts, ends.expand(batch, steps, labels).flatten(1)), 1)
+def _by_edge(scores: Tensors, transitions: Tensor, start: Tensor, ends: Tensor) -> Tensor:
+    batch, labels, steps = len(scores[0]), start.shape[1], sum(part.shape[1] for part in scores)
+    rows = [start.expand(batch, labels), *(part.flatten(1) for part in scores)]
+    changes = transitions.flatten(1).unsqueeze(1).expand(batch, max(steps - 1, 0), labels * labels)
+    return torch.cat((*rows, *changes.unbind(1), ends.expand(batch, steps, labels).flatten(1)), 1)
 
 
 def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
@@ -150,11 +157,9 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
 def _parts(edges: Tensor, theta: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Numbers of edges (..., E) by their kind; those of segments as (..., T, D, K)."""
     _, steps, longest, labels = theta[0].shape
-    picked = graph_of(theta).segment
-    sizes = labels, len(picked), max(steps - 1, 0) * labels * labels, steps * labels
+    sizes = labels, steps * longest * labels, max(steps - 1, 0) * labels * labels, steps * labels
     start, spans, changes, ends = edges.split(sizes, -1)
-    whole = edges.new_zeros((*edges.shape[:-1], steps * longest * labels)).index_copy(-1, picked, spans)
-    return start, whole.unflatten(-1, (steps, longest, labels)), changes, ends
+    return start, spans.reshape(*edges.shape[:-1], steps, longest, labels), changes, ends
 
 
 def onto_segments(edges: Tensor, theta: Tensors) -> Tensor:
@@ -179,10 +184,9 @@ def by_first_step(scores: Tensor) -> Tensor:
     return found
 
 
-def from_segments(path: Tensor, theta: Tensors) -> Tensor:
+def from_segments(path: Tensor) -> Tensor:
     """The edges (..., E) that a path (..., T, D, K) takes, as a 0/1 tensor."""
     begins, ends = by_first_step(path).sum(-2), path.sum(-2)  # (..., T, K): labels of segments by first and last step
     changes = begins[..., 1:, :].unsqueeze(-1) * ends[..., :-1, :].unsqueeze(-2)
     is_last = ends.sum(-1, keepdim=True) * (1 - pad(begins.sum(-1, keepdim=True)[..., 1:, :], (0, 0, 0, 1)))
-    spans = path.flatten(-3).index_select(-1, graph_of(theta).segment)
-    return torch.cat((begins[..., 0, :], spans, changes.flatten(-3), (ends * is_last).flatten(-2)), -1)
+    return torch.cat((begins[..., 0, :], path.flatten(-3), changes.flatten(-3), (ends * is_last).flatten(-2)), -1)

@@ -185,7 +185,7 @@ class SemiMarkov(NamedScores):
         return layout.onto_segments(edges, self._theta())
 
     def _from_event(self, path: Tensor) -> Tensor:
-        return layout.from_segments(path, self._theta())
+        return layout.from_segments(path)
 
     def _to_paths(self, found: Tensor) -> Tensor:
         _, longest, labels = self.event_shape
