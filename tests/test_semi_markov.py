@@ -13,6 +13,8 @@ from support.problems import Enumerated, for_second_order, one_of_each_kind, pot
 from torch import Tensor
 
 import bellmax as bx
+from bellmax.layouts import graph
+from bellmax.layouts.segments import segments_graph
 
 Segmentation = list[tuple[int, int, int]]  # start, end, label
 
@@ -248,3 +250,12 @@ def test_lengths_out_of_range_are_named(backend: str) -> None:
         _ = model(scores(4, 3, 2), lengths=5).value
     with pytest.raises(ValueError, match=r"durations must have shape \(..., D, 2\)"):
         bx.SemiMarkov.from_scores(torch.zeros(3, 2), torch.zeros(3), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (1, 3, 2), (4, 1, 3), (5, 3, 1), (4, 6, 2), (7, 3, 4)])
+def test_the_graph_is_sorted(size: tuple[int, int, int]) -> None:
+    found = segments_graph(*size, torch.device("cpu"))
+    edges = found.edges.numpy()
+    assert found.levels.tolist() == graph.levels(edges, len(found.levels)).tolist()
+    for part, wanted in zip(found.graph, graph.sort(edges, found.levels.numpy()), strict=True):
+        assert part.equal(torch.from_numpy(wanted))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-import bellmax.layouts.graph as graph
 from bellmax.layouts.values import check_lengths, reject
 from bellmax.tensors import Tensors
 from bellmax.transforms import is_readable
@@ -60,8 +59,25 @@ def _make_graph(steps: int, longest: int, labels: int, device: torch.device) -> 
     edges = torch.cat((first, spans.reshape(-1, 2), changes.reshape(-1, 2), last))
     by_node = torch.arange(1, 2 * steps + 1).repeat_interleave(labels)
     level = torch.cat((torch.zeros(1, dtype=torch.int64), by_node, torch.tensor([2 * steps + 1])))
-    index = (torch.from_numpy(array).to(device) for array in graph.sort(edges.numpy(), level.numpy()))
-    return Segments(edges.to(device), level.to(device), tuple(index))
+    index = tuple(part.to(device, torch.int32) for part in _sorted(edges[:, 0], steps, longest, labels))
+    return Segments(edges.to(device), level.to(device), index)
+
+
+def _sorted(parent: Tensor, steps: int, longest: int, labels: int) -> tuple[Tensor, ...]:
+    """The integers of the graph, as of :func:`bellmax.layouts.graph.sort`: nodes are sorted as they are numbered."""
+    spans, changes, ends = longest * labels, labels * labels, steps * labels
+    number = torch.arange(len(parent))
+    first, segment, change, last = number.split((labels, steps * spans, max(steps - 1, 0) * changes, ends))
+    behind = segment.reshape(steps, longest, labels).transpose(1, 2).reshape(steps, spans)  # of a step, by node
+    before = pad(change.reshape(-1, changes), (0, 0, 0, 1))  # of the next step; the last has none
+    between = torch.cat((behind, before), 1).flatten()[: steps * (spans + changes) - changes]
+    edge = torch.cat((first, between, last))
+    per_step = torch.tensor([longest, labels]).repeat_interleave(labels).repeat(steps)[: (2 * steps - 1) * labels]
+    degree = torch.cat((torch.tensor([0]), torch.ones(labels, dtype=torch.int64), per_step, torch.tensor([ends])))
+    offset = pad(degree.cumsum(0), (1, 0))
+    group = pad(1 + labels * torch.arange(2 * steps + 2), (1, 0))
+    group[-1] = len(degree)
+    return offset, parent[edge], edge, group
 
 
 def graph_of(theta: Tensors) -> Segments:
