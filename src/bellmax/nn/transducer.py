@@ -17,8 +17,8 @@ class TransducerLoss(Smoothed):
     """−DP_Ω of the normalised scores of a transducer: −log p(targets | frames) under negentropy, the usual loss.
 
     Under another Ω that ships with bellmax and γ ≤ 1 it is an upper bound of −log p, and so at least 0: each smoothed
-    max is at most the log-sum-exp. Under negentropy with γ > 1 it can be negative. Unlike for CTC, no proof is known
-    here that a sparse Ω gives a loss with its minimum at the right scores.
+    max is at most the log-sum-exp. Under negentropy with γ > 1 it can be negative. The loss of CTC for any convex Ω has
+    a proof of its own, which does not cover transducers.
 
     Args:
         blank: the class of the blank.

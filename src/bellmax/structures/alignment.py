@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -38,8 +38,7 @@ _MATCH, _ROW, _COLUMN = range(3)  # states: a pair, a row without a partner, a c
 _MOVES = ((0, 3, 5), (1, 4, 6), (2, -1, 7))  # [from, to], by the order of the table
 
 
-@lru_cache(maxsize=32)
-def _lattice(mode: str, by_row: bool, by_column: bool, by_labels: bool) -> Lattice:
+def _declare(mode: str, by_row: bool, by_column: bool, by_labels: bool) -> Lattice:
     """No move leads from a column without a partner to such a row: an alignment is one path.
 
     On N + 1 rows and M + 1 columns, which count what has been read, or for local ones on N rows and M columns.
@@ -68,6 +67,14 @@ def _lattice(mode: str, by_row: bool, by_column: bool, by_labels: bool) -> Latti
         start = anywhere({_MATCH: cell("_not_first", -1, -1)})
         end = anywhere({state: cell("_not_last") for state in (_MATCH, _ROW, _COLUMN)})
     return Lattice(moves, states=3, node={_MATCH: match}, start=start, end=end)
+
+
+# By mode, and whether gaps are by row, by column, and scores by letters.
+_LATTICES = {
+    (mode, *given): _declare(mode, *given)
+    for mode in MODES
+    for given in product((False, True), (False, True), (False, True))
+}
 
 
 class Alignment(LatticePaths):
@@ -214,7 +221,7 @@ class Alignment(LatticePaths):
         tensors |= _read_gaps(gaps, scores)
         if mode == "semiglobal":
             tensors |= _borders(scores, own)
-        lattice = _lattice(mode, gaps[2] is not None, gaps[3] is not None, "matrix" in tensors)
+        lattice = _LATTICES[mode, gaps[2] is not None, gaps[3] is not None, "matrix" in tensors]
         counted = own if own is None or mode == "local" else (own[0] + 1, own[1] + 1)
         super().__init__(lattice, tensors, lengths=counted, omega=omega, gamma=gamma)
 

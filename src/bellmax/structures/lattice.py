@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -407,6 +406,7 @@ class LatticePaths(NamedScores):
         for number, (tensor, own) in enumerate((*labels.values(), *masks.values())):
             self._check_device([*labels, *masks][number], tensor)
             self._keep(f"_integers_{number}", tensor.expand(batch + tensor.shape[tensor.ndim - own :]), own)
+        self._size = self._find_size()  # rows and columns of the grid
         whole = torch.tensor(self._size, device=self.device)
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
@@ -553,9 +553,7 @@ class LatticePaths(NamedScores):
         named = [(getattr(self, name), dims) for name, dims in own.items() if name != "_lengths"]
         return [tensor.reshape(batch, *tensor.shape[tensor.ndim - dims :]) for tensor, dims in named]
 
-    @cached_property
-    def _size(self) -> tuple[int, int]:
-        """Rows and columns of the grid."""
+    def _find_size(self) -> tuple[int, int]:
         theta = [
             t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0)
             for t, own in zip(self._scores, self._own_dims, strict=True)

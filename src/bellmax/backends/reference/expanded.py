@@ -28,8 +28,8 @@ class Expanded:
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         if self.layout.engine == "dag":
-            no_weights = [theta[0].new_empty((theta[0].shape[0], 0))]
-            return self.engine.empty_tape(no_weights, self.layout.engine_index(theta, index))
+            weights, (nodes,) = theta[0].new_empty((theta[0].shape[0], 0)), self.layout.nodes(theta, index)
+            return self.engine.empty_tape([weights], [weights.new_empty(nodes + 1)])
         return theta[0].new_empty((theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=torch.float64)
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
