@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.checks import close
 from support.data import folder
-from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials
+from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 
 import bellmax as bx
@@ -164,7 +164,7 @@ def test_every_omega_equals_the_graph_by_hand(mode: str, omega: bx.Regularizer, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@one_of_each_kind
+@two_kinds
 def test_lengths_equal_pairs_without_padding(mode: str, omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(4, 3, 5, requires_grad=True)
     lengths = torch.tensor([3, 2, 3, 1]), torch.tensor([5, 3, 1, 4])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks import close
-from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials
+from support.problems import Enumerated, for_second_order, potentials, two_kinds
 from torch import Tensor
 
 import bellmax as bx
@@ -66,7 +66,7 @@ def test_the_value_is_the_forward_sum(backend: str) -> None:
     close(p.topk(3)[0], sums.topk(3).values)
 
 
-@one_of_each_kind
+@two_kinds
 def test_lengths_equal_pairs_without_padding(omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(2, 2, 6, 3, requires_grad=True)
     frames, tokens = torch.tensor([[6, 4], [3, 1]]), torch.tensor([[3, 2], [3, 1]])

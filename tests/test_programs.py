@@ -34,7 +34,7 @@ def total(program: Program) -> Callable[[Tensor], Tensor]:
 
 
 @of_all
-def test_transforms_agree_with_autograd(name: str, backend: str) -> None:
+def test_transforms_agree_with_autograd(name: str) -> None:
     program, shape = PROGRAMS[name]
     x, z = potentials(*shape, requires_grad=True), potentials(*shape, seed=1)
     value = total(program)

@@ -129,7 +129,7 @@ def test_values_are_sums_over_segmentations(backend: str) -> None:
     close(p.marginals.sum(-1), torch.ones(5, dtype=torch.float64))
 
 
-@one_of_each_kind
+@two_kinds
 def test_lengths_equal_sequences_without_padding(omega: bx.Regularizer, backend: str) -> None:
     tensors = scores(5, 3, 2, seed=5)
     segments = potentials(2, 2, 5, 3, 2, requires_grad=True)
