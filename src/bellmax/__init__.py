@@ -10,6 +10,7 @@ from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist
+from bellmax.structures.alignment import Alignment
 from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.ctc import CTC
 from bellmax.structures.dag import DAG
@@ -30,6 +31,9 @@ from bellmax.structures.lattice import (
     row,
     scalar,
 )
+from bellmax.structures.monotone import Monotone
+from bellmax.structures.semi_markov import SemiMarkov
+from bellmax.structures.transducer import Transducer
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots
@@ -40,14 +44,18 @@ __all__ = [
     "CTC",
     "DAG",
     "DTW",
+    "Alignment",
     "Chain",
     "Hard",
     "Lattice",
+    "Monotone",
     "Move",
     "Negentropy",
     "PathDistribution",
     "Regularizer",
+    "SemiMarkov",
     "SquaredL2",
+    "Transducer",
     "Tsallis",
     "__version__",
     "along_column",

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
+from bellmax.backends.native.lattices import tape_size
 from bellmax.backends.native.loading import kernels
+from bellmax.layouts.table import Ends, Step, Table
 from bellmax.regularizers import from_kernel
 
 Node = tuple[int, int, int]
@@ -49,16 +51,21 @@ class Lattice:
         name, parameters = omega.kernel
         return (self.rows, self.columns, self.states, moves, *ends, lengths, band, name, list(parameters), threads)
 
-    def _tape(self, table: tuple[object, ...]) -> Tensor:
-        none = torch.empty(self.batch, 0, dtype=torch.float64)
-        size = kernels.lattice_tape_size(self.scores, self.batch, none, *table)
-        return torch.empty(self.batch, size, dtype=torch.float64)
+    def _tape(self) -> Tensor:
+        """Room for a tape."""
+        start, end = (
+            Ends(place, tuple(() if k in states else None for k in range(self.states)))
+            for place, states in (self.start, self.end)
+        )
+        steps = tuple(Step(*move, (), None) for move in self.moves)
+        table = Table(self.states, steps, ((),) * self.states, start, end, (), 0, 0)
+        return torch.empty(self.batch, tape_size(table, self.rows, self.columns), dtype=torch.float64)
 
     def run(self, omega: bx.Regularizer, seed: Tensor, z: Scores, threads: int = 1) -> tuple[Tensor, Scores, Scores]:
         """The values, the gradients of ⟨seed, values⟩, and their derivative along z."""
         table = self._table(omega, threads)
         value = torch.empty(self.batch, dtype=torch.float64)
-        tape = self._tape(table)
+        tape = self._tape()
         assert kernels.lattice_forward(self.scores, value, tape, *table)
         gradient, product = (
             [None if s is None else torch.full_like(s, math.nan) for s in self.scores] for _ in range(2)
@@ -71,7 +78,7 @@ class Lattice:
         """For each lattice and draw the nodes of a path, each with the move that leads there, −1 for the first."""
         table = self._table(omega, 1)
         value = torch.empty(self.batch, dtype=torch.float64)
-        tape = self._tape(table)
+        tape = self._tape()
         kernels.lattice_forward(self.scores, value, tape, *table)
         longest = (self.rows + self.columns - 1) * self.states
         generator = torch.Generator().manual_seed(0)

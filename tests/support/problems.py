@@ -38,6 +38,13 @@ for_derivatives = pytest.mark.parametrize(
     + [(name, "reference") for name in ("negentropy", "l2", "tsallis1.5", "hard")],
     indirect=True,
 )
+# Where weights are a linear function of scores: the derivatives of the map, and of kernels of each kind.
+for_second_order = pytest.mark.parametrize(
+    ("omega", "backend"),
+    [pytest.param(name, "native", marks=needs_kernels) for name in ("negentropy", "l2", "tsallis1.5")]
+    + [("negentropy", "reference")],
+    indirect=True,
+)
 two_kinds = pytest.mark.parametrize("omega", ["negentropy", "l2"], indirect=True)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bellmax.layouts import graph, grid, lattice, scored_chain, steps
+from bellmax.layouts import graph, grid, lattice, scored_chain, segments, steps
 from bellmax.tensors import Tensors
 
 
@@ -38,12 +38,16 @@ class Layout(Protocol):
 class Expansion(Layout, Protocol):
     """A layout whose edges' weights are a linear function of its scores: an ``engine`` with more of them sweeps.
 
-    The value is ``sense`` · DP_Ω of the engine's graph, which has ``extra_nodes`` with a single parent.
+    The value is ``sense`` · DP_Ω of the engine's graph, which may have nodes with a single parent that the
+    structure does not have.
     """
 
     engine: str
     sense: int
-    extra_nodes: int
+
+    def extra_nodes(self, theta: Tensors) -> int:
+        """How many nodes with a single parent the engine's graph has more than the structure."""
+        ...
 
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
         """The engine's integers."""
@@ -66,7 +70,7 @@ class Expansion(Layout, Protocol):
         ...
 
 
-EXPANSIONS: dict[str, Expansion] = {"scored_chain": scored_chain, "dtw": grid}
+EXPANSIONS: dict[str, Expansion] = {"scored_chain": scored_chain, "dtw": grid, "semi_markov": segments}
 
 
 class _Layouts(dict[str, Layout]):

@@ -22,7 +22,6 @@ from bellmax.tensors import Tensors
 index_is_batched = True
 engine = "dag"
 sense = -1
-extra_nodes = 1  # the end, behind the last cell of each pair
 
 DIAGONAL, UP, LEFT = range(3)
 
@@ -122,6 +121,11 @@ def is_end(cost: Tensor, index: Tensors) -> Tensor:
 
 
 # --- the grid as a graph
+
+
+def extra_nodes(theta: Tensors) -> int:
+    """The end, behind the last cell of each pair."""
+    return 1
 
 
 def engine_index(theta: Tensors, index: Tensors) -> Tensors:

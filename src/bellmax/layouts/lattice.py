@@ -162,30 +162,26 @@ class LatticeLayout:
 
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B, E); −∞ where there is no edge."""
-        inside, is_end = self.inside(theta, index), self.is_end(theta, index)
-        arrays = self.arrays(theta, index)
-        for state in range(self.table.states):
-            own = arrays[state]
-            own = theta[0].new_zeros((1, 1, 1)) if own is None else own
-            arrays[state] = own.masked_fill(~inside, -math.inf)
-            slot = len(arrays) - self.table.states + state
+        arrays, is_end = self.arrays(theta, index), self.is_end(theta, index)
+        for slot in range(len(arrays) - self.table.states, len(arrays)):
             end = arrays[slot]
             end = theta[0].new_zeros((1, 1, 1)) if end is None else end
             arrays[slot] = end.masked_fill(~is_end, -math.inf)
-        found = self._by_edge(arrays, theta, index)
+        found = self._by_edge(arrays, theta, index, ~self.inside(theta, index))
         return found if self.graph(theta, index).has_paths else found.fill_(-math.inf)
 
     def along(self, z: Tensors, index: Tensors) -> Tensor:
         """The change of the weights for a change of the scores."""
         return self._by_edge(self.changes(z, index), z, index)
 
-    def _by_edge(self, arrays: Arrays, theta: Tensors, index: Tensors) -> Tensor:
+    def _by_edge(self, arrays: Arrays, theta: Tensors, index: Tensors, outside: Tensor | None = None) -> Tensor:
         shape = theta[0].shape[0], *self.size(theta, index)
         parts = []
         for slot, state, cells in self.graph(theta, index).slots:
             both = [a for a in (arrays[slot], arrays[state] if state >= 0 else None) if a is not None]
             total = sum(both[1:], start=both[0]) if both else theta[0].new_zeros((1, 1, 1))
-            parts.append(total.expand(shape).flatten(1).index_select(1, cells))
+            total = total.expand(shape) if outside is None else total.masked_fill(outside, -math.inf)
+            parts.append(total.flatten(1).index_select(1, cells))
         return torch.cat(parts, 1)
 
     def onto_slots(self, edges: Tensor, theta: Tensors, index: Tensors) -> Arrays:

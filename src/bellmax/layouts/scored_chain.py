@@ -20,7 +20,6 @@ __all__ += ["along", "dense", "engine", "extra_nodes", "found_paths", "onto_scor
 
 engine = "chain"
 sense = 1
-extra_nodes = 0
 
 
 def dense(theta: Tensors, index: Tensors) -> Tensor:
@@ -43,6 +42,10 @@ def weights(theta: Tensors, index: Tensors) -> Tensor:
 
 def along(z: Tensors, index: Tensors) -> Tensor:
     return dense(z, index)
+
+
+def extra_nodes(theta: Tensors) -> int:
+    return 0
 
 
 def engine_index(theta: Tensors, index: Tensors) -> Tensors:

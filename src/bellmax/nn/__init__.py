@@ -6,6 +6,7 @@ from bellmax.nn.ctc import CTCLoss
 from bellmax.nn.dtw import DTWLoss, SoftAlignment
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
+from bellmax.nn.transducer import TransducerLoss
 
 __all__ = [
     "CRF",
@@ -15,5 +16,6 @@ __all__ = [
     "SmoothedMax",
     "SoftAlignment",
     "TagConstraints",
+    "TransducerLoss",
     "tag_constraints",
 ]

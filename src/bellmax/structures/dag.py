@@ -16,6 +16,7 @@ from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout
 from bellmax.layouts.grid import Grid
 from bellmax.layouts.lattice import Graph
+from bellmax.layouts.segments import Segments
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
 
@@ -119,8 +120,8 @@ class DAG:
         return dag
 
     @classmethod
-    def _of_grid(cls, grid: Grid | Graph) -> DAG:
-        """The graph of the moves between the cells of a grid."""
+    def _of_grid(cls, grid: Grid | Graph | Segments) -> DAG:
+        """A graph that a layout has made."""
         dag = object.__new__(cls)
         dag.edges, dag.levels, dag._index = grid.edges, grid.levels, grid.graph
         dag.num_nodes, dag._depth = len(grid.levels), int(grid.levels[-1])

@@ -15,13 +15,15 @@ from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tenso
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
+from bellmax.layouts.values import check_lengths
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
+from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, inner
-from bellmax.transforms import is_readable
+from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 _ONE = "_1"  # the name of the constant score
 
@@ -360,7 +362,7 @@ def _graph(table: Table, rows: int, columns: int, device: torch.device) -> DAG:
     return DAG._of_grid(graph_of(table, rows, columns, device))
 
 
-class LatticePaths(PathDistribution):
+class LatticePaths(NamedScores):
     """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
 
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
@@ -454,40 +456,9 @@ class LatticePaths(PathDistribution):
             masks[name] = given, len(axes)
         return labels, masks
 
-    # --- layers, by name
-
     @property
-    def scores(self) -> dict[str, Tensor]:
-        """The scores by name."""
-        return self._by_name(self._scores)
-
-    @property
-    def gradient(self) -> dict[str, Tensor]:
-        """∇DP_Ω in each score, by name: the mean number of times that a path uses each entry. Differentiable.
-
-        A score whose name begins with an underscore is a constant, and left out.
-        """
-        return self._by_name([g.to(self.dtype) for g in self._gradient()])
-
-    def hessian_product(self, z: Tensor | Mapping[str, Tensor]) -> Any:
-        """∇²DP_Ω z: for z by name, 0 where it is left out, the products by name; for a tensor, of the first score."""
-        products = self._hessian_product(self._direction(z))
-        return products[0] if isinstance(z, Tensor) else self._by_name(products)
-
-    def directional_derivative(self, z: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """⟨∇DP_Ω, z⟩, of the batch shape; z as for :meth:`hessian_product`."""
-        return self._directional_derivative(self._direction(z))
-
-    def _direction(self, z: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
-        names = self.lattice.scores
-        given = {names[0]: z} if isinstance(z, Tensor) else dict(z)
-        for name in given.keys() - set(names):
-            raise ValueError(f"z must name scores out of {', '.join(names)}, got {name!r}")
-        pairs = zip(names, self._scores, strict=True)
-        return [self._like(n, given[n], s) if n in given else torch.zeros_like(s) for n, s in pairs]
-
-    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {n: t for n, t in zip(self.lattice.scores, tensors, strict=True) if not n.startswith("_")}
+    def _names(self) -> tuple[str, ...]:
+        return self.lattice.scores
 
     # --- walks
 
@@ -633,13 +604,31 @@ class LatticePaths(PathDistribution):
             and all(a.equal(b) for a, b in zip(self._index, other._index, strict=True))
         )
 
-    def _restrict(self, allowed: Tensor) -> Self:
-        closed = self._scores[0].masked_fill(~allowed, -self.sense * math.inf)
-        return self._with((closed, *self._scores[1:]), self.omega)
-
     def _edges_within(self, allowed: Tensor) -> Tensor:
         """The edges of the graph that read no entry of the first score which is not allowed."""
         return self._restrict(allowed)._expanded().weights.detach() > -math.inf
 
-    def _add(self, cost: Tensor) -> Self:
-        return self._with((self._scores[0] + self.sense * cost, *self._scores[1:]), self.omega)
+
+def read_lengths(lengths: Any | None, least: tuple[int, int], most: tuple[int, int], device: torch.device) -> Any:
+    """The pair (rows, columns) as int64 tensors, each within its bounds; None for None."""
+    if lengths is None:
+        return None
+    pair = tuple(as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths)))
+    for n, own in enumerate(pair):
+        if is_checked(own):
+            check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n])
+    return pair
+
+
+def check_labels(name: str, labels: Tensor, length: Tensor | None, classes: int) -> None:
+    """Raise a ValueError for a label (..., L) within its length that is none of the classes."""
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim < 1:
+        raise ValueError(f"{name} must hold integers (..., L), got {labels.dtype} of shape {tuple(labels.shape)}")
+    if not is_checked(labels):
+        return
+    within = torch.arange(labels.shape[-1]) < (labels.shape[-1] if length is None else length.unsqueeze(-1))
+    bad = ((labels < 0) | (labels >= classes)) & within
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        found = int(labels.expand(bad.shape)[place])
+        raise ValueError(f"{name} must hold labels from 0 to {classes - 1}, got {found} at {place}")

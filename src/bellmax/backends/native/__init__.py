@@ -10,8 +10,9 @@ from bellmax.backends.native import blocks, labels, loading, short_pairs, two_st
 from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference.expanded import Expanded
 from bellmax.backends.reference.lattice import LatticeSweeps
-from bellmax.layouts import LAYOUTS
+from bellmax.layouts import EXPANSIONS, LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.layouts.table import PREFIX
 from bellmax.regularizers import Kernel
@@ -43,17 +44,20 @@ class Native:
         is_here = loading.kernels is not None and device.type == "cpu"
         if not is_here or kernel is None:
             return False
-        return structure in STRUCTURES or structure.startswith(PREFIX)
+        return structure in STRUCTURES or structure in EXPANSIONS or structure.startswith(PREFIX)
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
-            layout = LAYOUTS[structure]
-            assert isinstance(layout, LatticeLayout)
-            has_kernels = NativeLattice.serves(layout)
-            self._sweeps[structure] = (
-                NativeLattice(layout) if has_kernels else LatticeSweeps(layout, self._sweeps["dag"])
-            )
+            self._sweeps[structure] = self._by_other_kernels(structure)
         return self._sweeps[structure]
+
+    def _by_other_kernels(self, structure: str) -> Sweeps:
+        if structure in EXPANSIONS:
+            expansion = EXPANSIONS[structure]
+            return Expanded(expansion, self._sweeps[expansion.engine])
+        layout = LAYOUTS[structure]
+        assert isinstance(layout, LatticeLayout)
+        return NativeLattice(layout) if NativeLattice.serves(layout) else LatticeSweeps(layout, self._sweeps["dag"])
 
     def shortcut(self, name: str) -> Any | None:
         return _SHORTCUTS.get(name)

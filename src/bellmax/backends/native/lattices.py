@@ -9,10 +9,11 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call
 from bellmax.layouts.lattice import Arrays, LatticeLayout
+from bellmax.layouts.table import Table
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
-_MOST_STATES, _MOST_MOVES = 8, 16  # as in native/lattice/table.h
+_MOST_STATES, _MOST_MOVES = 8, 16  # as in native/table/table.h
 
 
 class NativeLattice:
@@ -43,19 +44,21 @@ class NativeLattice:
             raise
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        rows, columns = self.layout.size(theta, index)
-        shape = theta[0].shape[0], 2, rows * columns * self.layout.table.states
-        return theta[0].new_empty(shape, dtype=torch.float64)
+        size = tape_size(self.layout.table, *self.layout.size(theta, index))
+        return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        return self.forward(theta, index, omega)[0]
+        return self._forward(theta, theta[0].new_empty((theta[0].shape[0], 0), dtype=torch.float64), index, omega)
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
         tape = self.empty_tape(theta, index)
+        return self._forward(theta, tape, index, omega), tape
+
+    def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
         if not self._call("lattice_forward", theta, index, omega, value, tape):
             self.layout.check(theta, index)
-        return value.to(theta[0].dtype), tape
+        return value.to(theta[0].dtype)
 
     def _onto(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
         return self.layout.onto_scores(gradients, theta, index)
@@ -88,3 +91,15 @@ class NativeLattice:
 
 def _contiguous(arrays: Arrays) -> Arrays:
     return [None if array is None else array.contiguous() for array in arrays]
+
+
+def tape_size(table: Table, rows: int, columns: int) -> int:
+    """As in native/table: values of the last rows of each strip, the steps before each chunk, and the ends."""
+    strip, lanes = 64, 4
+    steps = [(move.di, move.dj) for move in table.moves if move.di < rows and move.dj < columns]
+    reach, history = max((di for di, _ in steps), default=0), max((di + dj for di, dj in steps), default=0)
+    strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
+    kept = strips * table.states * (min(reach, strip) * columns + chunks * history * strip)
+    by_row, by_column = (table.end.place in (place, "anywhere") for place in ("column", "row"))
+    ends = (rows if by_row else 1) * (columns if by_column else 1) * len(table.end.states)
+    return 1 + kept + (ends + lanes - 1) // lanes * lanes

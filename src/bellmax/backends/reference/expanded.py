@@ -27,6 +27,9 @@ class Expanded:
         return scores if self.layout.sense > 0 else [-score for score in scores]
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        if self.layout.engine == "dag":
+            weights, (nodes,) = theta[0].new_empty((theta[0].shape[0], 0)), self.layout.nodes(theta, index)
+            return self.engine.empty_tape([weights], [weights.new_empty(nodes + 1)])
         return theta[0].new_empty((theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=torch.float64)
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
@@ -35,9 +38,10 @@ class Expanded:
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         weights, inner = self._graph(theta, index)
         value, tape = self.engine.forward(weights, inner, omega)
-        if self.layout.extra_nodes:
+        extra = self.layout.extra_nodes(theta)
+        if extra:
             at_vertex = omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
-            value = value + self.layout.extra_nodes * at_vertex
+            value = value + extra * at_vertex
         return value if self.layout.sense > 0 else -value, tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -53,8 +57,9 @@ class Expanded:
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         weights, inner = self._graph(theta, index)
-        if self.layout.extra_nodes:  # whose choice, and that of the first node, is none
-            uniforms = pad(uniforms, (self.layout.extra_nodes, 1), value=0.5)
+        extra = self.layout.extra_nodes(theta)
+        if extra:  # whose choice, and that of the first node, is none
+            uniforms = pad(uniforms, (extra, 1), value=0.5)
         return self.layout.found_paths(self.engine.sample(weights, tape, uniforms, inner, omega), theta)
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:

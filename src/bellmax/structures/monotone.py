@@ -1,0 +1,90 @@
+"""Monotone alignments of frames with tokens: monotonic alignment search (Kim et al., 2020) under any Ω."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bellmax.inputs import Lengths, answers_near_misses, check_tensor
+from bellmax.regularizers import Regularizer
+from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, read_lengths
+from bellmax.tensors import Gamma
+
+_LATTICE = Lattice([Move(1, 0), Move(1, 1)], node=cell("scores"))  # among equals, a frame stays with its token
+
+
+class Monotone(LatticePaths):
+    """A distribution over the monotone alignments of T frames with J tokens, given the score of each frame and token.
+
+    Each frame belongs to one token, the first to the first and the last to the last; tokens come in order, and none is
+    left out. As an event an alignment is a 0/1 tensor (T, J) with a 1 for each frame. ``best_path()`` is monotonic
+    alignment search, ``value`` under negentropy the forward sum, and ``expected_path`` (..., T, J) the probability of
+    each token at each frame, differentiable. With more tokens than frames there is no alignment: the value is −∞.
+
+    Args:
+        scores: (..., T, J) ``[frame, token]``, usually log-likelihoods; −∞ forbids a frame for a token.
+        lengths: (frames, tokens), each integers of the batch shape or a number, at least 1. The rest is padding: it is
+            ignored, may hold NaN and gets no gradient.
+        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+
+    >>> import bellmax as bx
+    >>> scores = torch.tensor([[2.0, 0.0], [1.0, 1.5], [0.0, 1.0], [3.0, 0.0]])
+    >>> p = bx.Monotone(scores)
+    >>> p.durations()
+    tensor([1, 3])
+    >>> p.expected_path
+    tensor([[1.0000, 0.0000],
+            [0.4535, 0.5465],
+            [0.1220, 0.8780],
+            [0.0000, 1.0000]])
+    """
+
+    @answers_near_misses
+    def __init__(
+        self,
+        scores: Tensor,
+        *,
+        lengths: tuple[Lengths, Lengths] | None = None,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+    ) -> None:
+        shape = check_tensor("scores", scores).shape
+        if len(shape) < 2 or 0 in shape[-2:]:
+            raise ValueError(f"scores must have shape (..., T, J) with T, J >= 1, got {tuple(shape)}")
+        own = read_lengths(lengths, (1, 1), (shape[-2], shape[-1]), scores.device)
+        super().__init__(_LATTICE, {"scores": scores}, lengths=own, omega=omega, gamma=gamma)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(..., 2) int64: the frames and the tokens of each pair."""
+        return self._lengths
+
+    def durations(self) -> Tensor:
+        """How many frames each token has on the best path, (..., J) int64; 0 for padding, and where there is no path.
+
+        The expected durations are ``expected_path.sum(-2)``.
+        """
+        return self.best_path().sum(-2).to(torch.int64)
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of an alignment, 0/1 (..., T, J), or of a walk, int64 (..., L, 4); differentiable."""
+        if check_tensor("path", path).is_floating_point():
+            path = self._walk_of(self._check_path(path))
+        return super().log_prob(path)
+
+    def _walk_of(self, path: Tensor) -> Tensor:
+        token, frame = path.argmax(-1), torch.arange(path.shape[-2], device=self.device)
+        moves = torch.diff(token, dim=-1, prepend=token[..., :1] + 1)  # 0 for staying, 1 for the next; −1 for the first
+        walk = torch.stack((frame.expand(token.shape), token, torch.zeros_like(token), moves), -1)
+        return torch.where((path.sum(-1) > 0).unsqueeze(-1), walk, -1)
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        token, one = value.argmax(-1), ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)
+        frames, tokens = self.lengths.unbind(-1)
+        at = torch.arange(value.shape[-2], device=self.device)
+        within = at < frames.unsqueeze(-1)
+        steps = torch.diff(token, dim=-1)
+        steady = (((steps == 0) | (steps == 1)) | ~within[..., 1:]).all(-1)
+        last = (token == (tokens - 1).unsqueeze(-1)) | (at != (frames - 1).unsqueeze(-1))
+        return torch.where(within, one, (value == 0).all(-1)).all(-1) & steady & last.all(-1) & (token[..., 0] == 0)

@@ -1,0 +1,26 @@
+"""Transducers by a loop in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def forward_sum(blank: Tensor, emit: Tensor) -> Tensor:
+    """log Σ over all paths of one sequence, blank (T, U + 1) and emit (T, U), by a loop that autograd goes through."""
+    frames, columns = blank.shape
+    rows: list[list[Tensor]] = []
+    for t in range(frames):
+        row: list[Tensor] = []
+        for u in range(columns):
+            into = [rows[t - 1][u] + blank[t - 1, u]] if t else []
+            into += [row[u - 1] + emit[t, u - 1]] if u else []
+            row.append(torch.stack(into).logsumexp(0) if into else blank.new_zeros(()))
+        rows.append(row)
+    return rows[-1][-1] + blank[-1, -1]
+
+
+def log_likelihood(logits: Tensor, targets: Tensor, blank: int, frames: int, labels: int) -> Tensor:
+    """log p(targets) of one sequence, from logits (T, U + 1, V)."""
+    own = logits[:frames, : labels + 1].log_softmax(-1)
+    return forward_sum(own[..., blank], own[:, torch.arange(labels), targets[:labels]])

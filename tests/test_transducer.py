@@ -1,0 +1,281 @@
+"""Transducers against all paths, a plain loop, and graphs written by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations_with_replacement
+from typing import Any
+
+import pytest
+import torch
+from support.checks import close
+from support.problems import Enumerated, for_second_order, potentials, two_kinds
+from support.transducers import forward_sum, log_likelihood
+from torch import Tensor
+
+import bellmax as bx
+from bellmax.structures.joint import log_sum_of_products
+
+TARGETS = torch.tensor([[2, 1, 3], [3, 3, 0], [1, 0, 0]])
+LENGTHS = torch.tensor([4, 3, 4]), torch.tensor([3, 2, 0])
+
+
+def joints(seed: int = 0, classes: int = 4) -> Tensor:
+    return potentials(3, 4, 4, classes, seed=seed)
+
+
+def all_paths(frames: int, labels: int) -> Tensor:
+    """(K, T, U + 1): the blanks, by the number of labels before each; all labels come before the last."""
+    counts = combinations_with_replacement(range(labels + 1), frames - 1)
+    return torch.stack([torch.eye(labels + 1, dtype=torch.float64)[[*count, labels]] for count in counts])
+
+
+def by_hand(blank: Tensor, emit: Tensor, omega: bx.Regularizer) -> tuple[Enumerated, list[tuple[str, int, int]]]:
+    """Nodes (t, u) that lie on a path, behind a source."""
+    frames, labels = emit.shape
+    nodes = [(t, u) for t in range(frames) for u in range(labels + 1)] + [(frames, labels)]
+    number = {node: 1 + n for n, node in enumerate(nodes)}
+    edges, weights, terms = [(0, 1)], [0.0], [("", 0, 0)]
+    for t, u in nodes:
+        for name, tensor, parent, place in (
+            ("blank", blank, (t - 1, u), (t - 1, u)),
+            ("emit", emit, (t, u - 1), (t, u - 1)),
+        ):
+            if parent in number and (name == "blank" or t < frames):
+                edges.append((number[parent], number[t, u]))
+                weights.append(float(tensor[place]))
+                terms.append((name, *place))
+    return Enumerated(edges, 1 + len(nodes), weights, omega), terms
+
+
+# --- against enumeration
+
+
+def test_every_omega_equals_the_graph_by_hand(omega: bx.Regularizer, backend: str) -> None:
+    blank, emit = potentials(3, 3), potentials(3, 2, seed=1)
+    emit[1, 0] = -math.inf
+    p, (wanted, terms) = bx.Transducer(blank, emit, omega=omega), by_hand(blank, emit, omega)
+    close(p.value, wanted.value)
+    found = {"blank": torch.zeros_like(blank), "emit": torch.zeros_like(emit)}
+    for (name, *place), mass in zip(terms, wanted.expected_path, strict=True):
+        if name:
+            found[name][tuple(place)] += float(mass)
+    for name, gradient in p.gradient.items():
+        close(gradient, found[name], 1e-9)
+    close(p.entropy(), wanted.entropy, 1e-9)
+    assert int(p.num_paths) == len(wanted.all_paths)
+
+
+def test_values_are_sums_over_paths(backend: str) -> None:
+    blank, emit = potentials(4, 3), potentials(4, 2, seed=1)
+    p, paths = bx.Transducer(blank, emit), all_paths(4, 2)
+    assert int(p.num_paths) == len(paths) == math.comb(4 + 2 - 1, 2)
+    scores = []
+    for path in paths:
+        before = path.argmax(-1)
+        emitted = [(t, u) for u in range(2) for t in [int((before <= u).sum())]]
+        scores.append((path * blank).sum() + sum(emit[place] for place in emitted))
+    expected = torch.stack(scores)
+    close(p.value, expected.logsumexp(0))
+    close(p.value, forward_sum(blank, emit))
+    close(p.log_prob(paths), expected.log_softmax(0))
+    close(p.topk(4)[0], expected.topk(4).values)
+    best = paths[expected.argmax()]
+    assert p.best_path().equal(best)
+    assert p.best_frames().tolist() == [int((best.argmax(-1) <= u).sum()) for u in range(2)]
+
+
+@two_kinds
+def test_lengths_equal_sequences_without_padding(omega: bx.Regularizer, backend: str) -> None:
+    logits = joints().requires_grad_()
+    frames, labels = LENGTHS
+    outside = (torch.arange(4)[:, None] >= frames[:, None, None]) | (torch.arange(4) > labels[:, None, None])
+    given = logits.masked_fill(outside.unsqueeze(-1), math.nan)
+    p = bx.Transducer.from_logits(given, TARGETS, lengths=LENGTHS, omega=omega)
+    p.value.sum().backward()
+    assert logits.grad is not None
+    assert bool((logits.grad[outside] == 0).all())
+    for b in range(3):
+        n, m = int(frames[b]), int(labels[b])
+        alone = bx.Transducer.from_logits(logits.detach()[b, :n, : m + 1], TARGETS[b, :m], omega=omega)
+        close(p.value[b].detach(), alone.value)
+        close(p.expected_path[b, :n, : m + 1].detach(), alone.expected_path)
+        assert p.best_frames()[b].tolist() == [*alone.best_frames().tolist(), *[-1] * (3 - m)]
+        path = torch.zeros(4, 4, dtype=torch.float64)
+        path[:n, : m + 1] = alone.best_path()
+        close(p[b].log_prob(path).detach(), alone.log_prob(alone.best_path()))
+
+
+def test_samples_have_their_probabilities(backend: str) -> None:
+    p = bx.Transducer(potentials(3, 3), potentials(3, 2, seed=1))
+    torch.manual_seed(0)
+    paths = p.sample((1500,))
+    close(paths.mean(0), p.expected_path, 0.05)
+    assert bool((p.log_prob(paths[:20]) < 0).all())
+
+
+# --- from logits
+
+
+def test_logits_equal_the_loop_to_second_order(backend: str) -> None:
+    logits = joints(seed=2).requires_grad_()
+    z = joints(seed=3)
+    p = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS)
+    sizes = [(int(n), int(m)) for n, m in zip(*LENGTHS, strict=True)]
+    loop = torch.stack([log_likelihood(logits[b], TARGETS[b], 0, n, m) for b, (n, m) in enumerate(sizes)])
+    close(p.value, loop)
+    gradients = [torch.autograd.grad(v.sum(), logits, create_graph=True)[0] for v in (p.value, loop)]
+    close(*gradients)
+    products = [torch.autograd.grad((g * z).sum(), logits)[0] for g in gradients]
+    close(*products)
+
+
+@for_second_order
+def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
+    blank, emit = potentials(2, 3, 3, requires_grad=True), potentials(2, 3, 2, seed=1, requires_grad=True)
+
+    def value(blank: Tensor, emit: Tensor) -> Tensor:
+        return bx.Transducer(blank, emit, lengths=([3, 2], [2, 1]), omega=omega).value
+
+    assert torch.autograd.gradcheck(value, (blank, emit), fast_mode=True)
+    assert torch.autograd.gradgradcheck(value, (blank, emit), fast_mode=True)
+
+    def of_logits(logits: Tensor) -> Tensor:
+        return bx.Transducer.from_logits(logits, TARGETS[:1], omega=omega).value
+
+    logits = joints(seed=4)[:1].requires_grad_()
+    assert torch.autograd.gradcheck(of_logits, logits, fast_mode=True)
+    assert torch.autograd.gradgradcheck(of_logits, logits, fast_mode=True)
+
+
+def test_normalisation_in_chunks_and_third_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = joints(seed=5).requires_grad_()
+    value = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS).value.sum()
+    (gradient,) = torch.autograd.grad(value, logits)
+    monkeypatch.setattr("bellmax.structures.joint._CHUNK", 12)
+    again = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS).value.sum()
+    close(again, value)
+    close(torch.autograd.grad(again, logits)[0], gradient)
+
+    def direction(logits: Tensor) -> Tensor:
+        value = bx.Transducer.from_logits(logits, TARGETS[:1, :1]).value
+        return torch.autograd.grad(value.sum(), logits, create_graph=True)[0]
+
+    small = potentials(1, 2, 2, 4, requires_grad=True)
+    assert torch.autograd.gradgradcheck(direction, small, fast_mode=True)
+
+
+def test_half_precision_and_impossible_classes(backend: str) -> None:
+    logits = joints(seed=8).half().requires_grad_()
+    p = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS)
+    assert p.value.dtype == torch.float32
+    p.value.sum().backward()
+    exact = bx.Transducer.from_logits(logits.detach().double(), TARGETS, lengths=LENGTHS).value
+    close(p.value.detach().double(), exact, 1e-4)
+    assert logits.grad is not None
+    assert logits.grad.dtype == torch.float16
+    closed = joints().masked_fill(torch.arange(4) == 3, -math.inf).requires_grad_()
+    value = bx.Transducer.from_logits(closed, TARGETS, lengths=LENGTHS).value
+    assert value.isinf().tolist() == [True, True, False]
+    (gradient,) = torch.autograd.grad(value[2], closed)
+    assert bool(gradient.isfinite().all())
+    nothing = torch.full((2, 2, 3), -math.inf, requires_grad=True)
+    value = bx.Transducer.from_logits(nothing, torch.tensor([1])).value
+    assert value == -math.inf
+    value.backward()
+    assert nothing.grad is not None
+    assert not nothing.grad.any()
+
+
+def test_no_labels(backend: str) -> None:
+    logits = potentials(2, 3, 1, 4, requires_grad=True)
+    p = bx.Transducer.from_logits(logits, torch.empty(2, 0, dtype=torch.int64))
+    close(p.value, logits.log_softmax(-1)[..., 0].sum((1, 2)))
+    p.value.sum().backward()
+    assert p.best_frames().shape == (2, 0)
+
+
+# --- from a sum
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_a_sum_equals_its_logits(spread: float, backend: str) -> None:
+    am, lm = (spread * potentials(*shape, seed=seed) for seed, shape in enumerate(((3, 4, 4), (3, 4, 4))))
+    am, lm = am.requires_grad_(), lm.requires_grad_()
+    p = bx.Transducer.from_additive(am, lm, TARGETS, lengths=LENGTHS)
+    q = bx.Transducer.from_logits(am.unsqueeze(-2) + lm.unsqueeze(-3), TARGETS, lengths=LENGTHS)
+    close(p.value, q.value)
+    for found, wanted in zip(*(torch.autograd.grad(x.value.sum(), (am, lm)) for x in (p, q)), strict=True):
+        close(found, wanted)
+
+
+def test_peaks_far_apart() -> None:
+    a = torch.tensor([[0.0, -400.0, -900.0]], requires_grad=True)
+    b = torch.tensor([[-700.0, -350.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    close(log_sum_of_products(a, b), (a[:, None] + b).logsumexp(-1), 1e-6)
+    assert torch.autograd.gradcheck(log_sum_of_products, (a.detach().double().requires_grad_(), b.detach().double()))
+
+
+# --- pruning
+
+
+def test_pruned_ranges_keep_paths() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        frames, labels = (int(torch.randint(1, 9, (), generator=generator)) for _ in range(2))
+        p = bx.Transducer(
+            3 * potentials(2, frames, labels + 1, seed=seed), 3 * potentials(2, frames, labels, seed=seed)
+        )
+        least = 1 + -(-labels // frames)
+        for s_range in (least, least + 1, labels + 1):
+            first = p.prune(s_range)
+            at = torch.arange(labels + 1)
+            kept = (at >= first.unsqueeze(-1)) & (at < first.unsqueeze(-1) + s_range)
+            blank, emit = p.scores["blank"], p.scores["emit"]
+            both = kept[..., 1:] & kept[..., :-1]
+            pruned = bx.Transducer(blank.masked_fill(~kept, -math.inf), emit.masked_fill(~both, -math.inf))
+            assert bool(pruned.value.isfinite().all())
+            assert bool((first[..., 0] == 0).all())
+            assert bool((first[..., -1] == max(labels + 1 - s_range, 0)).all())
+            if s_range == labels + 1:
+                close(pruned.value, p.value)
+
+
+def test_pruning_keeps_the_likely_path_and_knows_lengths() -> None:
+    path = torch.tensor([0, 0, 1, 3, 3, 4])
+    blank = torch.where(torch.arange(6)[:5] == path[:, None], 0.0, -20.0).expand(2, 6, 5)
+    p = bx.Transducer(blank, torch.zeros(2, 6, 4), lengths=([6, 5], [4, 3]))
+    first = p.prune(3)
+    assert bool(((path >= first[0]) & (path < first[0] + 3)).all())
+    assert first[1, 4:].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="s_range must be at least 2"):
+        p.prune(1)
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "message"),
+    [
+        (TARGETS[:, :2], {}, r"targets must have shape \(..., 3\)"),
+        (TARGETS.clamp(min=1), {"blank": 1}, "targets must not hold the blank 1, got it at label 1 of sequence 0"),
+        (TARGETS + 2, {}, r"targets must hold labels from 0 to 3, got 4 at \(0, 0\)"),
+        (TARGETS.float(), {}, "targets must hold integers"),
+        (TARGETS, {"blank": 4}, "blank must be from 0 to 3, got 4"),
+        (TARGETS, {"blank": -1}, "blank must be from 0 to 3, got -1"),
+        (TARGETS, {"lengths": ([4, 4, 0], [1, 1, 1])}, r"lengths\[0\] must be from 1 to 4, got 0"),
+        (TARGETS, {"lengths": ([4, 4, 4], [1, 4, 1])}, r"lengths\[1\] must be from 0 to 3, got 4"),
+    ],
+)
+def test_mistakes_are_named(targets: Tensor, options: dict[str, Any], message: str) -> None:
+    options = {"lengths": LENGTHS} | options
+    with pytest.raises(ValueError, match=message):
+        bx.Transducer.from_logits(joints(), targets, **options)
+
+
+def test_mistakes_in_shapes_are_named() -> None:
+    with pytest.raises(ValueError, match=r"emit must have shape \(..., 3, 2\), got \(3, 3\)"):
+        bx.Transducer(torch.zeros(3, 3), torch.zeros(3, 3))
+    with pytest.raises(ValueError, match=r"lm must have shape \(..., U \+ 1, 4\)"):
+        bx.Transducer.from_additive(torch.zeros(3, 4), torch.zeros(3, 5), torch.tensor([1, 1]))
