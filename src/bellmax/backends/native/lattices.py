@@ -32,16 +32,24 @@ class NativeLattice:
     def serves(layout: LatticeLayout) -> bool:
         return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
 
-    def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+    def _call(self, name: str, arrays: Arrays, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
         rows, columns = self.layout.size(theta, index)
         lengths, band = (t.contiguous() for t in index[:2])
         table = rows, columns, self.layout.table.states, self._moves, *self._ends, lengths, band
         assert omega.kernel is not None
         try:
-            return call(name, _contiguous(self.layout.arrays(theta, index)), *args, *table, *omega.kernel)
+            return call(name, arrays, *args, *table, *omega.kernel)
         except ValueError:
             self.layout.check_index(theta, index)  # names the argument and the value
             raise
+
+    def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
+        return _contiguous(self.layout.arrays(theta, index))
+
+    def _empty(self, arrays: Arrays) -> Arrays:
+        """Room for numbers of the slots that have scores."""
+        pairs = zip(self.layout.table.terms, arrays, strict=True)
+        return [torch.empty_like(a) if terms and a is not None else None for terms, a in pairs]
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         size = tape_size(self.layout.table, *self.layout.size(theta, index))
@@ -56,33 +64,27 @@ class NativeLattice:
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
-        if not self._call("lattice_forward", theta, index, omega, value, tape):
+        if not self._call("lattice_forward", self._arrays(theta, index), theta, index, omega, value, tape):
             self.layout.check(theta, index)
         return value.to(theta[0].dtype)
 
-    def _onto(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
-        return self.layout.onto_scores(gradients, theta, index)
-
-    def _empty(self, theta: Tensors, index: Tensors) -> Arrays:
-        arrays = self.layout.changes(theta, index)
-        return [None if a is None else a.new_empty(a.shape) for a in arrays]
-
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
-        gradients = self._empty(theta, index)
-        self._call("lattice_backward", theta, index, omega, tape.contiguous(), seed.double().contiguous(), gradients)
-        return self._onto(gradients, theta, index)
+        arrays = self._arrays(theta, index)
+        gradients, seeds = self._empty(arrays), seed.double().contiguous()
+        self._call("lattice_backward", arrays, theta, index, omega, tape.contiguous(), seeds, gradients)
+        return self.layout.onto_scores(gradients, theta, index)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        products, along = self._empty(theta, index), _contiguous(self.layout.changes(z, index))
-        seeds = seed.double().contiguous()
-        self._call("lattice_hessian", theta, index, omega, tape.contiguous(), seeds, along, products)
-        return self._onto(products, theta, index)
+        arrays, along = self._arrays(theta, index), _contiguous(self.layout.changes(z, index))
+        products, seeds = self._empty(arrays), seed.double().contiguous()
+        self._call("lattice_hessian", arrays, theta, index, omega, tape.contiguous(), seeds, along, products)
+        return self.layout.onto_scores(products, theta, index)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
-        self._call("lattice_sample", theta, index, omega, tape.contiguous(), uniforms.contiguous(), paths)
+        paths, arrays = self.layout.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)
+        self._call("lattice_sample", arrays, theta, index, omega, tape.contiguous(), uniforms.contiguous(), paths)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
