@@ -16,8 +16,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "wide.h"
 #include "../omega/list.h"
+#include "wide.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -266,18 +266,6 @@ struct AnyOmega {
     }
 };
 
-// The hard Ω of three candidates, of equals the first.
-struct HardOfThree {
-    using V = Vec<double>;
-    static constexpr double unit = 1;
-    explicit HardOfThree(OmegaParameters) {}
-    static V solve(const V* x, int, V top, V* q) {
-        if (q) omega::Hard<double>({}).three<true>(top, x[0], x[1], x[2], q);
-        return V{};
-    }
-    static void slopes(const V*, int count, V* s) { std::fill(s, s + count, V{}); }
-};
-
 template <class Omega>
 struct Values {
     using Plain = Values;
@@ -394,8 +382,8 @@ struct WithDots : P {
         for (int n = 0; n < (N ? N : count); ++n) values[n] = terms[n].value;
         P::template weigh<N>(values, count, q);
     }
-    // The tangents of the probabilities; returns that of the value, Σ q y. Over a long path, the rounding of Σ q would add
-    // up, so both are relative to the first candidate's.
+    // The tangents of the probabilities; returns that of the value, Σ q y. Over a long path, the rounding of Σ q would
+    // add up, so both are relative to the first candidate's.
     template <int N>
     V tilt(const Node* terms, int count, const V* q, V* q_dot) const {
         V s[N ? N : most_candidates], y[N ? N : most_candidates], mean{}, total{}, weighted{}, base{};

@@ -10,8 +10,7 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace table_engine {
 
-// A lattice, or a block of whole strips of it, with what it exchanges with the blocks above and below: lines that begin
-// at column 0, of slots (values) and of numbers (mass).
+// A lattice of a batch, and how it is swept.
 struct Frame {
     Region region;
     int64_t row, rows, columns;  // of the arrays: the first row, their rows; the numbers of a line
@@ -24,8 +23,6 @@ struct Frame {
     double* tape;
     const Array2* scores;       // of the states, of the moves, of starts by state, of ends by state
     const Array2* z = nullptr;  // a direction, likewise
-    const void *line_above = nullptr, *mass_below = nullptr;
-    void *line_below = nullptr, *mass_above = nullptr;
 };
 
 // A row above a strip: its columns, and the mass that goes there.
@@ -42,8 +39,7 @@ class Chunk {
     using Int = typename P::Int;
     using Node = typename P::Node;
     static constexpr bool has_dots = P::has_dots;
-    static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots,
-                         most = T::candidates ? T::candidates : most_candidates;
+    static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots, most = most_candidates;
 
     const P& cells;
     const T& program;
@@ -58,7 +54,6 @@ class Chunk {
     // Calls action with the number of candidates, as the compiler's if they are few.
     template <class Action>
     __attribute__((always_inline)) static void with_count(int count, Action action) {
-        if constexpr (T::candidates > 0) return action(std::integral_constant<int, T::candidates>());
         if constexpr (P::is_quick) {
             if (count == 2) return action(std::integral_constant<int, 2>());
             if (count == 3) return action(std::integral_constant<int, 3>());
@@ -101,7 +96,7 @@ public:
     int64_t flows_size() const { return table().ring * table().moves * kinds * flow_height(); }
 
     // Scores of states come first, then those of moves as they were given, of starts, and of ends, which have no tiles.
-    int tiles() const { return T::is_plain ? 1 : 2 * table().states + f.moves; }
+    int tiles() const { return 2 * table().states + f.moves; }
     int score_of_move(int m) const { return program.table.states + program.table.number[m]; }
     int score_of_start(int a) const { return program.table.states + f.moves + a; }
 
@@ -122,7 +117,6 @@ public:
 
     // The cells of step `now` where paths may start.
     void mark_starts(const Strip& strip, int64_t now) {
-        if constexpr (T::is_plain) return;
         const Range range = cells_at(f.starts.place, false, f.region, strip, now);
         if (range.low == marked.low && range.high == marked.high) return;
         for (int64_t r = marked.low; r <= marked.high; ++r) P::put(starts.get() + r, strip_rows, P::dead());
@@ -138,16 +132,12 @@ public:
             all.node[c] = node;
             all.plane[c] = plane;
             all.weight[c] = all.z[c] = nullptr;
-            if constexpr (!T::is_plain) {
-                if (scores[n].data) all.weight[c] = scores[n].at(k, 0);
-                all.weight_plane[c] = scores[n].plane;
-                if (has_dots && z[n].data) all.z[c] = z[n].at(k, 0);
-            }
+            if (scores[n].data) all.weight[c] = scores[n].at(k, 0);
+            all.weight_plane[c] = scores[n].plane;
+            if (has_dots && z[n].data) all.z[c] = z[n].at(k, 0);
         };
-        if constexpr (!T::is_plain) {
-            all.starts = (f.starts.states >> a & 1) && marked.low <= marked.high;
-            if (all.starts) add(starts.get(), strip_rows, score_of_start(a));
-        }
+        all.starts = (f.starts.states >> a & 1) && marked.low <= marked.high;
+        if (all.starts) add(starts.get(), strip_rows, score_of_start(a));
 #pragma GCC unroll 4
         for (int m = t.into[a]; m < t.into[a + 1]; ++m) {
             const Move& move = t.move[m];
@@ -160,11 +150,9 @@ public:
 #pragma GCC unroll 4
         for (int n = 0; n < (N ? N : all.count); ++n) {
             Node node = P::load(all.node[n] + r, all.plane[n]);
-            if constexpr (!T::is_plain) {
-                if (all.weight[n]) node = P::plus(node, P::weight(all.weight[n] + r, all.weight_plane[n]));
-                if constexpr (has_dots) {
-                    if (all.z[n]) node.dot += load<Real>(all.z[n] + r);
-                }
+            if (all.weight[n]) node = P::plus(node, P::weight(all.weight[n] + r, all.weight_plane[n]));
+            if constexpr (has_dots) {
+                if (all.z[n]) node.dot += load<Real>(all.z[n] + r);
             }
             terms[n] = node;
         }
@@ -174,8 +162,8 @@ public:
         const Into all = into(a, k);
         Node terms[most];
         V own[most];
-        gather<T::candidates>(all, r / W * W, terms);
-        cells.template weigh<T::candidates>(terms, all.count, own);
+        gather<0>(all, r / W * W, terms);
+        cells.template weigh<0>(terms, all.count, own);
         count = all.count;
         for (int n = 0; n < count; ++n) q[n] = double(own[n][r % W]);
         return all.starts;
@@ -203,7 +191,7 @@ public:
                         for (int64_t r = awake.low; r < awake.high; r += W) {
                             Node terms[most];
                             gather<n>(all, r, terms);
-                            const auto own = T::is_plain || score ? P::weight(score + r, plane) : P::none();
+                            const auto own = score ? P::weight(score + r, plane) : P::none();
                             Node node = cells.template solve<n>(terms, all.count, own);
                             if constexpr (has_dots) {
                                 if (z[a].data) node.dot += load<Real>(z[a].at(k, r));
@@ -257,7 +245,7 @@ public:
 private:
     // A mass, or its tangent, at (k, r), for the gradient of a score.
     static void land(const Tile<Real>& tile, int64_t k, int64_t r, V mass) {
-        if (T::is_plain || tile.step == strip_rows) {
+        if (tile.step == strip_rows) {
             store<Real>(tile.at(k, r), mass);
         } else if (tile.data) {
             tile.add(k, r, mass);
@@ -279,7 +267,7 @@ private:
         for (int n = 0; n < count; ++n) {
             const int m = t.into[a] + n - all.starts;
             to[n] = n < all.starts ? nullptr : flow_at(now, m);
-            if constexpr (!T::is_plain) gains[n] = out + (n < all.starts ? score_of_start(a) : score_of_move(m));
+            gains[n] = out + (n < all.starts ? score_of_start(a) : score_of_move(m));
             for (int kind = 0; is_partial && to[n] && kind < kinds; ++kind) {
                 std::fill(to[n] + kind * height, to[n] + kind * height + awake.low, Real(0));
                 std::fill(to[n] + kind * height + awake.high, to[n] + kind * height + strip_rows, Real(0));
@@ -306,12 +294,12 @@ private:
 #pragma GCC unroll 4
             for (int n = 0; n < count; ++n) {
                 V flow = q[n] * mass[0];
-                if (T::is_plain || to[n]) store<Real>(to[n] + r, flow);
+                if (to[n]) store<Real>(to[n] + r, flow);
                 if constexpr (has_dots) {
                     flow = q_dot[n] * mass[0] + q[n] * mass[1];
-                    if (T::is_plain || to[n]) store<Real>(to[n] + height + r, flow);
+                    if (to[n]) store<Real>(to[n] + height + r, flow);
                 }
-                if constexpr (!T::is_plain) land(*gains[n], k, r, flow);
+                land(*gains[n], k, r, flow);
             }
         }
     }

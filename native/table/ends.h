@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../base/memory.h"
-#include "node.h"
 #include "moves.h"
+#include "node.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

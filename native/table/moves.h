@@ -59,19 +59,9 @@ struct Table {
     }
 };
 
-// Known at run time. `is_plain`: the one score is that of state 0, of every cell, and paths lead from corner to corner.
+// Known at run time.
 struct AnyTable {
-    static constexpr bool is_plain = false;
-    static constexpr int candidates = 0;
     Table table;
-};
-
-// Dynamic time warping. The path starts with a diagonal move.
-struct DtwTable {
-    static constexpr bool is_plain = true;
-    static constexpr int candidates = 3;
-    static constexpr Move list[] = {{1, 1, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}};
-    static constexpr Table table{list, 3, 1, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
 };
 
 // Cells of a strip at one step, rows from `low` to `high`.

@@ -1,14 +1,15 @@
 // What follows from one smoothed max over the edges into a node, whichever family the edges are of.
 //
-// A run is `count` vectors of numbers, one number an edge: x are scores, q and s are as Ω has them (omega/omega.h), y is
-// the change of x along a direction. Its lanes are edges of one node (`together`), and past the last edge x is −∞ and the
-// rest 0; or they are of a node each. What is said of a node is in every lane then, or in its own. Ω computes in its own
-// precision, everything else is double: a float value of a long path has lost the digits that differences need.
+// A run is `count` vectors of numbers, one number an edge: x are scores, q and s are as Ω has them (omega/omega.h), y
+// is the change of x along a direction. Its lanes are edges of one node (`together`), and past the last edge x is −∞
+// and the rest 0; or they are of a node each. What is said of a node is in every lane then, or in its own. Ω computes
+// in its own precision, everything else is double: a float value of a long path has lost the digits that differences
+// need.
 #pragma once
 
 #include "../node.h"
-#include "wide.h"
 #include "../omega/list.h"
+#include "wide.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -72,7 +73,9 @@ inline Solution<W> solve_by_slot(const double* x, int64_t count, const Wide<W>& 
     }
     const Wide<W> none{};
     if constexpr (together) first = none - greatest_lane(none - first);
-    const auto or_none = [](Vec<double> best, Vec<double> own) { return best > -infinity<double> ? own : Vec<double>{} - 1; };
+    const auto or_none = [](Vec<double> best, Vec<double> own) {
+        return best > -infinity<double> ? own : Vec<double>{} - 1;
+    };
     return {top, none, each(or_none, top, first)};
 }
 
@@ -93,7 +96,9 @@ inline Solution<W> solve(const Omega& omega, const double* x, int64_t count, Rea
         } else {
             omega.solve(omega::Columns<V, Real>{r, W, count}, V{}, tau, value);
         }
-        const auto reached = [](Vec<double> best, Vec<double> own) { return best > -infinity<double> ? own : Vec<double>{}; };
+        const auto reached = [](Vec<double> best, Vec<double> own) {
+            return best > -infinity<double> ? own : Vec<double>{};
+        };
         return {top + each(reached, top, widen(value)), base, each(reached, top, widen(tau))};
     }
 }
@@ -113,8 +118,8 @@ inline Vec<typename Omega::Real> relative(const double* x, int64_t n, const Wide
     }
 }
 
-// q and, unless it is null, s. The result is what q has to be multiplied with to sum to 1: over a long path, its rounding
-// would add up.
+// q and, unless it is null, s. The result is what q has to be multiplied with to sum to 1: over a long path, its
+// rounding would add up.
 template <bool together, class Omega, int W = lanes<Omega>>
 inline Wide<W> weigh(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
                      double* __restrict q, double* __restrict s) {

@@ -41,16 +41,8 @@ class Sweeps {
     int64_t kept_line(int64_t i) const {
         return ((i / strip_rows - begins) * lines + i % strip_rows - (strip_rows - lines)) * line_size;
     }
-    Slot* line(int64_t i) const {
-        if (i < f.row) return static_cast<Slot*>(const_cast<void*>(f.line_above));
-        if (f.line_below && i == f.row + f.rows - 1) return static_cast<Slot*>(f.line_below);
-        return kept_lines + kept_line(i);
-    }
-    Real* mass_line(Real* masses, int64_t i) const {
-        if (i < f.row) return static_cast<Real*>(f.mass_above);
-        if (f.mass_below && i == f.row + f.rows - 1) return static_cast<Real*>(const_cast<void*>(f.mass_below));
-        return masses + kept_line(i) * kinds;
-    }
+    Slot* line(int64_t i) const { return kept_lines + kept_line(i); }
+    Real* mass_line(Real* masses, int64_t i) const { return masses + kept_line(i) * kinds; }
 
     // The rows above a strip, for the steps of chunk c and those before.
     __attribute__((noinline)) void enter(const Own& own, const Strip& strip, int64_t c) const {
@@ -66,7 +58,6 @@ class Sweeps {
                 }
             }
         }
-        if (T::is_plain && strip.row == 0 && c == 0) P::put(own.node_at(-2, 0, -1), table.height, P::start());
     }
     // The rows that the strip below looks back to: action(step, row, state, column).
     template <class Action>
@@ -120,7 +111,7 @@ class Sweeps {
     // Calls action(step, state, row, place in the list) for the ends in chunk c.
     template <class Action>
     void for_ends(const Strip& strip, int64_t c, Action action) const {
-        for (int64_t k = 0; !T::is_plain && k < strip.steps_in(c); ++k) {
+        for (int64_t k = 0; k < strip.steps_in(c); ++k) {
             const int64_t now = c * chunk_steps + k;
             const Range range = cells_at(f.ends.place, true, f.region, strip, now);
             for (int a = 0, e = 0; a < table.states; ++a) {
@@ -151,18 +142,13 @@ class Sweeps {
         });
     }
 
-    // Whether a path leads to the last cell, of a plain lattice, from its last chunk.
-    bool reaches_end(const Own& own, const Strip& strip, int64_t c) const {
-        return P::alive(P::get(own.node_at(strip.steps_in(c) - 1, 0, strip.rows - 1), table.height));
-    }
-
     // --- back
 
     // Mass that enters at chunk c: from the strip below, and at the ends. Returns the first row that may get some.
-    LATTICE_SELDOM int64_t inject(const Own& own, const Strip& strip, int64_t c, double seed, Real* masses,
-                                  const double* end_masses, const Array2* out) const {
+    LATTICE_SELDOM int64_t inject(const Own& own, const Strip& strip, int64_t c, Real* masses, const double* end_masses,
+                                  const Array2* out) const {
         const bool is_last = strip.row + strip.rows == f.region.rows;
-        const bool by_row = T::is_plain || f.ends.place == Place::corner || f.ends.place == Place::row;
+        const bool by_row = f.ends.place == Place::corner || f.ends.place == Place::row;
         const int64_t low = !by_row   ? 0
                             : is_last ? (strip.rows - 1) / group * group
                                       : strip_rows - std::min(table.pad, strip_rows);
@@ -173,8 +159,6 @@ class Sweeps {
             const Real* const from = mass_line(masses, strip.row + r) + (j * table.states + a) * kinds;
             for (int kind = 0; kind < kinds; ++kind) own.injected_at(k, a)[kind * strip_rows + r] = from[kind];
         });
-        if (T::is_plain && is_last && c == strip.chunks - 1 && reaches_end(own, strip, c))
-            own.injected_at(strip.steps_in(c) - 1, 0)[strip.rows - 1] = Real(seed);
         for_ends(strip, c, [&](int64_t k, int a, int64_t r, std::size_t n) {
             own.injected_at(k, a)[r] += Real(end_masses[n]);
             if (P::has_dots) own.injected_at(k, a)[strip_rows + r] += Real(end_dots[n]);
@@ -218,9 +202,9 @@ public:
           chunks_most(Table::chunks(f.columns)),
           state_size(table.history * table.states * strip_rows * P::planes),
           end_list(f.ends, f.rows, f.columns),
-          single_end(T::is_plain || end_list.is_single(f.region)) {
+          single_end(end_list.is_single(f.region)) {
         const auto doubles = [](int64_t bytes) { return (bytes + 7) / 8; };
-        const int64_t all = (f.rows + strip_rows - 1) / strip_rows, ends_size = T::is_plain ? 0 : end_list.size();
+        const int64_t all = (f.rows + strip_rows - 1) / strip_rows, ends_size = end_list.size();
         const int64_t lines_size = doubles(all * lines * line_size * int64_t(sizeof(Slot)));
         const int64_t states_size = keeps ? doubles(all * chunks_most * state_size * int64_t(sizeof(Real))) : 0;
         const bool is_own = P::has_dots || !f.tape;
@@ -241,9 +225,8 @@ public:
     double forward(Seen& seen) const {
         const int64_t count = ends - begins, arrays = 2 * table.states + f.moves;
         const auto seen_by = filled<Seen>(count * arrays, {});
-        Slot last = P::dead();
-        if (!T::is_plain) std::fill_n(end_values, end_list.size(), -infinity<double>);
-        if (!T::is_plain && P::has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
+        std::fill_n(end_values, end_list.size(), -infinity<double>);
+        if (P::has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
         for_strips(nullptr, [&](int64_t n, Own& own, Progress& progress) {
             const int64_t s = begins + n;
             const Strip strip(f.region, s), before(f.region, std::max<int64_t>(s - 1, 0));
@@ -257,9 +240,6 @@ public:
                     line(strip.row + r)[j * table.states + a] = P::get(own.node_at(k, a, r), table.height);
                 });
                 record(own, strip, c, *own_seen);
-                if (s + 1 == strips && c + 1 == strip.chunks) {
-                    last = P::get(own.node_at(strip.steps_in(c) - 1, 0, strip.rows - 1), table.height);
-                }
                 progress.report(n, c + 1);
             }
         });
@@ -269,17 +249,15 @@ public:
             seen.greatest += one.greatest;
             seen.bad = seen.bad || one.bad;
         }
-        if (T::is_plain) return cells.value(last);
         return solve_ends(f.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
     }
 
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
     void backward(double seed, const Array2* out) const {
-        const int64_t ends_size = T::is_plain ? 0 : end_list.size();
+        const int64_t ends_size = end_list.size();
         const auto masses = zeros<Real>((ends - begins) * lines * line_size * kinds);
         const auto end_masses = zeros<double>(ends_size);
-        if (!T::is_plain) solve_ends(f.omega, single_end, end_values, ends_size, seed, end_masses.get(), end_dots);
-        if (f.mass_above) std::fill_n(static_cast<Real*>(f.mass_above), line_size, Real(0));
+        solve_ends(f.omega, single_end, end_values, ends_size, seed, end_masses.get(), end_dots);
         for_strips(out, [&](int64_t n, Own& own, Progress& progress) {
             const int64_t s = ends - 1 - n;
             const Strip strip(f.region, s), after(f.region, std::min(s + 1, strips - 1));
@@ -288,8 +266,8 @@ public:
                 keep<false>(own, strip, c);
                 sweep(own, strip, c, Way::back, nullptr);
                 if (n > 0) progress.wait(n - 1, strip.chunks_after(after, c));
-                for (int m = T::is_plain; m < own.tiles(); ++m) out[m].clear(own.out[m], m >= table.states + f.moves);
-                own.descend(strip, c, inject(own, strip, c, seed, masses.get(), end_masses.get(), out));
+                for (int m = 0; m < own.tiles(); ++m) out[m].clear(own.out[m], m >= table.states + f.moves);
+                own.descend(strip, c, inject(own, strip, c, masses.get(), end_masses.get(), out));
                 for (int64_t now = -1; c == 0 && now >= -table.history; --now) own.send(strip, now);
                 for (int m = 0; m < own.tiles(); ++m) out[m].write(strip, c, own.out[m]);
                 progress.report(n, strip.chunks - c);
@@ -302,7 +280,7 @@ public:
     LATTICE_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) const {
         Own own(cells, program, f, nullptr);
         const auto at = filled<Walker>(draws, {f.region.rows - 1, f.region.columns - 1, 0, 0});
-        for (int64_t d = 0; !T::is_plain && d < draws; ++d) {
+        for (int64_t d = 0; d < draws; ++d) {
             if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
         }
         for (int64_t s = strips - 1; s >= 0; --s) {
@@ -310,10 +288,8 @@ public:
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 keep<false>(own, strip, c);
                 sweep(own, strip, c, Way::back, nullptr);
-                const bool is_end = s + 1 == strips && c + 1 == strip.chunks;
-                if (T::is_plain && is_end && !reaches_end(own, strip, c)) return;
                 for (int64_t d = 0; d < draws; ++d) {
-                    walk(own, strip, c, d, uniforms + d * count + !T::is_plain, at[std::size_t(d)], visit);
+                    walk(own, strip, c, d, uniforms + d * count + 1, at[std::size_t(d)], visit);
                 }
             }
         }
@@ -338,7 +314,7 @@ private:
             for (int n = 0; n < count; ++n) sum += q[n];
             const int chosen = int(node::draw(q, count, sum, uniforms[at.taken])) - starts,
                       m = table.into[at.state] + chosen;
-            const bool is_first = chosen < 0 || (T::is_plain && at.i == 0 && at.j == 0);
+            const bool is_first = chosen < 0;
             visit(d, at.taken++, at.i, at.j, at.state, is_first ? -1 : table.number[m]);
             if (is_first) {
                 at.i = -1;

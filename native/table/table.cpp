@@ -9,13 +9,13 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
+using std::int64_t;
 using table_engine::AnyTable;
 using table_engine::Array2;
 using table_engine::By;
 using table_engine::Frame;
 using table_engine::Region;
 using table_engine::Table;
-using std::int64_t;
 
 AnyTable table_of(const LatticeProblem& p) { return {Table(p.table, p.moves, p.states, p.rows, p.columns)}; }
 

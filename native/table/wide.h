@@ -71,11 +71,7 @@ inline Wide<W> where_nonzero(const Wide<W>& gate, const Wide<W>& x) {
 // a / b where b > 0, and 0 elsewhere.
 template <int W>
 inline Wide<W> ratio(const Wide<W>& a, const Wide<W>& b) {
-    return each(
-        [](Vec<double> x, Vec<double> y) {
-            return y > Vec<double>{} ? x / y : Vec<double>{};
-        },
-        a, b);
+    return each([](Vec<double> x, Vec<double> y) { return y > Vec<double>{} ? x / y : Vec<double>{}; }, a, b);
 }
 
 template <int W>
