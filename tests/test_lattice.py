@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 from support.checks import close
+from support.kernels import needs_kernels
 from support.problems import OMEGAS, for_derivatives
 from support.recursions import RECURSIONS, Recursion, Tensors
 from torch import Tensor
@@ -357,3 +358,53 @@ def test_no_path_at_all(backend: str) -> None:
     assert not gradient[1].any()
     assert (p.sample_walks()[1] == -1).all()
     assert p.num_paths.tolist() == [1, 0]
+
+
+def test_paths_of_a_batch_whose_every_score_is_batched(backend: str) -> None:
+    one = RECURSIONS["transducer"]
+    tensors = {name: torch.stack((t, t.flip(0))) for name, t in one.tensors(4, 3).items()}
+    p = one.lattice.paths(tensors)
+    assert p.sample((3,)).shape == (3, 2, *p.event_shape)
+    scores, paths = p.topk(4)
+    for b in range(2):
+        alone = one.lattice.paths({name: t[b] for name, t in tensors.items()}).topk(4)
+        close(scores[b], alone[0])
+        close(paths[b], alone[1])
+
+
+def test_a_direction_is_not_read_where_there_is_no_score(backend: str) -> None:
+    lattice = RECURSIONS["monotone"].lattice
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.zeros(3, 2, dtype=dtype)
+        scores[1, 0] = -math.inf
+        assert not lattice.paths({"scores": scores}).hessian_product(scores).any()
+
+
+def test_an_empty_batch_has_every_verb(backend: str) -> None:
+    p = RECURSIONS["CTC"].lattice.paths(RECURSIONS["CTC"].tensors(4, 3) | {"scores": torch.zeros(0, 4, 4).double()})
+    assert p.value.shape == p.entropy().shape == p.num_paths.shape == (0,)
+    assert p.topk(2)[0].shape == (0, 2)
+    assert p.sample_walks((2,)).shape[:2] == (2, 0)
+
+
+def test_classes_places_and_walks_that_are_none() -> None:
+    with pytest.raises(ValueError, match="the class of x must be at least 0, got -1"):
+        bx.one_of("x", -1)
+    with pytest.raises(ValueError, match="at least one state"):
+        bx.corner({})
+    lattice = bx.Lattice([bx.Move(1, 0)], node=bx.one_of("x", 5))
+    with pytest.raises(ValueError, match=r"x must have more than 5 classes, got shape \(3, 2\)"):
+        lattice.paths({"x": torch.zeros(3, 2)})
+    p = RECURSIONS["monotone"].lattice.paths(RECURSIONS["monotone"].tensors(3, 2))
+    walk = p.best_walk()
+    walk[1, 1] = 3
+    with pytest.raises(ValueError, match="path must hold walks of the lattice"):
+        p.log_prob(walk)
+    local = bx.Alignment(torch.zeros(3, 3), mode="local", gap_open=-1.0)
+    assert not local.support.check(torch.zeros(3, 3))
+
+
+@needs_kernels
+def test_negative_views_are_read_as_they_are() -> None:
+    scores = torch.ones(5, 4)
+    close(bx.Monotone(torch._neg_view(-scores)).value, bx.Monotone(scores).value)

@@ -279,3 +279,15 @@ def test_mistakes_in_shapes_are_named() -> None:
         bx.Transducer(torch.zeros(3, 3), torch.zeros(3, 3))
     with pytest.raises(ValueError, match=r"lm must have shape \(..., U \+ 1, 4\)"):
         bx.Transducer.from_additive(torch.zeros(3, 4), torch.zeros(3, 5), torch.tensor([1, 1]))
+
+
+def test_infinite_padding_gets_no_gradient_and_targets_broadcast() -> None:
+    logits = torch.zeros(3, 3, 4)
+    logits[2] = math.inf
+    logits.requires_grad_()
+    value = bx.Transducer.from_logits(logits, torch.tensor([1, 2]), lengths=(2, 2)).value
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert gradient.isfinite().all()
+    assert not gradient[2].any()
+    both = bx.Transducer.from_logits(torch.zeros(3, 3, 4), torch.tensor([[1, 2], [2, 3]])).value
+    assert both.shape == (2,)

@@ -85,7 +85,7 @@ class _At(torch.autograd.Function):
 def _spread(joint: Tensor, label: Tensor, norm: Tensor, blank: int, of_blank: Tensor, of_label: Tensor) -> Tensor:
     """The transpose of the derivative of :class:`_At`: (R, V) from (R) each."""
     gradient, total = torch.empty_like(joint), -(of_blank + of_label)
-    has_nan = bool(norm.isnan().any())  # in padding, whose gradient is 0
+    has_nan = not bool(norm.isfinite().all())  # in padding, whose gradient is 0
     for part in _chunks(*joint.shape):
         own = gradient[part] if joint.dtype == norm.dtype else norm.new_empty(joint[part].shape)
         torch.sub(joint[part], norm[part, None], out=own)
@@ -93,7 +93,7 @@ def _spread(joint: Tensor, label: Tensor, norm: Tensor, blank: int, of_blank: Te
         own[:, blank] += of_blank[part]
         own.scatter_add_(1, label[part, None], of_label[part, None])
         if has_nan:
-            own.masked_fill_(norm[part, None].isnan(), 0)
+            own.masked_fill_(~norm[part, None].isfinite(), 0)
         if own.dtype != joint.dtype:
             gradient[part] = own
     return gradient
@@ -113,7 +113,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
         joint, label, norm, of_blank, of_label = ctx.saved_tensors
-        lost = (norm.isnan() | (promote_half(joint).amax(-1) == -math.inf)).unsqueeze(1)
+        lost = (~norm.isfinite() | (promote_half(joint).amax(-1) == -math.inf)).unsqueeze(1)
         softmax = promote_half(joint).masked_fill(lost, 0).softmax(-1).masked_fill(lost, 0)
         z = z.to(softmax.dtype)
         mean = (softmax * z).sum(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -57,7 +58,7 @@ class Score:
     __radd__ = __add__
 
     def __mul__(self, factor: float) -> Score:
-        return Score(tuple(_Part(p.name, p.axes, p.labels, factor * p.coefficient) for p in self.parts))
+        return Score(tuple(_Part(p.name, p.axes, p.labels, float(factor) * p.coefficient) for p in self.parts))
 
     __rmul__ = __mul__
 
@@ -107,9 +108,15 @@ def scalar(name: str) -> Score:
     return Score((_Part(name, (), ()),))
 
 
+def _at(name: str, place: int) -> Axis:
+    if index(place) < 0:
+        raise ValueError(f"the class of {name} must be at least 0, got {place}")
+    return Axis("at", 0, index(place))
+
+
 def one_of(name: str, *places: int, rows: int = 0) -> Score:
     """The entry [i + rows, *places] of a tensor (..., N, V) or (..., N, U, V): of one class, or duration and class."""
-    return Score((_Part(name, (Axis("i", rows), *(Axis("at", 0, place) for place in places)), ()),))
+    return Score((_Part(name, (Axis("i", rows), *(_at(name, place) for place in places)), ()),))
 
 
 def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
@@ -120,8 +127,8 @@ def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
 def joint(name: str, label: str | int, rows: int = 0, columns: int = 0) -> Score:
     """The entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), for labels y (..., M) of the
     columns, or its entry [i + rows, j + columns, label] for one class."""
-    last = Axis("at", 0, label) if isinstance(label, int) else Axis("y", columns)
-    labels = () if isinstance(label, int) else (label,)
+    last = Axis("y", columns) if isinstance(label, str) else _at(name, label)
+    labels = (label,) if isinstance(label, str) else ()
     return Score((_Part(name, (Axis("i", rows), Axis("j", columns), last), labels),))
 
 
@@ -168,6 +175,8 @@ def _place(name: str, states: tuple[States, ...]) -> _Place:
     scores: dict[int, ScoreLike | None] = {}
     for given in states or (0,):
         scores |= dict(given) if isinstance(given, Mapping) else {given: None}
+    if not scores:
+        raise ValueError("a start or an end must have at least one state, got none")
     return _Place(name, scores)
 
 
@@ -289,8 +298,8 @@ class Lattice:
 
         Args:
             tensors: every score, label and mask of the declaration, by its name: scores (..., *own) are tensors or
-                numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A negative label
-                is padding: what is read by it is missing.
+                numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
+                no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
                 every entry has a place in.
             band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
@@ -369,6 +378,7 @@ class LatticePaths(NamedScores):
     """
 
     _lengths: Tensor
+    _tape_is_large = True
 
     def __init__(
         self,
@@ -386,6 +396,7 @@ class LatticePaths(NamedScores):
         self.sense = -1 if minimize else 1
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
+        self._check_classes(scores)
         labels, masks = self._read_labels(tensors)
         pairs = [(t, own) for t, own in (*scores.values(), *labels.values(), *masks.values())]
         own_lengths = (
@@ -439,13 +450,23 @@ class LatticePaths(NamedScores):
             found[name] = given, len(axes)
         return found
 
+    def _check_classes(self, scores: Mapping[str, tuple[Tensor, int]]) -> None:
+        given = list(scores.items())
+        for term in (term for terms in self.lattice._table.terms for term in terms):
+            name, (tensor, own) = given[term.score]
+            for axis, size in zip(term.axes, tensor.shape[tensor.ndim - own :], strict=True):
+                if axis.kind == "at" and axis.place >= size:
+                    raise ValueError(
+                        f"{name} must have more than {axis.place} classes, got shape {tuple(tensor.shape)}"
+                    )
+
     def _read_labels(
         self, tensors: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
         labels, masks = {}, {}
         for name in self.lattice.labels:
             given = check_tensor(name, tensors[name])
-            if given.is_floating_point() or given.dtype == torch.bool or given.ndim < 1:
+            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.ndim < 1:
                 raise ValueError(f"{name} must hold integers (..., L), got {given.dtype} of shape {tuple(given.shape)}")
             labels[name] = given.to(torch.int64), 1
         for name, axes in self.lattice._names.masks.items():
@@ -492,13 +513,24 @@ class LatticePaths(NamedScores):
         """Walks (..., L, 4) as paths (..., E) of the expansion."""
         (_, columns), states = self._size, self.lattice.states
         i, j, state, move = walks.unbind(-1)
+        self._check_walks(i, j, state, move)
         walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
         shape = torch.broadcast_shapes(walks.shape[:-2], self.batch_shape)
         walks = walks.expand(*shape, *walks.shape[-2:])
         extra = shape[: len(shape) - len(self.batch_shape)]
-        flat = walks.reshape(extra.numel(), -1, *walks.shape[-2:]).transpose(0, 1)
+        flat = walks.reshape(extra.numel(), self.batch_shape.numel(), *walks.shape[-2:]).transpose(0, 1)
         edges = self._layout.from_walks(flat, self._plain_theta(), self._index)  # (B, K, E)
         return edges.transpose(0, 1).reshape(*shape, edges.shape[-1])
+
+    def _check_walks(self, i: Tensor, j: Tensor, state: Tensor, move: Tensor) -> None:
+        if not is_readable(i):
+            return
+        (rows, columns), targets = self._size, [step.target for step in self.lattice._table.moves]
+        into = torch.tensor([*targets, 0], device=move.device)[move.clamp(-1, len(targets) - 1)]
+        wrong = (i >= rows) | (j < 0) | (j >= columns) | (state < 0) | (state >= self.lattice.states)
+        wrong |= (move >= len(targets)) | ((move >= 0) & (state != into))
+        if bool((wrong & (i >= 0)).any()):
+            raise ValueError("path must hold walks of the lattice, got a node that it does not have, or another move's")
 
     # --- the expansion: an edge for every move
 
@@ -509,7 +541,7 @@ class LatticePaths(NamedScores):
             layout.check([t.detach() for t in theta], index)
         weights = layout.weights(theta, index)
         dag = _graph(self.lattice._table, *self._size, self.device)
-        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, -1), omega=self.omega)
+        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
         paths.backend = self.backend if self.backend == "reference" else paths.backend
         return paths
 
@@ -525,12 +557,12 @@ class LatticePaths(NamedScores):
         theta, index = self._repeated(found.shape[1])
         counts = self._layout.slots_of_walks(walks, theta, index)
         event = self._layout.onto_scores(counts, theta, index)[0]
-        return event.reshape(found.shape[1], -1, *self.event_shape).transpose(0, 1)
+        return event.reshape(found.shape[1], found.shape[0], *self.event_shape).transpose(0, 1)
 
     def _repeated(self, times: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """θ, for its shapes, and the index of the batch so many times."""
         theta = [
-            t.expand(len(t), *t.shape[1:]).repeat(times, *[1] * (t.ndim - 1)) if n == 0 else t
+            t.repeat(times, *[1] * (t.ndim - 1)) if n == 0 or len(t) > 1 else t
             for n, t in enumerate(self._plain_theta())
         ]
         return theta, tuple(t.repeat(times, *[1] * (t.ndim - 1)) for t in self._index)
@@ -580,7 +612,7 @@ class LatticePaths(NamedScores):
         return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
 
     def _is_path(self, value: Tensor) -> Tensor:
-        """Whether a path uses these entries of the first score, and no others."""
+        """Whether a path uses these entries of the first score, each once, and no others."""
         batch = torch.broadcast_shapes(value.shape[: value.ndim - len(self.event_shape)], self.batch_shape)
         wanted = value.expand(batch + self.event_shape) > 0
         first = torch.where(wanted, self.sense * 1.0, -self.sense * math.inf)
@@ -588,11 +620,10 @@ class LatticePaths(NamedScores):
         if batch != self.batch_shape:
             return self.expand(batch)._is_path(value)
         best = self._with((first.to(self.dtype), *rest), Hard())
-        return (
-            (best.expected_path == value).flatten(-len(self.event_shape)).all(-1)
-            if self.event_shape
-            else best.expected_path == value
-        )
+        equal = best.expected_path == value
+        for _ in self.event_shape:
+            equal = equal.all(-1)
+        return equal & best.value.isfinite()
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (

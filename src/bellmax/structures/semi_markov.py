@@ -177,7 +177,7 @@ class SemiMarkov(NamedScores):
             layout.check([t.detach() for t in theta], self._index)
         dag = DAG._of_grid(layout.graph_of(theta))
         weights = layout.weights(theta, self._index)
-        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, -1), omega=self.omega)
+        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
         paths.backend = self.backend
         return paths
 

@@ -107,7 +107,8 @@ class Transducer(LatticePaths):
             raise ValueError(f"logits must be floating point, got dtype {logits.dtype}")
         frames, _, classes = logits.shape[-3:]
         labels = _read_targets(targets, logits.shape[-2] - 1, classes, blank, lengths, frames)
-        labels = labels.expand(*logits.shape[:-3], labels.shape[-1])
+        batch = torch.broadcast_shapes(logits.shape[:-3], labels.shape[:-1])
+        logits, labels = logits.expand(batch + logits.shape[-3:]), labels.expand(*batch, labels.shape[-1])
         at = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
         if normalized:
             of_blank, of_label = logits[..., blank], logits.gather(-1, at.unsqueeze(-1)).squeeze(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -77,7 +78,9 @@ class NativeLattice:
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        arrays, along = self._arrays(theta, index), _contiguous(self.layout.changes(z, index))
+        arrays = self._arrays(theta, index)
+        pairs = zip(arrays, self.layout.changes(z, index), strict=True)
+        along = _contiguous([None if a is None or d is None else _finite(d, a) for a, d in pairs])
         products, seeds = self._empty(arrays), seed.double().contiguous()
         self._call("lattice_hessian", arrays, theta, index, omega, tape.contiguous(), seeds, along, products)
         return self.layout.onto_scores(products, theta, index)
@@ -89,6 +92,11 @@ class NativeLattice:
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("the best paths of a lattice are found on its graph")
+
+
+def _finite(direction: Tensor, array: Tensor) -> Tensor:
+    """A direction, with 0 where there is no score to change."""
+    return torch.where(array == -math.inf, 0, direction)
 
 
 def _contiguous(arrays: Arrays) -> Arrays:

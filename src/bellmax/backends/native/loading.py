@@ -27,10 +27,17 @@ def call(name: str, *args: Any) -> Any:
     try:
         return kernel(*args, threads)
     except TypeError:
-        return kernel(*(_plain(arg) if isinstance(arg, Tensor) else arg for arg in args), threads)
+        return kernel(*map(_plain, args), threads)
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _plain(argument: Any) -> Any:
+    """Tensors, in lists too, as kernels can read them."""
+    if isinstance(argument, list):
+        return [_plain(part) for part in argument]
+    return _with_numbers(argument) if isinstance(argument, Tensor) else argument
+
+
+def _with_numbers(tensor: Tensor) -> Tensor:
     """A tensor that has its numbers at its address: no wrapper of a transform that has ended, no negative view."""
     tensor = torch._C._functorch.unwrap_if_dead(tensor)
     return tensor.detach().clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
