@@ -358,3 +358,12 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
         found = score[mode](a, b, 11, 1, parasail.blosum62).score
         assert p.value == (max(found, 0) if mode == "semiglobal" else found)  # where no pair at all is an alignment
         assert p.value == aligner.score(a, b)
+
+
+@pytest.mark.parametrize("mode", ["global", "local", "semiglobal"])
+def test_a_target_may_be_a_set_of_pairs(mode: str) -> None:
+    p = bx.Alignment(torch.zeros(3, 4), mode=mode)
+    assert bx.losses.crf_nll(p, torch.ones(3, 4)) == 0
+    fewer = torch.ones(3, 4)
+    fewer[1] = 0
+    assert bx.losses.crf_nll(p, fewer) > 0

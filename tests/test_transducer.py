@@ -291,3 +291,13 @@ def test_infinite_padding_gets_no_gradient_and_targets_broadcast() -> None:
     assert not gradient[2].any()
     both = bx.Transducer.from_logits(torch.zeros(3, 3, 4), torch.tensor([[1, 2], [2, 3]])).value
     assert both.shape == (2,)
+
+
+def test_an_additive_joint_without_a_class_in_a_frame_gets_no_gradient() -> None:
+    am, lm = (torch.zeros(3, 4, dtype=torch.float64) for _ in range(2))
+    am[1] = -math.inf
+    am.requires_grad_()
+    lm.requires_grad_()
+    value = bx.Transducer.from_additive(am, lm, torch.tensor([1, 2])).value
+    assert value == -math.inf
+    assert not any(gradient.any() for gradient in torch.autograd.grad(value, (am, lm)))

@@ -267,14 +267,14 @@ class Alignment(LatticePaths):
             path = self._walk_of(self._check_path(path))
         return super().log_prob(path)
 
-    def _walk_of(self, path: Tensor) -> Tensor:
-        """The walk (..., L, 4) of pairs (..., N, M) that are an alignment."""
+    def _walk_of(self, path: Tensor, is_path: Tensor | None = None) -> Tensor:
+        """The walk (..., L, 4) of pairs (..., N, M) that are an alignment; any where ``is_path`` denies it."""
         order, state, exists, last = self._elements(path)
         first = torch.zeros((*order.shape[:-1], 2), dtype=torch.int64, device=self.device)
         if self._mode != "global":
             before, after = exists & (order < 2), exists & (order >= 3 * last)
             if self._mode == "semiglobal":
-                self._check_free(before, after)
+                self._check_free(before, after, is_path)
             first = torch.stack([(before & (state == kind)).sum(-1) for kind in (_ROW, _COLUMN)], -1)
             exists = exists & ~before & ~after
         place = torch.where(exists, order, 3 * order.shape[-1]).argsort(dim=-1, stable=True)
@@ -305,10 +305,11 @@ class Alignment(LatticePaths):
         )
         return order, state, torch.cat((rows, columns & ~of_column), -1), of_row.sum(-1, keepdim=True)
 
-    def _check_free(self, before: Tensor, after: Tensor) -> None:
+    def _check_free(self, before: Tensor, after: Tensor, is_path: Tensor | None) -> None:
         rows = self.event_shape[0]
         for part in (before, after):
             both = part[..., :rows].any(-1) & part[..., rows:].any(-1)
+            both = both if is_path is None else both & is_path
             if is_readable(both) and bool(both.any()):
                 raise ValueError("path must begin in the first row or column and end in the last to have one alignment")
 
@@ -319,7 +320,7 @@ class Alignment(LatticePaths):
         path = allowed.to(torch.promote_types(self.dtype, torch.float32))
         whole = self._is_path(path)
         fine = self._expanded()
-        edges = self._edges_of_walks(self._walk_of(torch.where(whole[..., None, None], path, 0)))
+        edges = self._edges_of_walks(self._walk_of(torch.where(whole[..., None, None], path, 0), whole))
         score = inner(edges.to(fine.dtype), promote_half(fine.potentials), 1).double()
         has_sink = self._layout.has_sink(self._plain_theta(), self._index).reshape(self.batch_shape)
         alone = self._value_alone(score, edges.sum(-1) - 1 + has_sink.long())

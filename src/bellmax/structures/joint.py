@@ -43,12 +43,18 @@ def log_sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     is_small = product < limits.tiny / limits.eps
     total = product.masked_fill(is_small, 1).log() + top_a + top_b.mT
     if is_transformed(a, b):
-        return torch.where(is_small, (a.unsqueeze(-2) + b.unsqueeze(-3)).logsumexp(-1), total)
+        return torch.where(is_small, _log_sum(a.unsqueeze(-2) + b.unsqueeze(-3)), total)
     if not bool(is_small.any()):
         return total
     *batch, t, u = is_small.nonzero().unbind(1)
     whole_a, whole_b = a.expand(*total.shape[:-1], a.shape[-1]), b.expand(*total.shape[:-2], *b.shape[-2:])
-    return total.index_put((*batch, t, u), (whole_a[(*batch, t)] + whole_b[(*batch, u)]).logsumexp(-1))
+    return total.index_put((*batch, t, u), _log_sum(whole_a[(*batch, t)] + whole_b[(*batch, u)]))
+
+
+def _log_sum(x: Tensor) -> Tensor:
+    """logsumexp over the last dimension; a row of nothing but −∞ is −∞, and gets no gradient."""
+    lost = (x == -math.inf).all(-1)
+    return x.masked_fill(lost.unsqueeze(-1), 0).logsumexp(-1).masked_fill(lost, -math.inf)
 
 
 def finite(norm: Tensor) -> Tensor:

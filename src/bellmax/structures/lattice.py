@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, inner
 from bellmax.transforms import is_checked, is_readable
-
-if TYPE_CHECKING:
-    pass
 
 _ONE = "_1"  # the name of the constant score
 
