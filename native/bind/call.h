@@ -93,7 +93,6 @@ public:
 
     // The last `count` arguments, which are read on their own.
     Call split(int count);
-    bool is_read() const { return next == last; }
     // Whether the next argument is None, which is passed over then.
     bool skips_none();
     // Whether the first tensor of floats or doubles is of doubles.

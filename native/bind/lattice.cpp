@@ -290,7 +290,7 @@ struct Lattice : LatticeProblem {
         std::vector<Scores> all;
         for (PyObject* const source : sources) {
             if (source == Py_None) {
-                all.push_back({nullptr, 0, 0, 0, nullptr});
+                all.push_back({nullptr, 0, 0, 0});
                 continue;
             }
             const Tensor array = Call::tensor_of(source);
@@ -299,7 +299,7 @@ struct Lattice : LatticeProblem {
             need(array.dims == 3, "scores do not fit the lattice");
             for (int d = 0; d < 3; ++d) need(one_or(sizes[d], full[d]), "scores do not fit the lattice");
             all.push_back({array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2], sizes[1] == 1 ? 0 : sizes[2],
-                           sizes[2] == 1 ? 0 : 1, nullptr});
+                           sizes[2] == 1 ? 0 : 1});
         }
         return all;
     }

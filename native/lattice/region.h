@@ -23,6 +23,10 @@ struct Region {
         if (rows == 1 || columns == 1 || std::isinf(band)) reach = infinity<double>;
     }
 
+    static Region nowhere() {
+        const int64_t none[2] = {0, 0};
+        return Region(none, infinity<double>);
+    }
     bool has_band() const { return reach < infinity<double>; }
     bool inside(int64_t i, int64_t j) const {
         return std::abs(double(i) * double(columns - 1) - double(j) * double(rows - 1)) <= reach;

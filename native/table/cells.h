@@ -131,7 +131,6 @@ struct Products : TwoNumbers {
     }
     static Weight weight(const float* at, int64_t plane) { return load(at, plane); }
     static Node plus(const Node& node, const Weight& w) { return {node.part * w.part, sum(node.whole, w.whole)}; }
-    static Node as_node(const Weight& w) { return w; }
 
     template <int N>
     Node solve(const Node* terms, int count, const Weight& score) const {
@@ -183,7 +182,6 @@ struct Parts : TwoNumbers {
     static void prepare(V score, float scale, V* to) { *to = greater<float>(score * scale, V{} + float(forbidden)); }
     static Weight weight(const float* at, int64_t) { return bellmax::load<float>(at); }
     static Node plus(const Node& node, Weight w) { return {node.part + w, node.whole}; }
-    static Node as_node(Weight w) { return {w, Int{}}; }
 
     template <int N>
     Node solve(const Node* terms, int count, Weight score) const {
@@ -300,7 +298,6 @@ struct Values {
     void prepare(V score, double scale, V* to) const { *to = score * (scale * unit); }
     static Weight weight(const double* at, int64_t) { return bellmax::load<double>(at); }
     static Node plus(Node node, Weight w) { return node + w; }
-    static Node as_node(Weight w) { return w; }
 
     template <int N>
     Node solve(const Node* terms, int count, Weight score) const {

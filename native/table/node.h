@@ -166,64 +166,6 @@ inline void change_of_q(const double* s, const double* y, int64_t count, const W
     }
 }
 
-// e = q times the mass of the node, beside what e has already, if so.
-template <bool beside, int W>
-inline void share(const double* q, int64_t count, const Wide<W>& mass, double* __restrict e) {
-    for (int64_t n = 0; n < count; ++n) {
-        Wide<W> part = load_wide<W>(q + n * W) * mass;
-        if constexpr (beside) part = load_wide<W>(e + n * W) + part;
-        store_wide(e + n * W, part);
-    }
-}
-
-// --- log q
-
-template <bool together, class Omega, int W = lanes<Omega>>
-inline void log_q(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                  double* __restrict out) {
-    const auto own = narrow(tau);
-    for (int64_t n = 0; n < count; ++n) {
-        store_wide(out + n * W, widen(omega.log_q(relative<together, Omega>(x, n, base, tau), own)));
-    }
-}
-
-// q^(1−α) on the support, the derivative of log q.
-template <bool together, class Omega, int W = lanes<Omega>>
-inline void log_slope(const Omega& omega, const double* x, int64_t count, const Wide<W>& base, const Wide<W>& tau,
-                      double* __restrict out) {
-    const auto own = narrow(tau);
-    for (int64_t n = 0; n < count; ++n) {
-        store_wide(out + n * W, widen(omega.log_slope(relative<together, Omega>(x, n, base, tau), own)));
-    }
-}
-
-// y becomes the change of log q: slope∘(y − mean).
-template <int W>
-inline void log_q_jvp(const double* slope, int64_t count, const Wide<W>& mean, double* __restrict y) {
-    for (int64_t n = 0; n < count; ++n) {
-        const Wide<W> own = load_wide<W>(slope + n * W);
-        store_wide(y + n * W, where_nonzero(own, own * (load_wide<W>(y + n * W) - mean)));
-    }
-}
-
-// The transpose: c becomes d = slope∘c, less s Σd/Σs.
-template <bool together, int W>
-inline void log_q_vjp(const double* slope, const double* s, int64_t count, double* __restrict c) {
-    Wide<W> sum_d{}, sum_s{};
-    for (int64_t n = 0; n < count; ++n) {
-        const Wide<W> own = load_wide<W>(slope + n * W), d = where_nonzero(own, own * load_wide<W>(c + n * W));
-        sum_d = sum_d + d;
-        sum_s = sum_s + load_wide<W>(s + n * W);
-        store_wide(c + n * W, d);
-    }
-    const Wide<W> mean = ratio(total<together>(sum_d), total<together>(sum_s));
-    for (int64_t n = 0; n < count; ++n) {
-        store_wide(c + n * W, load_wide<W>(c + n * W) - load_wide<W>(s + n * W) * mean);
-    }
-}
-
-// --- the k best
-
 }  // namespace node
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -20,54 +20,45 @@ struct Tile {
 };
 
 // By what the entries of an array differ.
-enum class By { nothing, row, column, cell, label, none };
+enum class By { nothing, row, column, cell, none };
 
 inline By kind_of(const Scores& s) {
     if (!s.numbers) return By::none;
-    if (s.labels) return By::label;
     if (s.row && s.column) return By::cell;
     return s.row ? By::row : s.column ? By::column : By::nothing;
 }
 
 constexpr int64_t line_size = strip_rows + chunk_steps + group;
 
-// One array of one lattice: (rows, columns), or fewer numbers that are shared; or (rows, classes) with labels. The
-// masses that land in a shared one are summed in doubles, by row, or in each strip for itself (strips, columns or 1).
+// One array of one lattice: (rows, columns), or fewer numbers that are shared. The masses that land in a shared one are
+// summed in doubles, by row, or in each strip for itself (strips, columns or 1).
 struct Array2 {
     By by = By::none;
     Matrix matrix;
     int64_t columns;
-    const int64_t* labels;
 
     Array2() = default;
     Array2(const Scores& s, bool is_double, int64_t b, int64_t row, int64_t column, int64_t columns)
-        : by(kind_of(s)), matrix{s.numbers, is_double, s.row, row, column}, columns(columns), labels(s.labels) {
+        : by(kind_of(s)), matrix{s.numbers, is_double, s.row, row, column}, columns(columns) {
         if (!s.numbers) return;
         matrix.numbers =
             static_cast<char*>(s.numbers) + b * s.batch * int64_t(is_double ? sizeof(double) : sizeof(float));
-        if (labels) labels += b * columns;
     }
 
     double number(int64_t n) const {
         if (matrix.is_double) return static_cast<const double*>(matrix.numbers)[n];
         return double(static_cast<const float*>(matrix.numbers)[n]);
     }
-    // Where the number of a cell is; −1 for nowhere.
+    // Where the number of a cell is.
     int64_t place(int64_t i, int64_t j) const {
-        if (by == By::label) return labels[j] < 0 ? -1 : i * matrix.stride + labels[j];
         if (by == By::cell) return i * matrix.stride + j;
         return by == By::row ? i : by == By::column ? j : 0;
     }
-    double score(int64_t i, int64_t j) const {
-        if (by == By::none) return 0;
-        const int64_t n = place(i, j);
-        return n < 0 ? -infinity<double> : number(n);
-    }
+    double score(int64_t i, int64_t j) const { return by == By::none ? 0 : number(place(i, j)); }
     // A mass that lands at a cell.
     void add(const Strip& strip, int64_t i, int64_t j, double mass) const {
         if (by == By::none) return;
         const int64_t n = place(i, j), own = strip.row / strip_rows;
-        if (n < 0) return;
         if (by == By::cell && !matrix.is_double) {
             static_cast<float*>(matrix.numbers)[n] += float(mass);
         } else {
@@ -79,7 +70,7 @@ struct Array2 {
     template <class Real>
     Tile<Real> tile(Real*& room, int planes) const {
         if (by == By::none) return {};
-        const int64_t size = by == By::cell || by == By::label ? tile_size : line_size;
+        const int64_t size = by == By::cell ? tile_size : line_size;
         Real* const data = by == By::column ? room + chunk_steps - 1 : room;
         room += planes * size;
         return {data, size == tile_size ? strip_rows : by == By::column ? -1 : 0, size};
@@ -100,15 +91,7 @@ struct Array2 {
         };
         Real* const line = by == By::column ? tile.data - (chunk_steps - 1) : tile.data;
         std::fill(line, line + tile.plane, Real(0));
-        if (by == By::label) {
-            for (int64_t r = 0; r < strip.rows; ++r) {
-                const int64_t begin = std::max<int64_t>(strip.begins[r] - c * chunk_steps, 0);
-                const int64_t end = std::min<int64_t>(strip.ends[r] - c * chunk_steps, chunk_steps - 1);
-                for (int64_t k = begin; k <= end; ++k) {
-                    *tile.at(k, r) = take(strip.row + r, strip.first + c * chunk_steps + k - r);
-                }
-            }
-        } else if (by == By::column) {
+        if (by == By::column) {
             const int64_t last = strip.first + (c + 1) * chunk_steps - 1;  // the column of the line's first number
             for (int64_t n = 0; n < strip_rows + chunk_steps; ++n) {
                 if (last - n >= strip.first && last - n <= strip.last) line[n] = take(0, last - n);
@@ -135,15 +118,7 @@ struct Array2 {
     template <class Real>
     __attribute__((noinline)) void write(const Strip& strip, int64_t c, const Tile<Real>& tile) const {
         if (by == By::cell) return drain(matrix, strip, c, tile.data);
-        if (by == By::label) {
-            for (int64_t r = 0; r < strip.rows; ++r) {
-                const int64_t begin = std::max<int64_t>(strip.begins[r] - c * chunk_steps, 0);
-                const int64_t end = std::min<int64_t>(strip.ends[r] - c * chunk_steps, chunk_steps - 1);
-                for (int64_t k = begin; k <= end; ++k) {
-                    add(strip, strip.row + r, strip.first + c * chunk_steps + k - r, double(*tile.at(k, r)));
-                }
-            }
-        } else if (by == By::column) {
+        if (by == By::column) {
             const int64_t last = strip.first + (c + 1) * chunk_steps - 1;
             for (int64_t n = 0; n < strip_rows + chunk_steps; ++n) {
                 if (last - n >= strip.first && last - n <= strip.last) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cells.h"
-#include "region.h"
+#include "../lattice/region.h"
 
 // Not worth the compiler's time.
 #define LATTICE_SELDOM __attribute__((noinline, cold))
@@ -12,6 +12,8 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace table_engine {
+
+using lattice::Region;
 
 constexpr int64_t strip_rows = 64, chunk_steps = 64, tile_size = strip_rows * chunk_steps;
 constexpr int64_t group = 8;  // rows that wake and sleep together

@@ -74,10 +74,10 @@ class Gradients {
 
     bool is_own(int n) const { return table_engine::kind_of(out[n]) == By::cell && (out[n].batch || p.batch == 1); }
     int64_t height(By by) const {
-        const bool by_row = by == By::row || by == By::cell || by == By::label;
+        const bool by_row = by == By::row || by == By::cell;
         return by_row ? p.rows : (p.rows + table_engine::strip_rows - 1) / table_engine::strip_rows;
     }
-    int64_t width(int n) const { return out[n].labels ? out[n].row : out[n].column ? p.columns : 1; }
+    int64_t width(int n) const { return out[n].column ? p.columns : 1; }
     int64_t size(int n) const { return height(table_engine::kind_of(out[n])) * width(n); }
 
     template <class S>

@@ -28,12 +28,10 @@ struct Ends {
     std::uint32_t states;  // a bit for each
 };
 
-// An array of scores. A stride of 0 shares it: along the batch, a row or a column. With labels (batch, columns), column
-// j has entry label[j] of its row of the array, or −∞ for a label of −1.
+// An array of scores. A stride of 0 shares it: along the batch, a row or a column.
 struct Scores {
     void* numbers;  // none: 0 everywhere, or a gradient that is not wanted
     std::int64_t batch, row, column;
-    const std::int64_t* labels = nullptr;
 };
 
 struct LatticeProblem {

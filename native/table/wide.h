@@ -79,13 +79,6 @@ inline Wide<W> greater(const Wide<W>& a, const Wide<W>& b) {
     return each([](Vec<double> x, Vec<double> y) { return greater<double>(x, y); }, a, b);
 }
 
-template <int W>
-inline bool is_zero(const Wide<W>& v) {
-    bool zero = true;
-    for (int p = 0; p < Wide<W>::parts; ++p) zero &= !any(v.part[p] != Vec<double>{});
-    return zero;
-}
-
 // Every lane gets what the lanes have together.
 template <int W>
 inline Wide<W> sum_lanes(const Wide<W>& v) {
