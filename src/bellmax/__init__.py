@@ -11,6 +11,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist
 from bellmax.structures.alignment import Alignment
+from bellmax.structures.belief_propagation import BeliefPropagation
 from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.ctc import CTC
 from bellmax.structures.dag import DAG
@@ -45,6 +46,7 @@ __all__ = [
     "DAG",
     "DTW",
     "Alignment",
+    "BeliefPropagation",
     "Chain",
     "Hard",
     "Lattice",
