@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -52,9 +51,7 @@ class BeliefPropagation:
     def __init__(self, edges: Tensor | Sequence[Sequence[int]]) -> None:
         ends = as_lengths("edges", edges, torch.device("cpu"))
         ends = ends if ends.numel() else ends.reshape(0, 2)
-        if ends.ndim != 2 or ends.shape[1] != 2:
-            raise ValueError(f"edges must have shape (E, 2), got {tuple(ends.shape)}")
-        _check_edges(ends.tolist())
+        _check_edges(ends)
         self._edges, self._nodes = len(ends), int(ends.max()) + 1 if len(ends) else 0
         self._routes = _routes(ends, self._nodes)
 
@@ -114,32 +111,28 @@ class BeliefPropagation:
             raise ValueError(f"damping must be a number from 0 to below 1, got {damping!r}")
 
 
-def _check_edges(edges: list[list[int]]) -> None:
-    for number, edge in enumerate(edges):
-        if min(edge) < 0:
-            raise ValueError(f"edges must hold nodes >= 0, got {min(edge)} in edge {number}")
-        if edge[0] == edge[1]:
-            raise ValueError(f"edges must join two nodes, got edge {number} from {edge[0]} to itself")
-    for (a, b), count in Counter((min(edge), max(edge)) for edge in edges).items():
-        if count > 1:
-            raise ValueError(f"edges must name each pair of nodes once, got {a} and {b} {count} times")
+def _check_edges(ends: Tensor) -> None:
+    if ends.ndim != 2 or ends.shape[1] != 2:
+        raise ValueError(f"edges must have shape (E, 2), got {tuple(ends.shape)}")
+    for number in (ends < 0).any(1).nonzero().flatten().tolist():
+        raise ValueError(f"edges must hold nodes >= 0, got {int(ends[number].min())} in edge {number}")
+    for number in (ends[:, 0] == ends[:, 1]).nonzero().flatten().tolist():
+        raise ValueError(f"edges must join two nodes, got edge {number} from {int(ends[number, 0])} to itself")
+    pairs, counts = ends.sort(1).values.unique(dim=0, return_counts=True)
+    for a, b in pairs[counts > 1].tolist():
+        raise ValueError(f"edges must name each pair of nodes once, got {a} and {b} more than once")
 
 
 def _routes(ends: Tensor, nodes: int) -> _Routes:
     """A message is made of those that arrive at its source, but for the one from its target."""
     source, target = torch.cat([ends, ends.flip(1)]).T
-    arriving: list[list[int]] = [[] for _ in range(nodes)]
-    for message, node in enumerate(target.tolist()):
-        arriving[node].append(message)
-    route = list(zip(source.tolist(), target.tolist(), strict=True))
-    joins = [
-        (message, other)
-        for message, (start, stop) in enumerate(route)
-        for other in arriving[start]
-        if route[other][0] != stop
-    ]
-    message, other = torch.tensor(joins, dtype=torch.int64).reshape(-1, 2).T
-    return _Routes(source, target, message, other)
+    by_target, arriving = target.argsort(), target.bincount(minlength=nodes)
+    first, count = (arriving.cumsum(0) - arriving)[source], arriving[source]
+    message = torch.arange(len(source)).repeat_interleave(count)
+    place = torch.arange(len(message)) - (count.cumsum(0) - count)[message]
+    other = by_target[first[message] + place]
+    kept = source[other] != target[message]
+    return _Routes(source, target, message[kept], other[kept])
 
 
 class _State:
