@@ -257,5 +257,5 @@ def test_the_graph_is_sorted(size: tuple[int, int, int]) -> None:
     found = segments_graph(*size, torch.device("cpu"))
     edges = found.edges.numpy()
     assert found.levels.tolist() == graph.levels(edges, len(found.levels)).tolist()
-    for part, wanted in zip(found.graph, graph.sort(edges, found.levels.numpy()), strict=True):
+    for part, wanted in zip(found.graph, graph.sort(edges[:, 1], edges[:, 0], found.levels.numpy()), strict=True):
         assert part.equal(torch.from_numpy(wanted))

@@ -1,4 +1,4 @@
-// Stored graphs: as dag_* for one tail an edge, as hyper_* for any number of them.
+// Stored graphs, with one tail an edge or any number of them.
 #include "../hyper/hyper.h"
 
 #include "call.h"
@@ -58,56 +58,40 @@ void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group,
     graph.group = group.data;
 }
 
-// The index ends with offset, parent, edge, group.
-struct Dag {
-    static constexpr int parts = 4;
-
-    static Hypergraph read(Call& call, int64_t weights) {
-        const Integers offset(call), parent(call), edge(call), group(call);
-        Hypergraph graph{};
-        set_nodes(graph, offset, group, parent.size);
-        need(edge.size == parent.size && weights == parent.size, "theta does not fit the graph");
-        graph.num_weights = weights;
-        graph.most_tails = 1;
-        graph.tail = parent.data;
-        graph.edge = graph.weight = edge.data;
-        return graph;
-    }
-};
-
-// The index ends with offset, tail_offset, tail, edge, group, weight; if that is None each edge has its own.
-struct Any {
-    static constexpr int parts = 6;
-
-    static Hypergraph read(Call& call, int64_t weights) {
-        const Integers offset(call), tail_offset(call), tail(call), edge(call), group(call);
-        Hypergraph graph{};
-        set_nodes(graph, offset, group, edge.size);
+// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the rest.
+Hypergraph read_graph(Call& call, int64_t weights) {
+    const Integers offset(call), tail(call), edge(call), group(call);
+    Hypergraph graph{};
+    set_nodes(graph, offset, group, edge.size);
+    graph.num_weights = weights;
+    graph.tail = tail.data;
+    graph.edge = graph.weight = edge.data;
+    if (call.skips_none()) {
+        need(tail.size == edge.size, "the index does not fit together");
+    } else {
+        const Integers tail_offset(call);
         need(tail_offset.size == edge.size + 1, "the index does not fit together");
-        graph.num_weights = weights;
-        graph.most_tails = tail_offset.most_between(tail.size);
+        tail_offset.most_between(tail.size);
         graph.tail_offset = tail_offset.data;
-        graph.tail = tail.data;
-        graph.edge = graph.weight = edge.data;
-        if (call.skips_none()) {
-            need(weights == edge.size, "theta does not fit the graph");
-            return graph;
-        }
+    }
+    if (call.skips_none()) {
+        need(weights == edge.size, "theta does not fit the graph");
+    } else {
         const Integers weight(call);
         need(weight.size == edge.size, "the index does not fit together");
         graph.weight = weight.data;
-        return graph;
     }
-};
+    return graph;
+}
 
-template <class S, class Graph>
+template <class S>
 struct Problem : HyperProblem<S> {
     explicit Problem(Call& call) : HyperProblem<S>{} {
-        Call index = call.split(Graph::parts + 3);
+        Call index = call.split(6 + 3);
         const Tensor theta = call.tensor();
         this->theta = Call::array<const S>({any_size, any_size}, theta);
         this->batch = theta.shape[0];
-        this->graph = Graph::read(index, theta.shape[1]);
+        this->graph = read_graph(index, theta.shape[1]);
         this->omega = index.omega();
         this->threads = threads_for(this->batch * this->graph.num_edges, int(index.integer()));
     }
@@ -126,56 +110,56 @@ struct Problem : HyperProblem<S> {
     }
 };
 
-template <class S, class Graph>
+template <class S>
 bool forward(Call& call) {
-    const Problem<S, Graph> p(call);
+    const Problem<S> p(call);
     S* const value = call.array<S>({p.batch});
     return run(kernels<S>().forward, p, value, p.template take_tape<double>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool backward(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     const S* const seed = call.array<const S>({p.batch});
     return run(kernels<S>().backward, p, seed, p.template by_weight<S>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool hessian(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     const S* const seed = call.array<const S>({p.batch});
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().hessian, p, seed, z, p.template by_weight<S>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool log_transitions(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     return run(kernels<S>().log_transitions, p, p.template by_edge<S>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool log_transitions_jvp(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().log_transitions_jvp, p, z, p.template by_edge<S>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool log_transitions_vjp(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     const S* const cotangent = p.template by_edge<const S>(call);
     return run(kernels<S>().log_transitions_vjp, p, cotangent, p.template by_weight<S>(call));
 }
 
-template <class S, class Graph>
+template <class S>
 bool sample(Call& call) {
-    Problem<S, Graph> p(call);
+    Problem<S> p(call);
     p.tape = p.template take_tape<const double>(call);
     const Tensor uniforms = call.tensor();
     const double* const numbers = Call::array<const double>({p.batch, any_size, any_size}, uniforms);
@@ -186,9 +170,9 @@ bool sample(Call& call) {
     return true;
 }
 
-template <class S, class Graph>
+template <class S>
 bool topk(Call& call) {
-    const Problem<S, Graph> p(call);
+    const Problem<S> p(call);
     const Tensor scores = call.tensor();
     S* const best = Call::array<S>({p.batch, any_size}, scores);
     const int64_t k = scores.shape[1];
@@ -204,14 +188,19 @@ bool find_levels(Call& call) {
     return run(levels, numbers, pairs.shape[0], Call::array<int64_t>({any_size}, level), level.shape[0]);
 }
 
-#define SWEEP(prefix, name, Graph) method<name<float, Graph>, name<double, Graph>>(prefix #name)
-#define SWEEPS(prefix, Graph)                                                                     \
-    SWEEP(prefix, forward, Graph), SWEEP(prefix, backward, Graph), SWEEP(prefix, hessian, Graph), \
-        SWEEP(prefix, log_transitions, Graph), SWEEP(prefix, log_transitions_jvp, Graph),         \
-        SWEEP(prefix, log_transitions_vjp, Graph), SWEEP(prefix, sample, Graph), SWEEP(prefix, topk, Graph)
+#define SWEEP(name) method<name<float>, name<double>>("dag_" #name)
 
 }  // namespace
 
-PyMethodDef hyper_methods[] = {SWEEPS("dag_", Dag), SWEEPS("hyper_", Any), method<find_levels>("dag_levels"), {}};
+PyMethodDef hyper_methods[] = {SWEEP(forward),
+                              SWEEP(backward),
+                              SWEEP(hessian),
+                              SWEEP(log_transitions),
+                              SWEEP(log_transitions_jvp),
+                              SWEEP(log_transitions_vjp),
+                              SWEEP(sample),
+                              SWEEP(topk),
+                              method<find_levels>("dag_levels"),
+                              {}};
 
 }  // namespace bellmax

@@ -15,7 +15,7 @@ namespace bellmax {
 // Nodes of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
 struct Hypergraph {
     std::int64_t num_nodes, num_edges, num_weights, num_groups;
-    std::int64_t most_edges, most_tails;  // into any node, of any edge
+    std::int64_t most_edges;  // into any node
     const std::int32_t *offset, *group;
     const std::int32_t* tail_offset;  // the tails of a slot, as for offset; null for a DAG: tail[slot], and node 0 is 0
     const std::int32_t* tail;

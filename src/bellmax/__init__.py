@@ -16,6 +16,7 @@ from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.ctc import CTC
 from bellmax.structures.dag import DAG
 from bellmax.structures.dtw import DTW
+from bellmax.structures.hypergraph import Hypergraph
 from bellmax.structures.lattice import (
     Lattice,
     Move,
@@ -49,6 +50,7 @@ __all__ = [
     "BeliefPropagation",
     "Chain",
     "Hard",
+    "Hypergraph",
     "Lattice",
     "Monotone",
     "Move",

@@ -160,6 +160,11 @@ class PathDistribution(Targets):
     def _is_path(self, value: Tensor) -> Tensor:
         """Whether each event of ``value`` is a path of the graph, (...)."""
 
+    @property
+    def _events(self) -> str:
+        """What a message calls them."""
+        return "paths of the graph"
+
     @abstractmethod
     def _same_graph(self, other: PathDistribution) -> bool:
         """Whether ``other`` is a distribution over the same paths."""
@@ -599,7 +604,7 @@ class PathDistribution(Targets):
         if is_readable(path):
             valid = self._is_path(path)
             if not bool(valid.all()):
-                raise ValueError(f"path must hold paths of the graph, got none at batch index {_first(~valid)}")
+                raise ValueError(f"path must hold {self._events}, got none at batch index {_first(~valid)}")
         return path
 
 

@@ -37,6 +37,8 @@ class Targets(Distribution):
     sense: int = 1
     """1 where the program is a max over scores, −1 where it is a min over costs."""
     _scores: tuple[Tensor, ...]
+    _most_of_an_entry: ClassVar[float] = 1
+    """How often a path has an edge at most."""
 
     # --- what is known of a distribution
 
@@ -77,11 +79,13 @@ class Targets(Distribution):
         if allowed.dtype == torch.bool:
             return allowed
         if is_checked(allowed):
-            bad = (allowed != 0) & (allowed != 1) & self._is_used(allowed.ndim)
+            is_count = (allowed >= 0) & (allowed <= self._most_of_an_entry) & (allowed == allowed.round())
+            bad = ~is_count & self._is_used(allowed.ndim)
             if bool(bad.any()):
                 place = tuple(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name} must hold 0 and 1, got {allowed[place].item()} at {place}")
-        return allowed == 1
+                counts = "0 and 1" if self._most_of_an_entry == 1 else "counts 0, 1, 2, …"
+                raise ValueError(f"{name} must hold {counts}, got {allowed[place].item()} at {place}")
+        return allowed > 0
 
     def _target_forms(self) -> list[str]:
         return [f"{tuple(self.batch_shape + self.event_shape)} of 0 and 1"]

@@ -2,129 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pytest
 import torch
+from support.hypergraphs import Hypergraph, random_hypergraph
 from support.inside import loading
 from support.kernels import needs_kernels
-from support.problems import OMEGAS, Array, solve
+from support.problems import OMEGAS, Array
 from torch import Tensor
 
 import bellmax as bx
 
 pytestmark = needs_kernels
-
-MOST = 150  # derivations of a node
-
-
-@dataclass(frozen=True)
-class Hypergraph:
-    """Edges (head, tails) between nodes in topological order, the root last; edge e has the weight ``weight[e]``."""
-
-    num_nodes: int
-    edges: list[tuple[int, tuple[int, ...]]]
-    weight: list[int]
-
-    @cached_property
-    def into(self) -> list[list[int]]:
-        return [[e for e, (head, _) in enumerate(self.edges) if head == i] for i in range(self.num_nodes)]
-
-    @cached_property
-    def derivations(self) -> Array:
-        """How often each derivation of the root has each edge, (derivations, edges)."""
-        found: list[list[Array]] = []
-        for edges in self.into:
-            found.append([])
-            for e in edges:
-                own = np.eye(len(self.edges))[e]
-                for parts in itertools.product(*(found[tail] for tail in self.edges[e][1])):
-                    found[-1].append(sum(parts, own))
-        return np.array(found[-1]).reshape(-1, len(self.edges))
-
-    @cached_property
-    def counts(self) -> list[int]:
-        """Number of derivations of each node."""
-        counts: list[int] = []
-        for edges in self.into:
-            counts.append(sum(math.prod(counts[tail] for tail in self.edges[e][1]) for e in edges))
-        return counts
-
-    @cached_property
-    def onto_weights(self) -> Array:
-        """(edges, weights): 1 where an edge has a weight."""
-        return np.eye(max(self.weight) + 1)[self.weight]
-
-    @cached_property
-    def index(self) -> tuple[Tensor, ...]:
-        """(offset, tail_offset, tail, edge, group, weight), and the groups."""
-        edge = [e for edges in self.into for e in edges]
-        tails = [self.edges[e][1] for e in edge]
-        parts = (
-            np.cumsum([0, *map(len, self.into)]),
-            np.cumsum([0, *map(len, tails)]),
-            [tail for each in tails for tail in each],
-            edge,
-            self.groups,
-            [self.weight[e] for e in edge],
-        )
-        return tuple(torch.tensor(np.asarray(part), dtype=torch.int32) for part in parts)
-
-    @cached_property
-    def groups(self) -> list[int]:
-        """Bounds of runs of nodes that do not depend on each other and have as many edges."""
-        bounds = [0]
-        for i, edges in enumerate(self.into):
-            run = range(bounds[-1], i)
-            depends = any(tail in run for e in edges for tail in self.edges[e][1])
-            if i and (depends or len(edges) != len(self.into[i - 1])):
-                bounds.append(i)
-        return [*bounds, self.num_nodes]
-
-    def transitions(self, theta: Array, omega: bx.Regularizer) -> tuple[float, Array]:
-        """The root's value and q of each edge, by the recursion itself."""
-        value: list[float] = []
-        q = np.zeros(len(self.edges))
-        for edges in self.into:
-            scores = [theta[self.weight[e]] + sum(value[tail] for tail in self.edges[e][1]) for e in edges]
-            own, q[edges] = solve(omega, scores) if edges else (-math.inf, [])
-            value.append(own)
-        return value[-1], q
-
-    def probabilities(self, theta: Array, omega: bx.Regularizer) -> Array:
-        value, q = self.transitions(theta, omega)
-        return np.prod(q**self.derivations, axis=1) if value > -math.inf else np.zeros(self.counts[-1])
-
-    def expectation(self, theta: Array, omega: bx.Regularizer) -> Array:
-        """Σ p D, by weight."""
-        expected: Array = self.probabilities(theta, omega) @ self.derivations @ self.onto_weights
-        return expected
-
-    def hessian_product(self, theta: Array, z: Array, omega: bx.Regularizer, step: float = 2e-5) -> Array | None:
-        """Fourth-order difference of the expectation along z; None across a kink of a sparse Ω."""
-        at = {n: self.expectation(theta + n * step * z, omega) for n in (-2, -1, 1, 2)}
-        wide, narrow = (at[2] - at[-2]) / (4 * step), (at[1] - at[-1]) / (2 * step)
-        return (4 * narrow - wide) / 3 if np.abs(wide - narrow).max() < 1e-6 else None
-
-
-def random_hypergraph(rng: np.random.Generator, shared: bool) -> Hypergraph:
-    """Edges with 0 to 3 tails, now and then the same twice, and now and then a node without a derivation."""
-    while True:
-        num_nodes = int(rng.integers(2, 9))
-        edges: list[tuple[int, tuple[int, ...]]] = []
-        for head in range(num_nodes):
-            for _ in range(int(rng.integers(0 if 0 < head < num_nodes - 1 else 1, 5))):
-                arity = int(rng.integers(0, 4)) if head else 0
-                edges.append((head, tuple(int(tail) for tail in rng.integers(0, head, arity))))
-        order = rng.permutation(len(edges))
-        weight = rng.integers(0, max(1, len(edges) // 2), len(edges)).tolist() if shared else list(range(len(edges)))
-        graph = Hypergraph(num_nodes, [edges[e] for e in order], weight)
-        if graph.counts[-1] >= 2 and max(graph.counts) <= MOST:
-            return graph
 
 
 class Kernels:
@@ -138,7 +29,7 @@ class Kernels:
 
     def call(self, name: str, *tensors: Tensor) -> object:
         index = self.graph.index
-        return loading.call(f"hyper_{name}", self.theta, *tensors, *index, *self.kernel)
+        return loading.call(f"dag_{name}", self.theta, *tensors, *index, *self.kernel)
 
     def by_weight(self, name: str, *tensors: Tensor) -> Tensor:
         out = torch.full_like(self.theta, math.nan)
@@ -284,7 +175,7 @@ def test_bad_numbers_are_seen() -> None:
     tape, value = torch.empty(1, 2, 4, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
         theta = torch.tensor([[0.0, bad]], dtype=torch.float64)
-        assert not loading.call("hyper_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
+        assert not loading.call("dag_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
 
 
 @pytest.mark.parametrize("part", range(6))
@@ -296,7 +187,7 @@ def test_indices_out_of_range_are_refused(part: int) -> None:
         index = [tensor.clone() for tensor in graph.index]
         index[part][-1] = bad
         with pytest.raises(ValueError, match=r"index|group"):
-            loading.call("hyper_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
+            loading.call("dag_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,11 +1,17 @@
-"""Graphs as integers: nodes sorted by level, then by number of parents.
+"""Graphs as integers: nodes sorted by level, then by number of edges into them.
 
-θ is the weights (B, E) of the edges. ``index`` is (offset, parent, edge, group), int32:
+An edge leads from its tails to its head: from one node in a graph, from any number of them in a hypergraph. θ is the
+weights (B, E) of the edges. ``index`` is (offset, tail, edge, group), int32:
 
 - offset (N + 1): the edges into node i are the slots offset[i] … offset[i + 1] − 1, in the caller's order;
-- parent (E): the parent at the other side of a slot;
+- tail (E): the node at the other side of a slot. Node 0 is the start, whose value is 0;
 - edge (E): the caller's number of a slot's edge;
-- group (G + 1): bounds of the runs of nodes with equal level and number of parents. The first is the start alone.
+- group (G + 1): bounds of the runs of nodes with equal level and number of edges. The first is the start alone.
+
+A hypergraph has no start. Its index goes on with
+
+- tail_offset (E + 1): the tails of a slot are tail[tail_offset[slot]] … tail[tail_offset[slot + 1] − 1];
+- weight (E), if edges share weights (B, W): the number of a slot's weight.
 """
 
 from __future__ import annotations
@@ -30,9 +36,9 @@ def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:
 
 
 def empty_paths(theta: Tensors, index: Tensors, count: int) -> Tensor:
-    """Room for indicators (B, count, E)."""
+    """Room for indicators (B, count, E): how often each edge is taken."""
     (weights,) = theta
-    return weights.new_empty(weights.shape[0], count, weights.shape[1])
+    return weights.new_empty(weights.shape[0], count, index[2].shape[0])
 
 
 def check_index(theta: Tensors, index: Tensors) -> None:
@@ -63,14 +69,23 @@ def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
     return level
 
 
-def sort(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> tuple[NDArray[np.int32], ...]:
-    """(offset, parent, edge, group) of edges (E, 2) ``[parent, child]``, by the levels of their nodes."""
-    degree = np.bincount(pairs[:, 1], minlength=len(level))
+def sort(
+    head: NDArray[np.int64], tail: NDArray[np.int64], level: NDArray[np.int64], arity: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int32], ...]:
+    """The integers of edges, by the levels of their nodes: of a hypergraph if the edges' numbers of tails are given."""
+    degree = np.bincount(head, minlength=len(level))
     order = np.lexsort((degree, level))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    edge = np.argsort(number[pairs[:, 1]], kind="stable")
+    edge = np.argsort(number[head], kind="stable")
     offset = np.concatenate(([0], np.cumsum(degree[order])))
     changes = (np.diff(level[order]) != 0) | (np.diff(degree[order]) != 0)
     group = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(level)]))
-    return tuple(part.astype(np.int32) for part in (offset, number[pairs[edge, 0]], edge, group))
+    if arity is None:
+        parts = [offset, number[tail[edge]], edge, group]
+    else:
+        tail_offset = np.concatenate(([0], np.cumsum(arity[edge])))
+        first = np.cumsum(arity) - arity
+        place = np.arange(len(tail)) + np.repeat(first[edge] - tail_offset[:-1], arity[edge])
+        parts = [offset, number[tail[place]], edge, group, tail_offset]
+    return tuple(part.astype(np.int32) for part in parts)

@@ -57,7 +57,8 @@ def _make_grid(rows: int, columns: int, device: torch.device) -> Grid:
     kind = torch.cat([torch.full((cells.numel(),), k) for cells, k in zip(into, kinds, strict=True)])
     by_cell = torch.arange(rows).unsqueeze(-1) + torch.arange(columns) + 1
     level = torch.cat((torch.zeros(1, dtype=torch.int64), by_cell.flatten(), torch.tensor([rows + columns])))
-    index = (torch.from_numpy(array).to(device) for array in graph.sort(edges.numpy(), level.numpy()))
+    head, tail = edges[:, 1].numpy(), edges[:, 0].numpy()
+    index = (torch.from_numpy(array).to(device) for array in graph.sort(head, tail, level.numpy()))
     return Grid(edges.to(device), level.to(device), tuple(index), child.to(device), kind.to(device))
 
 

@@ -446,7 +446,7 @@ def _make_graph(table: Table, rows: int, columns: int, device: torch.device) -> 
     return Graph(
         on_device(pairs),
         on_device(level),
-        tuple(map(on_device, graphs.sort(pairs, level))),
+        tuple(map(on_device, graphs.sort(pairs[:, 1], pairs[:, 0], level))),
         tuple((slot, state, on_device(cells)) for slot, state, cells in slots),
         on_device(np.where(children == end, -1, children - 1)),
         on_device(np.concatenate(move_of)),

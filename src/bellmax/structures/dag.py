@@ -11,25 +11,23 @@ import torch
 from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
-from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout
 from bellmax.layouts.grid import Grid
 from bellmax.layouts.lattice import Graph
 from bellmax.layouts.segments import Segments
 from bellmax.regularizers import Regularizer
+from bellmax.structures.graphs import GraphPaths, StoredGraph, as_integers, check_order, check_single, check_touched
 from bellmax.tensors import Gamma
 
 if TYPE_CHECKING:
     import networkx as nx
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
 Edges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[tuple[Hashable, Hashable]]"
-_SHOWN = 10
 
 
-class DAG:
+class DAG(StoredGraph):
     """A directed acyclic graph with one start node and one end node.
 
     Args:
@@ -59,9 +57,7 @@ class DAG:
     """
 
     edges: Tensor
-    num_nodes: int
-    nodes: Sequence[Hashable]
-    levels: Tensor  # (N,): number of edges on the longest path from the start
+    _tensors = ("edges",)
 
     def __init__(self, edges: Edges, num_nodes: int | None = None) -> None:
         numbered, names = _numbered(edges)
@@ -77,8 +73,9 @@ class DAG:
             raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
         level = sorting.levels(pairs, self.num_nodes)
         _check_graph(pairs, level, self.nodes)
-        self.levels, *index = (torch.from_numpy(a).to(self.edges.device) for a in (level, *layout.sort(pairs, level)))
-        self._index = tuple(index)
+        index = layout.sort(pairs[:, 1], pairs[:, 0], level)
+        self.levels, *rest = (torch.from_numpy(part).to(self.edges.device) for part in (level, *index))
+        self._index = tuple(rest)
         self._depth = int(level.max())
 
     @classmethod
@@ -133,17 +130,14 @@ class DAG:
         return self.edges.shape[0]
 
     @property
-    def device(self) -> torch.device:
-        return self.edges.device
+    def _most_choices(self) -> int:
+        return self._depth
 
-    def to(self, device: torch.device | str) -> DAG:
-        """The same graph on another device."""
-        moved = object.__new__(DAG)
-        moved.edges, moved.levels = self.edges.to(device), self.levels.to(device)
-        moved.num_nodes, moved.nodes = self.num_nodes, self.nodes
-        moved._index = tuple(tensor.to(device) for tensor in self._index)
-        moved._depth = self._depth
-        return moved
+    def _excess(self, counts: Tensor) -> Tensor:
+        parent, child = self.edges.unbind(1)
+        start, end = (self.levels == 0).to(counts.dtype), (self.levels == self._depth).to(counts.dtype)
+        flow = (start - end).expand(*counts.shape[:-1], self.num_nodes)
+        return flow.index_add(-1, child, counts).index_add(-1, parent, counts, alpha=-1)
 
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
         """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
@@ -206,73 +200,18 @@ class DAG:
             raise ValueError("path must hold one path, got edges that do not follow each other")
         return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
 
-    def __repr__(self) -> str:
-        return f"DAG(num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
-
-class DAGPaths(PathDistribution):
+class DAGPaths(GraphPaths):
     """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges.
 
     With ``minimize`` the weights are costs, and the program is a min.
     """
 
-    structure = "dag"
-
-    def __init__(
-        self,
-        dag: DAG,
-        weights: Tensor,
-        *,
-        omega: str | Regularizer = "negentropy",
-        gamma: Gamma | None = None,
-        minimize: bool = False,
-    ) -> None:
-        if check_tensor("weights", weights).ndim < 1 or weights.shape[-1] != dag.num_edges:
-            raise ValueError(f"weights must have shape (..., {dag.num_edges}), got {tuple(weights.shape)}")
-        if weights.device != dag.device:
-            raise ValueError(f"weights must be on the graph's device {dag.device}, got {weights.device}")
-        super().__init__({"weights": (weights, 1)}, weights.shape[:-1], weights.shape[-1:], omega, gamma)
-        self.dag = dag
-        self.sense = -1 if minimize else 1
+    _graph: DAG
 
     @property
-    def weights(self) -> Tensor:
-        """(..., E), as they were given."""
-        return self._scores[0]
-
-    @property
-    def minimize(self) -> bool:
-        """Whether weights are costs."""
-        return self.sense < 0
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same distribution, and its graph, on another device or in another floating point type."""
-        moved = super().to(*args, **kwargs)
-        moved.dag = self.dag.to(moved.device)
-        return moved
-
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        return self.dag._index
-
-    @property
-    def _num_choices(self) -> int:
-        return self.dag._depth
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        # A flow of one unit: what enters a node leaves it, but for the end, which comes last, and the start.
-        parent, child = self.dag.edges.unbind(1)
-        levels = self.dag.levels
-        gain = (levels == levels.max()).to(value.dtype) - (levels == 0).to(value.dtype)
-        flow = value.new_zeros((*value.shape[:-1], self.dag.num_nodes))
-        flow = flow.index_add(-1, child, value).index_add(-1, parent, value, alpha=-1)
-        return (flow == gain).all(-1) & ((value == 0) | (value == 1)).all(-1)
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return isinstance(other, DAGPaths) and (
-            self.dag is other.dag
-            or (self.dag.num_nodes == other.dag.num_nodes and self.dag.edges.equal(other.dag.edges))
-        )
+    def dag(self) -> DAG:
+        return self._graph
 
 
 # --- making the graph
@@ -298,12 +237,10 @@ def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
 
 
 def _check_edges(given: Any) -> Tensor:
-    edges = torch.as_tensor(given)
-    if edges.ndim != 2 or edges.shape[1] != 2 or edges.shape[0] == 0:
-        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(edges.shape)}")
-    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
-        raise ValueError(f"edges must hold integers, got dtype {edges.dtype}")
-    edges = edges.to(torch.int64, copy=True)
+    given = torch.as_tensor(given)
+    if given.ndim != 2 or given.shape[1] != 2 or given.shape[0] == 0:
+        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(given.shape)}")
+    edges = as_integers(given, "edges")
     if bool((edges < 0).any()):
         pairs = edges.cpu().numpy()
         raise ValueError(f"edges must hold nodes >= 0, got {_row(pairs, int((pairs < 0).any(1).argmax()))}")
@@ -314,39 +251,10 @@ def _row(pairs: NDArray[np.int64], row: int) -> str:
     return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
 
 
-def _name(nodes: Iterable[int], names: Sequence[Hashable]) -> str:
-    listed = [names[int(node)] for node in nodes]
-    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
-
-
 def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]) -> None:
-    if (level < 0).any():
-        cycle = [names[node] for node in _find_cycle(pairs, level)]
-        shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], "…", cycle[-1]]
-        raise ValueError(f"edges must not form a cycle, got {' → '.join(map(str, shown))}")
+    check_order(pairs, level, names)
     has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
     has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
-    lonely = np.flatnonzero(~has_parent & ~has_child)
-    if lonely.size:
-        raise ValueError(
-            f"edges must reach every node, but none touches {_name(lonely, names)} (num_nodes is {len(level)})"
-        )
-    for which, exists, neighbours in (("start", has_parent, "parents"), ("end", has_child, "children")):
-        found = np.flatnonzero(~exists)
-        if found.size > 1:
-            got = f"{found.size}: nodes {_name(found, names)}"
-            raise ValueError(f"edges must have exactly one {which} node (no {neighbours}), got {got}")
-
-
-def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]:
-    """A cycle i, j, …, i, found by walking from parent to parent among the nodes that could not be sorted."""
-    stuck = pairs[(level[pairs] < 0).all(1)]
-    parent_of = dict(zip(stuck[:, 1].tolist(), stuck[:, 0].tolist(), strict=True))
-    node = int(stuck[0, 1])
-    seen: dict[int, int] = {}
-    walk: list[int] = []
-    while node not in seen:
-        seen[node] = len(walk)
-        walk.append(node)
-        node = parent_of[node]
-    return [node, *reversed(walk[seen[node] :])]
+    check_touched(has_parent | has_child, names)
+    check_single("start node (no parents)", ~has_parent, names)
+    check_single("end node (no children)", ~has_child, names)

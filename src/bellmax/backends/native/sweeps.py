@@ -12,7 +12,7 @@ from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
-_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dtw": 2, "dag": 4}
+_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dtw": 2, "dag": 6}
 STRUCTURES = tuple(_INDEX_SIZE)
 
 

@@ -1,0 +1,359 @@
+"""Dynamic programs on any acyclic hypergraph: trees, charts of parsers, and graphs as the case of one tail an edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bellmax.backends.native.sorting as sorting
+from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.layouts import graph as layout
+from bellmax.layouts.values import of_sequence
+from bellmax.regularizers import Hard, Negentropy, Regularizer
+from bellmax.structures.graphs import (
+    GraphPaths,
+    StoredGraph,
+    as_integers,
+    check_order,
+    check_single,
+    check_touched,
+    name_nodes,
+)
+from bellmax.tensors import Gamma
+from bellmax.transforms import is_checked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+Hyperedges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Iterable[tuple[Hashable, Sequence[Hashable]]]"
+_MOST_CHOICES = 10**8
+
+
+class Hypergraph(StoredGraph):
+    """An acyclic hypergraph with one goal: the node that is no edge's tail.
+
+    A derivation of a node is one of the edges into it, and a derivation of each of the edge's tails. An edge without
+    tails derives its head outright.
+
+    Args:
+        edges: rows (head, tails) in any order, with a tuple or list of tails, which may repeat. Nodes are integers, or
+            names, which are any hashable objects and are numbered as they first appear. Or integers (E, 1 + A), rows of
+            a head and its tails, padded with −1.
+        num_nodes: N, for integers; by default one more than the largest node in ``edges``.
+        weight_of: (E,) integers, the number of each edge's weight, if edges share weights; by default its own.
+
+    The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
+
+    Two ways to bracket three words, of which the second has the better pair:
+
+    >>> import bellmax as bx
+    >>> words = [("a", ()), ("b", ()), ("c", ())]
+    >>> pairs = [("ab", ("a", "b")), ("bc", ("b", "c"))]
+    >>> h = bx.Hypergraph([*words, *pairs, ("abc", ("ab", "c")), ("abc", ("a", "bc"))])
+    >>> p = h.derivations(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.5, 0.0, 0.0]), omega="sparsemax")
+    >>> p.expected_path
+    tensor([1.0000, 1.0000, 1.0000, 0.2500, 0.7500, 0.2500, 0.7500])
+    >>> h.derivation_edges(p.best_path())
+    [('abc', ('a', 'bc')), ('a', ()), ('bc', ('b', 'c')), ('b', ()), ('c', ())]
+
+    """
+
+    heads: Tensor  # (E,)
+    tails: Tensor  # those of edge e are tails[tail_offset[e]:tail_offset[e + 1]]
+    tail_offset: Tensor  # (E + 1,)
+    weight_of: Tensor | None
+    _tensors = ("heads", "tails", "tail_offset")
+
+    def __init__(
+        self, edges: Hyperedges, num_nodes: int | None = None, *, weight_of: Tensor | Sequence[int] | None = None
+    ) -> None:
+        head, tail, arity, names, device = _read(edges)
+        used = int(max(head.max(), tail.max(initial=0))) + 1
+        self.num_nodes = used if num_nodes is None else num_nodes
+        self.nodes = range(self.num_nodes) if names is None else names
+        if names is not None and num_nodes is not None:
+            raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
+        owner = np.repeat(np.arange(len(head)), arity)
+        if self.num_nodes < used:
+            rows = np.concatenate((np.flatnonzero(head >= self.num_nodes), owner[tail >= self.num_nodes]))
+            got = _row(head, tail[owner == rows.min()], int(rows.min()))
+            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {got}")
+        pairs = np.stack((tail, head[owner]), 1)
+        level = sorting.levels(pairs, self.num_nodes)
+        _check_graph(head, pairs, level, self.nodes)
+        index = layout.sort(head, tail, level, arity)
+        shared = None if weight_of is None else _check_weight_of(weight_of, len(head))
+        if shared is not None:
+            index = (*index, shared[index[2]].astype(np.int32))
+        offset = np.concatenate(([0], np.cumsum(arity)))
+        on_device = [torch.from_numpy(part).to(device) for part in (head, tail, offset, level, *index)]
+        self.heads, self.tails, self.tail_offset, self.levels, *rest = on_device
+        self._index = tuple(rest)
+        self.weight_of = None if shared is None else torch.from_numpy(shared).to(device)
+        self._num_weights = len(head) if shared is None else int(shared.max()) + 1
+        self.goal = self.nodes[int(level.argmax())]
+
+    @property
+    def num_edges(self) -> int:
+        return self.heads.shape[0]
+
+    @property
+    def num_weights(self) -> int:
+        return self._num_weights
+
+    @property
+    def edges(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Rows (head, tails), by name."""
+        offset, tails = self.tail_offset.tolist(), [self.nodes[node] for node in self.tails.tolist()]
+        return [
+            (self.nodes[h], tuple(tails[a:b])) for h, a, b in zip(self.heads.tolist(), offset, offset[1:], strict=False)
+        ]
+
+    @property
+    def by_edge(self) -> Hypergraph:
+        """The same hypergraph, where each edge has a weight of its own."""
+        if self.weight_of is None:
+            return self
+        other = object.__new__(Hypergraph)
+        vars(other).update(vars(self) | {"weight_of": None, "_index": self._index[:5], "_num_weights": self.num_edges})
+        return other
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same hypergraph on another device."""
+        moved = super().to(device)
+        moved.weight_of = None if self.weight_of is None else self.weight_of.to(device)
+        return moved
+
+    @answers_near_misses
+    def derivations(
+        self,
+        weights: Tensor,
+        *,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        minimize: bool = False,
+    ) -> Derivations:
+        """The distribution over derivations of the goal, given the weights of the edges.
+
+        Args:
+            weights: (..., E) scores, or (..., W) if edges share them; −∞ removes an edge.
+            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+                :class:`SquaredL2` a node with one edge is not free; under ``"sparsemax"`` it is.
+            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            minimize: whether weights are costs, read now: then the value is a smoothed least cost, the best derivation
+                has the least, ``topk`` ascends, and +∞ removes an edge.
+
+        """
+        return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
+
+    def derivation_edges(self, derivation: Tensor) -> list[Any]:
+        """The edges (head, tails) of a derivation (E,), by name; nested lists for derivations (..., E).
+
+        The goal's comes first, then all below its first tail, and so on. Where there is no derivation, for zeros, the
+        list is empty.
+        """
+        if check_tensor("derivation", derivation).shape[-1:] != (self.num_edges,):
+            raise ValueError(f"derivation must have shape (..., {self.num_edges}), got {tuple(derivation.shape)}")
+        if derivation.ndim > 1:
+            return [self.derivation_edges(one) for one in derivation]
+        left: dict[int, list[int]] = {}
+        for edge in derivation.nonzero().flatten().tolist()[::-1]:
+            left.setdefault(int(self.heads[edge]), []).extend([edge] * round(float(derivation[edge])))
+        found: list[Any] = []
+        waiting = [int(self.levels.argmax())] if left else []
+        while waiting:
+            edges = left.get(waiting[-1])
+            if not edges:
+                raise ValueError(f"derivation must hold one derivation, got no edge to {self.nodes[waiting[-1]]}")
+            edge = edges.pop()
+            tails = self.tails[self.tail_offset[edge] : self.tail_offset[edge + 1]].tolist()
+            found.append((self.nodes[waiting.pop()], tuple(self.nodes[tail] for tail in tails)))
+            waiting += tails[::-1]
+        if any(left.values()):
+            raise ValueError("derivation must hold one derivation, got edges that are no part of it")
+        return found
+
+    @cached_property
+    def _most_choices(self) -> int:
+        if self.device.type == "meta":
+            return 1
+        ones = torch.ones(self.num_weights, dtype=torch.float64, device=self.device)
+        most = float(self.derivations(ones, omega="hard").value)
+        if most > _MOST_CHOICES:
+            raise ValueError(f"derivations must have at most {_MOST_CHOICES} edges to be drawn, got up to {most:.10g}")
+        return int(most)
+
+    def _excess(self, counts: Tensor) -> Tensor:
+        goal = (self.levels == self.levels.max()).to(counts.dtype)
+        owner = torch.arange(self.num_edges, device=self.device).repeat_interleave(self.tail_offset.diff())
+        flow = (-goal).expand(*counts.shape[:-1], self.num_nodes)
+        return flow.index_add(-1, self.heads, counts).index_add(-1, self.tails, counts[..., owner], alpha=-1)
+
+
+class Derivations(GraphPaths):
+    """The derivations of a :class:`Hypergraph`; an event is how often a derivation has each edge, (E,).
+
+    Where edges share weights, it is how often it has each weight, (W,), and :attr:`by_edge` tells its edges.
+    """
+
+    _graph: Hypergraph
+    _most_of_an_entry = math.inf
+
+    @property
+    def hypergraph(self) -> Hypergraph:
+        return self._graph
+
+    @property
+    def by_edge(self) -> Derivations:
+        """The same distribution, where an event is how often a derivation has each edge, (E,)."""
+        which = self._graph.weight_of
+        if which is None:
+            return self
+        weights = self.weights.index_select(-1, which)
+        fine = Derivations(self._graph.by_edge, weights, omega=self.omega, minimize=self.minimize)
+        fine.backend = self.backend
+        return fine
+
+    @property
+    def variance(self) -> Tensor:
+        raise NotImplementedError("the variance of counts is not known: p.sample((n,)).var(0) estimates it")
+
+    # --- events of shared weights
+
+    def _expanded(self) -> Derivations:
+        return self.by_edge
+
+    def _onto_event(self, edges: Tensor) -> Tensor:
+        which = self._graph.weight_of
+        if which is None:
+            return edges
+        return edges.new_zeros((*edges.shape[:-1], self._graph.num_weights)).index_add(-1, which, edges)
+
+    def _to_paths(self, found: Tensor) -> Tensor:
+        return self._onto_event(found)
+
+    def _from_event(self, path: Tensor) -> Tensor:
+        return path if self._graph.weight_of is None else self._only_within(path > 0)[0].to(path.dtype)
+
+    def _only_within(self, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """The first derivation, by edge, that has nothing but what is allowed, and whether there is no other one."""
+        weights = torch.zeros(allowed.shape, dtype=torch.float64, device=self.device).masked_fill(~allowed, -math.inf)
+        log_count = Derivations(self._graph, weights, omega=Negentropy())._value()
+        return Derivations(self._graph, weights, omega=Hard()).by_edge._path(), log_count.abs() < 0.5
+
+    def _is_path(self, value: Tensor) -> Tensor:
+        if self._graph.weight_of is None:
+            return super()._is_path(value)
+        edges, is_only = self._only_within(value > 0)
+        return is_only & (self._onto_event(edges) == value).all(-1)
+
+    @property
+    def _events(self) -> str:
+        if self._graph.weight_of is None:
+            return "derivations of the hypergraph"
+        return "weights that one derivation alone has (p.by_edge takes counts of edges)"
+
+    # --- targets: derivations, or sets of them
+
+    def _edges_within(self, allowed: Tensor) -> Tensor:
+        return allowed if self._graph.weight_of is None else allowed.index_select(-1, self._graph.weight_of)
+
+    def _check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        edges, is_only = self._only_within(allowed)
+        if is_checked(is_only) and not bool(is_only.all()):
+            place = of_sequence((~is_only).nonzero()[0].tolist())
+            raise ValueError(
+                f"{name} must be a single derivation of the goal, got a set of edges that is not one{place}"
+            )
+        self._check_possible(name, allowed)
+        return self._onto_event(edges).to(torch.promote_types(self.dtype, torch.float32))
+
+
+# --- reading edges
+
+
+class _Read(NamedTuple):
+    head: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    arity: NDArray[np.int64]
+    names: list[Hashable] | None
+    device: torch.device
+
+
+def _read(edges: Hyperedges) -> _Read:
+    if isinstance(edges, Tensor | np.ndarray):
+        return _read_array(edges)
+    if isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
+        raise ValueError(f"edges must be rows (head, tails), got a {type(edges).__name__}")
+    rows = list(edges)
+    for place, row in enumerate(rows):
+        is_row = isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[1], tuple | list)
+        if not is_row or not all(isinstance(node, Hashable) for node in (row[0], *row[1])):
+            needed = "(head, tails) of hashable nodes, with a tuple or list of tails"
+            raise ValueError(f"edges must be rows {needed}, got {row!r} at row {place}")
+    if not rows:
+        raise ValueError("edges must have at least one row (head, tails), got none")
+    head, tail = [row[0] for row in rows], list(chain.from_iterable(row[1] for row in rows))
+    arity = np.array([len(row[1]) for row in rows], dtype=np.int64)
+    names = None
+    if not all(isinstance(node, int | float | np.number) for node in chain(head, tail)):
+        number: dict[Hashable, int] = {}
+        for row in rows:
+            for node in (row[0], *row[1]):
+                number.setdefault(node, len(number))
+        head, tail, names = [number[node] for node in head], [number[node] for node in tail], list(number)
+    heads, tails = (as_integers(part or torch.empty(0, dtype=torch.int64), "edges").numpy() for part in (head, tail))
+    _check_numbers(heads, tails, arity)
+    return _Read(heads, tails, arity, names, torch.device("cpu"))
+
+
+def _read_array(edges: Any) -> _Read:
+    given = torch.as_tensor(edges)
+    if given.ndim != 2 or 0 in given.shape:
+        raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(given.shape)}")
+    rows = as_integers(given, "edges").cpu().numpy()
+    is_tail = rows[:, 1:] != -1
+    head, tail, arity = rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1)
+    _check_numbers(head, tail, arity)
+    return _Read(head, tail, arity, None, given.device)
+
+
+def _check_numbers(head: NDArray[np.int64], tail: NDArray[np.int64], arity: NDArray[np.int64]) -> None:
+    owner = np.repeat(np.arange(len(head)), arity)
+    rows = np.concatenate((np.flatnonzero(head < 0), owner[tail < 0]))
+    if rows.size:
+        raise ValueError(f"edges must hold nodes >= 0, got {_row(head, tail[owner == rows.min()], int(rows.min()))}")
+
+
+def _row(head: NDArray[np.int64], tails: NDArray[np.int64], row: int) -> str:
+    return f"({head[row]}, {tuple(tails.tolist())}) at row {row}"
+
+
+def _check_graph(
+    head: NDArray[np.int64], pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]
+) -> None:
+    check_order(pairs, level, names)
+    is_head, is_tail = np.zeros((2, len(level)), dtype=bool)
+    is_head[head], is_tail[pairs[:, 0]] = True, True
+    check_touched(is_head | is_tail, names)
+    if not is_head.all():
+        lacking = name_nodes(np.flatnonzero(~is_head), names)
+        raise ValueError(f"edges must derive every node, but none leads to {lacking}: one without tails would")
+    check_single("goal (no edge's tail)", ~is_tail, names)
+
+
+def _check_weight_of(given: Any, num_edges: int) -> NDArray[np.int64]:
+    weight_of = as_integers(given, "weight_of").cpu()
+    if weight_of.shape != (num_edges,):
+        raise ValueError(f"weight_of must have shape ({num_edges},), got {tuple(weight_of.shape)}")
+    if int(weight_of.min()) < 0:
+        raise ValueError(f"weight_of must hold numbers >= 0, got {int(weight_of.min())}")
+    return np.asarray(weight_of.numpy())
