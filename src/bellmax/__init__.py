@@ -36,6 +36,7 @@ from bellmax.structures.lattice import (
 from bellmax.structures.monotone import Monotone
 from bellmax.structures.semi_markov import SemiMarkov
 from bellmax.structures.transducer import Transducer
+from bellmax.structures.tree import Tree
 
 if TYPE_CHECKING:
     from bellmax import compat, nn, plots
@@ -60,6 +61,7 @@ __all__ = [
     "SemiMarkov",
     "SquaredL2",
     "Transducer",
+    "Tree",
     "Tsallis",
     "__version__",
     "along_column",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bellmax.layouts import graph, grid, lattice, scored_chain, segments, steps
+from bellmax.layouts import graph, grid, lattice, scored_chain, segments, steps, tree
 from bellmax.tensors import Tensors
 
 
@@ -70,7 +70,12 @@ class Expansion(Layout, Protocol):
         ...
 
 
-EXPANSIONS: dict[str, Expansion] = {"scored_chain": scored_chain, "dtw": grid, "semi_markov": segments}
+EXPANSIONS: dict[str, Expansion] = {
+    "scored_chain": scored_chain,
+    "dtw": grid,
+    "semi_markov": segments,
+    "tree": tree,
+}
 
 
 class _Layouts(dict[str, Layout]):

@@ -15,6 +15,7 @@ from torch import Tensor
 import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout
+from bellmax.layouts.tree import TreeGraph
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
@@ -100,6 +101,17 @@ class Hypergraph(StoredGraph):
         self.weight_of = None if shared is None else torch.from_numpy(shared).to(device)
         self._num_weights = len(head) if shared is None else int(shared.max()) + 1
         self.goal = self.nodes[int(level.argmax())]
+
+    @classmethod
+    def _of_tree(cls, made: TreeGraph, index: tuple[Tensor, ...], device: torch.device) -> Hypergraph:
+        """A hypergraph that a layout has made."""
+        h = object.__new__(cls)
+        offset = np.concatenate(([0], np.cumsum(made.arity)))
+        parts = (made.head, made.tail, offset, made.level)
+        h.heads, h.tails, h.tail_offset, h.levels = (torch.from_numpy(part).to(device) for part in parts)
+        h._index, h.weight_of, h._num_weights = index, None, len(made.head)
+        h.num_nodes, h.nodes, h.goal = len(made.level), range(len(made.level)), len(made.level) - 1
+        return h
 
     @property
     def num_edges(self) -> int:
