@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 from support.checks import close
+from support.hypergraphs import bracketings
 from support.kernels import needs_kernels, took
 from support.problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
 from torch.distributions import kl_divergence
@@ -604,10 +605,16 @@ def some_distributions(requires_grad: bool = False) -> dict[str, bx.PathDistribu
         "scores": bx.Chain.from_scores(scores, transitions, lengths=mask.sum(-1), omega="entmax", gamma=gamma),
         "dtw": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), gamma=0.5),
         "steps": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), step_weights=(2, 1, 1), gamma=gamma),
+        "chart": bracketings(4)[0].derivations(potentials(2, 3, 10, requires_grad=requires_grad), gamma=gamma),
+        "tree": bx.Tree([2, 2, -1]).labels(
+            potentials(2, 3, 3, 2, requires_grad=requires_grad),
+            potentials(2, 2, requires_grad=requires_grad),
+            gamma=0.5,
+        ),
     }
 
 
-@pytest.fixture(params=["dag", "costs", "chain", "scores", "dtw", "steps"])
+@pytest.fixture(params=["dag", "costs", "chain", "scores", "dtw", "steps", "chart", "tree"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
-from support.hypergraphs import Hypergraph, random_hypergraph
+from support.hypergraphs import Hypergraph, bracketings, random_hypergraph
 from support.kernels import needs_kernels, took
 from support.problems import (
     OMEGAS,
@@ -304,15 +304,6 @@ def test_shared_weights_are_gathered(omega: bx.Regularizer, backend: str) -> Non
     torch.testing.assert_close(p.hessian_product(z), q.hessian_product(z[:, which]) @ onto)
     torch.testing.assert_close(p.by_edge.expected_path, q.expected_path)
     assert q.by_edge is q
-
-
-def bracketings(n: int) -> tuple[bx.Hypergraph, dict[tuple[int, int], int]]:
-    """Binary trees over n words; all splits of a span share its weight."""
-    spans = {(i, j): 0 for i in range(n) for j in range(i + 1, n + 1)}
-    number = {span: place for place, span in enumerate(spans)}
-    edges = [(((i, i + 1)), ()) for i in range(n)]
-    edges += [((i, j), ((i, k), (k, j))) for i, j in spans for k in range(i + 1, j)]
-    return bx.Hypergraph(edges, weight_of=[number[head] for head, _ in edges]), number
 
 
 def test_shared_weights_that_tell_the_derivation(omega: bx.Regularizer, backend: str) -> None:

@@ -59,6 +59,8 @@ void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group,
 }
 
 // The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the rest.
+constexpr int index_parts = 6;
+
 Hypergraph read_graph(Call& call, int64_t weights) {
     const Integers offset(call), tail(call), edge(call), group(call);
     Hypergraph graph{};
@@ -87,7 +89,7 @@ Hypergraph read_graph(Call& call, int64_t weights) {
 template <class S>
 struct Problem : HyperProblem<S> {
     explicit Problem(Call& call) : HyperProblem<S>{} {
-        Call index = call.split(6 + 3);
+        Call index = call.split(index_parts + 3);
         const Tensor theta = call.tensor();
         this->theta = Call::array<const S>({any_size, any_size}, theta);
         this->batch = theta.shape[0];

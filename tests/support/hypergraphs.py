@@ -127,3 +127,12 @@ def random_hypergraph(rng: np.random.Generator, shared: bool, whole: bool = Fals
         graph = Hypergraph(num_nodes, [edges[e] for e in order], weight)
         if graph.counts[-1] >= 2 and max(graph.counts) <= MOST:
             return graph
+
+
+def bracketings(n: int) -> tuple[bx.Hypergraph, dict[tuple[int, int], int]]:
+    """Binary trees over n words; all splits of a span share its weight."""
+    spans = [(i, j) for i in range(n) for j in range(i + 1, n + 1)]
+    number = {span: place for place, span in enumerate(spans)}
+    edges: list[tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = [((i, i + 1), ()) for i in range(n)]
+    edges += [((i, j), ((i, k), (k, j))) for i, j in spans for k in range(i + 1, j)]
+    return bx.Hypergraph(edges, weight_of=[number[head] for head, _ in edges]), number
