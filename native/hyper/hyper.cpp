@@ -57,7 +57,7 @@ void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, 
             sweep.spread(tile, e, mass.get());
         }
         if (is_shared) {
-            sweep.spread(tile, e, nullptr, graph.weight, sums.get());
+            sweep.add_up(tile, e, sums.get());
         } else {
             sweep.scatter(tile, e, graph.weight, graph.num_weights, by_weight);
         }
@@ -77,14 +77,14 @@ void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
 template <class S>
 class Tangent {
     const Sweep<S>& sweep;
-    const S* const z;
+    const Named<S> z;
     const Array<double> value;
 
 public:
     const Array<double> mean;
 
     Tangent(const Sweep<S>& own, const S* direction)
-        : sweep(own), z(direction), value(own.zero_nodes()), mean(own.zero_nodes()) {
+        : sweep(own), z(own.by_weight(direction)), value(own.zero_nodes()), mean(own.zero_nodes()) {
         sweep.up([&](const Tile& tile) {
             sweep.weigh(tile, true);
             gather(tile);
@@ -94,7 +94,7 @@ public:
 
     // y of a tile.
     void gather(const Tile& tile) const {
-        sweep.gather(tile, z, sweep.graph.num_weights, sweep.graph.weight, 1, value.get(), 0, sweep.y.get());
+        sweep.gather(tile, z, value.get(), 0, sweep.y.get());
     }
 };
 
@@ -151,11 +151,12 @@ template <class S>
 void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_edge, S* by_weight) {
     for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Array<double> mass = sweep.zero_nodes();
+        const Named<S> cotangent = sweep.by_edge(cotangent_by_edge);
         // The source is the cotangent of log q, as one of the scores.
         const auto source = [&](const Tile& tile) {
             double *const e = sweep.e.get(), *const slope = sweep.y.get();
             sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
-            sweep.gather(tile, cotangent_by_edge, sweep.graph.num_edges, sweep.graph.edge, 1, nullptr, 0, e);
+            sweep.gather(tile, cotangent, nullptr, 0, e);
             log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
         };
         sweep_back(sweep, mass, by_weight, [](const Tile&) { return false; }, source);

@@ -49,6 +49,62 @@ inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, 
     for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
 }
 
+// A number for each row that a sweep takes.
+template <int64_t rows>
+struct Lanes {
+    static constexpr int64_t count = rows / lanes_of<double>;
+    Vec<double> part[count];
+
+    static Lanes at(const double* from) {
+        Lanes all;
+        for (int64_t n = 0; n < count; ++n) all.part[n] = load(from + n * lanes_of<double>);
+        return all;
+    }
+    // Entries that lie `stride` apart.
+    template <class S>
+    static Lanes at(const S* from, int64_t stride, double unit) {
+        double own[rows];
+        for (int64_t r = 0; r < rows; ++r) own[r] = unit * double(from[r * stride]);
+        return at(own);
+    }
+    Lanes& operator+=(const Lanes& other) {
+        for (int64_t n = 0; n < count; ++n) part[n] += other.part[n];
+        return *this;
+    }
+    void to(double* where) const {
+        for (int64_t n = 0; n < count; ++n) store(where + n * lanes_of<double>, part[n]);
+    }
+};
+template <>
+struct Lanes<1> {
+    double own;
+
+    static Lanes at(const double* from) { return {*from}; }
+    template <class S>
+    static Lanes at(const S* from, int64_t, double unit) {
+        return {unit * double(*from)};
+    }
+    Lanes& operator+=(const Lanes& other) { return own += other.own, *this; }
+    void to(double* where) const { *where = own; }
+};
+
+// Numbers (batch, count) under the names of weights or of edges, times a unit. What edges share is read often: `beside`
+// has them with the rows of the sweep side by side, (count, rows), or is null.
+template <class S>
+struct Named {
+    const S* first;  // the row that is the sweep's first
+    int64_t count;
+    const int32_t* name;  // by slot
+    double unit;
+    Array<double> beside;
+
+    template <int64_t rows>
+    Lanes<rows> at(int64_t slot) const {
+        if (beside) return Lanes<rows>::at(&beside[name[slot] * rows]);
+        return Lanes<rows>::at(first + name[slot], count, unit);
+    }
+};
+
 // One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it.
 // The vectors of a tile may reach into what follows, which `up` finds later.
 template <class S>
@@ -66,6 +122,7 @@ private:
 
 public:
     double *const value, *const threshold;  // on the tape, or on a copy that has the rows side by side
+    const Named<S> theta;
     const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
@@ -77,7 +134,8 @@ public:
           first(first_row),
           rows(num_rows),
           value(rows > 1 ? own_tape.get() : (fresh ? fresh : const_cast<double*>(of.tape)) + 2 * num_numbers * first),
-          threshold(value + num_numbers) {
+          threshold(value + num_numbers),
+          theta(by_weight(of.theta, own.unit)) {
         if (rows > 1 && !fresh) read_rows(of.tape, 2 * num_numbers / rows, own_tape.get());
     }
 
@@ -130,10 +188,24 @@ public:
 
     // --- numbers of edges
 
+    Named<S> by_weight(const S* data, double unit = 1) const {
+        const int64_t count = graph.num_weights;
+        Array<double> beside;
+        if (rows > 1 && graph.weight != graph.edge) {
+            beside = scratch<double>(count * rows);
+            read_rows(data, count, beside.get());
+            for (int64_t n = 0; n < count * rows; ++n) beside[n] *= unit;
+        }
+        return {data + first * count, count, graph.weight, unit, std::move(beside)};
+    }
+    Named<S> by_edge(const S* data) const {
+        return {data + first * graph.num_edges, graph.num_edges, graph.edge, 1, nullptr};
+    }
+
     // The scores of a tile.
     void score(const Tile& tile) const {
         need_sound(graph, tile.node, tile.nodes);
-        gather(tile, problem.theta, graph.num_weights, graph.weight, omega.unit, value, -infinity<double>, x.get());
+        gather(tile, theta, value, -infinity<double>, x.get());
     }
 
     // q, and s if wanted.
@@ -142,26 +214,21 @@ public:
         omega.weigh(tile.matrix, x.get(), threshold + tile.place, q.get(), with_s ? s.get() : nullptr);
     }
 
-    // to = unit · data[name] + Σ of_nodes at the tails, if there are of_nodes; `past` in columns without a node. Names
-    // are of weights or of edges, by slot, and data is (batch, count).
-    void gather(const Tile& tile, const S* data, int64_t count, const int32_t* name, double unit,
-                const double* __restrict of_nodes, double past, double* __restrict to) const {
-        const S* __restrict const from = data + first * count;
+    // to = what edges are named, and Σ of_nodes at their tails, if there are of_nodes; `past` in columns without a node.
+    void gather(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes, double past,
+                double* __restrict to) const {
         const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
-        with_rows([=](auto rows) {
-            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
-                const S* const own = from + name[slot];
-                double sum[most_rows];
-                for (int64_t r = 0; r < rows; ++r) sum[r] = unit * double(own[r * count]);
+        with_rows([&, to](auto rows) {
+            for_edges(tile, rows, [&, to, of_nodes, offset, tail](int64_t slot, int64_t place) {
+                auto sum = named.template at<rows>(slot);
                 if (of_nodes) {
-                    for_tails(offset, tail, slot, [&](int64_t node) {
-                        for (int64_t r = 0; r < rows; ++r) sum[r] += of_nodes[node * rows + r];
-                    });
+                    for_tails(offset, tail, slot, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
                 }
-                for (int64_t r = 0; r < rows; ++r) to[place + r] = sum[r];
+                sum.to(to + place);
             });
         });
         const int64_t columns = tile.matrix.columns;
+        if (tile.used == columns) return;
         for (int64_t k = 0; k < tile.edges; ++k) std::fill(to + k * columns + tile.used, to + (k + 1) * columns, past);
     }
 
@@ -175,17 +242,28 @@ public:
         });
     }
 
-    // Adds what edges have to the number of every tail, or of their weight if that is what they lead from.
-    void spread(const Tile& tile, const double* from, double* of_nodes) const {
-        spread(tile, from, graph.tail_offset, graph.tail, of_nodes);
-    }
-    void spread(const Tile& tile, const double* __restrict from, const int32_t* offset, const int32_t* tail,
-                double* __restrict to) const {
+    // Adds what edges have to the number of every tail.
+    void spread(const Tile& tile, const double* __restrict from, double* __restrict of_nodes) const {
+        const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
         with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
-                for_tails(offset, tail, slot, [=](int64_t own) {
-                    for (int64_t r = 0; r < rows; ++r) to[own * rows + r] += from[place + r];
-                });
+                const auto own = Lanes<rows>::at(from + place);
+                for_tails(offset, tail, slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
+            });
+        });
+    }
+
+    // Adds what edges have to the number of their weight, once for edges in a row that share it.
+    void add_up(const Tile& tile, const double* __restrict from, double* __restrict of_weights) const {
+        const int32_t* const weight = graph.weight;
+        const int64_t end = tile.slot + tile.nodes * tile.edges;
+        with_rows([=](auto rows) {
+            Lanes<rows> sum{};
+            for_edges(tile, rows, [=, &sum](int64_t slot, int64_t place) {
+                sum += Lanes<rows>::at(from + place);
+                if (slot + 1 < end && weight[slot + 1] == weight[slot]) return;
+                add<rows>(sum, of_weights + weight[slot] * rows);
+                sum = {};
             });
         });
     }
@@ -199,6 +277,12 @@ private:
             body(tile(node, std::min(most, end - node)));
             node += most;
         }
+    }
+
+    template <int64_t rows>
+    static void add(Lanes<rows> own, double* to) {
+        own += Lanes<rows>::at(to);
+        own.to(to);
     }
 
     // What has many edges is taken in narrower tiles, which stay in the cache.
