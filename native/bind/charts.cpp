@@ -1,0 +1,68 @@
+// Trees over sentences: as spans_* and as arcs_*.
+#include "../hyper/charts.h"
+
+#include "call.h"
+
+namespace bellmax {
+namespace {
+
+struct Spans {
+    template <class S>
+    static ChartKernels<S> kernels() {
+        return BELLMAX_BEST(span_kernels<S>());
+    }
+};
+struct Arcs {
+    template <class S>
+    static ChartKernels<S> kernels() {
+        return BELLMAX_BEST(arc_kernels<S>());
+    }
+};
+
+// Calls end with the lengths, whether the root has one modifier, and the number of threads.
+template <class S>
+struct Problem : ChartProblem<S> {
+    explicit Problem(Call& call) : ChartProblem<S>{} {
+        Call rest = call.split(3);
+        const Tensor theta = call.tensor();
+        this->theta = Call::array<const S>({any_size, any_size, any_size}, theta);
+        this->batch = theta.shape[0];
+        this->places = theta.shape[1];
+        need(theta.shape[2] == this->places && this->places >= 1, "theta does not fit a chart");
+        this->lengths = rest.array<const int64_t>({this->batch});
+        for (int64_t n = 0; n < this->batch; ++n) {
+            need(this->lengths[n] >= 1 && this->lengths[n] <= this->places, "lengths are from 1 to the places of theta");
+        }
+        this->single_root = rest.integer() != 0;
+        this->threads = threads_for(this->batch * this->places * this->places * this->places / 8, int(rest.integer()));
+    }
+    template <class T>
+    T* scores(Call& call) const {
+        return call.array<T>({this->batch, this->places, this->places});
+    }
+};
+
+template <class Model, class S>
+bool forward(Call& call) {
+    const Problem<S> p(call);
+    S* const value = call.array<S>({p.batch});
+    S* const expected = call.skips_none() ? nullptr : p.template scores<S>(call);
+    return run(Model::template kernels<S>().forward, p, value, expected);
+}
+
+template <class Model, class S>
+bool hessian(Call& call) {
+    const Problem<S> p(call);
+    const S* const seed = call.array<const S>({p.batch});
+    const S* const z = p.template scores<const S>(call);
+    return run(Model::template kernels<S>().hessian, p, seed, z, p.template scores<S>(call));
+}
+
+#define SWEEP(name, prefix, Model) method<name<Model, float>, name<Model, double>>(prefix #name)
+
+}  // namespace
+
+PyMethodDef chart_methods[] = {SWEEP(forward, "spans_", Spans), SWEEP(hessian, "spans_", Spans),
+                               SWEEP(forward, "arcs_", Arcs), SWEEP(hessian, "arcs_", Arcs), {}};
+
+}  // namespace bellmax
