@@ -34,6 +34,7 @@ from bellmax.structures.lattice import (
     scalar,
 )
 from bellmax.structures.monotone import Monotone
+from bellmax.structures.parses import DependencyTrees, SpanTrees
 from bellmax.structures.semi_markov import SemiMarkov
 from bellmax.structures.transducer import Transducer
 from bellmax.structures.tree import Tree
@@ -50,6 +51,7 @@ __all__ = [
     "Alignment",
     "BeliefPropagation",
     "Chain",
+    "DependencyTrees",
     "Hard",
     "Hypergraph",
     "Lattice",
@@ -59,6 +61,7 @@ __all__ = [
     "PathDistribution",
     "Regularizer",
     "SemiMarkov",
+    "SpanTrees",
     "SquaredL2",
     "Transducer",
     "Tree",

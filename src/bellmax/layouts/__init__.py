@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bellmax.layouts import graph, grid, lattice, scored_chain, segments, steps, tree
+from bellmax.layouts import charts, graph, grid, lattice, scored_chain, segments, steps, tree
 from bellmax.tensors import Tensors
 
 
@@ -76,6 +76,7 @@ EXPANSIONS: dict[str, Expansion] = {
     "semi_markov": segments,
     "tree": tree,
 }
+EXPANSIONS |= {name: charts.ChartLayout(name) for name in ("spans", "arcs", "arcs_of_one_root")}
 
 
 class _Layouts(dict[str, Layout]):

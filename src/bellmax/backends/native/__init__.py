@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
+from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.backends.reference.lattice import LatticeSweeps
 from bellmax.layouts import EXPANSIONS, LAYOUTS
+from bellmax.layouts.charts import ChartLayout
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.layouts.table import PREFIX
 from bellmax.regularizers import Kernel
@@ -54,7 +56,8 @@ class Native:
     def _by_other_kernels(self, structure: str) -> Sweeps:
         if structure in EXPANSIONS:
             expansion = EXPANSIONS[structure]
-            return Expanded(expansion, self._sweeps[expansion.engine])
+            kind = NativeCharts if isinstance(expansion, ChartLayout) else Expanded
+            return kind(expansion, self._sweeps[expansion.engine])
         layout = LAYOUTS[structure]
         assert isinstance(layout, LatticeLayout)
         return NativeLattice(layout) if NativeLattice.serves(layout) else LatticeSweeps(layout, self._sweeps["dag"])

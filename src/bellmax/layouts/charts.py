@@ -1,0 +1,216 @@
+"""Charts of trees over a sentence, as hypergraphs: brackets of spans (CKY) and projective arcs (Eisner).
+
+θ is one tensor, (B, n, n) or (B, n, n, L): scores of spans [first word, last word(, label)], or of arcs
+[head, modifier] between n places, of which 0 is the root. ``index`` is (lengths,), (B,) int64: the places of each
+sentence. A shorter sentence is a part of the chart: the goal has an edge from the item of every length, of which one
+has weight 0.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+import bellmax.layouts.graph as graph
+from bellmax.layouts.values import check_lengths, reject
+from bellmax.tensors import Tensors
+
+Places = NDArray[np.int64]
+
+
+class Chart(NamedTuple):
+    """The hypergraph of a chart: rows (head, tails), padded with −1, and the number of each edge's weight.
+
+    Weights are those of the scores, then one that is 0, then one for the end of each length.
+    """
+
+    rows: Places  # (E, 1 + most tails)
+    weight: Places
+    level: Places  # of the nodes; the last is the goal
+
+
+class ChartLayout:
+    """An expansion over graphs: see :class:`bellmax.layouts.Expansion`."""
+
+    index_is_batched = True
+    engine = "dag"
+    sense = 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # --- the graph
+
+    def _graph(self, theta: Tensors) -> _Graph:
+        return _sorted(self.name, tuple(theta[0].shape[1:]), theta[0].device)
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return (self._graph(theta).integers[0].shape[0] - 1,)
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        return self._graph(theta).integers
+
+    def extra_nodes(self, theta: Tensors) -> int:
+        """The goal, of whose edges one is there."""
+        return 1
+
+    def is_used(self, theta: Tensors, index: Tensors) -> Tensor:
+        """Which scores a sentence has, (B, n, n) or with a last dimension of 1."""
+        place = torch.arange(theta[0].shape[1], device=theta[0].device)
+        first, last = place.unsqueeze(-1), place
+        within = (place < index[0].unsqueeze(-1)).unsqueeze(-1) & (place < index[0].unsqueeze(-1)).unsqueeze(-2)
+        used = within & ((first <= last) if self.name == "spans" else (first != last) & (last > 0))
+        return used.unsqueeze(-1) if theta[0].ndim == 4 else used
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        (scores,) = theta
+        place = torch.arange(scores.shape[1], device=scores.device)
+        ends = scores.new_zeros(()).masked_fill(place != index[0].unsqueeze(-1) - 1, -math.inf)
+        used = scores.masked_fill(~self.is_used(theta, index), -math.inf).flatten(1)
+        return torch.cat((used, scores.new_zeros((len(scores), 1)), ends), 1)
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        (scores,) = z
+        return pad(scores.flatten(1), (0, 1 + scores.shape[1]))
+
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        (scores,) = theta
+        return [edges[:, : scores.shape[1:].numel()].reshape(scores.shape)]
+
+    # --- trees
+
+    def empty_paths(self, theta: Tensors, index: Tensors, count: int) -> Tensor:
+        """Room for trees (B, count, n, n) or (B, count, n, n, L), 0/1."""
+        batch, *event = theta[0].shape
+        return theta[0].new_empty((batch, count, *event))
+
+    def found_paths(self, found: Tensor, theta: Tensors) -> Tensor:
+        event = theta[0].shape[1:]
+        total = found.new_zeros((*found.shape[:-1], event.numel() + 1 + event[0]))
+        total = total.index_add(-1, self._graph(theta).weight, found)
+        return total[..., : event.numel()].reshape(*found.shape[:-1], *event)
+
+    # --- values
+
+    def check_index(self, theta: Tensors, index: Tensors) -> None:
+        check_lengths("lengths", index[0], 1, theta[0].shape[1])
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
+        self.check_index(theta, index)
+        (scores,) = theta
+        name = "scores" if self.name == "spans" else "arcs"
+        reject(name, scores, ~(scores < math.inf) & self.is_used(theta, index))
+
+
+# --- charts
+
+
+def chart(name: str, event: tuple[int, ...]) -> Chart:
+    return _spans(*event) if name == "spans" else _arcs(event[0], single_root=name == "arcs_of_one_root")
+
+
+class _Graph(NamedTuple):
+    integers: tuple[Tensor, ...]  # as in bellmax.layouts.graph
+    weight: Tensor  # by edge
+
+
+@lru_cache(maxsize=8)
+def _sorted(name: str, event: tuple[int, ...], device: torch.device) -> _Graph:
+    rows, weight, level = chart(name, event)
+    is_tail = rows[:, 1:] >= 0
+    index = graph.sort(rows[:, 0], rows[:, 1:][is_tail], level, is_tail.sum(1))
+    parts = (*index, weight[index[2]].astype(np.int32), weight)
+    # The graph is the same whatever transforms, and default device, its caller is under.
+    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+        *integers, by_edge = (torch.from_numpy(part).to(device) for part in parts)
+    return _Graph(tuple(integers), by_edge)
+
+
+def _spans(words: int, _: int, labels: int | None = None) -> Chart:
+    """A span is a word, or two spans. With labels, a wider span has a node for its label, too."""
+    first, split, last = np.nonzero(_ordered(words))
+    i, j = np.triu_indices(words, 1)
+    word, number = np.arange(words), _by_width(words)
+    scores, goal = words * words * (labels or 1), words * (words + 1) // 2
+    ends = _rows(np.full(words, goal), number[0]), scores + 1 + word
+    halves = number[first, split], number[split + 1, last]
+    if labels is None:
+        parts = [
+            (_rows(number[word, word]), word * words + word),
+            (_rows(number[first, last], *halves), first * words + last),
+        ]
+        return _chart([*parts, ends], [*_widths(words), words])
+    label, kind = np.arange(labels), np.zeros((words, words), dtype=np.int64)
+    kind[i, j] = goal + 1 + np.arange(len(i))
+    kind[word, word] = number[word, word]
+    i, j = np.triu_indices(words)
+    weight = ((i * words + j)[:, None] * labels + label).ravel()
+    parts = [
+        (_rows(kind[i, j].repeat(labels)), weight),
+        (_rows(number[first, last], *halves, kind[first, last]), np.full(len(first), scores)),
+    ]
+    return _chart([*parts, ends], [*_widths(words), words, *np.zeros(len(i) - words, dtype=np.int64)])
+
+
+def _arcs(places: int, single_root: bool) -> Chart:
+    """Eisner's items. One with an arc between its ends has two complete ones, and a complete one has one of each."""
+    first, split, last = np.nonzero(_ordered(places))
+    scores, table = places * places, np.arange(places * places).reshape(places, places)
+    forth, back, right, left = (table + kind * scores for kind in range(4))
+    none = np.int64(scores)
+    inner = first > 0  # the root is nobody's modifier
+    allowed = (first > 0) | (split == 0) if single_root else np.ones_like(inner)
+    place = np.arange(places)
+    halves = right[first, split], left[split + 1, last]
+    parts = [
+        (_rows(right[place, place]), np.full(places, none)),
+        (_rows(left[place, place][1:]), np.full(places - 1, none)),
+        (_rows(forth[first, last], *halves)[allowed], (first * places + last)[allowed]),
+        (_rows(back[first, last], *halves)[inner], (last * places + first)[inner]),
+        (_rows(right[first, last], forth[first, split + 1], right[split + 1, last]), np.full(len(first), none)),
+        (_rows(left[first, last], left[first, split], back[split, last])[inner], np.full(int(inner.sum()), none)),
+        (_rows(np.full(places - 1, 4 * scores), right[0, 1:]), scores + place[1:] + 1),
+    ]
+    width = (table % places - table // places).ravel()
+    levels = np.concatenate((2 * width - 1, 2 * width - 1, 2 * width, 2 * width, [2 * places]))
+    used = np.unique(np.concatenate([rows[:, 0] for rows, _ in parts]))
+    number = np.full(len(levels) + 1, -1)  # −1 stays
+    number[used] = np.arange(len(used))
+    return _chart([(number[rows], weight) for rows, weight in parts], levels[used])
+
+
+def _ordered(places: int) -> NDArray[np.bool_]:
+    """[first, split, last]: whether first ≤ split < last."""
+    i, k, j = np.ogrid[:places, :places, :places]
+    return (i <= k) & (k < j)
+
+
+def _by_width(words: int) -> Places:
+    """The number of each span [first, last], by width."""
+    i, j = np.ogrid[:words, :words]
+    width = np.maximum(j - i, 0)
+    return np.asarray(width * words - width * (width - 1) // 2 + i)
+
+
+def _widths(words: int) -> Places:
+    return np.repeat(np.arange(words), np.arange(words, 0, -1))
+
+
+def _rows(head: Places, *tails: Places) -> Places:
+    """(E, 4): a head and three tails, −1 for none."""
+    rows = np.full((len(head), 4), -1)
+    for column, part in enumerate((head, *tails)):
+        rows[:, column] = part
+    return rows
+
+
+def _chart(parts: list[tuple[Places, Places]], level: Places | list[int]) -> Chart:
+    rows, weight = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Chart(rows, weight, np.asarray(level))
