@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <iterator>
 
 #include "../base/math.h"
 #include "../base/memory.h"
@@ -39,7 +38,8 @@ struct Rule {
 struct Spans {
     static constexpr int kinds = 1, root = 0;
     static constexpr bool has_words = true;
-    static constexpr Rule rules[] = {{0, 0, 0, 1, 1, {{0, Weight::forth}}}};
+    static constexpr int count = 1;
+    static constexpr Rule rules[count] = {{0, 0, 0, 1, 1, {{0, Weight::forth}}}};
 };
 
 // An incomplete item has an arc between its ends, forth or back; a complete one has all modifiers of its one end.
@@ -47,7 +47,8 @@ struct Arcs {
     enum { forth, back, right, left };
     static constexpr int kinds = 4, root = right;
     static constexpr bool has_words = false;
-    static constexpr Rule rules[] = {{right, 0, left, 1, 2, {{forth, Weight::forth}, {back, Weight::back}}},
+    static constexpr int count = 3;
+    static constexpr Rule rules[count] = {{right, 0, left, 1, 2, {{forth, Weight::forth}, {back, Weight::back}}},
                                      {forth, 1, right, 1, 1, {{right, Weight::one}}},
                                      {left, 0, back, 0, 1, {{left, Weight::one}}}};
 };
@@ -140,7 +141,8 @@ public:
         for (int64_t i = 0; i <= last; ++i) good &= start(i);
         for (int64_t width = 1; width <= last; ++width) {
             for (int64_t i = 0; i + width <= last; ++i) {
-                for (const Rule& rule : Model::rules) good &= apply(rule, i, i + width);
+#pragma GCC unroll 3
+                for (int r = 0; r < Model::count; ++r) good &= apply(Model::rules[r], i, i + width);
             }
         }
         return good;
@@ -157,7 +159,8 @@ public:
         if (tangent) drift.by_first(Model::root, 0)[last] = -share * change.by_first(Model::root, 0)[last] / total();
         for (int64_t width = last; width > 0; --width) {
             for (int64_t i = 0; i + width <= last; ++i) {
-                for (int r = int(std::size(Model::rules)) - 1; r >= 0; --r) undo(Model::rules[r], i, i + width, out);
+#pragma GCC unroll 3
+                for (int r = Model::count - 1; r >= 0; --r) undo(Model::rules[r], i, i + width, out);
             }
         }
         for (int64_t i = 0; Model::has_words && i <= last; ++i) give(0, i, i, place(Weight::forth, i, i), out);
@@ -223,7 +226,7 @@ private:
         }
     }
 
-    bool apply(const Rule& rule, int64_t i, int64_t j) {
+    __attribute__((always_inline)) bool apply(const Rule& rule, int64_t i, int64_t j) {
         if (is_dropped(rule, i, j)) return true;
         const int64_t from_left = i + rule.left_shift, from_right = i + rule.right_shift;
         const double *const left = inside.by_first(rule.left, i) + from_left,
@@ -256,7 +259,7 @@ private:
         else out[score] = S(own * x);
     }
 
-    void undo(const Rule& rule, int64_t i, int64_t j, S* out) {
+    __attribute__((always_inline)) void undo(const Rule& rule, int64_t i, int64_t j, S* out) {
         if (is_dropped(rule, i, j)) return;
         double factor = 0, drift_of_factor = 0;
         for (int t = 0; t < rule.targets; ++t) {

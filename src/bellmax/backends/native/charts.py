@@ -22,6 +22,11 @@ class NativeCharts(Expanded):
 
     layout: ChartLayout
 
+    @property
+    def check(self) -> None:
+        """The kernels look at the scores as they read them."""
+        return None
+
     def _call(self, name: str, theta: Tensor, index: Tensors, *args: Tensor | None) -> bool:
         prefix = "spans" if self.layout.name == "spans" else "arcs"
         single_root = int(self.layout.name == "arcs_of_one_root")
@@ -30,10 +35,12 @@ class NativeCharts(Expanded):
 
     def _solve(self, theta: Tensors, index: Tensors, omega: Regularizer, expected: Tensor | None) -> Tensor | None:
         """The value, if it can be had in exp space, and the expected tree."""
-        if not isinstance(omega, Negentropy):
-            return None
-        scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
-        return value if self._call("forward", scores, index, value, expected) else None
+        if isinstance(omega, Negentropy):
+            scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
+            if self._call("forward", scores, index, value, expected):
+                return value
+        self.layout.check(theta, index)
+        return None
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         value = self._solve(theta, index, omega, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,7 +19,10 @@ class Expanded:
 
     def __init__(self, layout: Expansion, engine: Sweeps) -> None:
         self.layout, self.engine = layout, engine
-        self.check = layout.check
+
+    @property
+    def check(self) -> Callable[[Tensors, Tensors], None] | None:
+        return self.layout.check
 
     def _graph(self, theta: Tensors, index: Tensors) -> tuple[Tensors, Tensors]:
         return [self.layout.weights(theta, index)], self.layout.engine_index(theta, index)
