@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -76,42 +75,46 @@ class Hypergraph(StoredGraph):
     def __init__(
         self, edges: Hyperedges, num_nodes: int | None = None, *, weight_of: Tensor | Sequence[int] | None = None
     ) -> None:
-        head, tail, arity, names, device = _read(edges)
-        used = int(max(head.max(), tail.max(initial=0))) + 1
-        self.num_nodes = used if num_nodes is None else num_nodes
-        self.nodes = range(self.num_nodes) if names is None else names
-        if names is not None and num_nodes is not None:
+        rows = _read(edges)
+        used = int(max(rows.head.max(), rows.tail.max(initial=0))) + 1
+        if rows.names is not None and num_nodes is not None:
             raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
-        owner = np.repeat(np.arange(len(head)), arity)
-        if self.num_nodes < used:
-            rows = np.concatenate((np.flatnonzero(head >= self.num_nodes), owner[tail >= self.num_nodes]))
-            got = _row(head, tail[owner == rows.min()], int(rows.min()))
-            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {got}")
-        pairs = np.stack((tail, head[owner]), 1)
-        level = sorting.levels(pairs, self.num_nodes)
-        _check_graph(head, pairs, level, self.nodes)
-        index = layout.sort(head, tail, level, arity)
-        shared = None if weight_of is None else _check_weight_of(weight_of, len(head))
+        size = used if num_nodes is None else num_nodes
+        _check_nodes(rows, rows.head >= size, rows.tail >= size, f"below num_nodes = {num_nodes}")
+        pairs = np.stack((rows.tail, np.repeat(rows.head, rows.arity)), 1)
+        level = sorting.levels(pairs, size)
+        self.nodes = range(size) if rows.names is None else rows.names
+        _check_graph(rows.head, pairs, level, self.nodes)
+        index = layout.sort(rows.head, rows.tail, level, rows.arity)
+        shared = None if weight_of is None else _check_weight_of(weight_of, len(rows.head))
         if shared is not None:
             index = (*index, shared[index[2]].astype(np.int32))
-        offset = np.concatenate(([0], np.cumsum(arity)))
-        on_device = [torch.from_numpy(part).to(device) for part in (head, tail, offset, level, *index)]
-        self.heads, self.tails, self.tail_offset, self.levels, *rest = on_device
-        self._index = tuple(rest)
-        self.weight_of = None if shared is None else torch.from_numpy(shared).to(device)
-        self._num_weights = len(head) if shared is None else int(shared.max()) + 1
-        self.goal = self.nodes[int(level.argmax())]
+        self._store(rows.head, rows.tail, rows.arity, level, index, rows.device)
+        if shared is not None:
+            self.weight_of, self._num_weights = torch.from_numpy(shared).to(rows.device), int(shared.max()) + 1
 
     @classmethod
-    def _of_tree(cls, made: TreeGraph, index: tuple[Tensor, ...], device: torch.device) -> Hypergraph:
+    def _of_tree(cls, made: TreeGraph, device: torch.device) -> Hypergraph:
         """A hypergraph that a layout has made."""
         h = object.__new__(cls)
-        offset = np.concatenate(([0], np.cumsum(made.arity)))
-        parts = (made.head, made.tail, offset, made.level)
-        h.heads, h.tails, h.tail_offset, h.levels = (torch.from_numpy(part).to(device) for part in parts)
-        h._index, h.weight_of, h._num_weights = index, None, len(made.head)
-        h.num_nodes, h.nodes, h.goal = len(made.level), range(len(made.level)), len(made.level) - 1
+        h.nodes = range(len(made.level))
+        h._store(made.head, made.tail, made.arity, made.level, made.integers, device)
         return h
+
+    def _store(
+        self,
+        head: NDArray[np.int64],
+        tail: NDArray[np.int64],
+        arity: NDArray[np.int64],
+        level: NDArray[np.int64],
+        index: tuple[NDArray[np.int32], ...],
+        device: torch.device,
+    ) -> None:
+        offset = np.concatenate(([0], np.cumsum(arity)))
+        parts = (head, tail, offset, level, *index)
+        self.heads, self.tails, self.tail_offset, self.levels, *rest = (torch.from_numpy(p).to(device) for p in parts)
+        self._index, self.weight_of, self._num_weights = tuple(rest), None, len(head)
+        self.num_nodes, self.goal = len(level), self.nodes[int(level.argmax())]
 
     @property
     def num_edges(self) -> int:
@@ -292,7 +295,7 @@ class Derivations(GraphPaths):
 # --- reading edges
 
 
-class _Read(NamedTuple):
+class _Rows(NamedTuple):
     head: NDArray[np.int64]
     tail: NDArray[np.int64]
     arity: NDArray[np.int64]
@@ -300,53 +303,54 @@ class _Read(NamedTuple):
     device: torch.device
 
 
-def _read(edges: Hyperedges) -> _Read:
+def _read(edges: Hyperedges) -> _Rows:
     if isinstance(edges, Tensor | np.ndarray):
-        return _read_array(edges)
-    if isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
+        rows = _read_array(edges)
+    elif isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
         raise ValueError(f"edges must be rows (head, tails), got a {type(edges).__name__}")
-    rows = list(edges)
-    for place, row in enumerate(rows):
-        is_row = isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[1], tuple | list)
-        if not is_row or not all(isinstance(node, Hashable) for node in (row[0], *row[1])):
-            needed = "(head, tails) of hashable nodes, with a tuple or list of tails"
-            raise ValueError(f"edges must be rows {needed}, got {row!r} at row {place}")
-    if not rows:
-        raise ValueError("edges must have at least one row (head, tails), got none")
-    head, tail = [row[0] for row in rows], list(chain.from_iterable(row[1] for row in rows))
-    arity = np.array([len(row[1]) for row in rows], dtype=np.int64)
-    names = None
-    if not all(isinstance(node, int | float | np.number) for node in chain(head, tail)):
-        number: dict[Hashable, int] = {}
-        for row in rows:
-            for node in (row[0], *row[1]):
-                number.setdefault(node, len(number))
-        head, tail, names = [number[node] for node in head], [number[node] for node in tail], list(number)
-    heads, tails = (as_integers(part or torch.empty(0, dtype=torch.int64), "edges").numpy() for part in (head, tail))
-    _check_numbers(heads, tails, arity)
-    return _Read(heads, tails, arity, names, torch.device("cpu"))
+    else:
+        rows = _read_list(list(edges))
+    _check_nodes(rows, rows.head < 0, rows.tail < 0, ">= 0")
+    return rows
 
 
-def _read_array(edges: Any) -> _Read:
+def _read_array(edges: Any) -> _Rows:
     given = torch.as_tensor(edges)
     if given.ndim != 2 or 0 in given.shape:
         raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(given.shape)}")
     rows = as_integers(given, "edges").cpu().numpy()
     is_tail = rows[:, 1:] != -1
-    head, tail, arity = rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1)
-    _check_numbers(head, tail, arity)
-    return _Read(head, tail, arity, None, given.device)
+    return _Rows(rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1), None, given.device)
 
 
-def _check_numbers(head: NDArray[np.int64], tail: NDArray[np.int64], arity: NDArray[np.int64]) -> None:
-    owner = np.repeat(np.arange(len(head)), arity)
-    rows = np.concatenate((np.flatnonzero(head < 0), owner[tail < 0]))
-    if rows.size:
-        raise ValueError(f"edges must hold nodes >= 0, got {_row(head, tail[owner == rows.min()], int(rows.min()))}")
+def _read_list(rows: list[Any]) -> _Rows:
+    if not rows:
+        raise ValueError("edges must have at least one row (head, tails), got none")
+    for place, row in enumerate(rows):
+        is_row = isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[1], tuple | list)
+        if not is_row or not all(isinstance(node, Hashable) for node in (row[0], *row[1])):
+            needed = "(head, tails) of hashable nodes, with a tuple or list of tails"
+            raise ValueError(f"edges must be rows {needed}, got {row!r} at row {place}")
+    arity = np.array([len(tails) for _, tails in rows], dtype=np.int64)
+    flat = [node for head, tails in rows for node in (head, *tails)]
+    names = None
+    if not all(isinstance(node, int | float | np.number) for node in flat):
+        names = list(dict.fromkeys(flat))
+        number = {name: place for place, name in enumerate(names)}
+        flat = [number[name] for name in flat]
+    numbers = as_integers(flat, "edges").numpy()
+    is_head = np.zeros(len(flat), dtype=bool)
+    is_head[np.cumsum(1 + arity) - 1 - arity] = True
+    return _Rows(numbers[is_head], numbers[~is_head], arity, names, torch.device("cpu"))
 
 
-def _row(head: NDArray[np.int64], tails: NDArray[np.int64], row: int) -> str:
-    return f"({head[row]}, {tuple(tails.tolist())}) at row {row}"
+def _check_nodes(rows: _Rows, is_bad_head: NDArray[np.bool_], is_bad_tail: NDArray[np.bool_], needed: str) -> None:
+    owner = np.repeat(np.arange(len(rows.head)), rows.arity)
+    bad = np.concatenate((np.flatnonzero(is_bad_head), owner[is_bad_tail]))
+    if bad.size:
+        row = int(bad.min())
+        tails = tuple(rows.tail[owner == row].tolist())
+        raise ValueError(f"edges must hold nodes {needed}, got ({rows.head[row]}, {tails}) at row {row}")
 
 
 def _check_graph(

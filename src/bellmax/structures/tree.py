@@ -99,8 +99,8 @@ class Tree:
             # The graph is the same whatever transforms its caller is under.
             with torch._C._DisableFuncTorch():
                 made = layout.make_graph(self._given, self._height, states)
-                index = tuple(torch.from_numpy(part).to(device) for part in (*made.integers, made.order))
-                self._graphs[states, device] = Hypergraph._of_tree(made, index[:5], device), index
+                graph = Hypergraph._of_tree(made, device)
+                self._graphs[states, device] = graph, (*graph._index, torch.from_numpy(made.order).to(device))
         return self._graphs[states, device]
 
     def __repr__(self) -> str:
