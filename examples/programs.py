@@ -1,0 +1,117 @@
+"""The figures of the pages on alignments with gaps, frames and tokens, transducers, and segments."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import bellmax as bx
+
+OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
+
+
+def heat(ax: Axes, shares: Tensor, title: str) -> None:
+    """Probabilities (rows, columns), and how many are above 0."""
+    ax.imshow(shares.detach(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
+    ax.set_title(f"{title} ({above})", loc="left", fontsize=9)
+
+
+def gaps() -> Figure:
+    """Two sequences of letters, with a piece that the second lacks."""
+    first, second = "HEAGAWGHEE", "PAWHEAE"
+    letters = sorted(set(first + second))
+    a, b = (torch.tensor([letters.index(letter) for letter in text]) for text in (first, second))
+    matrix = torch.full((len(letters), len(letters)), -1.0).fill_diagonal_(2.5)
+    drawn = Figure(figsize=(8, 4.2), layout="constrained")
+    for ax, (name, omega) in zip(drawn.subplots(1, 2, sharey=True), OMEGAS.items(), strict=True):
+        p = bx.Alignment.from_sequences(matrix, a, b, gap_open=-2.0, gap_extend=-0.5, omega=omega)
+        heat(ax, p.expected_path, name)
+        pairs = p.best_alignment()
+        both = pairs[(pairs >= 0).all(-1)]
+        ax.plot(both[:, 1], both[:, 0], "o-", color="tab:orange", linewidth=1, markersize=4)
+        ax.set_xticks(range(len(second)), list(second))
+        ax.set_yticks(range(len(first)), list(first))
+    return drawn
+
+
+def monotone() -> Figure:
+    """Frames of speech, whose tokens last for different times."""
+    torch.manual_seed(0)
+    durations = torch.tensor([7, 4, 10, 3, 8, 6])
+    tokens = torch.arange(len(durations)).repeat_interleave(durations)
+    scores = torch.randn(len(tokens), len(durations))
+    scores[torch.arange(len(tokens)), tokens] += 1.2
+    drawn = Figure(figsize=(8, 4), layout="constrained")
+    axes = drawn.subplots(1 + len(OMEGAS), 1, sharex=True)
+    heat(axes[0], scores.softmax(-1).T, "each frame on its own: softmax")
+    for ax, (name, omega) in zip(axes[1:], OMEGAS.items(), strict=True):
+        p = bx.Monotone(scores, omega=omega)
+        heat(ax, p.expected_path.T, f"aligned: {name}")
+        ax.plot(p.best_path().argmax(-1), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
+    for ax in axes:
+        ax.set_ylabel("token")
+    axes[-1].set_xlabel("frame")
+    return drawn
+
+
+def transducer() -> Figure:
+    """Where labels are emitted."""
+    torch.manual_seed(3)
+    frames, labels = 24, 6
+    near = -((torch.arange(frames)[:, None] / frames * labels - torch.arange(labels) - 0.5).square())
+    emit = (1.5 * near + 0.7 * torch.randn(frames, labels)).clamp(max=0.0)
+    blank = torch.log1p(-0.9 * torch.nn.functional.pad(emit, (0, 1), value=-9.0).exp())
+    drawn = Figure(figsize=(8, 3.6), layout="constrained")
+    for ax, (name, omega) in zip(drawn.subplots(2, 1, sharex=True), OMEGAS.items(), strict=True):
+        p = bx.Transducer(blank, emit, omega=omega)
+        heat(ax, p.gradient["emit"].T, f"labels by the frame that emits them: {name}")
+        ax.plot(p.best_frames(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
+        ax.set_ylabel("label")
+    ax.set_xlabel("frame")
+    return drawn
+
+
+def segments() -> Figure:
+    """A noisy series that stays at one of three levels for a while."""
+    torch.manual_seed(1)
+    levels = torch.tensor([-1.0, 0.0, 1.0])
+    labels = torch.tensor([0, 2, 1, 2, 0]).repeat_interleave(torch.tensor([14, 9, 17, 8, 12]))
+    series = levels[labels] + 0.7 * torch.randn(len(labels))
+    emissions = -(series[:, None] - levels).square()
+    durations = torch.full((20, 3), 0.0)
+    durations[:5] = -3.0  # short segments are rare
+    drawn = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = drawn.subplots(3, 1, sharex=True)
+    p = bx.SemiMarkov.from_scores(emissions, durations, torch.full((3, 3), -1.0).fill_diagonal_(-torch.inf))
+    axes[0].plot(series, ".", color="0.5", markersize=4)
+    for start, end, label in p.best_segments().tolist():
+        if label >= 0:
+            axes[0].hlines(levels[label], start - 0.5, end - 0.5, color="tab:orange", linewidth=2.5)
+    axes[0].set_title("a series, and its best segments", loc="left", fontsize=9)
+    heat(axes[1], emissions.softmax(-1).T, "each step on its own: softmax")
+    heat(axes[2], p.marginals.T, "as segments: marginals under negentropy")
+    for ax in axes[1:]:
+        ax.set_ylabel("label")
+    axes[-1].set_xlabel("step")
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="folder (default: docs/figures)")
+    output: Path = parser.parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
+    for figure in (gaps, monotone, transducer, segments):
+        path = output / f"{figure.__name__}.png"
+        figure().savefig(path, dpi=120)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
