@@ -82,7 +82,7 @@ def figure(steps: int = 60) -> Figure:
         panels.append((f"{name}, {unsure} of {black.numel()} pixels not 0 or 1", black, (black > 0.5) != clean))
     drawn = Figure(figsize=(8, 6.6), layout="constrained")
     for ax, (title, shown, wrong) in zip(drawn.subplots(len(panels), 1), panels, strict=True):
-        ax.imshow(shown, cmap="Greys", interpolation="nearest")
+        ax.imshow(shown.numpy(), cmap="Greys", interpolation="nearest")
         ax.set_title(f"{title}: {wrong.double().mean():.1%} wrong", loc="left", fontsize=10)
         ax.set_axis_off()
     return drawn

@@ -17,7 +17,7 @@ OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
 
 def heat(ax: Axes, shares: Tensor, title: str) -> None:
     """Probabilities (rows, columns), and how many are above 0."""
-    ax.imshow(shares.detach(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    ax.imshow(shares.detach().numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
     ax.set_title(f"{title} ({above})", loc="left", fontsize=9)
 
@@ -34,7 +34,7 @@ def gaps() -> Figure:
         heat(ax, p.expected_path, name)
         pairs = p.best_alignment()
         both = pairs[(pairs >= 0).all(-1)]
-        ax.plot(both[:, 1], both[:, 0], "o-", color="tab:orange", linewidth=1, markersize=4)
+        ax.plot(both[:, 1].numpy(), both[:, 0].numpy(), "o-", color="tab:orange", linewidth=1, markersize=4)
         ax.set_xticks(range(len(second)), list(second))
         ax.set_yticks(range(len(first)), list(first))
     return drawn
@@ -53,7 +53,7 @@ def monotone() -> Figure:
     for ax, (name, omega) in zip(axes[1:], OMEGAS.items(), strict=True):
         p = bx.Monotone(scores, omega=omega)
         heat(ax, p.expected_path.T, f"aligned: {name}")
-        ax.plot(p.best_path().argmax(-1), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
+        ax.plot(p.best_path().argmax(-1).numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
     for ax in axes:
         ax.set_ylabel("token")
     axes[-1].set_xlabel("frame")
@@ -71,7 +71,7 @@ def transducer() -> Figure:
     for ax, (name, omega) in zip(drawn.subplots(2, 1, sharex=True), OMEGAS.items(), strict=True):
         p = bx.Transducer(blank, emit, omega=omega)
         heat(ax, p.gradient["emit"].T, f"labels by the frame that emits them: {name}")
-        ax.plot(p.best_frames(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
+        ax.plot(p.best_frames().numpy(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
         ax.set_ylabel("label")
     ax.set_xlabel("frame")
     return drawn
@@ -89,10 +89,10 @@ def segments() -> Figure:
     drawn = Figure(figsize=(8, 4.2), layout="constrained")
     axes = drawn.subplots(3, 1, sharex=True)
     p = bx.SemiMarkov.from_scores(emissions, durations, torch.full((3, 3), -1.0).fill_diagonal_(-torch.inf))
-    axes[0].plot(series, ".", color="0.5", markersize=4)
+    axes[0].plot(series.numpy(), ".", color="0.5", markersize=4)
     for start, end, label in p.best_segments().tolist():
         if label >= 0:
-            axes[0].hlines(levels[label], start - 0.5, end - 0.5, color="tab:orange", linewidth=2.5)
+            axes[0].hlines(float(levels[label]), start - 0.5, end - 0.5, color="tab:orange", linewidth=2.5)
     axes[0].set_title("a series, and its best segments", loc="left", fontsize=9)
     heat(axes[1], emissions.softmax(-1).T, "each step on its own: softmax")
     heat(axes[2], p.marginals.T, "as segments: marginals under negentropy")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import bellmax as bx
 
-WORDS = "she saw a star with telescopes".split()
+WORDS = ["she", "saw", "a", "star", "with", "telescopes"]
 SPANS = {
     "a star": 1.6,
     "with telescopes": 1.4,
