@@ -54,6 +54,8 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/ner.py
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/dtw.py
+	$(BIN)/python benchmarks/ctc.py
+	$(BIN)/python benchmarks/lattices.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/page.py
 
