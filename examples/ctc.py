@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from saving import save
 from torch import Tensor
 
 import bellmax as bx
@@ -57,14 +55,5 @@ def figure() -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="folder (default: docs/figures)")
-    output: Path = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    figure().savefig(output / "ctc.png", dpi=120)
-    print(output / "ctc.png")
-
-
 if __name__ == "__main__":
-    main()
+    save(__doc__, {"ctc": figure})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from saving import save
 from torch import Tensor, nn
 
 import bellmax as bx
@@ -88,14 +87,5 @@ def figure(steps: int = 60) -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="folder (default: docs/figures)")
-    output: Path = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    figure().savefig(output / "denoise.png", dpi=120)
-    print(output / "denoise.png")
-
-
 if __name__ == "__main__":
-    main()
+    save(__doc__, {"denoise": figure})

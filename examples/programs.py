@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from saving import save
 from torch import Tensor
 
 import bellmax as bx
@@ -102,16 +100,5 @@ def segments() -> Figure:
     return drawn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="folder (default: docs/figures)")
-    output: Path = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
-    for figure in (gaps, monotone, transducer, segments):
-        path = output / f"{figure.__name__}.png"
-        figure().savefig(path, dpi=120)
-        print(path)
-
-
 if __name__ == "__main__":
-    main()
+    save(__doc__, {draw.__name__: draw for draw in (gaps, monotone, transducer, segments)})
