@@ -228,6 +228,19 @@ def test_scores_that_leave_exp_space(kind: str, scale: float) -> None:
 
 
 @of_all
+def test_scores_far_below_the_others(kind: str) -> None:
+    scores = potentials(4, 4)
+    scores[0, 1] = scores[1, 2] = scores[2, 3] = scores[1, 3] = scores[0, 2] = scores[2, 1] = scores[3, 2] = -1e4
+    for backend in ("reference", "native"):
+        with bx.use_backend(backend):
+            p = model(kind, scores)
+            trees = all_trees(kind, 4 if kind == "spans" else 3, 4)
+            totals = (trees * scores).flatten(1).sum(-1)
+            close(p.value, totals.logsumexp(0))
+            close(p.expected_path, torch.einsum("k,k...->...", totals.softmax(0), trees))
+
+
+@of_all
 def test_float32_keeps_its_digits(kind: str) -> None:
     scores = 3 * potentials(2, 60, 60)
     exact, own = model(kind, scores), model(kind, scores.float())

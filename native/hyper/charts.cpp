@@ -210,7 +210,9 @@ private:
                 most = greater<double>(own, most);
             }
         }
-        return rest.is_good && words.is_good && is_exact(least_lane<double>(least)[0]) && is_exact(greatest_lane<double>(most)[0]);
+        const double lowest = least_lane<double>(least)[0];  // a score that is there must leave a trace
+        return rest.is_good && words.is_good && lowest > 0 && is_exact(lowest) &&
+               is_exact(greatest_lane<double>(most)[0]);
     }
 
     bool start(int64_t i) {

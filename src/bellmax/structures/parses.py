@@ -43,20 +43,20 @@ class ParseTrees(PathDistribution):
         gamma: Gamma | None,
     ) -> None:
         batch, event = scores.shape[: scores.ndim - dims], scores.shape[scores.ndim - dims :]
-        words = event[0] + 1 - self._least_places
-        length = as_lengths("lengths", words if lengths is None else lengths, scores.device)
-        try:
-            fits = torch.broadcast_shapes(length.shape, batch) == batch
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(f"lengths must have the batch shape {tuple(batch)}, got {tuple(length.shape)}")
-        if is_readable(length) and length.numel() and not 1 <= int(length.min()) <= int(length.max()) <= words:
-            raise ValueError(
-                f"lengths must be from 1 to {words}, got numbers from {int(length.min())} to {int(length.max())}"
-            )
         super().__init__({name: (scores, dims)}, batch, event, omega, gamma)
-        self._lengths = length.expand(batch)
+        words = event[0] + 1 - self._least_places
+        self._lengths = self._read_lengths(lengths, words)
+
+    def _read_lengths(self, given: Lengths | None, words: int) -> Tensor:
+        if given is None:
+            return torch.full(self.batch_shape, words, dtype=torch.int64, device=self.device)
+        lengths = as_lengths("lengths", given, self.device)
+        if lengths.ndim and lengths.shape != self.batch_shape:
+            raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(lengths.shape)}")
+        if is_readable(lengths) and lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= words:
+            got = f"numbers from {int(lengths.min())} to {int(lengths.max())}"
+            raise ValueError(f"lengths must be from 1 to {words}, got {got}")
+        return lengths.expand(self.batch_shape)
 
     @property
     def lengths(self) -> Tensor:
