@@ -197,6 +197,19 @@ def test_padding_and_unused_scores_may_be_anything(kind: str, backend: str) -> N
         close(p.entropy(), clean.entropy())
 
 
+def test_padding_and_unused_scores_of_labels_may_be_anything(backend: str) -> None:
+    scores, z = potentials(2, 4, 4, 3), potentials(2, 4, 4, 3, seed=1)
+    spoilt = scores.clone()
+    spoilt[1, 3:], spoilt[1, :, 3:] = math.nan, math.inf
+    spoilt[:, torch.ones(4, 4).tril(-1).bool()] = math.nan
+    z_spoilt = z.masked_fill(spoilt.isnan(), math.nan)
+    for omega in ("negentropy", "sparsemax"):
+        p, clean = (bx.SpanTrees(s, labels=True, lengths=[4, 3], omega=omega) for s in (spoilt, scores))
+        close(p.value, clean.value)
+        close(p.expected_path, clean.expected_path)
+        close(p.hessian_product(z_spoilt), clean.hessian_product(z))
+
+
 @of_all
 @one_of_each_kind
 def test_no_tree_at_all(kind: str, omega: bx.Regularizer, backend: str) -> None:

@@ -42,6 +42,10 @@ class NativeCharts(Expanded):
         self.layout.check(theta, index)
         return None
 
+    def _shares(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        """Which share of a span each of its labels has: none where no span can be, whatever its scores are."""
+        return omega.argmax(theta[0].masked_fill(~self.layout.is_used(theta, index), -math.inf))
+
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         value = self._solve(theta, index, omega, None)
         return super().value(theta, index, omega) if value is None else value
@@ -65,7 +69,7 @@ class NativeCharts(Expanded):
         product = expected * seed.reshape(-1, 1, 1)
         if theta[0].ndim == 3:
             return [product]
-        return [product.unsqueeze(-1) * omega.argmax(theta[0])]
+        return [product.unsqueeze(-1) * self._shares(theta, index, omega)]
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
@@ -74,7 +78,7 @@ class NativeCharts(Expanded):
         if expected is None:
             return super().hessian(theta, tape, seed, z, index, omega)
         scores, along = theta[0], z[0]
-        share = omega.argmax(scores) if scores.ndim == 4 else None
+        share = self._shares(theta, index, omega) if scores.ndim == 4 else None
         if share is not None:
             along = (share * along.masked_fill(share == 0, 0)).sum(-1)
         product = torch.empty_like(expected)
