@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
+from bellmax.layouts import charts
 
 KINDS = ["spans", "one root", "roots"]
 of_all = pytest.mark.parametrize("kind", KINDS)
@@ -262,6 +263,14 @@ def test_float32_keeps_its_digits(kind: str) -> None:
     close(
         model(kind, scores.float(), omega="sparsemax").value, model(kind, scores, omega="sparsemax").value.float(), 1e-6
     )
+
+
+@of_cases
+def test_items_are_counted_without_a_graph(case: str) -> None:
+    layout = charts.ChartLayout({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
+    for places in range(1 + (case in ("roots", "one root")), 7):
+        theta = [torch.zeros(1, places, places, *CASES[case][2:])]
+        assert layout.nodes(theta, []) == (len(layout.engine_index(theta, [])[0]) - 1,)
 
 
 def test_one_word_and_empty_batch() -> None:

@@ -1,23 +1,22 @@
-// Lattices: dynamic time warping, many short pairs, and tables of moves.
+// Lattices: dynamic time warping, many short pairs, and tables of moves, swept by strips or by rows.
 #include <cmath>
 #include <string>
 
-#include "../lattice/dtw.h"
-#include "../lattice/short_pairs.h"
+#include "../rows/rows.h"
+#include "../table/short_pairs.h"
 #include "../table/table.h"
 #include "call.h"
 
 namespace bellmax {
 namespace {
 
-template <class S>
-const DtwKernels<S>& dtw() {
-    static const DtwKernels<S> best = BELLMAX_BEST(dtw_kernels<S>());
+const LatticeKernels& lattices() {
+    static const LatticeKernels best = BELLMAX_BEST(lattice_kernels());
     return best;
 }
 
-const LatticeKernels& lattices() {
-    static const LatticeKernels best = BELLMAX_BEST(lattice_kernels());
+const RowsKernels& by_rows() {
+    static const RowsKernels best = BELLMAX_BEST(rows_kernels());
     return best;
 }
 
@@ -49,47 +48,58 @@ public:
     }
 };
 
+// Dynamic time warping: a lattice of one state whose cells have costs.
 template <class S>
-struct Dtw : DtwProblem<S> {
-    Dtw() : DtwProblem<S>{} {}
+struct Warping : LatticeProblem {
+    Scores cost[6] = {};
 
-    void read_cost(Call& call) {
+    explicit Warping(Call& call) : LatticeProblem{} {
+        states = 1;
+        moves = 3;
+        const Move all[] = {{1, 1, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}};
+        std::copy(all, all + 3, table);
+        starts = ends = {Place::corner, 1};
+        is_double = sizeof(S) == sizeof(double);
+        scale = -1;
         const Tensor given = call.tensor();
-        this->cost = Call::array<const S>({any_size, any_size, any_size}, given);
-        this->batch = given.shape[0];
-        this->rows = given.shape[1];
-        this->columns = given.shape[2];
+        Call::array<const S>({any_size, any_size, any_size}, given);
+        batch = given.shape[0];
+        rows = given.shape[1];
+        columns = given.shape[2];
+        cost[0] = {given.numbers, rows * columns, columns, 1};
+        scores = cost;
     }
 
     // One of no numbers stands for none. Of a block, it is as for all columns up to its last.
     void read_tape(Call& call) {
         const Tensor given = call.tensor();
-        double* const numbers = Call::array<double>({this->batch, any_size}, given);
-        const int64_t size = given.shape[1];
-        need(size == 0 || size == dtw_tape_size(this->rows, this->column + this->columns),
-             "the tape does not fit the cost");
-        this->tape = size ? numbers : nullptr;
+        double* const numbers = Call::array<double>({batch, any_size}, given);
+        tape_size = given.shape[1];
+        need(tape_size == 0 || tape_size >= lattices().tape_size(*this), "the tape does not fit the cost");
+        tape = tape_size ? numbers : nullptr;
     }
-
-    const S* read_seed(Call& call) const {
-        need(this->tape, "the tape was not kept");
-        return call.array<const S>({this->batch});
+    std::vector<double> read_seed(Call& call) const {
+        need(tape, "the tape was not kept");
+        const S* const seed = call.array<const S>({batch});
+        return std::vector<double>(seed, seed + batch);
     }
-
+    // A matrix for each pair, as scores: T is const for one that is read.
     template <class T>
-    T* like_cost(Call& call) const {
-        return call.array<T>({this->batch, this->rows, this->columns});
+    std::vector<Scores> like_cost(Call& call) const {
+        std::vector<Scores> all(6);
+        all[0] = {const_cast<S*>(call.array<T>({batch, rows, columns})), rows * columns, columns, 1};
+        return all;
     }
 };
 
 // At the end of the arguments: lengths, bands, Ω, threads.
 template <class S>
-struct Pairs : Dtw<S> {
+struct Pairs : Warping<S> {
+    Call index;
     Regions regions;
 
-    explicit Pairs(Call& call) {
-        Call index = call.split(5);
-        this->read_cost(call);
+    explicit Pairs(Call& call) : Pairs(call, call.split(5)) {}
+    Pairs(Call& call, Call split) : Warping<S>(call), index(split) {
         regions.set(*this, index);
         this->omega = index.omega();
         this->threads = threads_for(this->batch * this->rows * this->columns, int(index.integer()));
@@ -101,68 +111,79 @@ bool dtw_forward(Call& call) {
     Pairs<S> p(call);
     S* const value = call.array<S>({p.batch});
     p.read_tape(call);
-    return run(dtw<S>().forward, p, value);
+    std::vector<double> values(std::size_t(p.batch));
+    const bool is_sound = run(lattices().forward, p, values.data());
+    std::copy(values.begin(), values.end(), value);
+    return is_sound;
 }
 
 template <class S>
 bool dtw_backward(Call& call) {
     Pairs<S> p(call);
     p.read_tape(call);
-    const S* const seed = p.read_seed(call);
-    return run(dtw<S>().backward, p, seed, p.template like_cost<S>(call));
+    const auto seed = p.read_seed(call);
+    return run(lattices().backward, p, seed.data(), p.template like_cost<S>(call).data());
 }
 
 template <class S>
 bool dtw_hessian(Call& call) {
     Pairs<S> p(call);
     p.read_tape(call);
-    const S* const seed = p.read_seed(call);
-    const S* const z = p.template like_cost<const S>(call);
-    return run(dtw<S>().hessian, p, seed, z, p.template like_cost<S>(call));
+    const auto seed = p.read_seed(call);
+    const auto z = p.template like_cost<const S>(call), out = p.template like_cost<S>(call);
+    return run(lattices().hessian, p, seed.data(), z.data(), out.data());
 }
 
+// Uniforms for the moves of a path; of its nodes, the cells.
 template <class S>
 bool dtw_sample(Call& call) {
     Pairs<S> p(call);
     p.read_tape(call);
     need(p.tape, "the tape was not kept");
     const Tensor uniforms = call.tensor();
-    const int64_t draws = uniforms.shape[1], longest = p.rows + p.columns - 1;
-    const double* const numbers = Call::array<const double>({p.batch, draws, longest - 1}, uniforms);
-    return run(dtw<S>().sample, p, draws, numbers, call.array<int64_t>({p.batch, draws, longest}));
+    const int64_t draws = uniforms.shape[1], longest = p.rows + p.columns - 1, all = p.batch * draws;
+    const double* const given = Call::array<const double>({p.batch, draws, longest - 1}, uniforms);
+    int64_t* const paths = call.array<int64_t>({p.batch, draws, longest});
+    std::vector<double> numbers(std::size_t(all * (longest + 1)));
+    std::vector<int64_t> nodes(std::size_t(all * longest * 2));
+    for (int64_t n = 0; n < all; ++n) {
+        std::copy_n(given + n * (longest - 1), longest - 1, numbers.begin() + n * (longest + 1) + 1);
+    }
+    run(lattices().sample, p, draws, numbers.data(), nodes.data());
+    for (int64_t n = 0; n < all * longest; ++n) paths[n] = nodes[std::size_t(2 * n)];
+    return true;
 }
 
 // A block of rows of one pair, and what it exchanges with its neighbours: lines as long as the pair's rows. At the end
 // of the arguments: the rows, the columns and the band of the pair, the first row and column of the block, Ω, threads.
 template <class S>
-struct Block : Dtw<S> {
-    int64_t lengths_[2];
-    double band_;
+struct Block : Warping<S> {
+    int64_t pair[2];
+    double width;
     bool is_last;
 
-    explicit Block(Call& call) {
-        Call where = call.split(8);
-        this->read_cost(call);
-        lengths_[0] = where.integer();
-        lengths_[1] = where.integer();
-        band_ = where.number();
+    explicit Block(Call& call) : Block(call, call.split(8)) {}
+    Block(Call& call, Call where) : Warping<S>(call) {
+        pair[0] = where.integer();
+        pair[1] = where.integer();
+        width = where.number();
         this->row = where.integer();
         this->column = where.integer();
         this->omega = where.omega();
         this->threads = int(where.integer());
-        this->lengths = lengths_;
-        this->band = &band_;
-        is_last = this->row + this->rows == lengths_[0];
+        this->lengths = pair;
+        this->band = &width;
+        is_last = this->row + this->rows == pair[0];
         need(this->batch == 1 && this->rows > 0 && this->columns > 0 && this->row >= 0 && this->column >= 0 &&
-                 this->row % dtw_strip == 0 && (this->rows % dtw_strip == 0 || is_last) &&
-                 this->row + this->rows <= lengths_[0] && this->column + this->columns <= lengths_[1],
+                 this->row % lattice_strip == 0 && (this->rows % lattice_strip == 0 || is_last) &&
+                 this->row + this->rows <= pair[0] && this->column + this->columns <= pair[1],
              "the block does not fit the pair");
     }
 
     // A line, which may have any length where there is no neighbour.
     template <class T>
     T* read_line(Call& call, bool has_neighbour) const {
-        T* const line = call.array<T>({has_neighbour ? lengths_[1] : any_size});
+        T* const line = call.array<T>({has_neighbour ? pair[1] : any_size});
         return has_neighbour ? line : nullptr;
     }
 };
@@ -175,26 +196,30 @@ bool dtw_forward_block(Call& call) {
     p.read_tape(call);
     p.line_above = p.template read_line<const double>(call, p.row > 0);
     p.line_below = p.template read_line<double>(call, !p.is_last);
-    p.by_products = call.integer();
-    need(!p.by_products || (p.omega.alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
-    return run(dtw<S>().forward_block, p, value, greatest);
+    const bool by_products = call.integer();
+    need(!by_products || (p.omega.alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
+    double found[2];
+    const bool is_sound = run(lattices().forward_block, p, by_products, found, found + 1);
+    *value = S(found[0]);
+    *greatest = S(found[1]);
+    return is_sound;
 }
 
 template <class S>
 bool dtw_backward_block(Call& call) {
     Block<S> p(call);
     p.read_tape(call);
-    const S* const seed = p.read_seed(call);
-    S* const out = p.template like_cost<S>(call);
+    const auto seed = p.read_seed(call);
+    const auto out = p.template like_cost<S>(call);
     p.line_above = p.template read_line<const double>(call, p.row > 0);
     p.mass_below = p.template read_line<const double>(call, !p.is_last);
     p.mass_above = p.template read_line<double>(call, p.row > 0);
-    return run(dtw<S>().backward, p, seed, out);
+    return run(lattices().backward, p, seed.data(), out.data());
 }
 
 bool dtw_fits_products(Call& call) {
     const double greatest = call.number();
-    return dtw<float>().fits_products(greatest, call.integer());
+    return lattices().fits_products(greatest, call.integer());
 }
 
 template <class S>
@@ -229,35 +254,31 @@ bool dtw_short_pairs(Call& call) {
 }
 
 // A table of moves. At the end of the arguments: rows, columns, states, moves (moves, 4), the place and the states, as
-// bits, where paths start, the same where they end, lengths, bands, Ω, threads; at the beginning, the scores, and
-// a tensor whose first size is the batch's.
-struct Lattice : LatticeProblem {
+// bits, where paths start, the same where they end, lengths, bands, Ω, threads.
+template <class Problem>
+struct OfTable : Problem {
+    using Problem::batch, Problem::columns, Problem::rows, Problem::states, Problem::moves, Problem::table;
+    using Problem::tape;
     Call index;
-    std::vector<PyObject*> given;
-    Tensor first;
-    std::vector<Scores> own;
     Regions regions;
 
-    explicit Lattice(Call& call) : LatticeProblem{}, index(call.split(13)), given(call.list()), first(call.tensor()) {
+    OfTable(Call index, int64_t batch) : Problem{}, index(index) {
+        this->batch = batch;
         read_table();
-        regions.set(*this, index);
-        omega = index.omega();
-        threads = threads_for(batch * rows * columns * (moves + 1), int(index.integer()));
-        for (PyObject* const one : given) is_double |= one != Py_None && Call::tensor_of(one).kind == Kind::float64;
-        own = arrays(given);
-        scores = own.data();
+        regions.set(*this, this->index);
+        this->omega = this->index.omega();
+        this->threads = threads_for(batch * rows * columns * (moves + 1), int(this->index.integer()));
     }
 
     void read_table() {
-        batch = first.shape[0];
         rows = index.integer();
         columns = index.integer();
         const int64_t given_states = index.integer();
         need(given_states > 0 && given_states <= most_states, "a lattice has up to 8 states");
         states = int(given_states);
         read_moves();
-        starts = read_ends();
-        ends = read_ends();
+        this->starts = read_ends();
+        this->ends = read_ends();
     }
 
     void read_moves() {
@@ -284,6 +305,34 @@ struct Lattice : LatticeProblem {
         return {Place(n), std::uint32_t(bits)};
     }
 
+    // One of no numbers stands for none.
+    void read_tape(const Tensor& found, int64_t size) {
+        double* const numbers = Call::array<double>({batch, any_size}, found);
+        need(found.shape[1] == 0 || found.shape[1] == size, "the tape does not fit the lattice");
+        tape = found.shape[1] ? numbers : nullptr;
+    }
+    void need_tape(const Tensor& found, int64_t size) {
+        read_tape(found, size);
+        need(tape, "the tape was not kept");
+    }
+};
+
+// At the beginning of the arguments, the scores, and a tensor whose first size is the batch's.
+struct Lattice : OfTable<LatticeProblem> {
+    std::vector<PyObject*> given;
+    Tensor first;
+    std::vector<Scores> own;
+
+    explicit Lattice(Call& call) : Lattice{call.split(13), call.list(), call.tensor()} {}
+    Lattice(Call last, const std::vector<PyObject*>& given, const Tensor& first)
+        : OfTable(last, first.shape[0]), given(given), first(first) {
+        for (PyObject* const one : given) is_double |= one != Py_None && Call::tensor_of(one).kind == Kind::float64;
+        own = arrays(given);
+        scores = own.data();
+        scale = 1;
+        tape_size = lattices().tape_size(*this);
+    }
+
     // An array for each score, of one entry or all along the batch, the rows and the columns; None is 0, or not wanted.
     std::vector<Scores> arrays(const std::vector<PyObject*>& sources) const {
         need(int64_t(sources.size()) == scores_count(), "a lattice has scores of states, moves, starts and ends");
@@ -303,26 +352,17 @@ struct Lattice : LatticeProblem {
         }
         return all;
     }
-
-    // One of no numbers stands for none.
-    void read_tape(const Tensor& found) {
-        double* const numbers = Call::array<double>({batch, any_size}, found);
-        need(found.shape[1] == 0 || found.shape[1] == lattices().tape_size(*this), "the tape does not fit the lattice");
-        tape = found.shape[1] ? numbers : nullptr;
-    }
-    void need_tape() const { need(tape, "the tape was not kept"); }
 };
 
 bool lattice_forward(Call& call) {
     Lattice p(call);
-    p.read_tape(call.tensor());
+    p.read_tape(call.tensor(), p.tape_size);
     return run(lattices().forward, p, Call::array<double>({p.batch}, p.first));
 }
 
 bool lattice_backward(Call& call) {
     Lattice p(call);
-    p.read_tape(p.first);
-    p.need_tape();
+    p.need_tape(p.first, p.tape_size);
     const double* const seed = call.array<const double>({p.batch});
     const auto out = p.arrays(call.list());
     return run(lattices().backward, p, seed, out.data());
@@ -330,21 +370,140 @@ bool lattice_backward(Call& call) {
 
 bool lattice_hessian(Call& call) {
     Lattice p(call);
-    p.read_tape(p.first);
-    p.need_tape();
+    p.need_tape(p.first, p.tape_size);
     const double* const seed = call.array<const double>({p.batch});
     const auto z = p.arrays(call.list()), out = p.arrays(call.list());
     return run(lattices().hessian, p, seed, z.data(), out.data());
 }
 
-bool lattice_sample(Call& call) {
-    Lattice p(call);
-    p.read_tape(p.first);
-    p.need_tape();
+template <class Problem>
+bool draw(const Problem& p, void (*kernel)(const Problem&, int64_t, const double*, int64_t*), Call& call) {
     const Tensor uniforms = call.tensor();
     const int64_t draws = uniforms.shape[1];
     const double* const numbers = Call::array<const double>({p.batch, draws, p.longest() + 1}, uniforms);
-    return run(lattices().sample, p, draws, numbers, call.array<int64_t>({p.batch, draws, p.longest(), 2}));
+    return run(kernel, p, draws, numbers, call.array<int64_t>({p.batch, draws, p.longest(), 2}));
+}
+
+bool lattice_sample(Call& call) {
+    Lattice p(call);
+    p.need_tape(p.first, p.tape_size);
+    return draw<LatticeProblem>(p, lattices().sample, call);
+}
+
+// A table whose moves all lead to a later row. At the beginning of the arguments: a tensor whose first size is the
+// batch's, lists of scores, labels and masks; before those of the table, the terms (terms, 3 + 9) with the number of a
+// score, of a tensor, whether that is a mask, and what three axes follow, offset and place, −1 for no axis; and their
+// coefficients.
+struct Rows : OfTable<RowsProblem> {
+    Tensor first;
+    std::vector<TermTensor> read;
+    std::vector<Tensor> labels;
+    std::vector<RowTerm> all;
+
+    explicit Rows(Call& call) : Rows{call.split(13), call.split(2), call.tensor(), call} {}
+    Rows(Call last, Call given, const Tensor& first, Call& call) : OfTable(last, first.shape[0]), first(first) {
+        for (int m = 0; m < moves; ++m) need(table[m].di >= 1, "every move must lead to a later row");
+        const auto own = call.list();
+        is_double = !own.empty() && Call::tensor_of(own[0]).kind == Kind::float64;
+        read = tensors_of(own, is_double ? Kind::float64 : Kind::float32);
+        scores_tensors = int(read.size());
+        for (PyObject* const one : call.list()) {
+            labels.push_back(Call::tensor_of(one));
+            Call::array<const int64_t>({batch, any_size}, labels.back());
+        }
+        const auto masks = tensors_of(call.list(), Kind::boolean);
+        read.insert(read.end(), masks.begin(), masks.end());
+        read_terms(given);
+        terms_count = int(all.size());
+        terms = all.data();
+        tensors = read.data();
+    }
+    int64_t tape_size() const { return by_rows().tape_size(*this); }
+
+    std::vector<TermTensor> tensors_of(const std::vector<PyObject*>& sources, Kind kind) const {
+        std::vector<TermTensor> found;
+        for (PyObject* const source : sources) {
+            const Tensor tensor = Call::tensor_of(source);
+            if (tensor.kind != kind) throw WrongType();
+            need(tensor.dims >= 1 && one_or(tensor.shape[0], batch), "scores do not fit the lattice");
+            found.push_back({tensor.numbers, tensor.dims - 1, {}, tensor.shape[0] != batch});
+            std::copy(tensor.shape + 1, tensor.shape + tensor.dims, found.back().shape);
+        }
+        return found;
+    }
+    // Tensors of the scores' shapes.
+    std::vector<TermTensor> like_scores(Call& call) const {
+        const auto found = tensors_of(call.list(), is_double ? Kind::float64 : Kind::float32);
+        bool fits = int(found.size()) == scores_tensors;
+        for (std::size_t n = 0; fits && n < found.size(); ++n) {
+            fits = found[n].dims == read[n].dims && found[n].is_shared == read[n].is_shared &&
+                   std::equal(found[n].shape, found[n].shape + found[n].dims, read[n].shape);
+        }
+        need(fits, "the shapes of tensors do not fit together");
+        return found;
+    }
+    // Those that are to be written.
+    std::vector<TermTensor> results(Call& call) const {
+        auto found = like_scores(call);
+        for (const TermTensor& one : found) {
+            const int64_t numbers = (one.is_shared ? 1 : batch) * one.size();
+            prefer_large_pages(one.numbers, numbers * int64_t(is_double ? sizeof(double) : sizeof(float)));
+        }
+        return found;
+    }
+
+    void read_terms(Call& given) {
+        const Tensor listed = given.tensor();
+        const int64_t* row = Call::array<const int64_t>({any_size, 3 + 3 * most_axes}, listed);
+        for (const double coefficient : given.numbers()) {
+            need(int64_t(all.size()) < listed.shape[0], "there is a coefficient for each term");
+            RowTerm term{int(row[0]), int(row[1]), row[2] != 0, coefficient, {}};
+            if (term.is_mask) term.tensor += scores_tensors;
+            need(row[0] >= 0 && row[0] < scores_count() && term.tensor >= 0 && term.tensor < int(read.size()) &&
+                     term.is_mask == (term.tensor >= scores_tensors),
+                 "a term is out of range");
+            row += 3;
+            for (int d = 0; d < most_axes; ++d, row += 3) {
+                need((row[0] >= 0) == (d < read[std::size_t(term.tensor)].dims) && row[0] <= int(Follows::nothing),
+                     "a term has an axis for each dimension");
+                TermAxis& axis = term.axes[d] = {Follows(row[0]), row[1], row[2], nullptr, 0};
+                if (axis.follows != Follows::label_of_row && axis.follows != Follows::label_of_column) continue;
+                need(row[2] >= 0 && row[2] < int64_t(labels.size()), "a term has labels that are not there");
+                axis.labels = static_cast<const int64_t*>(labels[std::size_t(row[2])].numbers);
+                axis.labels_count = labels[std::size_t(row[2])].shape[1];
+            }
+            all.push_back(term);
+        }
+        need(int64_t(all.size()) == listed.shape[0], "there is a coefficient for each term");
+    }
+};
+
+bool rows_forward(Call& call) {
+    Rows p(call);
+    p.read_tape(call.tensor(), p.tape_size());
+    return run(by_rows().forward, p, Call::array<double>({p.batch}, p.first));
+}
+
+bool rows_backward(Call& call) {
+    Rows p(call);
+    p.need_tape(p.first, p.tape_size());
+    const double* const seed = call.array<const double>({p.batch});
+    const auto out = p.results(call);
+    return run(by_rows().backward, p, seed, out.data());
+}
+
+bool rows_hessian(Call& call) {
+    Rows p(call);
+    p.need_tape(p.first, p.tape_size());
+    const double* const seed = call.array<const double>({p.batch});
+    const auto z = p.like_scores(call), out = p.results(call);
+    return run(by_rows().hessian, p, seed, z.data(), out.data());
+}
+
+bool rows_sample(Call& call) {
+    Rows p(call);
+    p.need_tape(p.first, p.tape_size());
+    return draw<RowsProblem>(p, by_rows().sample, call);
 }
 
 #define BOTH(name) method<name<float>, name<double>>(#name)
@@ -363,6 +522,10 @@ PyMethodDef lattice_methods[] = {BOTH(dtw_forward),
                                  method<lattice_backward>("lattice_backward"),
                                  method<lattice_hessian>("lattice_hessian"),
                                  method<lattice_sample>("lattice_sample"),
+                                 method<rows_forward>("rows_forward"),
+                                 method<rows_backward>("rows_backward"),
+                                 method<rows_hessian>("rows_hessian"),
+                                 method<rows_sample>("rows_sample"),
                                  {}};
 
 }  // namespace bellmax

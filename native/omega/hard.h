@@ -33,22 +33,6 @@ struct Hard {
     V log_slope(V, V) const {
         return V{};
     }
-
-    // Of equals the first.
-    template <bool Q, class V>
-    V three(V least, V a, V b, V, V* q) const {
-        if constexpr (Q) {
-            const V one = V{} + R(1);
-            q[0] = a == least ? one : V{};
-            q[1] = b == least ? one - q[0] : V{};
-            q[2] = one - q[0] - q[1];
-        }
-        return V{};
-    }
-    template <class V>
-    V inverse_of_three(V) const {
-        return V{};
-    }
 };
 
 }  // namespace omega

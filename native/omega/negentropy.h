@@ -83,23 +83,6 @@ struct Negentropy {
         return q * q_less;
     }
 
-    // `least` of a, b and c is taken off; q are the probabilities, if Q.
-    template <bool Q, class V>
-    V three(V least, V a, V b, V c, V* q) const {
-        const V e[3] = {exp2_of(least - a), exp2_of(least - b), exp2_of(least - c)};
-        const V sum = e[0] + e[1] + e[2];
-        if constexpr (Q) {
-            const V inverse = 1 / (sum > V{} ? sum : V{} + R(1));
-            for (int n = 0; n < 3; ++n) q[n] = e[n] * inverse;
-        }
-        return -log2_of(sum);
-    }
-    // 1/Σs of what `three` has weighed.
-    template <class V>
-    V inverse_of_three(V) const {
-        return V{} + R(1);
-    }
-
 private:
     template <class V>
     static V size(V u) {

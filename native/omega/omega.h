@@ -11,7 +11,7 @@
 // absolute         the threshold for weighing scores x from which the greatest is not taken off
 // is_sum           whether max_Ω follows from one sum over the scores: term, fits, of_sum
 // …_of_two         max_Ω of a number and 0, its derivatives, in registers
-// three            −max_Ω of minus three numbers, in registers
+// three            −max_Ω of minus three numbers, in registers, for α = 2
 //
 // Hard is `by_slot`: no run is solved, the first best entry is found by whoever has the scores, its place is the
 // threshold, and r is 0 there and −∞ elsewhere.

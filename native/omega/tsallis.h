@@ -188,42 +188,11 @@ struct Tsallis {
         return ((u > V{} - Real(1)) & (u < V{} + Real(1))) ? V{} + Real(0.5) : V{};
     }
 
-    // `least` of a, b and c is taken off; q are the probabilities, if Q.
+    // For α = 2: `least` of a, b and c is taken off; q are the probabilities, if Q. Entries join the support in their
+    // order, while they are above the τ of those before: h above it, the second one lifts τ by h/2 and max_Ω by h²/4,
+    // the third one by h/3 and h²/3.
     template <bool Q, class V>
     V three(V least, V a, V b, V c, V* q) const {
-        if constexpr (is_quadratic) {
-            return three_in_closed_form<Q>(least, a, b, c, q);
-        } else {
-            const V r[3] = {least - a, least - b, least - c};
-            V tau, value, unused;
-            const Columns<V, Real> scores{reinterpret_cast<const Real*>(r), sizeof(V) / sizeof(Real), 3};
-            solve(scores, V{}, tau, value);
-            for (int n = 0; Q && n < 3; ++n) weigh(r[n], tau, q[n], unused);
-            return -value;
-        }
-    }
-    // 1/Σs of what `three` has weighed.
-    template <class V>
-    V inverse_of_three(V sum) const {
-        const V one = V{} + Real(1);
-        if constexpr (is_quadratic) {
-            return sum > one + Real(1.5) ? one / 3 : sum > one + Real(0.5) ? one / 2 : one;
-        } else {
-            return one / (sum > V{} ? sum : one);
-        }
-    }
-
-private:
-    template <class V>
-    static V quadratic_of_two(V u) {
-        const V t = u > V{} - Real(1) ? u + 1 : V{};
-        return u < V{} + Real(1) ? Real(0.25) * t * t : u;
-    }
-
-    // Entries join the support in their order, while they are above the τ of those before: h above it, the second one
-    // lifts τ by h/2 and max_Ω by h²/4, the third one by h/3 and h²/3.
-    template <bool Q, class V>
-    V three_in_closed_form(V least, V a, V b, V c, V* q) const {
         const V less = lesser<Real>(a, b), more = greater<Real>(a, b);
         const V second = greater<Real>(less, lesser<Real>(more, c)), third = greater<Real>(more, c);
         const V h = greater<Real>((least - second) + Real(1), V{}), two = h * Real(0.5) - Real(1);
@@ -235,6 +204,13 @@ private:
             q[2] = greater<Real>(least - c - tau, V{});
         }
         return (vertex - h * Real(0.25) * h) - k * Real(1. / 3) * k;
+    }
+
+private:
+    template <class V>
+    static V quadratic_of_two(V u) {
+        const V t = u > V{} - Real(1) ? u + 1 : V{};
+        return u < V{} + Real(1) ? Real(0.25) * t * t : u;
     }
 };
 

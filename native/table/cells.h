@@ -6,18 +6,21 @@
 //
 // The first two are as accurate at the end of a long path as at its beginning, and 8 nodes fill a vector.
 //
-// prepare  a score as it is added to nodes: the planes of a Weight
-// plus     a node and a weight: a candidate
-// solve    a node from its candidates and its own score; N is their number where the compiler knows it, else 0
-// weigh    the probabilities q of the candidates
+// Tile        what scores, probabilities and masses are held in
+// weight      a score as it is added to nodes
+// line_weight the same of one that many nodes share, which was `prepared` for them
+// plus        a node and a weight: a candidate
+// put_values  v of each lane, in Ω's unit
+// solve       a node from its candidates and its own score, and, if Q, their probabilities q; N is their number where
+//             the compiler knows it, else 0. What q a node has that no path reaches does not matter.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "../omega/list.h"
-#include "wide.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -27,10 +30,28 @@ using std::int64_t;
 
 constexpr int most_candidates = 24;
 
+// What inner loops are made of.
+#define LATTICE_INLINE __attribute__((always_inline))
+
+// body(n) for n < N, one after the other, or for n < count if N is 0.
+template <class Body, int... n>
+LATTICE_INLINE inline void for_known(Body body, std::integer_sequence<int, n...>) {
+    (body(n), ...);
+}
+template <int N, class Body>
+LATTICE_INLINE inline void for_each_of(int count, Body body) {
+    if constexpr (N > 0) {
+        for_known(body, std::make_integer_sequence<int, N>());
+    } else {
+        for (int n = 0; n < count; ++n) body(n);
+    }
+}
+
 // Nodes of two numbers. What no path reaches has a whole far below any other. Wholes may wrap for scores too large for
 // them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
 struct TwoNumbers {
     using Real = float;
+    using Tile = float;
     using V = Vec<float>;
     using Int = Shape<V>::Int;
     using Bits = Shape<V>::Bits;
@@ -83,36 +104,31 @@ protected:
 
     template <int N>
     static Int greatest_whole(const Node* terms, int count) {
-        Int top = Int{} + unreached;
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) top = greater_int(top, terms[n].whole);
+        Int top = N || count ? terms[0].whole : Int{} + unreached;
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE { top = greater_int(top, terms[n].whole); });
         return top;
     }
-    static Wide<8> wide_whole(const Node& node) {
-        Wide<8> result;
-        for (int p = 0; p < 2; ++p) {
-            for (int l = 0; l < 4; ++l) {
-                const std::int32_t whole = node.whole[4 * p + l];
-                result.part[p][l] = whole > reached ? double(whole) : -infinity<double>;
-            }
+    // whole + part of each lane.
+    static void put_sums(const Node& node, V part, double* to) {
+        for (int l = 0; l < lanes_of<float>; ++l) {
+            to[l] = node.whole[l] > reached ? double(node.whole[l]) + double(part[l]) : -infinity<double>;
         }
-        return result;
     }
 };
 
 struct Products : TwoNumbers {
-    using Plain = Products;
     using Weight = Node;
-    static constexpr int weight_planes = 2;
+    static constexpr int line_planes = 2;
     static constexpr double unit = omega::Negentropy<double>::unit;
     omega::Negentropy<float> omega;
+    float factor;
 
-    explicit Products(OmegaParameters parameters) : omega(parameters) {}
+    Products(OmegaParameters parameters, double scale) : omega(parameters), factor(float(scale * unit)) {}
 
     static Slot start() { return {1.0f, 0}; }
     static Slot dead() { return {1.0f, unreached}; }
     static Weight none() { return filled(start()); }
-    static Wide<8> wide(const Node& node) { return wide_whole(node) + widen(log2_of(node.part)); }
+    static void put_values(const Node& node, double* to) { put_sums(node, log2_of(node.part), to); }
     static double value(Slot slot) {
         if (!alive(slot)) return -infinity<double>;
         return double(slot.whole) * 0.69314718055994530942 + std::log(double(slot.part));
@@ -120,39 +136,37 @@ struct Products : TwoNumbers {
     static bool can_take(double greatest, int64_t length) { return has_room(greatest, length); }
 
     // exp(score) = 2^n p, where a score of −∞ makes n = `forbidden`.
-    static void prepare(V score, float scale, V* to) {
+    LATTICE_INLINE Weight weight(V score) const {
         using F = Format<float>;
-        const V x = greater<float>(score * (scale * float(unit)), V{} + float(forbidden)), n = rounded(x), rest = x - n;
+        const V x = greater<float>(score * factor, V{} + float(forbidden)), n = rounded(x), rest = x - n;
         V p = V{} + F::exp2_series(F::exp_terms);
 #pragma GCC unroll 8
         for (int k = F::exp_terms - 1; k >= 0; --k) p = p * rest + F::exp2_series(k);
-        to[0] = p;
-        to[1] = bits<V>(to_int(n));
+        return {p, to_int(n)};
     }
-    static Weight weight(const float* at, int64_t plane) { return load(at, plane); }
+    void prepare(float* at, int64_t plane) const { store(at, plane, weight(bellmax::load<float>(at))); }
+    static Weight line_weight(const float* at, int64_t plane) { return load(at, plane); }
     static Node plus(const Node& node, const Weight& w) { return {node.part * w.part, sum(node.whole, w.whole)}; }
 
-    template <int N>
-    Node solve(const Node* terms, int count, const Weight& score) const {
+    template <bool Q, int N>
+    LATTICE_INLINE Node solve(const Node* terms, int count, const Weight& score, V* q) const {
         const Int low = difference(greatest_whole<N>(terms, count), Int{} + Format<float>::bias);
         V total{};
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) total += aligned(terms[n], low);
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE {
+            const V own = aligned(terms[n], low);
+            if (Q) q[n] = own;
+            total += own;
+        });
+        if constexpr (Q) {
+            const V inverse = 1 / total;
+            for_each_of<N>(count, [&](int n) LATTICE_INLINE { q[n] *= inverse; });
+        }
         const Bits product = bits<Bits>(total * score.part);
         const Int whole = sum(sum(low, score.whole), bits<Int>(product >> Format<float>::mantissa));
         return {bits<V>((product & 0x7fffff) | 0x3f800000), greater_int(whole, Int{} + unreached)};
     }
-    template <int N>
-    void weigh(const Node* terms, int count, V* q) const {
-        const Int low = difference(greatest_whole<N>(terms, count), Int{} + Format<float>::bias);
-        V total{};
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) total += q[n] = aligned(terms[n], low);
-        const V inverse = 1 / (total > V{} ? total : V{} + 1.0f);
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) q[n] *= inverse;
-    }
-    void slopes(const V* q, int count, V* s) const { std::copy(q, q + count, s); }
+    V slope(V q) const { return q; }
+    V inverse_of_slopes(V) const { return V{} + 1.0f; }
 
 private:
     // part · 2^(whole − top), 0 where that is below 2^−126. `low` is top − 127.
@@ -163,71 +177,57 @@ private:
 
 template <class Omega>
 struct Parts : TwoNumbers {
-    using Plain = Parts;
     using Weight = V;
-    static constexpr int weight_planes = 1;
+    static constexpr int line_planes = 1;
     static constexpr double unit = 1;
     Omega omega;
+    float factor;
 
-    explicit Parts(OmegaParameters parameters) : omega(parameters) {}
+    Parts(OmegaParameters parameters, double scale) : omega(parameters), factor(float(scale)) {}
 
     static Slot start() { return {0.0f, 0}; }
     static Slot dead() { return {0.0f, unreached}; }
     static Weight none() { return V{}; }
-    static Wide<8> wide(const Node& node) { return wide_whole(node) + widen(node.part); }
+    static void put_values(const Node& node, double* to) { put_sums(node, node.part, to); }
     static double value(Slot slot) { return alive(slot) ? double(slot.whole) + double(slot.part) : -infinity<double>; }
     // A score is added in float, so a large one would cost digits of the part.
     static bool can_take(double greatest, int64_t length) { return greatest <= 64 && has_room(greatest, length); }
 
-    static void prepare(V score, float scale, V* to) { *to = greater<float>(score * scale, V{} + float(forbidden)); }
-    static Weight weight(const float* at, int64_t) { return bellmax::load<float>(at); }
+    Weight weight(V score) const { return score * factor; }
+    static void prepare(float*, int64_t) {}
+    Weight line_weight(const float* at, int64_t) const { return weight(bellmax::load<float>(at)); }
     static Node plus(const Node& node, Weight w) { return {node.part + w, node.whole}; }
 
-    template <int N>
-    Node solve(const Node* terms, int count, Weight score) const {
-        V below[N ? N : most_candidates], least, soft;
-        const Int top = relative<N>(terms, count, below, least);
-        if constexpr (N == 3) {
-            soft = omega.template three<false>(least, below[0], below[1], below[2], below);
-        } else {
-            soft = -solve_many(below, count, least);
-        }
-        const V x = lesser<float>(least + soft - score, V{} - float(2 * forbidden)), n = rounded(x);
-        return {n - x, greater_int(difference(top, to_int(n)), Int{} + unreached)};
-    }
-    template <int N>
-    void weigh(const Node* terms, int count, V* q) const {
-        V below[N ? N : most_candidates], least;
-        relative<N>(terms, count, below, least);
-        if constexpr (N == 3) {
-            omega.template three<true>(least, below[0], below[1], below[2], q);
-        } else {
-            solve_many(below, count, least, q);
-        }
-    }
-    void slopes(const V* q, int count, V* s) const {
-        for (int n = 0; n < count; ++n) s[n] = omega.slope(q[n]);
-    }
-
-private:
-    // How far candidates are below the greatest whole.
-    template <int N>
-    static Int relative(const Node* terms, int count, V* below, V& least) {
+    template <bool Q, int N>
+    LATTICE_INLINE Node solve(const Node* terms, int count, Weight score, V* q) const {
+        const V far = V{} - float(2 * forbidden);
         const Int top = greatest_whole<N>(terms, count);
-        least = V{} - float(2 * forbidden);
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) {
+        V below[N ? N : most_candidates], least = far, soft;
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE {
             below[n] = __builtin_convertvector(difference(top, terms[n].whole), V) - terms[n].part;
             least = lesser<float>(below[n], least);
+        });
+        if constexpr (N == 2 || N == 3) {
+            V own[3];
+            soft = omega.template three<Q>(least, below[0], below[1], N == 3 ? below[2 % N] : far, own);
+            if (Q) std::copy(own, own + N, q);
+        } else {
+            soft = solve_many<Q>(below, count, least, q);
         }
-        return top;
+        const V x = lesser<float>(least + soft - score, far), n = rounded(x);
+        return {n - x, greater_int(difference(top, to_int(n)), Int{} + unreached)};
     }
-    V solve_many(const V* below, int count, V least, V* q = nullptr) const {
+    V slope(V q) const { return omega.slope(q); }
+    V inverse_of_slopes(V sum) const { return 1 / (sum > V{} ? sum : V{} + 1.0f); }
+
+private:
+    template <bool Q>
+    V solve_many(const V* below, int count, V least, V* q) const {
         V r[most_candidates], tau, most, unused;
         for (int n = 0; n < count; ++n) r[n] = least - below[n];
         omega.solve(omega::Columns<V, float>{reinterpret_cast<const float*>(r), 8, count}, V{}, tau, most);
-        for (int n = 0; q && n < count; ++n) omega.weigh(r[n], tau, q[n], unused);
-        return most;
+        for (int n = 0; Q && n < count; ++n) omega.weigh(r[n], tau, q[n], unused);
+        return -most;
     }
 };
 
@@ -240,45 +240,56 @@ struct AnyOmega {
 
     explicit AnyOmega(OmegaParameters parameters) : parameters(parameters) {}
 
-    // max_Ω of candidates x relative to `top`, their greatest, and their probabilities if wanted.
+    // max_Ω of candidates x relative to `top`, their greatest, and their probabilities if Q.
+    template <bool Q>
     __attribute__((noinline)) V solve(const V* x, int count, V top, V* q) const {
         return omega::with<double>(parameters, [&](auto omega) {
             V tau{}, most{}, unused;
             if constexpr (omega.by_slot) {
-                auto open = top == top;
-                for (int n = 0; q && n < count; ++n) {
-                    q[n] = (open & (x[n] == top)) ? V{} + 1.0 : V{};
-                    open &= x[n] != top;
-                }
+                if (Q) first_of<0>(x, count, top, q);
             } else {
                 omega.solve(omega::Columns<V, double>{reinterpret_cast<const double*>(x), 4, count}, top, tau, most);
-                for (int n = 0; q && n < count; ++n) omega.weigh(x[n] - top, tau, q[n], unused);
+                for (int n = 0; Q && n < count; ++n) omega.weigh(x[n] - top, tau, q[n], unused);
             }
             return most;
         });
     }
-    __attribute__((noinline)) void slopes(const V* q, int count, V* s) const {
-        omega::with<double>(parameters, [&](auto omega) {
-            for (int n = 0; n < count; ++n) s[n] = omega.slope(q[n]);
+    __attribute__((noinline)) V slope(V q) const {
+        return omega::with<double>(parameters, [&](auto omega) { return omega.slope(q); });
+    }
+
+    // The first of those that are the greatest.
+    template <int N>
+    LATTICE_INLINE static void first_of(const V* x, int count, V top, V* q) {
+        V rest = V{} + 1.0;
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE {
+            q[n] = x[n] == top ? rest : V{};
+            rest -= q[n];
         });
     }
 };
 
-template <class Omega>
+// The hard one, which is so quick that a call matters.
+struct OnlyHard {
+    static constexpr double unit = 1;
+    explicit OnlyHard(OmegaParameters) {}
+};
+
+template <class Omega, class TileReal = double>
 struct Values {
-    using Plain = Values;
     using Real = double;
+    using Tile = TileReal;
     using V = Vec<double>;
     using Int = Shape<V>::Int;
     using Slot = double;
     using Node = V;
     using Weight = V;
-    static constexpr int planes = 1, weight_planes = 1;
-    static constexpr bool has_dots = false, is_quick = false;
+    static constexpr int planes = 1, line_planes = 1;
+    static constexpr bool has_dots = false, is_quick = std::is_same_v<Omega, OnlyHard>;
     Omega omega;
-    double unit;
+    double unit, factor;
 
-    explicit Values(OmegaParameters parameters) : omega(parameters), unit(omega.unit) {}
+    Values(OmegaParameters parameters, double scale) : omega(parameters), unit(omega.unit), factor(scale * unit) {}
 
     static Slot start() { return 0; }
     static Slot dead() { return -infinity<double>; }
@@ -291,37 +302,32 @@ struct Values {
     static void put(double* at, int64_t, Slot slot) { *at = slot; }
     static Slot get(const double* at, int64_t) { return *at; }
     static Weight none() { return V{}; }
-    static Wide<4> wide(Node node) { return {node}; }
+    static void put_values(Node node, double* to) { bellmax::store<double>(to, node); }
     double value(Slot slot) const { return slot / unit; }
     static bool can_take(double, int64_t) { return true; }
 
-    void prepare(V score, double scale, V* to) const { *to = score * (scale * unit); }
-    static Weight weight(const double* at, int64_t) { return bellmax::load<double>(at); }
+    LATTICE_INLINE Weight weight(V score) const { return score * factor; }
+    static void prepare(Tile*, int64_t) {}
+    Weight line_weight(const Tile* at, int64_t) const { return weight(load_as<double>(at)); }
     static Node plus(Node node, Weight w) { return node + w; }
 
-    template <int N>
-    Node solve(const Node* terms, int count, Weight score) const {
-        const V top = greatest<N>(terms, count);
-        return top + omega.solve(terms, count, finite(top), nullptr) + score;
+    template <bool Q, int N>
+    LATTICE_INLINE Node solve(const Node* terms, int count, Weight score, V* q) const {
+        V top = N ? terms[0] : V{} - infinity<double>;
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE { top = greater<double>(top, terms[n]); });
+        if constexpr (is_quick) {
+            if (Q) AnyOmega::first_of<N>(terms, count, top, q);
+            return top + score;
+        } else {
+            const V from = top > V{} - infinity<double> ? top : V{};
+            return top + omega.template solve<Q>(terms, count, from, q) + score;
+        }
     }
-    template <int N>
-    void weigh(const Node* terms, int count, V* q) const {
-        omega.solve(terms, count, finite(greatest<N>(terms, count)), q);
-    }
-    void slopes(const V* q, int count, V* s) const { omega.slopes(q, count, s); }
-
-private:
-    template <int N>
-    static V greatest(const Node* terms, int count) {
-        V top = V{} - infinity<double>;
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : count); ++n) top = greater<double>(top, terms[n]);
-        return top;
-    }
-    static V finite(V top) { return top > V{} - infinity<double> ? top : V{}; }
+    V slope(V q) const { return omega.slope(q); }
+    V inverse_of_slopes(V sum) const { return 1 / (sum > V{} ? sum : V{} + 1.0); }
 };
 
-// Nodes with the tangents of their values.
+// Nodes with the tangents of their values; behind the probabilities of candidates are those of the probabilities.
 template <class P>
 struct WithDots : P {
     using Real = typename P::Real;
@@ -329,7 +335,7 @@ struct WithDots : P {
     using Int = typename P::Int;
     using Weight = typename P::Weight;
     static constexpr int planes = P::planes + 1;
-    static constexpr bool has_dots = true, is_quick = false;
+    static constexpr bool has_dots = true;
 
     struct Slot {
         typename P::Slot value;
@@ -360,40 +366,43 @@ struct WithDots : P {
         at[P::planes * plane] = slot.dot;
     }
     static Slot get(const Real* at, int64_t plane) { return {P::get(at, plane), at[P::planes * plane]}; }
+    static void put_values(const Node& node, double* to) { P::put_values(node.value, to); }
     double value(const Slot& slot) const { return P::value(slot.value); }
-    static auto wide(const Node& node) { return P::wide(node.value); }
     static Node plus(const Node& node, const Weight& w) { return {P::plus(node.value, w), node.dot}; }
 
-    template <int N>
-    Node solve(const Node* terms, int count, const Weight& score) const {
+    template <bool Q, int N>
+    LATTICE_INLINE Node solve(const Node* terms, int count, const Weight& score, V* q) const {
         constexpr int most = N ? N : most_candidates;
         typename P::Node values[most];
-        V q[most], q_dot[most];
-        for (int n = 0; n < (N ? N : count); ++n) values[n] = terms[n].value;
-        P::template weigh<N>(values, count, q);
-        return {P::template solve<N>(values, count, score), tilt<N>(terms, count, q, q_dot)};
+        if constexpr (N == 0) values[0] = P::filled(P::dead());  // there may be none
+        V own[most];
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE { values[n] = terms[n].value; });
+        const auto value = P::template solve<true, N>(values, count, score, own);
+        if (Q) for_each_of<N>(count, [&](int n) LATTICE_INLINE { q[n] = own[n]; });
+        return {value, tilt<Q, N>(terms, count, own, q + count)};
     }
-    template <int N>
-    void weigh(const Node* terms, int count, V* q) const {
-        typename P::Node values[N ? N : most_candidates];
-        for (int n = 0; n < (N ? N : count); ++n) values[n] = terms[n].value;
-        P::template weigh<N>(values, count, q);
-    }
-    // The tangents of the probabilities; returns that of the value, Σ q y. Over a long path, the rounding of Σ q would
-    // add up, so both are relative to the first candidate's.
-    template <int N>
-    V tilt(const Node* terms, int count, const V* q, V* q_dot) const {
-        V s[N ? N : most_candidates], y[N ? N : most_candidates], mean{}, total{}, weighted{}, base{};
-        P::slopes(q, N ? N : count, s);
-        for (int n = (N ? N : count) - 1; n >= 0; --n) base = q[n] > V{} ? terms[n].dot : base;
-        for (int n = 0; n < (N ? N : count); ++n) {
+
+private:
+    // The tangents of the probabilities, if Q; returns that of the value, Σ q y. Over a long path, the rounding of Σ q
+    // would add up, so both are relative to the first candidate's.
+    template <bool Q, int N>
+    LATTICE_INLINE V tilt(const Node* terms, int count, const V* q, V* q_dot) const {
+        constexpr int most = N ? N : most_candidates;
+        V s[most], y[most], mean{}, total{}, weighted{}, base{};
+        for_each_of<N>(count, [&](int m) LATTICE_INLINE {
+            const int n = count - 1 - m;
+            base = q[n] > V{} ? terms[n].dot : base;
+        });
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE {
             y[n] = q[n] > V{} ? terms[n].dot - base : V{};
             mean += q[n] * y[n];
+            if constexpr (!Q) return;
+            s[n] = P::slope(q[n]);
             total += s[n];
             weighted += s[n] * y[n];
-        }
-        const V centre = weighted / (total > V{} ? total : V{} + Real(1));
-        for (int n = 0; n < (N ? N : count); ++n) q_dot[n] = s[n] * (y[n] - centre);
+        });
+        const V centre = Q ? weighted * P::inverse_of_slopes(total) : V{};
+        if (Q) for_each_of<N>(count, [&](int n) LATTICE_INLINE { q_dot[n] = s[n] * (y[n] - centre); });
         return base + mean;
     }
 };

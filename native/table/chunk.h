@@ -1,7 +1,8 @@
 // One chunk of a strip: nodes of the kind P, moves of the table T.
 //
-// Nodes are kept in columns, one for each step and state, of `height` rows: those of the strip, and above them the rows
-// that moves into the strip come from. A move looks back at an earlier column, and up.
+// Nodes are kept in columns, one for each state at each of the last steps, of `height` rows: those of the strip, and
+// above them the rows that moves into the strip come from. A move looks back at an earlier column, and up. For the
+// sweep back, the probabilities of all moves of the chunk are kept.
 #pragma once
 
 #include "scores.h"
@@ -10,7 +11,8 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace table_engine {
 
-// A lattice of a batch, and how it is swept.
+// A lattice, or a block of whole strips of it, with what it exchanges with the blocks above and below: lines that begin
+// at column 0, of slots (values) and of numbers (mass).
 struct Frame {
     Region region;
     int64_t row, rows, columns;  // of the arrays: the first row, their rows; the numbers of a line
@@ -23,284 +25,348 @@ struct Frame {
     double* tape;
     const Array2* scores;       // of the states, of the moves, of starts by state, of ends by state
     const Array2* z = nullptr;  // a direction, likewise
+    const void *line_above = nullptr, *mass_below = nullptr;
+    void *line_below = nullptr, *mass_above = nullptr;
 };
 
-// A row above a strip: its columns, and the mass that goes there.
-template <class Real>
-struct RowAbove {
-    int64_t from, to;
-    Real* mass;
-};
+// Calls action(a) for every state, as the compiler's numbers if the table is.
+template <bool backwards, class Action, int... a>
+LATTICE_INLINE inline void for_known_states(Action action, std::integer_sequence<int, a...>) {
+    (action(std::integral_constant<int, backwards ? int(sizeof...(a)) - 1 - a : a>()), ...);
+}
+template <bool backwards, class T, class Action>
+LATTICE_INLINE inline void for_states(const T& program, Action action) {
+    if constexpr (T::is_known) {
+        for_known_states<backwards>(action, std::make_integer_sequence<int, T::table.states>());
+    } else {
+        const int states = program.table.states;
+        for (int a = 0; a < states; ++a) action(backwards ? states - 1 - a : a);
+    }
+}
 
 template <class P, class T>
 class Chunk {
     using Real = typename P::Real;
+    using Number = typename P::Tile;
     using V = typename P::V;
     using Int = typename P::Int;
     using Node = typename P::Node;
     static constexpr bool has_dots = P::has_dots;
     static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots, most = most_candidates;
 
+    // Scores of one slot at one step.
+    struct Score {
+        Kind kind;
+        const Number* at;
+        int64_t plane;
+    };
+    // Where the nodes of a candidate are, what is added to them, and the tangent of that.
+    struct Source {
+        const Real* node;
+        int64_t plane;
+        Score score;
+        const Number* z;
+    };
+
     const P& cells;
     const T& program;
     const Frame& f;
 
-    // The candidates of one state at one step: where their nodes and scores are, and the tangents of both.
-    struct Into {
-        const Real *node[most], *weight[most], *z[most];
-        int64_t plane[most], weight_plane[most];
-        int count = 0, starts = 0;
-    };
-    // Calls action with the number of candidates, as the compiler's if they are few.
-    template <class Action>
-    __attribute__((always_inline)) static void with_count(int count, Action action) {
-        if constexpr (P::is_quick) {
-            if (count == 2) return action(std::integral_constant<int, 2>());
-            if (count == 3) return action(std::integral_constant<int, 3>());
-        }
-        action(std::integral_constant<int, 0>());
-    }
-
 public:
-    Array<Real> nodes;   // by step, state and row; first those of the steps before
-    Array<Real> flows;   // the mass that moves carry, by step, move, kind and row: a ring of the steps after
-    Array<Real> inject;  // the mass that enters, by step, state, kind and row
-    Array<Real> starts, room;
-    Array<RowAbove<Real>> above;
-    Tile<Real> scores[most_scores], z[most_scores], out[most_scores];
+    // A row that strips have to do with each other for: its columns, its nodes, and the mass that goes there.
+    struct Border {
+        int64_t from, to;
+        typename P::Slot* nodes;
+        Number* mass;
+    };
+
+    Array<Real> nodes;          // by step, state and row: a ring of the last steps
+    Array<Real> starts;         // nodes of the rows where paths may start
+    Array<Number> kept;         // probabilities by step, move, kind and row, those of the `history` after the chunk too
+    Array<Number> kept_starts;  // by step, state, kind and row
+    Array<Number> masses;       // by step, state, kind and row: a ring of the steps after
+    Array<Number> inject;       // the mass that enters, by step, state, kind and row, from row `low` on
+    int64_t low = 0;
+    Array<Number> room;
+    Array<Border> above, below;  // of the strip: rows −1, −2, …, and its last ones
+    Tile<Number> scores[most_scores], z[most_scores], out[most_scores];
     Range marked{0, -1};
 
-    LATTICE_SELDOM Chunk(const P& cells, const T& program, const Frame& f, const Array2* arrays)
+    // `keeps`: whether probabilities are kept, `arrays`: the gradients, if masses are swept too.
+    LATTICE_APART Chunk(const P& cells, const T& program, const Frame& f, bool keeps, const Array2* arrays)
         : cells(cells), program(program), f(f) {
         const Table& t = table();
-        nodes = scratch<Real>((chunk_steps + t.history) * step());
-        room = scratch<Real>(tiles() * (P::weight_planes + 2) * tile_size);
+        nodes = scratch<Real>(t.ring * step());
+        room = scratch<Number>(tiles() * 3 * tile_size);
         starts = scratch<Real>(P::planes * strip_rows);
+        above = scratch<Border>(t.reach);
+        below = scratch<Border>(t.lines());
         for (int64_t r = 0; r < strip_rows; ++r) P::put(starts.get() + r, strip_rows, P::dead());
-        Real* next = room.get();
+        Number* next = room.get();
         for (int n = 0; n < tiles(); ++n) {
-            scores[n] = f.scores[n].tile(next, P::weight_planes);
+            scores[n] = f.scores[n].tile(next, P::line_planes);
             if (has_dots) z[n] = f.z[n].tile(next, 1);
-            if (arrays) out[n] = arrays[n].tile(next, 1);
+            if (!arrays) continue;
+            // Scores of cells are not needed any more when their gradients come.
+            const bool is_shared = arrays[n].by == By::cell && f.scores[n].by == By::cell;
+            out[n] = is_shared ? scores[n] : arrays[n].tile(next, 1);
         }
+        if (!keeps) return;
+        kept = scratch<Number>((chunk_steps + t.history) * kept_step() + t.pad);
+        kept_starts = scratch<Number>(kinds * t.states * tile_size);
+        std::fill_n(kept.get() + (chunk_steps + t.history) * kept_step(), t.pad, Number(0));
         if (!arrays) return;
-        above = scratch<RowAbove<Real>>(t.reach);
-        flows = scratch<Real>(flows_size());
-        inject = scratch<Real>(kinds * t.states * tile_size);
+        masses = scratch<Number>(masses_size());
+        inject = scratch<Number>(kinds * t.states * tile_size);
     }
 
     const Table& table() const { return program.table; }
     int64_t column() const { return P::planes * program.table.height; }
     int64_t step() const { return program.table.states * column(); }
-    int64_t flow_height() const { return strip_rows + program.table.pad + group; }
-    int64_t flows_size() const { return table().ring * table().moves * kinds * flow_height(); }
+    int64_t kept_step() const { return program.table.moves * kinds * strip_rows; }
+    int64_t masses_size() const { return table().ring * table().states * kinds * table().height; }
 
     // Scores of states come first, then those of moves as they were given, of starts, and of ends, which have no tiles.
     int tiles() const { return 2 * table().states + f.moves; }
     int score_of_move(int m) const { return program.table.states + program.table.number[m]; }
     int score_of_start(int a) const { return program.table.states + f.moves + a; }
 
-    // Row r of state a; k counts the steps, from −history.
-    Real* node_at(int64_t k, int a, int64_t r) const {
+    // Row 0 of state a, or of move m; `now` counts the steps of the strip, k those of the chunk.
+    Real* node_at(int64_t now, int a) const {
         const Table& t = program.table;
-        return nodes.get() + (k + t.history) * step() + a * column() + t.pad + r;
+        return nodes.get() + (now & (t.ring - 1)) * step() + a * column() + t.pad;
     }
-    Real* flow_at(int64_t now, int m) const {
+    Number* mass_at(int64_t now, int a) const {
         const Table& t = program.table;
-        return flows.get() + ((now & (t.ring - 1)) * t.moves + m) * kinds * flow_height();
+        return masses.get() + ((now & (t.ring - 1)) * t.states + a) * kinds * t.height;
     }
-    Real* injected_at(int64_t k, int a) const {
-        return inject.get() + (k * program.table.states + a) * kinds * strip_rows;
+    Number* kept_at(int64_t k, int m) const { return kept.get() + k * kept_step() + m * kinds * strip_rows; }
+    Number* kept_start_at(int64_t k, int a) const {
+        return kept_starts.get() + (k * program.table.states + a) * kinds * strip_rows;
+    }
+    // From row `low` on.
+    int64_t injected_rows() const { return strip_rows - low; }
+    Number* injected_at(int64_t k, int a) const {
+        return inject.get() + (k * program.table.states + a) * kinds * injected_rows() - low;
     }
 
     // --- candidates
 
-    // The cells of step `now` where paths may start.
-    void mark_starts(const Strip& strip, int64_t now) {
-        const Range range = cells_at(f.starts.place, false, f.region, strip, now);
-        if (range.low == marked.low && range.high == marked.high) return;
-        for (int64_t r = marked.low; r <= marked.high; ++r) P::put(starts.get() + r, strip_rows, P::dead());
-        for (int64_t r = range.low; r <= range.high; ++r) P::put(starts.get() + r, strip_rows, P::start());
-        marked = range;
+    // The cells of a step where paths may start.
+    LATTICE_INLINE void mark_starts(Range range) {
+        if (range.low != marked.low || range.high != marked.high) mark_others(range);
     }
-
-    __attribute__((always_inline)) Into into(int a, int64_t k) const {
-        const Table& t = program.table;
-        Into all;
-        const auto add = [&](const Real* node, int64_t plane, int n) {
-            const int c = all.count++;
-            all.node[c] = node;
-            all.plane[c] = plane;
-            all.weight[c] = all.z[c] = nullptr;
-            if (scores[n].data) all.weight[c] = scores[n].at(k, 0);
-            all.weight_plane[c] = scores[n].plane;
-            if (has_dots && z[n].data) all.z[c] = z[n].at(k, 0);
-        };
-        all.starts = (f.starts.states >> a & 1) && marked.low <= marked.high;
-        if (all.starts) add(starts.get(), strip_rows, score_of_start(a));
-#pragma GCC unroll 4
-        for (int m = t.into[a]; m < t.into[a + 1]; ++m) {
-            const Move& move = t.move[m];
-            add(node_at(k - move.di - move.dj, move.from, -move.di), t.height, score_of_move(m));
-        }
-        return all;
-    }
-    template <int N>
-    __attribute__((always_inline)) static void gather(const Into& all, int64_t r, Node* terms) {
-#pragma GCC unroll 4
-        for (int n = 0; n < (N ? N : all.count); ++n) {
-            Node node = P::load(all.node[n] + r, all.plane[n]);
-            if (all.weight[n]) node = P::plus(node, P::weight(all.weight[n] + r, all.weight_plane[n]));
-            if constexpr (has_dots) {
-                if (all.z[n]) node.dot += load<Real>(all.z[n] + r);
-            }
-            terms[n] = node;
-        }
-    }
-    // The probabilities of the candidates of one node; returns how many start there.
-    LATTICE_SELDOM int probabilities(int a, int64_t k, int64_t r, double* q, int& count) const {
-        const Into all = into(a, k);
-        Node terms[most];
-        V own[most];
-        gather<0>(all, r / W * W, terms);
-        cells.template weigh<0>(terms, all.count, own);
-        count = all.count;
-        for (int n = 0; n < count; ++n) q[n] = double(own[n][r % W]);
-        return all.starts;
-    }
+    bool has_starts(int a) const { return !marked.is_empty() && (f.starts.states >> a & 1); }
 
     // --- forward
 
-    __attribute__((noinline)) void advance(const Strip& strip, int64_t c) {
-        const Table& t = program.table;
-        const Node dead = P::filled(P::dead());
-        for (int64_t k = 0; k < strip.steps_in(c); ++k) {
-            const int64_t now = c * chunk_steps + k, rows = strip.groups * group;
-            const auto awake = strip.awake(now);
-            mark_starts(strip, now);
-#pragma GCC unroll 2
-            for (int a = 0; a < t.states; ++a) {
-                Real* const here = node_at(k, a, 0);
-                const Into all = into(a, k);
-                const Real* const score = scores[a].data ? scores[a].at(k, 0) : nullptr;
-                const int64_t plane = scores[a].plane;
-                for (int64_t r = 0; r < awake.low; r += W) P::store(here + r, t.height, dead);
-                for (int64_t r = awake.high; r < rows; r += W) P::store(here + r, t.height, dead);
-                with_count(
-                    all.count, [&](auto n) __attribute__((always_inline)) {
-                        for (int64_t r = awake.low; r < awake.high; r += W) {
-                            Node terms[most];
-                            gather<n>(all, r, terms);
-                            const auto own = score ? P::weight(score + r, plane) : P::none();
-                            Node node = cells.template solve<n>(terms, all.count, own);
-                            if constexpr (has_dots) {
-                                if (z[a].data) node.dot += load<Real>(z[a].at(k, r));
-                            }
-                            if (!strip.covers(r, now, 1)) node = P::masked(node, strip.inside<Int>(r, now));
-                            P::store(here + r, t.height, node);
-                        }
-                    });
+    // One step. Keep: probabilities are kept.
+    template <bool Keep>
+    LATTICE_INLINE void advance(const Strip& strip, int64_t now, int64_t k) {
+        const auto awake = strip.awake(now);
+        for_states<false>(program, [&](auto a) LATTICE_INLINE {
+            const bool starts_here = has_starts(a);
+            if constexpr (T::is_known) {
+                constexpr int count = T::table.into[a + 1] - T::table.into[a];
+                if (starts_here) return solve<Keep, count + 1>(a, 1, count + 1, strip, now, k, awake);
+                solve<Keep, count>(a, 0, count, strip, now, k, awake);
+            } else {
+                const int count = starts_here + program.table.into[a + 1] - program.table.into[a];
+                if (P::is_quick && count == 2) return solve<Keep, 2>(a, starts_here, 2, strip, now, k, awake);
+                if (P::is_quick && count == 3) return solve<Keep, 3>(a, starts_here, 3, strip, now, k, awake);
+                solve<Keep, 0>(a, starts_here, count, strip, now, k, awake);
             }
-        }
+        });
     }
 
     // --- back
 
-    // The mass of every node, from row `low` on with what enters, goes to the gradients of scores and on to the nodes
-    // before; or its tangent does.
-    __attribute__((noinline)) void descend(const Strip& strip, int64_t c, int64_t low) {
-        const Table& t = program.table;
-        for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
-            const int64_t now = c * chunk_steps + k;
-            const auto awake = strip.awake(now);
-            mark_starts(strip, now);
-#pragma GCC unroll 2
-            for (int a = t.states - 1; a >= 0; --a) {
-                const Into all = into(a, k);
-                with_count(
-                    all.count, [&](auto n) __attribute__((always_inline)) { spread<n>(all, a, k, now, awake, low); });
-            }
-            send(strip, now);
+    // The probabilities after chunk c are those of the next one, or none.
+    void carry_back(const Strip& strip, int64_t c) const {
+        const int64_t size = program.table.history * kept_step();
+        if (c + 1 < strip.chunks) {
+            std::memmove(kept_at(chunk_steps, 0), kept.get(), std::size_t(size) * sizeof(Number));
+        } else {
+            std::fill_n(kept_at(strip.steps_in(c), 0), size + program.table.pad, Number(0));
         }
     }
 
-    // The mass that leaves a strip for the rows above, by the flows of the steps after `now`.
-    void send(const Strip& strip, int64_t now) const {
+    // The mass of every node, with what enters, goes to the gradients of scores; or its tangent does.
+    __attribute__((noinline)) void descend(const Strip& strip, const Places& where, int64_t c) {
+        for (int64_t k = strip.steps_in(c) - 1; k >= 0; --k) {
+            const int64_t now = c * chunk_steps + k;
+            const auto awake = strip.awake(now);
+            mark_starts(where.at(now));
+            for_states<true>(program, [&](auto a) LATTICE_INLINE {
+                pull(a, now, k, awake);
+                const Table& t = program.table;
+                for (int m = t.into[a]; m < t.into[a + 1]; ++m) {
+                    land(out[score_of_move(m)], kept_at(k, m), mass_at(now, a), k, awake);
+                }
+                if (has_starts(a)) land(out[score_of_start(a)], kept_start_at(k, a), mass_at(now, a), k, awake);
+            });
+            send(strip, now, k);
+        }
+    }
+
+    // The mass that leaves a strip for the rows above.
+    LATTICE_INLINE void send(const Strip& strip, int64_t now, int64_t k) const {
         const Table& t = program.table;
         if (strip.row == 0) return;
         for (int64_t d = 1; d <= t.reach; ++d) {
-            const RowAbove<Real>& row = above[std::size_t(d - 1)];
+            const Border& row = above[std::size_t(d - 1)];
             const int64_t j = strip.first + now + d;
             if (j < row.from || j > row.to) continue;
-#pragma GCC unroll 4
-            for (int m = 0; m < t.moves; ++m) {
-                if (t.move[m].di < d || now + t.back(m) < 0) continue;
-                const Real* const flow = flow_at(now + t.back(m), m) + t.move[m].di - d;
-                Real* const to = row.mass + (j * t.states + t.move[m].from) * kinds;
-                for (int kind = 0; kind < kinds; ++kind) to[kind] += flow[kind * flow_height()];
-            }
+            for_each_of<known_moves()>(t.moves, [&](int m) LATTICE_INLINE {
+                if (t.move[m].di < d || now + t.back(m) < 0) return;
+                const Number* const q = kept_at(k + t.back(m), m) + t.move[m].di - d;
+                const Number* const mass = mass_at(now + t.back(m), t.move[m].to) + t.move[m].di - d;
+                Number* const to = row.mass + (j * t.states + t.move[m].from) * kinds;
+                to[0] += *q * *mass;
+                if constexpr (has_dots) to[1] += q[strip_rows] * *mass + *q * mass[t.height];
+            });
         }
     }
 
 private:
-    // A mass, or its tangent, at (k, r), for the gradient of a score.
-    static void land(const Tile<Real>& tile, int64_t k, int64_t r, V mass) {
-        if (tile.step == strip_rows) {
-            store<Real>(tile.at(k, r), mass);
-        } else if (tile.data) {
-            tile.add(k, r, mass);
+    // All moves, and those out of a state, as the compiler's numbers, or 0.
+    static constexpr int known_moves() {
+        if constexpr (T::is_known) return T::table.moves;
+        return 0;
+    }
+    template <class A>
+    static constexpr int known_leaving() {
+        if constexpr (T::is_known) return T::table.first_out[A::value + 1] - T::table.first_out[A::value];
+        return 0;
+    }
+
+    LATTICE_SELDOM void mark_others(Range range) {
+        for (int64_t r = marked.low; r <= marked.high; ++r) P::put(starts.get() + r, strip_rows, P::dead());
+        for (int64_t r = range.low; r <= range.high; ++r) P::put(starts.get() + r, strip_rows, P::start());
+        marked = range;
+    }
+    LATTICE_INLINE Score score_at(int n, int64_t k) const {
+        Kind kind = scores[n].kind();
+        if constexpr (T::is_known) {
+            if (n < int(std::size(T::kinds))) kind = T::kinds[n];
+        }
+        return {kind, kind == Kind::none ? nullptr : scores[n].at(k, 0), scores[n].plane};
+    }
+    LATTICE_INLINE static typename P::Weight weight(const P& cells, const Score& score, int64_t r) {
+        if (score.kind == Kind::cell) return cells.weight(load_as<Real>(score.at + r));
+        return score.kind == Kind::line ? cells.line_weight(score.at + r, score.plane) : P::none();
+    }
+    LATTICE_INLINE Source source(const Real* node, int64_t plane, int n, int64_t k) const {
+        return {node, plane, score_at(n, k), has_dots && z[n].data ? z[n].at(k, 0) : nullptr};
+    }
+    LATTICE_INLINE static Node candidate(const P& cells, const Source& source, int64_t r, Real scale) {
+        Node node = P::load(source.node + r, source.plane);
+        if (source.score.kind != Kind::none) node = P::plus(node, weight(cells, source.score, r));
+        if constexpr (has_dots) {
+            if (source.z) node.dot += load_as<Real>(source.z + r) * scale;
+        }
+        return node;
+    }
+
+    // The nodes of one state at one step, by their candidates, N where it is not 0; the first may be a start.
+    template <bool Keep, int N, class A>
+    LATTICE_INLINE void solve(A a, int first, int count, const Strip& strip, int64_t now, int64_t k,
+                              Strip::Rows awake) const {
+        const Table& t = program.table;
+        constexpr int room_for = N ? N : most;
+        const P local = cells;  // so that it stays in registers
+        const Real scale = Real(f.scale);
+        Source from[room_for];
+        for_each_of<N>(count, [&](int n) LATTICE_INLINE {
+            if (n < first) return void(from[n] = source(starts.get(), strip_rows, score_of_start(a), k));
+            const int m = t.into[a] + n - first;
+            from[n] = source(node_at(now - t.back(m), t.move[m].from) - t.move[m].di, t.height, score_of_move(m), k);
+        });
+        Real* const here = node_at(now, a);
+        const Source own = source(here, t.height, a, k);
+        Number* const q_to = Keep ? kept_at(k, t.into[a]) : nullptr;
+        Number* const q_start = Keep && first ? kept_start_at(k, a) : nullptr;
+        const bool is_whole = now >= strip.all_enter && now <= strip.all_leave;
+        for (int64_t r = awake.low; r < awake.high; r += W) {
+            Node terms[room_for];
+            V q[room_for * kinds];
+            for_each_of<N>(count, [&](int n) LATTICE_INLINE { terms[n] = candidate(local, from[n], r, scale); });
+            Node node = local.template solve<Keep, N>(terms, count, weight(local, own.score, r), q);
+            if constexpr (has_dots) {
+                if (own.z) node.dot += load_as<Real>(own.z + r) * scale;
+            }
+            if (!is_whole && !strip.covers(r, now, 1)) node = P::masked(node, strip.inside<Int>(r, now));
+            P::store(here + r, t.height, node);
+            if (Keep) for_each_of<N>(count, [&](int n) LATTICE_INLINE {
+                Number* const to = (n < first ? q_start : q_to + (n - first) * kinds * strip_rows) + r;
+                for_each_of<kinds>(kinds, [&](int kind) LATTICE_INLINE {
+                    store_as<Number, Real>(to + kind * strip_rows, q[kind * count + n]);
+                });
+            });
+        }
+        if (awake.low > 0 || awake.high < strip_rows) sleep<Keep>(a, strip, now, k, awake);
+    }
+    // Rows without a cell; also those behind the last one that a sweep back will look at.
+    template <bool Keep>
+    LATTICE_SELDOM void sleep(int a, const Strip& strip, int64_t now, int64_t k, Strip::Rows awake) const {
+        const Table& t = program.table;
+        const Node dead = P::filled(P::dead());
+        const int64_t end = std::min(strip_rows, strip.groups * group + t.pad);
+        const int64_t planes = Keep ? (t.into[a + 1] - t.into[a]) * kinds : 0;
+        for (int64_t r = 0; r < end; r += W) {
+            if (r == awake.low) r = awake.high;
+            if (r >= end) return;
+            P::store(node_at(now, a) + r, t.height, dead);
+            for (int64_t n = 0; n < planes; ++n) {
+                store_as<Number, Real>(kept_at(k, t.into[a]) + n * strip_rows + r, V{});
+            }
         }
     }
 
-    // That of one state and step.
-    template <int N>
-    __attribute__((always_inline)) void spread(const Into& all, int a, int64_t k, int64_t now, Strip::Rows awake,
-                                               int64_t low) const {
+    // The mass of one state at one step: what the nodes after give back to it.
+    template <class A>
+    LATTICE_INLINE void pull(A a, int64_t now, int64_t k, Strip::Rows awake) const {
+        using M = Vec<Number>;
         const Table& t = program.table;
-        const int64_t height = flow_height();
-        const int count = N ? N : all.count, leaving = t.first_out[a + 1] - t.first_out[a];
-        const bool is_partial = awake.low > 0 || awake.high < strip_rows;
-        const Real *from[most_moves], *const entering = injected_at(k, a);
-        Real* to[most];  // none for a start
-        const Tile<Real>* gains[most];
-#pragma GCC unroll 4
-        for (int n = 0; n < count; ++n) {
-            const int m = t.into[a] + n - all.starts;
-            to[n] = n < all.starts ? nullptr : flow_at(now, m);
-            gains[n] = out + (n < all.starts ? score_of_start(a) : score_of_move(m));
-            for (int kind = 0; is_partial && to[n] && kind < kinds; ++kind) {
-                std::fill(to[n] + kind * height, to[n] + kind * height + awake.low, Real(0));
-                std::fill(to[n] + kind * height + awake.high, to[n] + kind * height + strip_rows, Real(0));
-            }
-        }
-#pragma GCC unroll 4
-        for (int n = 0; n < leaving; ++n) {
+        const int leaving = t.first_out[a + 1] - t.first_out[a];
+        const Number *q[most_moves], *after[most_moves], *const entering = injected_at(k, a);
+        Number* const here = mass_at(now, a);
+        const Tile<Number> gain = out[a];
+        const int64_t from = low;
+        for_each_of<known_leaving<A>()>(leaving, [&](int n) LATTICE_INLINE {
             const int m = t.out[t.first_out[a] + n];
-            from[n] = flow_at(now + t.back(m), m) + t.move[m].di;
+            q[n] = kept_at(k + t.back(m), m) + t.move[m].di;
+            after[n] = mass_at(now + t.back(m), t.move[m].to) + t.move[m].di;
+        });
+        for (int64_t r = 0; r < strip_rows; r += lanes_of<Number>) {
+            if (r == awake.low) r = awake.high;
+            for (int kind = 0; r < strip_rows && kind < kinds; ++kind) store<Number>(here + kind * t.height + r, M{});
         }
-        const Tile<Real> gain = out[a];
-        for (int64_t r = awake.low; r < awake.high; r += W) {
-            V mass[kinds] = {}, q[most], q_dot[has_dots ? most : 1];
-            Node terms[most];
-            for (int kind = 0; kind < kinds; ++kind) {
-#pragma GCC unroll 4
-                for (int n = 0; n < leaving; ++n) mass[kind] += load<Real>(from[n] + kind * height + r);
-                if (r >= low) mass[kind] += load<Real>(entering + kind * strip_rows + r);
-            }
-            land(gain, k, r, mass[kinds - 1]);
-            gather<N>(all, r, terms);
-            cells.template weigh<N>(terms, all.count, q);
-            if constexpr (has_dots) cells.template tilt<N>(terms, count, q, q_dot);
-#pragma GCC unroll 4
-            for (int n = 0; n < count; ++n) {
-                V flow = q[n] * mass[0];
-                if (to[n]) store<Real>(to[n] + r, flow);
+        for (int64_t r = awake.low; r < awake.high; r += lanes_of<Number>) {
+            M mass[kinds] = {};
+            for_each_of<known_leaving<A>()>(leaving, [&](int n) LATTICE_INLINE {
+                const M own = load<Number>(q[n] + r), whole = load<Number>(after[n] + r);
+                mass[0] += own * whole;
                 if constexpr (has_dots) {
-                    flow = q_dot[n] * mass[0] + q[n] * mass[1];
-                    if (to[n]) store<Real>(to[n] + height + r, flow);
+                    const M q_dot = load<Number>(q[n] + strip_rows + r);
+                    mass[1] += q_dot * whole + own * load<Number>(after[n] + t.height + r);
                 }
-                land(*gains[n], k, r, flow);
-            }
+            });
+            for_each_of<kinds>(kinds, [&](int kind) LATTICE_INLINE {
+                if (r >= from) mass[kind] += load<Number>(entering + kind * (strip_rows - from) + r);
+                store<Number>(here + kind * t.height + r, mass[kind]);
+            });
+            if (gain.data) gain.land(k, r, mass[kinds - 1]);
+        }
+    }
+    // The mass that goes along one move, for the gradient of its score.
+    void land(const Tile<Number>& gain, const Number* q, const Number* mass, int64_t k, Strip::Rows awake) const {
+        if (!gain.data) return;
+        const int64_t height = program.table.height;
+        for (int64_t r = awake.low; r < awake.high; r += lanes_of<Number>) {
+            auto flow = load<Number>(q + r) * load<Number>(mass + (kinds - 1) * height + r);
+            if constexpr (has_dots) flow += load<Number>(q + strip_rows + r) * load<Number>(mass + r);
+            gain.land(k, r, flow);
         }
     }
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../base/memory.h"
+#include "../node.h"
 #include "moves.h"
-#include "node.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -43,32 +43,42 @@ struct EndList {
 
 // The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. With y, the
 // tangents of x, these become those of the masses.
-__attribute__((noinline)) inline double solve_ends(OmegaParameters parameters, bool is_single, const double* x,
-                                                   int64_t size, double seed, double* q, double* y) {
-    constexpr int W = lanes_of<double>;
-    if (is_single || size == 0) {
-        double value = -infinity<double>;
-        for (int64_t n = 0; n < size; ++n) {
-            value = std::max(value, x[n]);
-            if (q) q[n] = x[n] > -infinity<double> ? seed : 0;
-            if (y) y[n] = 0;
-        }
-        return value;
+LATTICE_APART inline double solve_ends(OmegaParameters parameters, bool is_single, const double* x, int64_t size,
+                                       double seed, double* q, double* y) {
+    double top = -infinity<double>;
+    for (int64_t n = 0; n < size; ++n) top = std::max(top, x[n]);
+    if (is_single || top == -infinity<double>) {
+        for (int64_t n = 0; q && n < size; ++n) q[n] = x[n] > -infinity<double> ? seed : 0;
+        if (y) std::fill_n(y, size, 0.0);
+        return top;
     }
     return omega::with<double>(parameters, [&](auto omega) {
-        const auto room = scratch<double>(size), s = scratch<double>(size);
-        bool good = true;
-        const auto solution = node::solve<true>(omega, x, size / W, room.get(), good);
-        if (q) {
-            const auto scale = node::weigh<true>(omega, x, size / W, solution.base, solution.tau, q, s.get());
-            if (y) {
-                const auto change = node::change<true>(q, scale, s.get(), y, size / W);
-                node::change_of_q(s.get(), y, size / W, change.mean, wide<W>(seed), room.get());
-                std::copy(room.get(), room.get() + size, y);
-            }
-            for (int64_t n = 0; n < size; ++n) q[n] *= scale.part[0][0] * seed;
+        const auto r = scratch<double>(size), s = scratch<double>(size);
+        Vec<double> tau{}, value{};
+        if constexpr (omega.by_slot) {
+            std::fill_n(r.get(), size, -infinity<double>);
+            r[std::size_t(std::find(x, x + size, top) - x)] = 0;
+        } else {
+            std::transform(x, x + size, r.get(), [top](double own) { return own - top; });
+            omega.solve(omega::Row<double>{r.get(), size}, Vec<double>{}, tau, value);
         }
-        return solution.value.part[0][0];
+        if (!q) return top + value[0];
+        double sum = 0, sum_s = 0, sum_sy = 0;
+        for (int64_t n = 0; n < size; n += lanes_of<double>) {
+            Vec<double> own_q, own_s;
+            omega.weigh(load<double>(r.get() + n), tau, own_q, own_s);
+            store<double>(q + n, own_q);
+            store<double>(s.get() + n, own_s);
+        }
+        for (int64_t n = 0; n < size; ++n) {
+            sum += q[n];
+            if (y && s[std::size_t(n)] > 0) sum_s += s[std::size_t(n)], sum_sy += s[std::size_t(n)] * y[n];
+        }
+        for (int64_t n = 0; n < size; ++n) {
+            q[n] *= seed / sum;
+            if (y) y[n] = s[std::size_t(n)] > 0 ? s[std::size_t(n)] * (y[n] - sum_sy / sum_s) * seed : 0;
+        }
+        return top + value[0];
     });
 }
 

@@ -1,4 +1,5 @@
-// Which nodes a lattice is swept with, and how a batch of lattices is shared among threads.
+// Which nodes and which table a lattice is swept with. Each kind of nodes is compiled in one file (products.cpp,
+// others.cpp).
 #pragma once
 
 #include "sweeps.h"
@@ -7,77 +8,90 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace table_engine {
 
+using Sparse = Parts<omega::SquaredL2<float>>;
+using Maximal = Values<OnlyHard, float>;
+using Precise = Values<AnyOmega>;
+
 // Calls action(P) with the nodes to sweep with, as an empty pointer: in float, for scores and an Ω that have some, or
 // in double. False if there are none.
-template <class T, class Action>
+template <class Action>
 bool with_nodes(const Frame& frame, bool in_float, Action action) {
     const double alpha = frame.omega.alpha;
-    if (!in_float) {
-        action(static_cast<Values<AnyOmega>*>(nullptr));
+    if (!in_float && alpha == infinity<double> && !frame.is_double) {
+        action(static_cast<Maximal*>(nullptr));
+    } else if (!in_float) {
+        action(static_cast<Precise*>(nullptr));
     } else if (frame.is_double || (alpha != 1 && alpha != 2)) {
         return false;
     } else if (alpha == 1) {
         action(static_cast<Products*>(nullptr));
     } else {
-        action(static_cast<Parts<omega::SquaredL2<float>>*>(nullptr));
+        action(static_cast<Sparse*>(nullptr));
     }
     return true;
 }
 
-// What the first number of a tape says: whether nodes are in float.
-inline bool is_in_float(const Frame& frame) { return frame.tape[0] == 1; }
-
-// The value of a lattice, with nodes in float if they can hold it; false if there are bad scores.
-template <class T>
-bool solve(const T& program, const Frame& frame, double& value) {
-    Seen seen;
-    bool done = false;
-    const auto run = [&](auto* nodes) {
-        const Sweeps<std::remove_pointer_t<decltype(nodes)>, T> sweeps(program, frame, frame.tape);
-        seen = {};
-        value = sweeps.forward(seen);
-        done = sweeps.can_take(seen.greatest);
-    };
-    const bool in_float = with_nodes<T>(frame, true, run) && done;
-    if (!in_float) with_nodes<T>(frame, false, run);
-    if (frame.tape) frame.tape[0] = in_float;
-    return !seen.bad;
+// Calls action(table) with a table that the compiler knows if it is one: for products all of them, for other quick
+// nodes that of dynamic time warping.
+template <class P, class Action>
+void with_table(const AnyTable& any, const Frame& frame, Action action) {
+    if constexpr (P::is_quick) {
+        Kind kinds[most_scores];
+        for (int n = 0; n < any.table.states + frame.moves; ++n) {
+            const By by = frame.scores[n].by;
+            kinds[n] = by == By::none ? Kind::none : by == By::cell ? Kind::cell : Kind::line;
+        }
+        if (KnownTable<PlainWarping>::is(any.table, kinds)) return action(KnownTable<PlainWarping>());
+        if constexpr (std::is_same_v<P, Products>) {
+            if (KnownTable<PenalisedWarping>::is(any.table, kinds)) return action(KnownTable<PenalisedWarping>());
+            if (KnownTable<AffineGaps>::is(any.table, kinds)) return action(KnownTable<AffineGaps>());
+        }
+    }
+    action(any);
 }
 
-// The gradients of scores or, with a direction, their change along it.
-template <class T>
-void differentiate(const T& program, const Frame& frame, double seed, const Array2* out) {
-    with_nodes<T>(frame, is_in_float(frame), [&](auto* nodes) {
-        using P = std::remove_pointer_t<decltype(nodes)>;
-        if (!frame.z) return Sweeps<P, T>(program, frame, true).backward(seed, out);
-        // But for products in double, which are compiled once.
-        using Nodes = std::conditional_t<std::is_same_v<P, Products>, P, Values<AnyOmega>>;
-        const Sweeps<WithDots<Nodes>, T> sweeps(program, frame, true);
+// The value of a lattice; what was seen of its scores, and whether nodes could hold them.
+template <class P>
+void solve(const AnyTable& any, const Frame& frame, double& value, Seen& seen, bool& could) {
+    with_table<P>(any, frame, [&](const auto& table) {
+        const Sweeps<P, std::decay_t<decltype(table)>> sweeps(table, frame, frame.tape);
+        value = sweeps.forward(seen);
+        could = sweeps.can_take(seen.greatest);
+    });
+}
+
+// The gradients of scores or, for nodes with dots, their change along the direction.
+template <class P>
+void differentiate(const AnyTable& any, const Frame& frame, double seed, const Array2* out) {
+    with_table<P>(any, frame, [&](const auto& table) {
+        const Sweeps<P, std::decay_t<decltype(table)>> sweeps(table, frame, true);
         Seen unused;
-        sweeps.forward(unused);
+        if (P::has_dots) sweeps.forward(unused);
         sweeps.backward(seed, out);
     });
 }
 
 // Paths, from their ends on: see Sweeps.
-template <class T>
-void draw(const T& program, const Frame& frame, int64_t draws, int64_t count, const double* uniforms,
+template <class P>
+void draw(const AnyTable& any, const Frame& frame, int64_t draws, int64_t count, const double* uniforms,
           const Visit& visit) {
-    with_nodes<T>(frame, is_in_float(frame), [&](auto* nodes) {
-        Sweeps<std::remove_pointer_t<decltype(nodes)>, T>(program, frame, true).sample(draws, count, uniforms, visit);
-    });
+    Sweeps<P, AnyTable>(any, frame, true).sample(draws, count, uniforms, visit);
 }
 
-// body(b, threads) for every lattice: a thread for each if there are enough, else all threads for one after the other.
-template <class Body>
-void for_lattices(int64_t batch, int threads, Body body) {
-    if (batch >= threads) {
-        take_turns(
-            batch, threads, [] { return 0; }, [&](int64_t b, int) { body(b, 1); });
-    } else {
-        for (int64_t b = 0; b < batch; ++b) body(b, threads);
-    }
-}
+#define LATTICE_NODES(compiled, P)                                                                 \
+    compiled template void solve<P>(const AnyTable&, const Frame&, double&, Seen&, bool&);         \
+    compiled template void differentiate<P>(const AnyTable&, const Frame&, double, const Array2*); \
+    compiled template void draw<P>(const AnyTable&, const Frame&, int64_t, int64_t, const double*, const Visit&)
+#define LATTICE_DOTS(compiled, P) \
+    compiled template void differentiate<WithDots<P>>(const AnyTable&, const Frame&, double, const Array2*)
+
+LATTICE_NODES(extern, Products);
+LATTICE_NODES(extern, Sparse);
+LATTICE_NODES(extern, Maximal);
+LATTICE_NODES(extern, Precise);
+LATTICE_DOTS(extern, Products);
+LATTICE_DOTS(extern, Sparse);
+LATTICE_DOTS(extern, Precise);
 
 }  // namespace table_engine
 }  // namespace BELLMAX_ARCH

@@ -16,7 +16,11 @@ struct Tile {
     int64_t step = 0, plane = 0;
 
     Real* at(int64_t k, int64_t r) const { return data + k * step + r; }
-    void add(int64_t k, int64_t r, Vec<Real> v) const { store<Real>(at(k, r), load<Real>(at(k, r)) + v); }
+    Kind kind() const { return !data ? Kind::none : step == strip_rows ? Kind::cell : Kind::line; }
+    // A mass for the gradient.
+    void land(int64_t k, int64_t r, Vec<Real> mass) const {
+        store<Real>(at(k, r), step == strip_rows ? mass : load<Real>(at(k, r)) + mass);
+    }
 };
 
 // By what the entries of an array differ.
@@ -68,20 +72,20 @@ struct Array2 {
     }
 
     template <class Real>
-    Tile<Real> tile(Real*& room, int planes) const {
+    Tile<Real> tile(Real*& room, int line_planes) const {
         if (by == By::none) return {};
         const int64_t size = by == By::cell ? tile_size : line_size;
         Real* const data = by == By::column ? room + chunk_steps - 1 : room;
-        room += planes * size;
+        room += by == By::cell ? size : line_planes * size;
         return {data, size == tile_size ? strip_rows : by == By::column ? -1 : 0, size};
     }
 
-    // The numbers of chunk c, prepared as `cells` want scores.
-    template <class P, class Real = typename P::Real>
+    // The numbers of chunk c: of every cell as they are, of a line as `cells` want them.
+    template <class P, class Real = typename P::Tile>
     __attribute__((noinline)) Seen read(const P& cells, const Strip& strip, int64_t c, Way way, double scale,
-                                        const Tile<Real>& tile) const {
+                                        bool looks, const Tile<Real>& tile) const {
         if (by == By::none) return {};
-        if (by == By::cell) return fill(cells, matrix, strip, c, way, scale, tile.data);
+        if (by == By::cell) return fill(matrix, strip, c, way, scale, looks, tile.data);
         Seen seen;
         const auto take = [&](int64_t i, int64_t j) {
             const double x = score(i, j);
@@ -100,11 +104,7 @@ struct Array2 {
             const int64_t count = by == By::row ? strip.rows : strip_rows;
             for (int64_t r = 0; r < count; ++r) line[r] = take(strip.row + r, 0);
         }
-        for (int64_t n = 0; n < tile.plane; n += lanes_of<Real>) {
-            Vec<Real> planes[P::weight_planes];
-            cells.prepare(load<Real>(line + n), Real(scale), planes);
-            for (int p = 0; p < P::weight_planes; ++p) store<Real>(line + n + p * tile.plane, planes[p]);
-        }
+        for (int64_t n = 0; n < tile.plane; n += lanes_of<Real>) cells.prepare(line + n, tile.plane);
         return seen;
     }
 

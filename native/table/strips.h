@@ -4,16 +4,16 @@
 #pragma once
 
 #include "cells.h"
-#include "../lattice/region.h"
+#include "region.h"
 
-// Not worth the compiler's time.
+// LATTICE_SELDOM: not worth the compiler's time. It takes what is called beside such a function for seldom, too, so
+// such a call stands behind a condition.
+#define LATTICE_APART __attribute__((noinline))
 #define LATTICE_SELDOM __attribute__((noinline, cold))
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace table_engine {
-
-using lattice::Region;
 
 constexpr int64_t strip_rows = 64, chunk_steps = 64, tile_size = strip_rows * chunk_steps;
 constexpr int64_t group = 8;  // rows that wake and sleep together
@@ -24,8 +24,9 @@ struct Strip {
     std::int32_t begins[strip_rows], ends[strip_rows];              // its first and last step
     int64_t wakes[strip_rows / group], sleeps[strip_rows / group];  // of a group: its first and last step
     int64_t enter[strip_rows / group], leave[strip_rows / group];   // and those with all of it inside
+    int64_t all_enter = 0, all_leave;                               // and those with all groups inside
 
-    LATTICE_SELDOM Strip(const Region& region, int64_t s)
+    LATTICE_APART Strip(const Region& region, int64_t s)
         : row(s * strip_rows), rows(std::min(strip_rows, region.rows - row)) {
         for (int64_t r = 0; r < strip_rows; ++r) {
             from[r] = r < rows ? region.first(row + r) : region.columns + strip_rows;
@@ -36,6 +37,7 @@ struct Strip {
         last = to[rows - 1];
         steps = last - first + rows;
         chunks = (steps + chunk_steps - 1) / chunk_steps;
+        all_leave = steps;
         for (int64_t r = 0; r < strip_rows; ++r) {
             begins[r] = std::int32_t(from[r] + r - first);
             ends[r] = r < rows ? std::int32_t(to[r] + r - first) : -1;
@@ -46,6 +48,8 @@ struct Strip {
             sleeps[g] = ends[bottom];
             enter[g] = begins[group * (g + 1) - 1];
             leave[g] = bottom == group * (g + 1) - 1 ? ends[top] : -1;
+            all_enter = std::max(all_enter, enter[g]);
+            all_leave = std::min(all_leave, leave[g]);
         }
     }
 
@@ -154,20 +158,12 @@ inline int64_t next_chunk(const Strip& strip, int64_t column, int64_t stride, Wa
     return -chunk_steps - (column - chunk_steps < strip.first ? turn : 0);
 }
 
-// A number as it is.
-template <class R>
-struct AsItIs {
-    using Real = R;
-    static constexpr int weight_planes = 1;
-    static void prepare(Vec<R> score, R scale, Vec<R>* to) { *to = score * scale; }
-};
-
-// The part of a matrix that chunk c has, prepared as `cells` want scores, and what was seen of it. Rows outer, so that
-// few lines of the cache are in use at once.
-template <class S, class P, class Real = typename P::Real>
-Seen fill_from(const P& cells, const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale,
+// The part of a matrix that chunk c has, and what was seen of it, if `looks`. Rows outer, so that few lines of the
+// cache are in use at once.
+template <class S, class Real>
+Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks,
                Real* __restrict tile) {
-    constexpr int V = lanes_of<S>, W = lanes_of<Real>;
+    constexpr int V = lanes_of<S>;
     const int64_t count = strip.steps_in(c), stride = matrix.stride;
     Look<S> look;
     for (int64_t r = 0; r < strip.groups * group; r += V) {
@@ -189,32 +185,23 @@ Seen fill_from(const P& cells, const Matrix& matrix, const Strip& strip, int64_t
                                            strip.to[r + l] - (column - l), S(0));
                 }
             }
-            look.at(v, S(scale));
+            if (looks) look.at(v, S(scale));
             transpose(v);
             for (int l = 0; l < V; ++l) {
-                Real* const to = tile + (k + l) * strip_rows + r;
-                for (int part = 0; part < V; part += W) {
-                    Vec<Real> own, planes[P::weight_planes];
-                    if constexpr (V == W) {
-                        own = v[l];
-                    } else {
-                        own = load_as<Real>(reinterpret_cast<const S*>(v + l) + part);
-                    }
-                    cells.prepare(own, Real(scale), planes);
-                    for (int n = 0; n < P::weight_planes; ++n) store<Real>(to + part + n * tile_size, planes[n]);
-                }
+                const auto own = __builtin_convertvector(v[l], Part<Real, V>);
+                std::memcpy(tile + (k + l) * strip_rows + r, &own, sizeof own);
             }
         }
     }
     return look.seen();
 }
 
-template <class P, class Real = typename P::Real>
-Seen fill(const P& cells, const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, Real* tile) {
+template <class Real>
+Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, Real* tile) {
     if constexpr (std::is_same_v<Real, double>) {
-        if (matrix.is_double) return fill_from<double>(cells, matrix, strip, c, way, scale, tile);
+        if (matrix.is_double) return fill_from<double>(matrix, strip, c, way, scale, looks, tile);
     }
-    return fill_from<float>(cells, matrix, strip, c, way, scale, tile);
+    return fill_from<float>(matrix, strip, c, way, scale, looks, tile);
 }
 
 // A tile of masses to where they belong.

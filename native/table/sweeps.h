@@ -19,6 +19,7 @@ using Visit = std::function<void(int64_t draw, int64_t taken, int64_t i, int64_t
 template <class P, class T>
 class Sweeps {
     using Real = typename P::Real;
+    using Number = typename P::Tile;
     using Slot = typename P::Slot;
     using Own = Chunk<P, T>;
     static constexpr int W = lanes_of<Real>, kinds = 1 + P::has_dots;
@@ -41,156 +42,191 @@ class Sweeps {
     int64_t kept_line(int64_t i) const {
         return ((i / strip_rows - begins) * lines + i % strip_rows - (strip_rows - lines)) * line_size;
     }
-    Slot* line(int64_t i) const { return kept_lines + kept_line(i); }
-    Real* mass_line(Real* masses, int64_t i) const { return masses + kept_line(i) * kinds; }
+    Slot* line(int64_t i) const {
+        if (i < f.row) return static_cast<Slot*>(const_cast<void*>(f.line_above));
+        if (f.line_below && i == f.row + f.rows - 1) return static_cast<Slot*>(f.line_below);
+        return kept_lines + kept_line(i);
+    }
+    Number* mass_line(Number* masses, int64_t i) const {
+        if (i < f.row) return static_cast<Number*>(f.mass_above);
+        if (f.mass_below && i == f.row + f.rows - 1) return static_cast<Number*>(const_cast<void*>(f.mass_below));
+        return masses + kept_line(i) * kinds;
+    }
 
-    // The rows above a strip, for the steps of chunk c and those before.
-    __attribute__((noinline)) void enter(const Own& own, const Strip& strip, int64_t c) const {
+    // The rows that a strip has in common with its neighbours; `masses`, if the sweep goes back.
+    LATTICE_APART void look_around(const Own& own, const Strip& strip, Number* masses) const {
+        const auto border = [&](int64_t i) {
+            return typename Own::Border{f.region.first(i), f.region.last(i), line(i),
+                                        masses ? mass_line(masses, i) : nullptr};
+        };
+        const typename Own::Border none{0, -1, nullptr, nullptr};
         for (int64_t d = 1; d <= table.reach; ++d) {
-            const int64_t i = strip.row - d;
-            const int64_t from = i < 0 ? 1 : f.region.first(i), to = i < 0 ? 0 : f.region.last(i);
-            const Slot* const row = i < 0 ? nullptr : line(i);
-            for (int64_t k = -table.history; k < strip.steps_in(c); ++k) {
-                const int64_t j = strip.first + c * chunk_steps + k + d;
-                for (int a = 0; a < table.states; ++a) {
-                    const bool is_inside = j >= from && j <= to;
-                    P::put(own.node_at(k, a, -d), table.height, is_inside ? row[j * table.states + a] : P::dead());
-                }
+            own.above[std::size_t(d - 1)] = strip.row >= d ? border(strip.row - d) : none;
+        }
+        const bool is_last = strip.row + strip.rows == f.region.rows;
+        for (int64_t n = 0; n < lines; ++n) {
+            own.below[std::size_t(n)] = is_last ? none : border(strip.row + strip_rows - lines + n);
+        }
+    }
+    // The nodes of the rows above at one step.
+    LATTICE_INLINE void enter(const Own& own, const Strip& strip, int64_t now) const {
+        for (int64_t d = 1; d <= program.table.reach; ++d) {
+            const auto& row = own.above[std::size_t(d - 1)];
+            const int64_t j = strip.first + now + d;
+            const bool is_inside = j >= row.from && j <= row.to;
+            for (int a = 0; a < program.table.states; ++a) {
+                P::put(own.node_at(now, a) - d, program.table.height,
+                       is_inside ? row.nodes[j * program.table.states + a] : P::dead());
             }
         }
     }
-    // The rows that the strip below looks back to: action(step, row, state, column).
-    template <class Action>
-    void for_rows_below(const Strip& strip, int64_t c, Action action) const {
-        if (strip.row + strip.rows == f.region.rows) return;
-        for (int64_t r = strip_rows - lines; r < strip_rows; ++r) {
-            const int64_t last = std::min(strip.ends[r] - c * chunk_steps, strip.steps_in(c) - 1);
-            for (int64_t k = std::max<int64_t>(strip.begins[r] - c * chunk_steps, 0); k <= last; ++k) {
-                for (int a = 0; a < table.states; ++a) action(k, r, a, strip.first + c * chunk_steps + k - r);
+    // The nodes of the last rows at one step, for the strip below.
+    LATTICE_INLINE void leave(const Own& own, const Strip& strip, int64_t now) const {
+        const int64_t count = program.table.lines();
+        for (int64_t n = 0; n < count; ++n) {
+            const auto& row = own.below[std::size_t(n)];
+            const int64_t r = strip_rows - count + n, j = strip.first + now - r;
+            if (j < row.from || j > row.to) continue;
+            for (int a = 0; a < program.table.states; ++a) {
+                row.nodes[j * program.table.states + a] = P::get(own.node_at(now, a) + r, program.table.height);
             }
         }
     }
 
     // --- what chunks begin with
 
-    // What is behind the last step of a chunk goes before the first of the next one; before the first chunk is nothing.
-    void carry(const Own& own, int64_t c) const {
-        const int64_t size = table.history * own.step();
-        if (c > 0)
-            return void(std::memmove(own.nodes.get(), own.nodes.get() + chunk_steps * own.step(), size * sizeof(Real)));
-        for (int64_t at = 0; at < size; at += own.column()) {
-            for (int64_t r = table.pad; r < table.height; ++r)
-                P::put(own.nodes.get() + at + r, table.height, P::dead());
+    // Before the first chunk is nothing.
+    void begin(const Own& own) const {
+        for (int64_t now = -table.history; now < 0; ++now) {
+            for (int a = 0; a < table.states; ++a) {
+                for (int64_t r = 0; r < strip_rows; ++r) P::put(own.node_at(now, a) + r, table.height, P::dead());
+            }
         }
     }
     // To the tape or from it.
     template <bool Save>
     void keep(const Own& own, const Strip& strip, int64_t c) const {
-        Real* at = own.nodes.get() + table.pad;
         Real* tape = states + ((strip.row / strip_rows - begins) * chunks_most + c) * state_size;
-        for (int64_t n = 0; n < state_size / strip_rows; ++n, at += table.height, tape += strip_rows) {
-            std::memcpy(Save ? tape : at, Save ? at : tape, strip_rows * sizeof(Real));
+        for (int64_t now = c * chunk_steps - table.history; now < c * chunk_steps; ++now) {
+            for (int n = 0; n < table.states * P::planes; ++n, tape += strip_rows) {
+                Real* const at = own.node_at(now, 0) + n * table.height;
+                std::memcpy(Save ? tape : at, Save ? at : tape, strip_rows * sizeof(Real));
+            }
         }
     }
-    // Everything of chunk c, with what was seen of the scores.
-    __attribute__((noinline)) void sweep(Own& own, const Strip& strip, int64_t c, Way way, Seen* seen) const {
-        const typename P::Plain& plain = cells;
+    // Everything of chunk c. Going forth, the last rows and the ends are recorded, with what was seen of the scores;
+    // going back, the probabilities are kept.
+    template <Way way>
+    __attribute__((noinline)) void sweep(Own& own, const Strip& strip, int64_t c, Seen* seen) const {
         for (int n = 0; n < own.tiles(); ++n) {
-            const Seen one = f.scores[n].read(plain, strip, c, way, f.scale, own.scores[n]);
+            const Seen one = f.scores[n].read(cells, strip, c, way, f.scale, way == Way::forth, own.scores[n]);
             if (seen) seen[n].add(one);
-            if (P::has_dots) f.z[n].read(AsItIs<Real>(), strip, c, way, f.scale, own.z[n]);
+            if (P::has_dots) f.z[n].read(Unprepared(), strip, c, way, f.scale, false, own.z[n]);
         }
-        enter(own, strip, c);
-        own.advance(strip, c);
+        const int64_t first = c * chunk_steps, count = strip.steps_in(c);
+        const Places starts(f.starts.place, false, f.region, strip), stops(f.ends.place, true, f.region, strip);
+        for (int64_t now = first - table.history; now <= first; ++now) enter(own, strip, now);
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t now = first + k;
+            // One step ahead: a vector that is read over a number just stored has to wait.
+            if (k + 1 < count) enter(own, strip, now + 1);
+            own.mark_starts(starts.at(now));
+            own.template advance<way == Way::back>(strip, now, k);
+            if (way == Way::back) continue;
+            leave(own, strip, now);
+            const Range range = stops.at(now);
+            if (!range.is_empty()) record(own, strip, now, range, *seen);
+        }
     }
+    struct Unprepared {
+        using Tile = Number;
+        static void prepare(Number*, int64_t) {}
+    };
 
     // --- ends
 
     const Array2& end_score(const Array2* arrays, int a) const { return arrays[2 * table.states + f.moves + a]; }
 
-    // Calls action(step, state, row, place in the list) for the ends in chunk c.
+    // Calls action(state, row, place in the list) for the ends of one step.
     template <class Action>
-    void for_ends(const Strip& strip, int64_t c, Action action) const {
-        for (int64_t k = 0; k < strip.steps_in(c); ++k) {
-            const int64_t now = c * chunk_steps + k;
-            const Range range = cells_at(f.ends.place, true, f.region, strip, now);
-            for (int a = 0, e = 0; a < table.states; ++a) {
-                if (!(f.ends.states >> a & 1)) continue;
-                for (int64_t r = range.low; r <= range.high; ++r) {
-                    if (now < strip.begins[r] || now > strip.ends[r]) continue;
-                    action(k, a, r, std::size_t(end_list.position(strip.row + r, strip.first + now - r, e)));
-                }
-                ++e;
+    void for_ends(const Strip& strip, int64_t now, Range range, Action action) const {
+        for (int a = 0, e = 0; a < table.states; ++a) {
+            if (!(f.ends.states >> a & 1)) continue;
+            for (int64_t r = range.low; r <= range.high; ++r) {
+                if (now < strip.begins[r] || now > strip.ends[r]) continue;
+                action(a, r, std::size_t(end_list.position(strip.row + r, strip.first + now - r, e)));
             }
+            ++e;
         }
     }
-    LATTICE_SELDOM void record(const Own& own, const Strip& strip, int64_t c, Seen& seen) const {
-        Wide<W> values;
-        int64_t in_values = -1;
-        for_ends(strip, c, [&](int64_t k, int a, int64_t r, std::size_t n) {
-            const Real* const at = own.node_at(k, a, r / W * W);
-            if (in_values != at - own.nodes.get()) values = P::wide(P::load(at, table.height));
-            in_values = at - own.nodes.get();
-            const int64_t i = strip.row + r, j = strip.first + c * chunk_steps + k - r;
+    LATTICE_SELDOM void record(const Own& own, const Strip& strip, int64_t now, Range range, Seen& seen) const {
+        double values[W];
+        const Real* in_values = nullptr;
+        for_ends(strip, now, range, [&](int a, int64_t r, std::size_t n) {
+            const Real* const at = own.node_at(now, a) + r / W * W;
+            if (single_end) {
+                values[r % W] = cells.value(P::get(own.node_at(now, a) + r, table.height)) * cells.unit;
+            } else if (in_values != at) {
+                P::put_values(P::load(at, table.height), values);
+            }
+            in_values = at;
+            const int64_t i = strip.row + r, j = strip.first + now - r;
             const double score = end_score(f.scores, a).score(i, j) * f.scale;
             if (!(score < infinity<double>)) seen.bad = true;
-            end_values[n] = values.part[r % W / 4][r % 4] + double(cells.unit) * score;
+            end_values[n] = values[r % W] + double(cells.unit) * score;
             if constexpr (P::has_dots) {
                 end_dots[n] =
-                    double(P::get(own.node_at(k, a, r), table.height).dot) + end_score(f.z, a).score(i, j) * f.scale;
+                    double(P::get(own.node_at(now, a) + r, table.height).dot) + end_score(f.z, a).score(i, j) * f.scale;
             }
         });
     }
 
     // --- back
 
-    // Mass that enters at chunk c: from the strip below, and at the ends. Returns the first row that may get some.
-    LATTICE_SELDOM int64_t inject(const Own& own, const Strip& strip, int64_t c, Real* masses, const double* end_masses,
-                                  const Array2* out) const {
+    // Mass that enters at chunk c: from the strip below, and at the ends.
+    LATTICE_APART void inject(Own& own, const Strip& strip, int64_t c, const double* end_masses,
+                              const Array2* out) const {
+        const Places stops(f.ends.place, true, f.region, strip);
         const bool is_last = strip.row + strip.rows == f.region.rows;
         const bool by_row = f.ends.place == Place::corner || f.ends.place == Place::row;
-        const int64_t low = !by_row   ? 0
-                            : is_last ? (strip.rows - 1) / group * group
-                                      : strip_rows - std::min(table.pad, strip_rows);
-        for (int64_t n = 0; n < strip.steps_in(c) * table.states * kinds; ++n) {
-            std::fill(own.inject.get() + n * strip_rows + low, own.inject.get() + (n + 1) * strip_rows, Real(0));
+        own.low = !by_row   ? 0
+                  : is_last ? (strip.rows - 1) / group * group
+                            : strip_rows - std::min(table.pad, strip_rows);
+        const int64_t height = own.injected_rows(), size = strip.steps_in(c) * table.states * kinds * height;
+        std::fill_n(own.inject.get(), size, Number(0));
+        for (int64_t n = 0; n < lines; ++n) {
+            const auto& row = own.below[std::size_t(n)];
+            const int64_t r = strip_rows - lines + n, first = strip.first + c * chunk_steps - r;
+            for (int64_t j = std::max(row.from, first); j <= std::min(row.to, first + strip.steps_in(c) - 1); ++j) {
+                const Number* const from = row.mass + j * table.states * kinds;
+                Number* const to = own.injected_at(j - first, 0) + r;
+                for (int m = 0; m < table.states * kinds; ++m) to[m * height] = from[m];
+            }
         }
-        for_rows_below(strip, c, [&](int64_t k, int64_t r, int a, int64_t j) {
-            const Real* const from = mass_line(masses, strip.row + r) + (j * table.states + a) * kinds;
-            for (int kind = 0; kind < kinds; ++kind) own.injected_at(k, a)[kind * strip_rows + r] = from[kind];
-        });
-        for_ends(strip, c, [&](int64_t k, int a, int64_t r, std::size_t n) {
-            own.injected_at(k, a)[r] += Real(end_masses[n]);
-            if (P::has_dots) own.injected_at(k, a)[strip_rows + r] += Real(end_dots[n]);
-            const double mass = P::has_dots ? end_dots[n] : end_masses[n];
-            end_score(out, a).add(strip, strip.row + r, strip.first + c * chunk_steps + k - r, mass);
-        });
-        return low;
-    }
-
-    LATTICE_SELDOM void begin_back(const Own& own, const Strip& strip, Real* masses) const {
-        std::fill_n(own.flows.get(), own.flows_size(), Real(0));
-        for (int64_t d = 1; d <= table.reach; ++d) {
-            const int64_t i = strip.row - d;
-            const RowAbove<Real> none{0, -1, nullptr};
-            own.above[std::size_t(d - 1)] =
-                i < 0 ? none : RowAbove<Real>{f.region.first(i), f.region.last(i), mass_line(masses, i)};
+        for (int64_t k = 0; k < strip.steps_in(c); ++k) {
+            const int64_t now = c * chunk_steps + k;
+            for_ends(strip, now, stops.at(now), [&](int a, int64_t r, std::size_t n) {
+                own.injected_at(k, a)[r] += Number(end_masses[n]);
+                if (P::has_dots) own.injected_at(k, a)[height + r] += Number(end_dots[n]);
+                const double mass = P::has_dots ? end_dots[n] : end_masses[n];
+                end_score(out, a).add(strip, strip.row + r, strip.first + now - r, mass);
+            });
         }
     }
 
     template <class Body>
-    void for_strips(const Array2* out, Body body) const {
+    void for_strips(bool keeps, const Array2* out, Body body) const {
         Progress progress(ends - begins);
         const int threads = table.reach > strip_rows ? 1 : int(std::min<int64_t>(f.threads, ends - begins));
-        const auto make = [&] { return Own(cells, program, f, out); };
+        const auto make = [&] { return Own(cells, program, f, keeps, out); };
         take_turns(ends - begins, threads, make,
                    [&](int64_t n, Own& own) { progress.guard([&] { body(n, own, progress); }); });
     }
 
 public:
     // `keeps`: whether there will be a sweep back.
-    LATTICE_SELDOM Sweeps(const T& program, const Frame& f, bool keeps)
-        : cells(f.omega),
+    LATTICE_APART Sweeps(const T& program, const Frame& f, bool keeps)
+        : cells(f.omega, f.scale),
           program(program),
           f(f),
           table(program.table),
@@ -227,19 +263,16 @@ public:
         const auto seen_by = filled<Seen>(count * arrays, {});
         std::fill_n(end_values, end_list.size(), -infinity<double>);
         if (P::has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
-        for_strips(nullptr, [&](int64_t n, Own& own, Progress& progress) {
+        for_strips(false, nullptr, [&](int64_t n, Own& own, Progress& progress) {
             const int64_t s = begins + n;
             const Strip strip(f.region, s), before(f.region, std::max<int64_t>(s - 1, 0));
             Seen* const own_seen = &seen_by[std::size_t(n * arrays)];
+            look_around(own, strip, nullptr);
+            begin(own);
             for (int64_t c = 0; c < strip.chunks; ++c) {
                 if (n > 0) progress.wait(n - 1, strip.chunks_before(before, c));
-                carry(own, c);
                 if (states) keep<true>(own, strip, c);
-                sweep(own, strip, c, Way::forth, own_seen);
-                for_rows_below(strip, c, [&](int64_t k, int64_t r, int a, int64_t j) {
-                    line(strip.row + r)[j * table.states + a] = P::get(own.node_at(k, a, r), table.height);
-                });
-                record(own, strip, c, *own_seen);
+                sweep<Way::forth>(own, strip, c, own_seen);
                 progress.report(n, c + 1);
             }
         });
@@ -249,26 +282,32 @@ public:
             seen.greatest += one.greatest;
             seen.bad = seen.bad || one.bad;
         }
-        return solve_ends(f.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
+        const double value = solve_ends(f.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr);
+        return value * (f.scale / cells.unit);
     }
 
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
     void backward(double seed, const Array2* out) const {
         const int64_t ends_size = end_list.size();
-        const auto masses = zeros<Real>((ends - begins) * lines * line_size * kinds);
+        const auto masses = zeros<Number>((ends - begins) * lines * line_size * kinds);
         const auto end_masses = zeros<double>(ends_size);
         solve_ends(f.omega, single_end, end_values, ends_size, seed, end_masses.get(), end_dots);
-        for_strips(out, [&](int64_t n, Own& own, Progress& progress) {
+        if (f.mass_above) std::fill_n(static_cast<Number*>(f.mass_above), line_size, Number(0));
+        for_strips(true, out, [&](int64_t n, Own& own, Progress& progress) {
             const int64_t s = ends - 1 - n;
             const Strip strip(f.region, s), after(f.region, std::min(s + 1, strips - 1));
-            begin_back(own, strip, masses.get());
+            const Places starts(f.starts.place, false, f.region, strip);
+            look_around(own, strip, masses.get());
+            std::fill_n(own.masses.get(), own.masses_size(), Number(0));
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 keep<false>(own, strip, c);
-                sweep(own, strip, c, Way::back, nullptr);
+                own.carry_back(strip, c);
+                sweep<Way::back>(own, strip, c, nullptr);
                 if (n > 0) progress.wait(n - 1, strip.chunks_after(after, c));
                 for (int m = 0; m < own.tiles(); ++m) out[m].clear(own.out[m], m >= table.states + f.moves);
-                own.descend(strip, c, inject(own, strip, c, masses.get(), end_masses.get(), out));
-                for (int64_t now = -1; c == 0 && now >= -table.history; --now) own.send(strip, now);
+                inject(own, strip, c, end_masses.get(), out);
+                own.descend(strip, starts, c);
+                for (int64_t now = -1; c == 0 && now >= -table.history; --now) own.send(strip, now, now);
                 for (int m = 0; m < own.tiles(); ++m) out[m].write(strip, c, own.out[m]);
                 progress.report(n, strip.chunks - c);
             }
@@ -278,16 +317,17 @@ public:
     // Draws walk from an end to a start, whose move is −1, chunk by chunk. The first of the uniforms (draws, count)
     // chooses the end, if it is not plain.
     LATTICE_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) const {
-        Own own(cells, program, f, nullptr);
+        Own own(cells, program, f, true, nullptr);
         const auto at = filled<Walker>(draws, {f.region.rows - 1, f.region.columns - 1, 0, 0});
         for (int64_t d = 0; d < draws; ++d) {
             if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
         }
         for (int64_t s = strips - 1; s >= 0; --s) {
             const Strip strip(f.region, s);
+            look_around(own, strip, nullptr);
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 keep<false>(own, strip, c);
-                sweep(own, strip, c, Way::back, nullptr);
+                sweep<Way::back>(own, strip, c, nullptr);
                 for (int64_t d = 0; d < draws; ++d) {
                     walk(own, strip, c, d, uniforms + d * count + 1, at[std::size_t(d)], visit);
                 }
@@ -304,16 +344,21 @@ private:
     // As far as chunk c goes.
     LATTICE_SELDOM void walk(Own& own, const Strip& strip, int64_t c, int64_t d, const double* uniforms, Walker& at,
                              const Visit& visit) const {
+        const Places starts(f.starts.place, false, f.region, strip);
         while (at.i >= strip.row) {
             const int64_t r = at.i - strip.row, k = at.j - strip.first + r - c * chunk_steps;
             if (k < 0) return;
             double q[most_candidates], sum = 0;
-            int count;
-            own.mark_starts(strip, c * chunk_steps + k);
-            const int starts = own.probabilities(at.state, k, r, q, count);
-            for (int n = 0; n < count; ++n) sum += q[n];
-            const int chosen = int(node::draw(q, count, sum, uniforms[at.taken])) - starts,
-                      m = table.into[at.state] + chosen;
+            own.mark_starts(starts.at(c * chunk_steps + k));
+            const int is_start = own.has_starts(at.state), first = table.into[at.state];
+            const int count = is_start + table.into[at.state + 1] - first;
+            for (int n = 0; n < count; ++n) {
+                const auto* const kept =
+                    n < is_start ? own.kept_start_at(k, at.state) : own.kept_at(k, first + n - is_start);
+                q[n] = double(kept[r]);
+                sum += q[n];
+            }
+            const int chosen = int(node::draw(q, count, sum, uniforms[at.taken])) - is_start, m = first + chosen;
             const bool is_first = chosen < 0;
             visit(d, at.taken++, at.i, at.j, at.state, is_first ? -1 : table.number[m]);
             if (is_first) {

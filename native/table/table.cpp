@@ -15,13 +15,18 @@ using table_engine::Array2;
 using table_engine::By;
 using table_engine::Frame;
 using table_engine::Region;
+using table_engine::Seen;
 using table_engine::Table;
 
-AnyTable table_of(const LatticeProblem& p) { return {Table(p.table, p.moves, p.states, p.rows, p.columns)}; }
+static_assert(lattice_strip == table_engine::strip_rows);
+
+AnyTable table_of(const LatticeProblem& p) {
+    return {Table(p.table, p.moves, p.states, p.row + p.rows, p.column + p.columns)};
+}
 
 int64_t tape_size(const LatticeProblem& p) {
-    const int64_t ends = table_engine::EndList(p.ends, p.rows, p.columns).size();
-    return table_of(p).table.tape_size(p.rows, p.columns) + ends;
+    const int64_t columns = p.column + p.columns, ends = table_engine::EndList(p.ends, p.rows, columns).size();
+    return table_of(p).table.tape_size(p.rows, columns) + ends;
 }
 
 // The arrays of lattice b.
@@ -29,40 +34,78 @@ struct Arrays {
     Array2 own[most_scores];
 
     Arrays(const LatticeProblem& p, const Scores* all, int64_t b) {
-        for (int n = 0; n < p.scores_count(); ++n) own[n] = Array2(all[n], p.is_double, b, 0, 0, p.columns);
+        for (int n = 0; n < p.scores_count(); ++n) own[n] = Array2(all[n], p.is_double, b, p.row, p.column, p.columns);
     }
 };
 
-// Calls body(b, table, frame) for every lattice.
+// Calls body(b, table, frame) for every lattice: a thread for each if there are enough, else all threads for one after
+// the other.
 template <class Body>
 void for_frames(const LatticeProblem& p, Body body) {
     const AnyTable table = table_of(p);
-    const int64_t size = tape_size(p);
-    table_engine::for_lattices(p.batch, p.threads, [&](int64_t b, int threads) {
+    const auto run = [&](int64_t b, int threads) {
         const Arrays scores(p, p.scores, b);
         const Frame frame{Region(p.lengths + 2 * b, p.band[b]),
-                          0,
+                          p.row,
                           p.rows,
-                          p.columns,
+                          p.column + p.columns,
                           p.starts,
                           p.ends,
                           p.moves,
                           p.omega,
                           p.is_double,
-                          1,
+                          p.scale,
                           threads,
-                          p.tape ? p.tape + b * size : nullptr,
-                          scores.own};
+                          p.tape ? p.tape + b * p.tape_size : nullptr,
+                          scores.own,
+                          nullptr,
+                          p.line_above,
+                          p.mass_below,
+                          p.line_below,
+                          p.mass_above};
         body(b, table, frame);
+    };
+    if (p.batch >= p.threads) {
+        take_turns(p.batch, p.threads, [] { return 0; }, [&](int64_t b, int) { run(b, 1); });
+    } else {
+        for (int64_t b = 0; b < p.batch; ++b) run(b, p.threads);
+    }
+}
+
+// The value, with nodes in float or not; whether they could hold it.
+bool solve(const AnyTable& table, const Frame& frame, bool in_float, double& value, Seen& seen) {
+    bool could = false;
+    seen = {};
+    table_engine::with_nodes(frame, in_float, [&](auto* nodes) {
+        table_engine::solve<std::remove_pointer_t<decltype(nodes)>>(table, frame, value, seen, could);
     });
+    if (frame.tape) frame.tape[0] = in_float;
+    return could;
+}
+
+// Calls action with the nodes that the value was found with.
+template <class Action>
+void with_right_nodes(const Frame& frame, Action action) {
+    table_engine::with_nodes(frame, frame.tape[0] == 1, action);
 }
 
 bool forward(const LatticeProblem& p, double* value) {
     std::atomic<bool> sound{true};
     for_frames(p, [&](int64_t b, const AnyTable& table, const Frame& frame) {
-        if (!table_engine::solve(table, frame, value[b])) sound = false;
+        Seen seen;
+        if (!solve(table, frame, true, value[b], seen)) solve(table, frame, false, value[b], seen);
+        if (seen.bad) sound = false;
     });
     return sound;
+}
+
+bool forward_block(const LatticeProblem& p, bool in_float, double* value, double* greatest) {
+    Seen seen;
+    for_frames(p, [&](int64_t, const AnyTable& table, const Frame& frame) {
+        solve(table, frame, in_float, *value, seen);
+    });
+    *greatest = seen.greatest;
+    return !seen.bad;
 }
 
 // Where the masses of each array land: in the array itself if every lattice has one of its own, with an entry for every
@@ -106,17 +149,18 @@ public:
         for (int n = 0; n < p.scores_count(); ++n) {
             Array2& own = arrays.own[n];
             if (sums[n]) {
-                own.matrix = {sums[n].get() + b * size(n), true, width(n), 0, 0};
+                own.matrix = {sums[n].get() + b * size(n), true, width(n), p.row, p.column};
             } else if (own.by == By::cell) {
                 const Region none = n < p.states ? region : Region::nowhere();
                 if (p.is_double) {
-                    table_engine::clear_outside<double>(own.matrix, none, 0, p.rows);
+                    table_engine::clear_outside<double>(own.matrix, none, p.row, p.row + p.rows);
                 } else {
-                    table_engine::clear_outside<float>(own.matrix, none, 0, p.rows);
+                    table_engine::clear_outside<float>(own.matrix, none, p.row, p.row + p.rows);
                 }
             }
             const int m = n - p.states;
-            if (m >= 0 && m < p.moves && (p.table[m].di >= p.rows || p.table[m].dj >= p.columns)) own.by = By::none;
+            const bool is_move = m >= 0 && m < p.moves;
+            if (is_move && (p.table[m].di >= p.rows || p.table[m].dj >= p.columns)) own.by = By::none;
         }
         return arrays;
     }
@@ -138,7 +182,12 @@ void differentiate(const LatticeProblem& p, const double* seed, const Scores* z,
     for_frames(p, [&](int64_t b, const AnyTable& table, Frame frame) {
         const Arrays own = gradients.arrays(b, frame.region), direction(p, z ? z : out, b);
         frame.z = z ? direction.own : nullptr;
-        table_engine::differentiate(table, frame, seed[b], own.own);
+        with_right_nodes(frame, [&](auto* nodes) {
+            using P = std::remove_pointer_t<decltype(nodes)>;
+            using Smooth = std::conditional_t<std::is_same_v<P, table_engine::Maximal>, table_engine::Precise, P>;
+            if (z) return table_engine::differentiate<table_engine::WithDots<Smooth>>(table, frame, seed[b], own.own);
+            table_engine::differentiate<P>(table, frame, seed[b], own.own);
+        });
     });
     gradients.finish();
 }
@@ -155,13 +204,19 @@ void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int6
             path[2 * (longest - 1 - taken) + 1] = move;
             if (move < 0) std::rotate(path, path + 2 * (longest - 1 - taken), path + 2 * longest);
         };
-        table_engine::draw(table, frame, draws, longest + 1, uniforms + b * draws * (longest + 1), visit);
+        const double* const numbers = uniforms + b * draws * (longest + 1);
+        with_right_nodes(frame, [&](auto* nodes) {
+            using P = std::remove_pointer_t<decltype(nodes)>;
+            table_engine::draw<P>(table, frame, draws, longest + 1, numbers, visit);
+        });
     });
 }
 
 }  // namespace
 
-LatticeKernels lattice_kernels() { return {tape_size, forward, backward, differentiate, sample}; }
+LatticeKernels lattice_kernels() {
+    return {tape_size, forward, forward_block, table_engine::Products::can_take, backward, differentiate, sample};
+}
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

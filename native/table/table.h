@@ -13,6 +13,9 @@
 
 namespace bellmax {
 
+// The rows of a lattice are swept in strips of this many.
+constexpr std::int64_t lattice_strip = 64;
+
 constexpr int most_states = 8, most_moves = 16, most_scores = 3 * most_states + most_moves;
 
 struct Move {
@@ -44,8 +47,17 @@ struct LatticeProblem {
     OmegaParameters omega;
     int threads;
     bool is_double;        // whether arrays hold doubles or floats
+    double scale;          // of the scores: −1 if they are costs, and the value is a smoothed least one
     const Scores* scores;  // of the states, of the moves, of starts by state, of ends by state
     double* tape;          // (batch, tape_size), or none if the value is all that is wanted
+    std::int64_t tape_size;
+
+    // Of a block of rows, whole strips, of a single lattice whose moves are not longer than 1: its first row and
+    // column, the values of the row above it and of its last row, and the mass that the blocks below and above
+    // exchange, going back. Each is as long as the whole row.
+    std::int64_t row, column;
+    const double *line_above, *mass_below;
+    double *line_below, *mass_above;
 
     int scores_count() const { return 3 * states + moves; }
     // The nodes that a path can have.
@@ -53,10 +65,15 @@ struct LatticeProblem {
 };
 
 struct LatticeKernels {
-    // How many numbers a tape has, from the sizes, the moves and the ends.
+    // How many numbers a tape needs, from the sizes, the moves and the ends.
     std::int64_t (*tape_size)(const LatticeProblem&);
     // Whether every score of a cell of the region was below +∞ and not NaN.
     bool (*forward)(const LatticeProblem&, double* value);
+    // The same of a block, whose nodes are in float or not: the value, if the last cell is in it, and the greatest
+    // finite magnitude of its scores.
+    bool (*forward_block)(const LatticeProblem&, bool in_float, double* value, double* greatest);
+    // Whether products in float can hold the values of so many scores of that magnitude.
+    bool (*fits_products)(double greatest, std::int64_t scores);
     // `seed` (batch); `out` are as many arrays as there are scores.
     void (*backward)(const LatticeProblem&, const double* seed, const Scores* out);
     void (*hessian)(const LatticeProblem&, const double* seed, const Scores* z, const Scores* out);

@@ -23,7 +23,7 @@ from bellmax.flat import Flat
 from bellmax.inputs import check_tensor
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, resolve
 from bellmax.targets import Targets
-from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half
+from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half, wide_dtype
 from bellmax.transforms import is_readable, is_transformed, needs_grad
 
 if TYPE_CHECKING:
@@ -356,13 +356,16 @@ class PathDistribution(Targets):
 
     @property
     def log_num_paths(self) -> Tensor:
-        """Logarithm of the number of paths of finite score, of the batch shape, float64."""
+        """Logarithm of the number of paths of finite score, of the batch shape, float64 where the device has it."""
         free = self._unweighted(Negentropy())
         return free.sense * free._value()
 
     @property
     def num_paths(self) -> Tensor:
-        """Number of paths of finite score, of the batch shape, float64: exact to about 10¹², then to 14 digits."""
+        """Number of paths of finite score, of the batch shape: exact to about 10¹², then to 14 digits.
+
+        It is float64; on a device without that, float32, and exact to about 10⁴.
+        """
         return self.log_num_paths.exp().round()
 
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
@@ -511,7 +514,9 @@ class PathDistribution(Targets):
         """The same graph, where every edge that exists has score 0."""
         closed = -self.sense * math.inf
         exists = [score != closed for score in self._detached()]
-        return self._with([torch.zeros_like(e, dtype=torch.float64).masked_fill(~e, closed) for e in exists], omega)
+        return self._with(
+            [torch.zeros_like(e, dtype=wide_dtype(self.device)).masked_fill(~e, closed) for e in exists], omega
+        )
 
     def _by_log_transitions(self) -> PathDistribution:
         """The most probable path as a best one, of an expansion: a max over sums of log q."""
@@ -569,7 +574,7 @@ class PathDistribution(Targets):
         with torch.no_grad():
             theta, _, tape = self._forward()
             shape = theta[0].shape[0], draws, self._num_choices
-            uniforms = torch.rand(shape, dtype=torch.float64, device=self.device)
+            uniforms = torch.rand(shape, dtype=wide_dtype(self.device), device=self.device)
             return autograd.sample(self._flat.program, theta, tape, uniforms, self._flat.index)
 
     def _log_transitions(self) -> Tensor:

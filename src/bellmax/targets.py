@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from bellmax.inputs import check_tensor
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
-from bellmax.tensors import inner, multiply_by_gamma, promote_half
+from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Targets(Distribution):
 
     def _value_alone(self, score: Tensor, nodes: Tensor) -> Tensor:
         """DP_Ω over a single path: its score less what Ω adds at each of its nodes, which have one parent each."""
-        vertex = self.omega.penalty(torch.ones(1, dtype=torch.float64, device=self.device))
+        vertex = self.omega.penalty(torch.ones(1, dtype=wide_dtype(self.device), device=self.device))
         value = score - multiply_by_gamma(self.sense * nodes * vertex, self.omega.gamma)
         return value.to(torch.promote_types(self.dtype, torch.float32))
 

@@ -11,10 +11,23 @@ from torch import Tensor
 Tensors: TypeAlias = Sequence[Tensor]
 Gamma: TypeAlias = "float | Tensor"
 
+WITHOUT_FLOAT64 = ["mps"]
+"""Types of devices."""
+
 
 def promote_half(x: Tensor) -> Tensor:
     """float32 for half precision, any other tensor as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """float64, in which long sums keep their digits, or float32 on a device that has no float64."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in the wide dtype of its device."""
+    return x.to(wide_dtype(x.device))
 
 
 def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:

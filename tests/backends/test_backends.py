@@ -48,7 +48,7 @@ def test_use_backend_in_one_thread_leaves_the_others_alone() -> None:
 
 def test_unknown_backend() -> None:
     with (
-        pytest.raises(ValueError, match="name must be one of 'native', 'reference', got 'cuda'"),
+        pytest.raises(ValueError, match="name must be one of 'native', 'detour', 'reference', got 'cuda'"),
         bx.use_backend("cuda"),
     ):
         pass
@@ -67,7 +67,10 @@ for name in ("reference", "fast"):
 """
     told = python(code)
     assert told.stdout == "reference\n"
-    assert "the environment variable BELLMAX_BACKEND must be one of 'native', 'reference', got 'fast'" in told.stderr
+    assert (
+        "the environment variable BELLMAX_BACKEND must be one of 'native', 'detour', 'reference', got 'fast'"
+        in told.stderr
+    )
 
 
 def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:

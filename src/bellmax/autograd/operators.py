@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bellmax.backends import BACKENDS
+from bellmax.backends.protocol import CHECKED
 from bellmax.layouts import LAYOUTS
 from bellmax.regularizers import Kernel, Regularizer, from_kernel
 from bellmax.transforms import is_eager, is_plain, is_readable, once_dynamo_is_imported
@@ -27,7 +28,6 @@ _OPERATORS = {
     "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
     "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
 }
-_CHECKED = ("forward", "topk", "value")
 _library = torch.library.Library("bellmax", "DEF")
 
 
@@ -59,7 +59,7 @@ def sweep(name: str, program: Program, *args: Any) -> Any:
 def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
     """Run a sweep now."""
     sweeps = BACKENDS[backend].sweeps(structure)
-    if name in _CHECKED and sweeps.check is not None and is_readable(args[0][0]):
+    if name in CHECKED and sweeps.check is not None and is_readable(args[0][0]):
         sweeps.check(args[0], args[-1])
     return getattr(sweeps, name)(*args, omega)
 

@@ -66,29 +66,38 @@ def _warn_slow() -> None:
     )
 
 
-def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
-    """The backend of a structure that is built now on ``device``, under a compiled Ω or one written in Python."""
+def _first_to_serve(structure: str, device: torch.device, kernel: Kernel | None) -> str:
     chosen = _choice.name
     if chosen is not None and BACKENDS[chosen].serves(structure, device, kernel):
         return chosen
     if chosen == "native" and device.type != "cpu":
         raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
-    name = next(name for name, backend in BACKENDS.items() if backend.serves(structure, device, kernel))
+    return next(name for name, backend in BACKENDS.items() if backend.serves(structure, device, kernel))
+
+
+def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
+    """The backend of a structure that is built now on ``device``, under a compiled Ω or one written in Python."""
+    name = _first_to_serve(structure, device, kernel)
     if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
         _warn_slow()
     return name
 
 
-def backend_info() -> dict[str, str]:
-    """Which backend runs on the CPU here, and why.
+def backend_info(device: str | torch.device = "cpu") -> dict[str, str]:
+    """Which backend runs on a device here, under an Ω that ships with bellmax, and why.
+
+    ``native`` are compiled kernels on the CPU; ``detour`` are the same, for tensors elsewhere: those are copied to the
+    CPU, and the results back; ``reference`` is plain torch, on the device.
 
     >>> import bellmax as bx
     >>> sorted(bx.backend_info())
     ['cpu', 'instructions', 'native', 'threads']
+    >>> bx.backend_info("meta")["meta"]
+    'reference'
     """
-    first = next(name for name, backend in BACKENDS.items() if backend.status == "available")
+    device = torch.device(device)
     return {
-        "cpu": _choice.name or first,
+        str(device): _first_to_serve("chain", device, Kernel("hard")),
         "native": BACKENDS["native"].status,
         "instructions": instructions(),
         "threads": str(torch.get_num_threads()),

@@ -11,6 +11,9 @@ from torch import Tensor
 from bellmax.regularizers import Kernel, Regularizer
 from bellmax.tensors import Tensors
 
+CHECKED = "forward", "topk", "value"
+"""The sweeps before which values are checked."""
+
 
 class Sweeps(Protocol):
     """The loops over a structure, on a flat batch and at γ = 1.

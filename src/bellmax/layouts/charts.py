@@ -52,7 +52,11 @@ class ChartLayout:
         return _sorted(self.name, tuple(theta[0].shape[1:]), theta[0].device)
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
-        return (self._graph(theta).integers[0].shape[0] - 1,)
+        """The items and the goal, counted: a sweep that needs no graph should not make one of n³ edges."""
+        n = theta[0].shape[1]
+        if self.name != "spans":  # items to the right of any place, and to the left of those that are no root
+            return (n * n + (n - 1) ** 2 + 1,)
+        return (n * (n + 1) // 2 + 1 if theta[0].ndim == 3 else n * n + 1,)
 
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
         return self._graph(theta).integers

@@ -1,8 +1,8 @@
 """Alignments: the cells of a grid, those within the lengths and the band, and the moves between them as a graph.
 
 θ is the cost (B, N, M). ``index`` is () for whole matrices without a band, else (lengths, band): lengths (B, 2) int64,
-and the band (B,) float64, ∞ for none. The program is a min: its value is −DP_Ω of the graph, where every edge into a
-cell weighs minus its cost.
+and the band (B,), ∞ for none. The program is a min: its value is −DP_Ω of the graph, where every edge into a cell
+weighs minus its cost.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.layouts.graph as graph
 from bellmax.layouts.values import check_lengths
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype
 
 index_is_batched = True
 engine = "dag"
@@ -84,9 +85,11 @@ def check_index(theta: Tensors, index: Tensors) -> None:
 
 def check(theta: Tensors, index: Tensors) -> None:
     check_index(theta, index)
-    (cost,) = theta
-    bad = ~(cost > -math.inf) & is_inside(cost, index)
-    if cost.device.type != "cpu" or not bool(bad.any()):
+    cost = theta[0].detach()
+    if cost.device.type != "cpu" or cost.numel() == 0 or bool(cost.amin() > -math.inf):
+        return
+    bad = ~(cost > -math.inf) & is_inside(cost, index)  # the padding may hold anything
+    if not bool(bad.any()):
         return
     batch, i, j = bad.nonzero()[0].tolist()
     raise ValueError(
@@ -108,6 +111,14 @@ def is_inside(cost: Tensor, index: Tensors) -> Tensor:
     reach = band[..., None, None].clamp(min=0.5) * (torch.maximum(own_rows, own_columns) - 1)
     near = (off_diagonal <= reach) | reach.isnan()  # ∞ · 0: a single cell, without a band
     return near & (i < own_rows) & (j < own_columns)
+
+
+def bands(band: float, count: int, device: torch.device) -> Tensor:
+    """(count,) in the wide dtype, rounded up: what is on the edge of a band stays inside."""
+    dtype = wide_dtype(device)
+    if dtype == torch.float32 and np.float32(band) < band:
+        band = float(np.nextafter(np.float32(band), np.float32(math.inf)))
+    return torch.full((count,), band, dtype=dtype, device=device)
 
 
 def is_end(cost: Tensor, index: Tensors) -> Tensor:

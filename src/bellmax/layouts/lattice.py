@@ -1,7 +1,7 @@
 """Lattices: nodes (i, j, state) of a grid, a table of moves between them, scores read by the cell where they arrive.
 
 θ is the score tensors of the table. ``index`` is (lengths, band, *labels, *masks): lengths (B, 2) int64, the rows and
-columns of each member's own grid; the band (B,) float64 as of an alignment; labels (B, L) int64; masks (B, …) bool. A
+columns of each member's own grid; the band (B,) as of an alignment; labels (B, L) int64; masks (B, …) bool. A
 slot is a kind of score: of a node in a state, of a move, of a start, of an end. Node (i, j, k) has number
 (i·M + j)·K + k.
 """
@@ -9,6 +9,7 @@ slot is a kind of score: of a node in a state, of a move, of a start, of an end.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,8 +23,7 @@ import bellmax.layouts.graph as graphs
 from bellmax.layouts.grid import is_inside
 from bellmax.layouts.table import PREFIX, Axis, Ends, Table, Term, from_name
 from bellmax.layouts.values import check_lengths
-from bellmax.tensors import Tensors
-from bellmax.transforms import is_readable
+from bellmax.tensors import Tensors, wide_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,22 +51,23 @@ class LatticeLayout:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
+        self._extents = list(dict.fromkeys(_extents(table)))
 
     # --- sizes
 
     def size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
         """Rows and columns of the grid: every entry of every score, label and mask has its place in it."""
+        return self.size_of((*theta, *index[2:]))
+
+    def size_of(self, tensors: Tensors) -> tuple[int, int]:
+        """The same from scores, labels and masks with any batch dimensions."""
         rows = columns = 1
-        masks = self._masks(index)
-        read = [(term, theta[term.score]) for terms in self.table.terms for term in terms]
-        read += [(move.where, masks[move.where.score]) for move in self.table.moves if move.where is not None]
-        for term, tensor in read:
-            for axis, own in zip(term.axes, tensor.shape[1:], strict=True):
-                size = index[2 + axis.place].shape[1] if axis.is_label else own
-                if axis.follows_rows:
-                    rows = max(rows, size - axis.offset)
-                elif axis.follows_columns:
-                    columns = max(columns, size - axis.offset)
+        for number, dim, offset, follows_rows in self._extents:
+            size = tensors[number].shape[dim] - offset
+            if follows_rows:
+                rows = max(rows, size)
+            else:
+                columns = max(columns, size)
         return rows, columns
 
     def _masks(self, index: Tensors) -> Tensors:
@@ -262,8 +263,21 @@ class LatticeLayout:
         wanted = torch.cat((into, out), -1)
         place = torch.searchsorted(keys[order], wanted).clamp(max=len(keys) - 1)
         is_edge = keys[order][place] == wanted
-        flat = torch.zeros((*walks.shape[:2], len(keys) + 1), device=walks.device, dtype=torch.float64)
+        flat = torch.zeros((*walks.shape[:2], len(keys) + 1), device=walks.device, dtype=wide_dtype(walks.device))
         return flat.scatter(-1, torch.where(is_edge, order[place], len(keys)), 1)[..., :-1]
+
+
+def _extents(table: Table) -> Iterator[tuple[int, int, int, bool]]:
+    """What the size of the grid follows from: a dimension, from the last, of a tensor, among the scores, labels and
+    masks, and the offset of the cell's place along it; whether it is along rows."""
+    scores, masks = len(table.scores), len(table.scores) + table.labels
+    for _, term, is_mask in table.reads:
+        number = term.score + masks if is_mask else term.score
+        for dim, axis in enumerate(term.axes, -len(term.axes)):
+            if axis.is_label:
+                yield scores + axis.place, -1, axis.offset, axis.follows_rows
+            elif axis.kind != "at":
+                yield number, dim, axis.offset, axis.follows_rows
 
 
 # --- reading a score by cell
@@ -295,28 +309,10 @@ class Cells:
             place, exists = place * own + at.clamp(0, own - 1), exists & (at >= 0) & (at < own)
         return place, exists
 
-    def classes(self, term: Term, tensor: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """For a score of rows and classes that has all rows, and a batch of its own: the class of each label, for all
-        rows, and which labels are classes, (B, 1, L), None if all are. Quicker than places."""
-        if [axis.kind for axis in term.axes] != ["i", "y"] or term.axes[0].offset or not tensor.shape[2]:
-            return None
-        labels = self.labels[term.axes[1].place].unsqueeze(1)
-        if tensor.shape[:2] != (len(labels), self.size[0]):
-            return None
-        exists = (labels >= 0) & (labels < tensor.shape[2])
-        if is_readable(exists) and bool(exists.all()):
-            return labels.expand(-1, self.size[0], -1), None
-        return labels.clamp(0, tensor.shape[2] - 1).expand(-1, self.size[0], -1), exists
-
 
 def _read(term: Term, tensor: Tensor, cells: Cells, missing: float | bool) -> Tensor:
     """coefficient · score[axes] by cell, (B or 1, N or 1, M or 1), and ``missing`` where there is no entry."""
     is_scaled = term.coefficient != 1
-    if (found := cells.classes(term, tensor)) is not None:
-        entries = tensor.gather(2, found[0])
-        entries = entries * term.coefficient if is_scaled else entries
-        entries = entries if found[1] is None else entries.masked_fill(~found[1], missing)
-        return _shifted(entries, 2, term.axes[1].offset, cells.size[1], missing)
     if any(axis.is_label for axis in term.axes):
         place, exists = cells.places(term, tensor)
         flat = tensor.flatten(1)
@@ -336,9 +332,8 @@ def _read(term: Term, tensor: Tensor, cells: Cells, missing: float | bool) -> Te
     kept = _grid_axes(term)
     for dim in (1, 2):
         tensor = tensor if dim in kept else tensor.unsqueeze(dim)
-    for dim, axis in kept.items():
-        tensor = _shifted(tensor, dim, axis.offset, cells.size[dim - 1], missing)
-    return tensor
+    shifts = {dim: (axis.offset, cells.size[dim - 1]) for dim, axis in kept.items()}
+    return _all_shifted(tensor, shifts, missing)
 
 
 def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tensor:
@@ -350,10 +345,6 @@ def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tenso
     gradient = gradient.sum(unread, keepdim=True) if unread else gradient
     gradient = gradient if term.coefficient == 1 else gradient * term.coefficient
     is_shared = len(tensor) == 1
-    if (found := cells.classes(term, tensor)) is not None:
-        gradient = _shifted(gradient, 2, -term.axes[1].offset, found[0].shape[2], 0)
-        gradient = gradient if found[1] is None else gradient.masked_fill(~found[1], 0)
-        return gradient.new_zeros(tensor.shape).scatter_add(2, found[0], gradient)
     if any(axis.is_label for axis in term.axes):
         place, exists = cells.places(term, tensor)
         place, gradient = torch.broadcast_tensors(place, gradient.masked_fill(~exists, 0))
@@ -368,8 +359,7 @@ def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tenso
     if is_shared and len(gradient) != 1:
         gradient = gradient.sum(0, keepdim=True)
     sizes = dict(zip(term.axes, tensor.shape[1:], strict=True))
-    for dim, axis in kept.items():
-        gradient = _shifted(gradient, dim, -axis.offset, sizes[axis], 0)
+    gradient = _all_shifted(gradient, {dim: (-axis.offset, sizes[axis]) for dim, axis in kept.items()}, 0)
     for dim in (2, 1):
         gradient = gradient if dim in kept else gradient.squeeze(dim)
     for dim, (axis, own) in enumerate(zip(term.axes, tensor.shape[1:], strict=True), 1):
@@ -389,13 +379,21 @@ def _grid_axes(term: Term) -> dict[int, Axis]:
 
 def _shifted(tensor: Tensor, dim: int, offset: int, size: int, missing: float | bool) -> Tensor:
     """Entry n of ``size`` along a dimension is entry n + offset of the tensor, ``missing`` where it has none."""
-    own = tensor.shape[dim]
-    if offset == 0 and own == size:
-        return tensor
-    first, last = max(offset, 0), min(offset + size, own)
-    kept = tensor.narrow(dim, first, max(last - first, 0))
-    before, after = first - offset, size - (first - offset) - max(last - first, 0)
-    return pad(kept, (0, 0) * (tensor.ndim - 1 - dim) + (before, after), value=missing)
+    return _all_shifted(tensor, {dim: (offset, size)}, missing)
+
+
+def _all_shifted(tensor: Tensor, shifts: dict[int, tuple[int, int]], missing: float | bool) -> Tensor:
+    """The same along several dimensions, by their offsets and sizes, in at most one copy."""
+    widths = [0] * (2 * tensor.ndim)
+    for dim, (offset, size) in shifts.items():
+        own = tensor.shape[dim]
+        if offset == 0 and own == size:
+            continue
+        first, last = max(offset, 0), min(offset + size, own)
+        tensor = tensor.narrow(dim, first, max(last - first, 0))
+        before, place = first - offset, 2 * (tensor.ndim - 1 - dim)
+        widths[place : place + 2] = before, size - before - max(last - first, 0)
+    return pad(tensor, widths, value=missing) if any(widths) else tensor
 
 
 # --- the graph

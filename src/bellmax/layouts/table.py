@@ -88,9 +88,11 @@ class Table(NamedTuple):
         return [*self.nodes, *(move.terms for move in self.moves), *ends]
 
     @property
-    def all_terms(self) -> list[Term]:
-        """Every place where a tensor is read, masks included."""
-        return [*(t for terms in self.terms for t in terms), *(m.where for m in self.moves if m.where is not None)]
+    def reads(self) -> list[tuple[int, Term, bool]]:
+        """Every place where a tensor is read: the slot, the term, and whether that is the mask of a move."""
+        scores = [(slot, term, False) for slot, terms in enumerate(self.terms) for term in terms]
+        moves = enumerate(self.moves, self.states)
+        return scores + [(slot, move.where, True) for slot, move in moves if move.where is not None]
 
 
 def from_name(name: str) -> Table:

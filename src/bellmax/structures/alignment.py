@@ -27,7 +27,7 @@ from bellmax.structures.lattice import (
     row,
     scalar,
 )
-from bellmax.tensors import Gamma, inner, promote_half
+from bellmax.tensors import Gamma, inner, promote_half, widen
 from bellmax.transforms import is_readable
 
 Gap = float | Tensor
@@ -321,7 +321,7 @@ class Alignment(LatticePaths):
         whole = self._is_path(path)
         fine = self._expanded()
         edges = self._edges_of_walks(self._walk_of(torch.where(whole[..., None, None], path, 0), whole))
-        score = inner(edges.to(fine.dtype), promote_half(fine.potentials), 1).double()
+        score = widen(inner(edges.to(fine.dtype), promote_half(fine.potentials), 1))
         has_sink = self._layout.has_sink(self._plain_theta(), self._index).reshape(self.batch_shape)
         alone = self._value_alone(score, edges.sum(-1) - 1 + has_sink.long())
         if is_readable(whole) and bool(whole.all()):

@@ -18,7 +18,7 @@ from bellmax.layouts.steps import first_step, is_used, last_step, previous_state
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
 from bellmax.structures.sequences import SequencePaths
 from bellmax.targets import Targets
-from bellmax.tensors import Gamma, Tensors
+from bellmax.tensors import Gamma, Tensors, wide_dtype, widen
 from bellmax.transforms import is_transformed
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class ScoredChain(Chain):
             return super().entropy()
         # v − ⟨E, θ⟩, a small difference of large numbers: what is common to all paths is taken off first.
         dims = ((-1,), (-2, -1), (-1,), (-1,))
-        scores = [_centred(score.double(), d) for score, d in zip(self._scores, dims, strict=True)]
+        scores = [_centred(widen(score), d) for score, d in zip(self._scores, dims, strict=True)]
         precise = self._with(scores, self.omega)
         theta, value, tape = precise._flat_value()
         flat = precise._flat
@@ -367,7 +367,9 @@ class ScoredChain(Chain):
         ]
         for score, at in ((start, first), (end, last)):
             terms.append((score.expand(*self.batch_shape, states).gather(-1, sequence), at))
-        return torch.stack([term.masked_fill(~at, 0).sum(-1, dtype=torch.float64) for term, at in terms]).sum(0)
+        return torch.stack([term.masked_fill(~at, 0).sum(-1, dtype=wide_dtype(self.device)) for term, at in terms]).sum(
+            0
+        )
 
 
 def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:

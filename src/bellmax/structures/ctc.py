@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from bellmax.layouts.values import check_lengths, of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, column, corner, gather, one_of
 from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked
+from bellmax.transforms import is_checked, is_eager
 
 _BLANK, _LABEL = 0, 1  # states
 # Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
@@ -97,13 +98,13 @@ class CTC(LatticePaths):
         self.blank = blank
         most = targets.shape[-1]
         own = None if lengths is None else _read_lengths(lengths, log_probs, most)
-        begin = torch.zeros(1, dtype=log_probs.dtype, device=log_probs.device)
+        of_blank, of_label = (_begins if is_eager() else _make_begins)(most, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,
             "targets": targets,
             "_differs": pad(targets[..., 1:] != targets[..., :-1], (2, 0))[..., : most + 1],
-            "_begin_blank": pad(begin, (0, most), value=-torch.inf),
-            "_begin_label": pad(begin, (1, most), value=-torch.inf)[: most + 1],
+            "_begin_blank": of_blank,
+            "_begin_label": of_label,
         }
         columns = None if own is None else (own[0], own[1] + 1)
         super().__init__(lattice_of(blank), tensors, lengths=columns, omega=omega, gamma=gamma)
@@ -113,6 +114,8 @@ class CTC(LatticePaths):
     def _check_labels(self) -> None:
         """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
         targets, classes = self.targets, self.event_shape[1]
+        if not targets.numel() or (_is_within(targets, classes) and not bool((targets == self.blank).any())):
+            return
         within = torch.arange(targets.shape[-1]) < self.lengths[..., 1:]
         bad = within & ((targets < 0) | (targets >= classes) | (targets == self.blank))
         if bool(bad.any()):
@@ -236,6 +239,23 @@ class CTC(LatticePaths):
         number = begins.cumsum(-1)
         right = ones & (~has_label | (labels == self._target_at(number)))
         return right.all(-1) & (number[..., -1:] == count).squeeze(-1)
+
+
+def _make_begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The scores of beginning with the blank and with a label, by column: at 0 and at 1 alone."""
+    begin = torch.zeros(1, dtype=dtype, device=device)
+    return pad(begin, (0, most), value=-torch.inf), pad(begin, (1, most), value=-torch.inf)[: most + 1]
+
+
+@lru_cache(maxsize=64)
+def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return _make_begins(most, dtype, device)
+
+
+def _is_within(labels: Tensor, classes: int) -> bool:
+    least, most = labels.aminmax()
+    return int(least) >= 0 and int(most) < classes
 
 
 def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:

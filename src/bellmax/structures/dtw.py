@@ -26,7 +26,7 @@ from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, cell, corner, scalar
-from bellmax.tensors import Gamma, inner, promote_half
+from bellmax.tensors import Gamma, inner, promote_half, wide_dtype, widen
 from bellmax.transforms import is_readable
 
 StepWeights = Sequence[float] | Tensor
@@ -207,7 +207,8 @@ class DTW(PathDistribution):
         """The same program as a lattice: every cell has its cost, and a move what it pays beyond that."""
         self._check()
         cost = promote_half(self.cost)
-        tensors = {"cost": cost, **self._beyond(cost.masked_fill(~cost.isfinite(), 0), with_penalties=True)}
+        cells = cost if self.step_weights is None else cost.masked_fill(~cost.isfinite(), 0)
+        tensors = {"cost": cost, **self._beyond(cells, with_penalties=True)}
         lattice = _lattice(self.step_weights is not None, self.open_begin, self.open_end)
         p = lattice.paths(tensors, lengths=self.lengths.unbind(-1), band=self.band, omega=self.omega, minimize=True)
         p.backend = self.backend
@@ -262,7 +263,7 @@ class DTW(PathDistribution):
         if self._lengths is None and math.isinf(self.band):
             return ()
         lengths = self.lengths.reshape(-1, 2)
-        return lengths, torch.full(lengths.shape[:1], self.band, dtype=torch.float64, device=self.device)
+        return lengths, layout.bands(self.band, lengths.shape[0], self.device)
 
     @property
     def _num_choices(self) -> int:
@@ -366,9 +367,9 @@ class DTW(PathDistribution):
         whole = self._is_path(allowed.float())
         cost = promote_half(self.cost).masked_fill(~self._inside, math.inf).masked_fill(~allowed, 0)
         if self._has_own_moves:
-            paid = inner(layout.from_cells(allowed.to(cost.dtype)), self._payments(cost)).double()
+            paid = widen(inner(layout.from_cells(allowed.to(cost.dtype)), self._payments(cost)))
         else:
-            paid = cost.flatten(-2).sum(-1, dtype=torch.float64)
+            paid = cost.flatten(-2).sum(-1, dtype=wide_dtype(self.device))
         alone = self._value_alone(paid, allowed.flatten(-2).sum(-1) + self.open_end)
         if is_readable(whole) and bool(whole.all()):
             return alone

@@ -26,7 +26,7 @@ from bellmax.structures.graphs import (
     check_touched,
     name_nodes,
 )
-from bellmax.tensors import Gamma
+from bellmax.tensors import Gamma, wide_dtype
 from bellmax.transforms import is_checked
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Hypergraph(StoredGraph):
     def _most_choices(self) -> int:
         if self.device.type == "meta":
             return 1
-        ones = torch.ones(self.num_weights, dtype=torch.float64, device=self.device)
+        ones = torch.ones(self.num_weights, dtype=wide_dtype(self.device), device=self.device)
         most = float(self.derivations(ones, omega="hard").value)
         if most > _MOST_CHOICES:
             raise ValueError(f"derivations must have at most {_MOST_CHOICES} edges to be drawn, got up to {most:.10g}")
@@ -260,7 +260,9 @@ class Derivations(GraphPaths):
 
     def _only_within(self, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """The first derivation, by edge, that has nothing but what is allowed, and whether there is no other one."""
-        weights = torch.zeros(allowed.shape, dtype=torch.float64, device=self.device).masked_fill(~allowed, -math.inf)
+        weights = torch.zeros(allowed.shape, dtype=wide_dtype(self.device), device=self.device).masked_fill(
+            ~allowed, -math.inf
+        )
         log_count = Derivations(self._graph, weights, omega=Negentropy())._value()
         return Derivations(self._graph, weights, omega=Hard()).by_edge._path(), log_count.abs() < 0.5
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tensor
 from bellmax.layouts import LAYOUTS
+from bellmax.layouts.grid import bands
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
 from bellmax.layouts.values import check_lengths
@@ -244,6 +245,9 @@ class Lattice:
         self.scores = tuple(self._names.scores)
         self.labels = tuple(self._names.labels)
         self.masks = tuple(self._names.masks)
+        self._needed = {*self.scores, *self.labels, *self.masks} - {_ONE}
+        axes = [(term.score, dim, axis) for _, term, _ in self._table.reads for dim, axis in enumerate(term.axes)]
+        self._classes = {(score, dim, axis.place) for score, dim, axis in axes if axis.kind == "at"}
         self._structure = self._table.name
         self._layout = LAYOUTS[self._structure]
 
@@ -395,7 +399,8 @@ class LatticePaths(NamedScores):
         scores = self._read_scores(tensors)
         self._check_classes(scores)
         labels, masks = self._read_labels(tensors)
-        pairs = [(t, own) for t, own in (*scores.values(), *labels.values(), *masks.values())]
+        integers = labels | masks
+        pairs = [*scores.values(), *integers.values()]
         own_lengths = (
             []
             if lengths is None
@@ -403,21 +408,22 @@ class LatticePaths(NamedScores):
         )
         shapes = [t.shape[: t.ndim - own] for t, own in pairs] + [length.shape for length in own_lengths]
         try:
-            batch = torch.broadcast_shapes(*shapes)
+            batch = _common_shape([shape for shape in shapes if len(shape)])
         except RuntimeError:
-            named = (scores | labels | masks).items()
+            named = (scores | integers).items()
             got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
             got |= {f"lengths[{n}]": tuple(own.shape) for n, own in enumerate(own_lengths)}
             raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
-        scores[first] = tensor.expand(batch + event), own
+        scores[first] = _expanded(tensor, batch, own), own
         super().__init__(scores, batch, event, omega, gamma)
         self._own_tensors = {}  # type: ignore[misc]
-        for number, (tensor, own) in enumerate((*labels.values(), *masks.values())):
-            self._check_device([*labels, *masks][number], tensor)
-            self._keep(f"_integers_{number}", tensor.expand(batch + tensor.shape[tensor.ndim - own :]), own)
-        self._size = self._find_size()
+        for number, (name, (tensor, own)) in enumerate(integers.items()):
+            self._check_device(name, tensor)
+            self._keep(f"_integers_{number}", _expanded(tensor, batch, own), own)
+        read = *self._scores, *(tensor for tensor, _ in integers.values())
+        self._size = self._layout.size_of(read)
         whole = torch.tensor(self._size, device=self.device)
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
@@ -432,10 +438,9 @@ class LatticePaths(NamedScores):
 
     def _read_scores(self, tensors: Mapping[str, Any]) -> dict[str, tuple[Tensor, int]]:
         lattice, found = self.lattice, {}
-        known = {*lattice.scores, *lattice.labels, *lattice.masks} - {_ONE}
-        unknown, missing = [*tensors.keys() - known], [*known - tensors.keys()]
-        if unknown or missing:
-            needed = f"tensors must be {', '.join(sorted(known))}"
+        if tensors.keys() != lattice._needed:
+            unknown, missing = [*tensors.keys() - lattice._needed], [*lattice._needed - tensors.keys()]
+            needed = f"tensors must be {', '.join(sorted(lattice._needed))}"
             raise ValueError(f"{needed}; " + (f"{missing[0]!r} is missing" if missing else f"got {unknown[0]!r}"))
         like = next((t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point()), torch.empty(0))
         for name, axes in lattice._names.scores.items():
@@ -449,13 +454,10 @@ class LatticePaths(NamedScores):
 
     def _check_classes(self, scores: Mapping[str, tuple[Tensor, int]]) -> None:
         given = list(scores.items())
-        for term in (term for terms in self.lattice._table.terms for term in terms):
-            name, (tensor, own) = given[term.score]
-            for axis, size in zip(term.axes, tensor.shape[tensor.ndim - own :], strict=True):
-                if axis.kind == "at" and axis.place >= size:
-                    raise ValueError(
-                        f"{name} must have more than {axis.place} classes, got shape {tuple(tensor.shape)}"
-                    )
+        for score, dim, place in self.lattice._classes:
+            name, (tensor, own) = given[score]
+            if place >= tensor.shape[tensor.ndim - own + dim]:
+                raise ValueError(f"{name} must have more than {place} classes, got shape {tuple(tensor.shape)}")
 
     def _read_labels(
         self, tensors: Mapping[str, Any]
@@ -585,19 +587,10 @@ class LatticePaths(NamedScores):
         named = [(getattr(self, name), dims) for name, dims in own.items() if name != "_lengths"]
         return [tensor.reshape(batch, *tensor.shape[tensor.ndim - dims :]) for tensor, dims in named]
 
-    def _find_size(self) -> tuple[int, int]:
-        """Rows and columns of the grid."""
-        theta = [
-            t.flatten(0, t.ndim - 1 - own)[:1] if t.ndim > own else t.unsqueeze(0)
-            for t, own in zip(self._scores, self._own_dims, strict=True)
-        ]
-        none = torch.empty(0)
-        return self._layout.size(theta, (none, none, *self._integers))
-
     @property
     def _index(self) -> tuple[Tensor, ...]:
         batch = self.batch_shape.numel()
-        band = torch.full((batch,), self.band, dtype=torch.float64, device=self.device)
+        band = bands(self.band, batch, self.device)
         return self._lengths.reshape(batch, 2), band, *self._integers
 
     @property
@@ -635,6 +628,19 @@ class LatticePaths(NamedScores):
     def _edges_within(self, allowed: Tensor) -> Tensor:
         """The edges of the graph that read no entry of the first score which is not allowed."""
         return self._restrict(allowed)._expanded().weights.detach() > -math.inf
+
+
+def _common_shape(shapes: Sequence[torch.Size]) -> torch.Size:
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0] if shapes else torch.Size()
+    shape: torch.Size = torch.broadcast_shapes(*shapes)
+    return shape
+
+
+def _expanded(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:
+    """(*batch, *own), without a node in the graph if it is so already."""
+    shape = batch + tensor.shape[tensor.ndim - own :]
+    return tensor if tensor.shape == shape else tensor.expand(shape)
 
 
 def read_lengths(lengths: Any | None, least: tuple[int, int], most: tuple[int, int], device: torch.device) -> Any:

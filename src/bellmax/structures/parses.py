@@ -17,7 +17,7 @@ from bellmax.layouts import LAYOUTS, charts
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.hypergraph import Derivations, Hypergraph
-from bellmax.tensors import Gamma
+from bellmax.tensors import Gamma, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ParseTrees(PathDistribution):
     def _within(self, allowed: Tensor) -> Self:
         """The trees of nothing but what is allowed, (..., *batch, *event), each of score 0, under the hard max."""
         batch = torch.broadcast_shapes(allowed.shape[: allowed.ndim - len(self.event_shape)], self.batch_shape)
-        zeros = torch.zeros(batch + self.event_shape, dtype=torch.float64, device=self.device)
+        zeros = torch.zeros(batch + self.event_shape, dtype=wide_dtype(self.device), device=self.device)
         return self.expand(batch)._with((zeros.masked_fill(~allowed, -math.inf),), Hard())
 
     def _is_path(self, value: Tensor) -> Tensor:

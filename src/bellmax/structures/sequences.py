@@ -16,7 +16,7 @@ from bellmax.layouts.steps import first_step, is_used, previous_states
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Negentropy
 from bellmax.targets import Targets
-from bellmax.tensors import inner, promote_half
+from bellmax.tensors import inner, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
@@ -263,12 +263,12 @@ class SequencePaths(PathDistribution):
         return allowed.unsqueeze(-1) if self._is_of_states(allowed) else allowed
 
     def _score(self, sequence: Tensor) -> Tensor:
-        """⟨Y, θ⟩ of states (..., T), whatever they are at masked steps; float64."""
+        """⟨Y, θ⟩ of states (..., T), whatever they are at masked steps; of the wide dtype."""
         kept = self._kept
         sequence = sequence.masked_fill(~kept, 0)
         edge = sequence * self.event_shape[1] + previous_states(sequence, kept)
         picked = self.potentials.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
-        return picked.masked_fill(~kept, 0).sum(-1, dtype=torch.float64)
+        return picked.masked_fill(~kept, 0).sum(-1, dtype=wide_dtype(self.device))
 
     def _cost_forms(self) -> list[torch.Size]:
         return [*super()._cost_forms(), self.batch_shape + self.event_shape[:2]]

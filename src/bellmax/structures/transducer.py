@@ -11,7 +11,7 @@ from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, read_lengths, row
-from bellmax.tensors import Gamma, promote_half
+from bellmax.tensors import Gamma, promote_half, widen
 from bellmax.transforms import is_checked, is_readable
 
 _BLANK, _EMIT = 0, 1  # moves
@@ -191,7 +191,7 @@ class Transducer(LatticePaths):
             least = int(needed.max()) if needed.numel() and is_readable(needed) else 1
             raise ValueError(f"s_range must be at least {least} for so many labels to a frame, got {s_range}")
         with torch.no_grad():
-            mass = {name: pad(g.double().cumsum(-1), (1, 0)) for name, g in self.gradient.items()}
+            mass = {name: pad(widen(g).cumsum(-1), (1, 0)) for name, g in self.gradient.items()}
         last = (own_labels + 1 - s_range).clamp(min=0).unsqueeze(-1)
         starts = torch.arange(columns, device=self.device)
         within = mass["blank"].index_select(-1, (starts + s_range).clamp(max=columns)) - mass["blank"][..., :-1]

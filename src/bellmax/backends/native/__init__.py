@@ -8,7 +8,7 @@ import torch
 
 from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
 from bellmax.backends.native.charts import NativeCharts
-from bellmax.backends.native.lattices import NativeLattice
+from bellmax.backends.native.lattices import NativeLattice, NativeRows
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
@@ -60,7 +60,10 @@ class Native:
             return kind(expansion, self._sweeps[expansion.engine])
         layout = LAYOUTS[structure]
         assert isinstance(layout, LatticeLayout)
-        return NativeLattice(layout) if NativeLattice.serves(layout) else LatticeSweeps(layout, self._sweeps["dag"])
+        for kernels in (NativeRows, NativeLattice):
+            if kernels.serves(layout):
+                return kernels(layout)
+        return LatticeSweeps(layout, self._sweeps["dag"])
 
     def shortcut(self, name: str) -> Any | None:
         return _SHORTCUTS.get(name)

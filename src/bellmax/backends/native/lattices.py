@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call
+from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.layouts.lattice import Arrays, LatticeLayout
-from bellmax.layouts.table import Table
+from bellmax.layouts.table import Table, Term
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
 _MOST_STATES, _MOST_MOVES = 8, 16  # as in native/table/table.h
+_MOST_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
 
 
 class NativeLattice:
-    """Scores are read into one array for each slot that has some; kernels know arrays and moves alone."""
+    """By strips. Scores are read into one array for each slot that has some; kernels know arrays and moves alone."""
 
     check = None
 
@@ -33,13 +34,13 @@ class NativeLattice:
     def serves(layout: LatticeLayout) -> bool:
         return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
 
-    def _call(self, name: str, arrays: Arrays, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+    def _call(self, name: str, first: Any, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
         rows, columns = self.layout.size(theta, index)
         lengths, band = (t.contiguous() for t in index[:2])
         table = rows, columns, self.layout.table.states, self._moves, *self._ends, lengths, band
         assert omega.kernel is not None
         try:
-            return call(name, arrays, *args, *table, *omega.kernel)
+            return call(name, first, *args, *table, *omega.kernel)
         except ValueError:
             self.layout.check_index(theta, index)  # names the argument and the value
             raise
@@ -94,6 +95,59 @@ class NativeLattice:
         raise NotImplementedError("the best paths of a lattice are found on its graph")
 
 
+class NativeRows(NativeLattice):
+    """By rows, where every move leads to a later one. Kernels read scores, labels and masks themselves, and write
+    gradients of θ's shapes."""
+
+    def __init__(self, layout: LatticeLayout) -> None:
+        super().__init__(layout)
+        reads = layout.table.reads
+        with torch._C._DisableTorchDispatch():
+            self._terms = torch.tensor([_as_numbers(*read) for read in reads]).reshape(-1, 3 + 3 * _MOST_AXES)
+        self._coefficients = [term.coefficient for _, term, _ in reads]
+
+    @staticmethod
+    def serves(layout: LatticeLayout) -> bool:
+        return NativeLattice.serves(layout) and all(move.di > 0 for move in layout.table.moves)
+
+    def _sweep(self, name: str, first: Tensor, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+        integers, labels = contiguous(index[2:]), self.layout.table.labels
+        read = contiguous(theta), integers[:labels], integers[labels:]
+        return self._call(name, first, theta, index, omega, *read, *args, self._terms, self._coefficients)
+
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        size = rows_tape_size(self.layout.table, *self.layout.size(theta, index))
+        return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
+
+    def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
+        if not self._sweep("rows_forward", value, theta, index, omega, tape):
+            self.layout.check(theta, index)
+        return value.to(theta[0].dtype)
+
+    def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        gradients = empty_like(theta)
+        self._sweep("rows_backward", tape.contiguous(), theta, index, omega, seed.double().contiguous(), gradients)
+        return gradients
+
+    def hessian(
+        self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        products, seeds = empty_like(theta), seed.double().contiguous()
+        self._sweep("rows_hessian", tape.contiguous(), theta, index, omega, seeds, contiguous(z), products)
+        return products
+
+    def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
+        self._sweep("rows_sample", tape.contiguous(), theta, index, omega, uniforms.contiguous(), paths)
+        return paths
+
+
+def _as_numbers(slot: int, term: Term, is_mask: bool) -> list[int]:
+    axes = [part for axis in term.axes for part in (_KINDS.index(axis.kind), axis.offset, axis.place)]
+    return [slot, term.score, is_mask, *axes, *[-1, 0, 0] * (_MOST_AXES - len(term.axes))]
+
+
 def _finite(direction: Tensor, array: Tensor) -> Tensor:
     """A direction, with 0 where there is no score to change."""
     return torch.where(array == -math.inf, 0, direction)
@@ -105,11 +159,25 @@ def _contiguous(arrays: Arrays) -> Arrays:
 
 def tape_size(table: Table, rows: int, columns: int) -> int:
     """As in native/table: values of the last rows of each strip, the steps before each chunk, and the ends."""
-    strip, lanes = 64, 4
+    strip = 64
     steps = [(move.di, move.dj) for move in table.moves if move.di < rows and move.dj < columns]
     reach, history = max((di for di, _ in steps), default=0), max((di + dj for di, dj in steps), default=0)
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
     kept = strips * table.states * (min(reach, strip) * columns + chunks * history * strip)
+    return 1 + kept + _ends_size(table, rows, columns)
+
+
+def rows_tape_size(table: Table, rows: int, columns: int) -> int:
+    """As in native/rows: the rows before each block, and the ends."""
+    group = 8
+    reach = max((m.di for m in table.moves if m.di < rows and m.dj < columns), default=0)
+    block = max(group, -(-reach // group) * group)
+    kept = (rows + block - 1) // block * reach * table.states * ((columns + group - 1) // group * group)
+    return 1 + kept + _ends_size(table, rows, columns)
+
+
+def _ends_size(table: Table, rows: int, columns: int) -> int:
+    lanes = 4
     by_row, by_column = (table.end.place in (place, "anywhere") for place in ("column", "row"))
     ends = (rows if by_row else 1) * (columns if by_column else 1) * len(table.end.states)
-    return 1 + kept + (ends + lanes - 1) // lanes * lanes
+    return (ends + lanes - 1) // lanes * lanes

@@ -102,7 +102,7 @@ class NativeSweeps:
 
 
 def dtw_tape_size(rows: int, columns: int) -> int:
-    """As in native/lattice/dtw.h; torch.compile may ask with symbols for sizes."""
-    strip = 64
+    """As much as native/table needs, or more; torch.compile may ask with symbols for sizes."""
+    strip, ends = 64, 4
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
-    return 1 + strips * (columns + chunks * 2 * strip)
+    return 1 + strips * (columns + chunks * 2 * strip) + ends

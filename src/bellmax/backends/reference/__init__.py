@@ -1,4 +1,7 @@
-"""Plain torch: any device, any Ω, derivatives of any order by autograd. Right before fast."""
+"""Plain torch: any device, any Ω, derivatives of any order by autograd. Right before fast.
+
+It computes in float64, or in float32 on a device that has no other.
+"""
 
 from __future__ import annotations
 

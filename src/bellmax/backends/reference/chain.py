@@ -1,4 +1,4 @@
-"""The sweeps of a chain in plain torch, state values in float64 (Algorithms 3 and 4 of the paper, mended).
+"""The sweeps of a chain in plain torch, state values in the wide dtype (Algorithms 3 and 4 of the paper, mended).
 
 θ and ``index`` are as in :mod:`bellmax.layouts.steps`. Before the first step every path is in state 0:
 v_0 = (0, −∞, …, −∞). A masked step passes everything on unchanged.
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bellmax.layouts.steps import check, first_step, kept_steps, last_step, nodes
 from bellmax.regularizers import Regularizer
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype, widen
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
 __all__ += ["log_transitions_vjp", "sample", "topk", "value"]
 
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
-    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=torch.float64)
+    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=wide_dtype(theta[0].device))
 
 
 def _skipped(theta: Tensor, index: Tensors) -> Tensor:
@@ -43,13 +43,13 @@ def _is_empty(theta: Tensor, index: Tensors) -> Tensor:
 
 
 def _edges(theta: Tensor, index: Tensors) -> Tensor:
-    """θ in float64, 0 where a step is skipped, −∞ where there is no edge."""
-    return theta.double().masked_fill(_nowhere(theta, index), -math.inf).masked_fill(_skipped(theta, index), 0)
+    """θ in the wide dtype, 0 where a step is skipped, −∞ where there is no edge."""
+    return widen(theta).masked_fill(_nowhere(theta, index), -math.inf).masked_fill(_skipped(theta, index), 0)
 
 
 def _before_first(theta: Tensor) -> Tensor:
     """v_0, (B, S)."""
-    v = theta.new_full((theta.shape[0], theta.shape[2]), -math.inf, dtype=torch.float64)
+    v = theta.new_full((theta.shape[0], theta.shape[2]), -math.inf, dtype=wide_dtype(theta.device))
     return torch.cat((torch.zeros_like(v[:, :1]), v[:, 1:]), 1)
 
 
@@ -112,7 +112,7 @@ class _Tangent:
         v_dot = torch.zeros_like(tape[:, 0])
         for t, x in _steps(theta, tape, index, omega):
             q = omega.argmax(x)
-            y = (z[:, t].double() + v_dot.unsqueeze(1)).masked_fill(skipped[:, t] | (x == -math.inf), 0)
+            y = (widen(z[:, t]) + v_dot.unsqueeze(1)).masked_fill(skipped[:, t] | (x == -math.inf), 0)
             v_dot = torch.where(skipped[:, t, 0], v_dot, (q * y.masked_fill(q == 0, 0)).sum(-1))
             self.q.append(q)
             self.y.append(y)
@@ -175,7 +175,7 @@ def log_transitions_vjp(
     inputs: Tensors, tape: Tensor, cotangents: Tensors, index: Tensors, omega: Regularizer
 ) -> Tensors:
     (theta,), (cotangent,) = inputs, cotangents
-    given = cotangent.double().masked_fill(_skipped(theta, index), 0)
+    given = widen(cotangent).masked_fill(_skipped(theta, index), 0)
     into_end = given.masked_fill(~_is_last(theta, index), 0).sum((1, 3)).masked_fill(tape[:, -1] == -math.inf, 0)
     parts = []
     for t, x in _steps(theta, tape, index, omega):
@@ -215,7 +215,7 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
     (theta,) = inputs
     batch, steps, size = theta.shape[:3]
     kept = kept_steps(theta, index)
-    best = theta.new_full((batch, size, k), -math.inf, dtype=torch.float64)
+    best = theta.new_full((batch, size, k), -math.inf, dtype=wide_dtype(theta.device))
     best[:, 0, 0] = 0
     back = []
     for t, edges in enumerate(_edges(theta, index).unbind(1)):

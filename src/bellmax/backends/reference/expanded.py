@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.backends.protocol import Sweeps
 from bellmax.layouts import Expansion
 from bellmax.regularizers import Regularizer
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype, widen
 
 
 class Expanded:
@@ -35,7 +34,9 @@ class Expanded:
         if self.layout.engine == "dag":
             weights, (nodes,) = theta[0].new_empty((theta[0].shape[0], 0)), self.layout.nodes(theta, index)
             return self.engine.empty_tape([weights], [weights.new_empty(nodes + 1)])
-        return theta[0].new_empty((theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=torch.float64)
+        return theta[0].new_empty(
+            (theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=wide_dtype(theta[0].device)
+        )
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         return self.forward(theta, index, omega)[0]
@@ -45,7 +46,7 @@ class Expanded:
         value, tape = self.engine.forward(weights, inner, omega)
         extra = self.layout.extra_nodes(theta)
         if extra:
-            at_vertex = omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
+            at_vertex = omega.penalty(widen(value.new_ones(1))).to(value.dtype)
             value = value + extra * at_vertex
         return value if self.layout.sense > 0 else -value, tape
 

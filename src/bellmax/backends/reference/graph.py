@@ -1,4 +1,4 @@
-"""The sweeps of a graph, or a hypergraph, in plain torch, node values in float64.
+"""The sweeps of a graph, or a hypergraph, in plain torch, node values in the wide dtype.
 
 θ and ``index`` are as in :mod:`bellmax.layouts.graph`. The nodes of a group share their level and their number of
 edges, so a group's edges are a slice that reshapes to (nodes, edges of each) without padding.
@@ -16,7 +16,7 @@ from torch import Tensor
 from bellmax.layouts.graph import check
 from bellmax.layouts.graph import nodes as nodes_of
 from bellmax.regularizers import Regularizer
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype, widen
 from bellmax.transforms import is_readable
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
-    return theta[0].new_empty((theta[0].shape[0], *nodes_of(theta, index)), dtype=torch.float64)
+    return theta[0].new_empty((theta[0].shape[0], *nodes_of(theta, index)), dtype=wide_dtype(theta[0].device))
 
 
 def _is_hypergraph(index: Tensors) -> bool:
@@ -71,16 +71,17 @@ def _groups(index: Tensors) -> list[Group]:
 
 
 def _zeros(shape: Sequence[int], *like: Tensor) -> Tensor:
-    """A float64 buffer that may be written with values computed from ``like``, under vmap too."""
-    total = like[0].new_zeros(shape, dtype=torch.float64)
+    """A wide buffer that may be written with values computed from ``like``, under vmap too."""
+    dtype = wide_dtype(like[0].device)
+    total = like[0].new_zeros(shape, dtype=dtype)
     for tensor in like[1:]:
-        total = total + tensor.new_zeros(shape, dtype=torch.float64)
+        total = total + tensor.new_zeros(shape, dtype=dtype)
     return total
 
 
 def _by_slot(values: Tensor, index: Tensors) -> Tensor:
     """What weights have, for each slot."""
-    return values.index_select(1, index[5] if len(index) > 5 else index[2]).double()
+    return widen(values.index_select(1, index[5] if len(index) > 5 else index[2]))
 
 
 def _onto_weights(slots: Tensor, index: Tensors, like: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ def _count_edges(index: Tensors, start: Tensor, k: int, choose: Choose, steps: f
         at = (first[slot].unsqueeze(-1) + nth).clamp(max=max(len(tail) - 1, 0))
         waiting = waiting.scatter(-1, place, tail[at].long() * k + ranks) if len(tail) else waiting
         height = (height + pushed).squeeze(-1).long()
-    counts = torch.zeros((*start.shape, num_edges + 1), dtype=torch.float64, device=start.device)
+    counts = torch.zeros((*start.shape, num_edges + 1), dtype=wide_dtype(start.device), device=start.device)
     if chosen:
         slots = torch.stack(chosen, -1)
         counts = counts.scatter_add(-1, slots, counts.new_ones(()).expand(slots.shape))

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from bellmax.backends.protocol import Sweeps
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Regularizer
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype, widen
 
 
 class LatticeSweeps:
@@ -26,7 +26,9 @@ class LatticeSweeps:
         return self.layout.onto_scores(self.layout.onto_slots(edges[0], theta, index), theta, index)
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        return theta[0].new_empty((theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=torch.float64)
+        return theta[0].new_empty(
+            (theta[0].shape[0], *self.layout.nodes(theta, index)), dtype=wide_dtype(theta[0].device)
+        )
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         return self.forward(theta, index, omega)[0]
@@ -35,7 +37,7 @@ class LatticeSweeps:
         weights, inner = self._graph(theta, index)
         value, tape = self.engine.forward(weights, inner, omega)
         # The graph has one more node than a lattice with a single end.
-        at_vertex = omega.penalty(value.new_ones(1, dtype=torch.float64)).to(value.dtype)
+        at_vertex = omega.penalty(widen(value.new_ones(1))).to(value.dtype)
         return torch.where(self.layout.has_sink(theta, index), value, value + at_vertex), tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:

@@ -15,9 +15,11 @@ inline namespace BELLMAX_ARCH {
 namespace {
 
 using std::int64_t;
-using lattice::Parts;
-using lattice::Products;
-using lattice::Values;
+using table_engine::AnyOmega;
+using table_engine::OnlyHard;
+using table_engine::Parts;
+using table_engine::Products;
+using table_engine::Values;
 
 constexpr int beside = 4;  // vectors of pairs that are swept together
 
@@ -89,7 +91,8 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
                 const Real* const here = own.x.get() + i * features * pairs_of<P> + g * W;
                 const Real* const there = own.y.get() + j * features * pairs_of<P> + g * W;
                 const auto cost = cost_of<P>(here, there, features, p.power, Real(p.scale));
-                left[g] = program.template combine<false>(diagonal[g], up, left[g], cost, nullptr);
+                const Node before[3] = {diagonal[g], up, left[g]};
+                left[g] = program.template solve<false, 3>(before, 3, program.weight(cost), nullptr);
                 diagonal[g] = up;
                 row[j * beside + g] = left[g];
             }
@@ -97,7 +100,7 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
         for (int64_t l = 0; l < count; ++l) {
             if (p.x.lengths[p.first[begin + l]] != i + 1) continue;
             const int64_t last = p.y.lengths[p.second[begin + l]] - 1;
-            values[begin + l] = S(program.value(P::lane(row[last * beside + l / W], int(l % W))));
+            values[begin + l] = S(-program.value(P::lane(row[last * beside + l / W], int(l % W))));
         }
     }
 }
@@ -128,16 +131,16 @@ void values_of(const ShortPairs<S>& p, S* values) {
         const int64_t cells = p.x.length + p.y.length;
         using Sparse = Parts<omega::SquaredL2<float>>;
         if (p.omega.alpha == 1 && Products::can_take(most, cells)) {
-            return sweep_all(Products(omega::Negentropy<float>(p.omega)), p, values);
+            return sweep_all(Products(p.omega, -1), p, values);
         }
         if (p.omega.alpha == 2 && Sparse::can_take(most, cells)) {
-            return sweep_all(Sparse(omega::SquaredL2<float>(p.omega)), p, values);
+            return sweep_all(Sparse(p.omega, -1), p, values);
         }
     }
     if (p.omega.alpha == infinity<double>) {
-        return sweep_all(Values<omega::Hard<double>>(omega::Hard<double>(p.omega)), p, values);
+        return sweep_all(Values<OnlyHard>(p.omega, -1), p, values);
     }
-    sweep_all(Values<lattice::Smooth>(lattice::Smooth(p.omega)), p, values);
+    sweep_all(Values<AnyOmega>(p.omega, -1), p, values);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace lattice {
+namespace table_engine {
 
 using std::int64_t;
 
@@ -47,6 +47,6 @@ struct Region {
     }
 };
 
-}  // namespace lattice
+}  // namespace table_engine
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -1,0 +1,54 @@
+"""The detour, on a device written in Python, which needs a process of its own; and which device takes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.inside import BACKENDS
+from support.kernels import needs_kernels
+
+import bellmax as bx
+
+KERNEL = bx.Negentropy().kernel
+
+
+@needs_kernels
+def test_programs_elsewhere() -> None:
+    programs = Path(__file__).with_name("elsewhere.py")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(programs)],
+        cwd=programs.parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@needs_kernels
+@pytest.mark.parametrize("structure", ["chain", "scored_chain", "dag", "dtw", "spans", "tree"])
+def test_it_serves_what_the_kernels_serve_elsewhere(structure: str) -> None:
+    detour = BACKENDS["detour"]
+    for device in ("cuda", "cuda:1", "mps", "xpu"):
+        assert detour.serves(structure, torch.device(device), KERNEL)
+        assert not detour.serves(structure, torch.device(device), None)  # an Ω written in Python
+    for device in ("cpu", "meta"):
+        assert not detour.serves(structure, torch.device(device), KERNEL)
+
+
+@needs_kernels
+def test_backend_info_of_a_device() -> None:
+    assert bx.backend_info() == bx.backend_info("cpu") | {"cpu": "native"}
+    assert bx.backend_info("cuda:0")["cuda:0"] == bx.backend_info(torch.device("mps"))["mps"] == "detour"
+    assert bx.backend_info("meta")["meta"] == "reference"
+    with bx.use_backend("reference"):
+        assert bx.backend_info("cuda")["cuda"] == "reference"
+
+
+def test_labels_and_blocks_take_no_detour() -> None:
+    for name in ("scored_chain.labels", "dtw.blocks"):
+        assert BACKENDS["native"].shortcut(name) is not None
+        assert BACKENDS["detour"].shortcut(name) is None

@@ -1,0 +1,138 @@
+"""The kernels that sweep lattices row by row, against the graphs of odd tables."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.checks import close
+from support.kernels import needs_kernels, took
+from support.problems import OMEGAS
+from torch import Tensor
+
+import bellmax as bx
+
+pytestmark = needs_kernels
+
+PLACES = (bx.corner, bx.along_row, bx.along_column, bx.anywhere)
+BATCH, ROWS, COLUMNS, CLASSES = 3, 11, 10, 4
+
+
+def any_score(rng: np.random.Generator, rows: int = 0) -> bx.Score | None:
+    """A sum of up to two tensors, read in every way that there is."""
+    kinds = [
+        bx.cell("cell", rows, int(rng.integers(-2, 1))),
+        bx.row("row", rows),
+        bx.column("column", int(rng.integers(-1, 1))),
+        bx.scalar("scalar"),
+        bx.one_of("classes", int(rng.integers(CLASSES)), rows=rows),
+        bx.gather("classes", "y", rows, int(rng.integers(-1, 1))),
+        bx.joint("joint", "y", rows, 0),
+        bx.pair("pair", "x", "y", rows, 0),
+    ]
+    chosen = [kinds[n] * float(rng.choice([1, 0.5])) for n in rng.integers(len(kinds), size=rng.integers(3))]
+    return sum(chosen[1:], start=chosen[0]) if chosen else None
+
+
+def random_lattice(rng: np.random.Generator) -> bx.Lattice:
+    """Of up to three states, with moves of up to ten rows and three columns."""
+    while True:
+        states = int(rng.integers(1, 4))
+        moves = [
+            bx.Move(
+                int(rng.choice([1, 2, 10], p=(0.7, 0.25, 0.05))),
+                int(rng.choice(4, p=(0.4, 0.35, 0.2, 0.05))),
+                *(int(n) for n in rng.integers(states, size=2)),
+                score=any_score(rng, int(rng.integers(-1, 1))),
+                where=[None, "mask", bx.row("rows_mask"), bx.cell("cells_mask")][
+                    int(rng.choice(4, p=(0.7, *[0.1] * 3)))
+                ],
+            )
+            for _ in range(rng.integers(2, 6))
+        ]
+        node = {state: score for state in range(states) if (score := any_score(rng)) is not None}
+        ends = [PLACES[rng.integers(4)]({int(rng.integers(states)): any_score(rng)}) for _ in range(2)]
+        try:
+            return bx.Lattice(moves, states=states, node=node, start=ends[0], end=ends[1])
+        except ValueError:  # no path leads to the end
+            continue
+
+
+def tensors_of(lattice: bx.Lattice, rng: np.random.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+    shapes = {
+        "cell": (ROWS, COLUMNS),
+        "row": (ROWS,),
+        "column": (COLUMNS,),
+        "scalar": (),
+        "classes": (ROWS, CLASSES),
+        "joint": (ROWS, COLUMNS, CLASSES),
+        "pair": (CLASSES, CLASSES),
+    }
+    found = {}
+    for name in lattice.scores:
+        if name in shapes:
+            batch = (BATCH,) if rng.random() < 0.7 else ()
+            found[name] = torch.from_numpy(rng.normal(size=batch + shapes[name])).to(dtype)
+            found[name][torch.from_numpy(rng.random(found[name].shape)) < 0.05] = -math.inf
+    for name in lattice.labels:  # some are padding
+        found[name] = torch.from_numpy(rng.integers(-1, CLASSES + 1, size=(BATCH, ROWS if name == "x" else COLUMNS)))
+    for name in lattice.masks:
+        own = {"mask": (COLUMNS,), "rows_mask": (ROWS,), "cells_mask": (ROWS, COLUMNS)}[name]
+        found[name] = torch.from_numpy(rng.random(own) < 0.8)
+    return found
+
+
+def everything(p: bx.LatticePaths, seed: int) -> list[Tensor]:
+    """The value, the gradient and the Hessian product."""
+    generator = torch.Generator().manual_seed(seed)
+    z = {n: torch.randn(s.shape, generator=generator, dtype=torch.float64).to(s.dtype) for n, s in p.scores.items()}
+    return [p.value, *p.gradient.values(), *p.hessian_product(z).values()]
+
+
+@pytest.mark.parametrize("name", OMEGAS)
+@pytest.mark.parametrize("seed", range(15))
+def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
+    rng = np.random.default_rng(seed)
+    lattice = random_lattice(rng)
+    while not lattice.scores or "_1" in lattice.scores:
+        lattice = random_lattice(rng)
+    tensors = tensors_of(lattice, rng, torch.float64)
+    lengths = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
+    options = [{}, {"lengths": lengths}, {"lengths": lengths, "band": 0.6}][seed % 3]
+    with took("rows_forward"), took("rows_backward"), took("rows_hessian"):
+        found = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
+    with bx.use_backend("reference"):
+        expected = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, 1e-8)
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2"])
+@pytest.mark.parametrize("labels", [0, 1, 9, 60])
+def test_floats_are_as_good_as_doubles(labels: int, omega: str) -> None:
+    """Frames that spell the target at once, so that the rest of it is thousands below the best of its row."""
+    torch.manual_seed(labels)
+    scores = 10 * torch.randn(2, 800, 8)
+    y = torch.randint(1, 8, (2, labels))
+    single, double = (bx.CTC(s, y, omega=omega) for s in (scores, scores.double()))
+    close(single.value.double(), double.value, 2e-5 * 800)
+    close(single.expected_path.double(), double.expected_path, 2e-5)
+
+
+def test_walks_are_drawn_by_their_probability() -> None:
+    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(2, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
+    p = lattice.paths({"s": torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)})
+    with took("rows_sample"):
+        walks = p.sample_walks((4000,))
+    close(torch.stack([p._to_paths(p._sample(4000))[0].mean(0)]), p.expected_path.unsqueeze(0), 0.05)
+    assert bool((walks[:, 0, :2] == 0).all())
+
+
+def test_gradients_of_scores_that_a_batch_shares_are_sums() -> None:
+    torch.manual_seed(0)
+    scores, y = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), torch.tensor([[1, 1, 2], [3, 4, 3]])
+    (shared,) = torch.autograd.grad(bx.CTC(scores, y).value.sum(), scores)
+    parts = [torch.autograd.grad(bx.CTC(scores, labels).value, scores)[0] for labels in y]
+    close(shared, parts[0] + parts[1])
