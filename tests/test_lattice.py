@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.checks import close
 from support.kernels import needs_kernels
-from support.problems import OMEGAS, for_derivatives
+from support.problems import OMEGAS, for_derivatives, potentials, two_kinds
 from support.recursions import RECURSIONS, Recursion, Tensors
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -408,3 +408,35 @@ def test_classes_places_and_walks_that_are_none() -> None:
 def test_negative_views_are_read_as_they_are() -> None:
     scores = torch.ones(5, 4)
     close(bx.Monotone(torch._neg_view(-scores)).value, bx.Monotone(scores).value)
+
+
+@needs_kernels
+@two_kinds
+@pytest.mark.parametrize("size", [3, 9])
+def test_a_node_without_a_way_that_is_forbidden_too(omega: bx.Regularizer, size: int) -> None:
+    # Of row 0 only the corner is reached; in the last column the only way in is forbidden as well.
+    scores = torch.zeros(size, size)
+    scores[:, -1] = -math.inf
+    lattice = bx.Lattice([bx.Move(1, 1, score=bx.cell("a")), bx.Move(1, 0, score=bx.cell("a"))], end=bx.along_row(0))
+    diagonal = bx.Lattice(
+        [bx.Move(1, 1, score=bx.cell("a")), bx.Move(0, 1, score=bx.cell("a"))], end=bx.along_column(0)
+    )
+    for table, own in ((lattice, scores), (diagonal, scores.mT.contiguous())):
+        found = {}
+        for backend in ("reference", "native"):
+            with bx.use_backend(backend):
+                p = table.paths({"a": own}, omega=omega)
+                found[backend] = p.value, p.gradient["a"], p.hessian_product(torch.ones(size, size))
+        for by_kernels, wanted in zip(found["native"], found["reference"], strict=True):
+            close(by_kernels, wanted, 1e-5)
+
+
+def test_a_table_too_large_for_kernels_compiles() -> None:
+    states = 9
+    lattice = bx.Lattice(
+        [bx.Move(1, 1, a, (a + 1) % states, score=bx.cell("a")) for a in range(states)], states=states, end=bx.corner(2)
+    )
+    scores = potentials(3, 3, requires_grad=True)
+    compiled = torch.compile(lambda s: lattice.paths({"a": s}).value, fullgraph=True, backend="aot_eager")
+    (gradient,) = torch.autograd.grad(compiled(scores), scores)
+    close(gradient, lattice.paths({"a": scores}).gradient["a"])

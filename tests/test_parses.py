@@ -273,6 +273,16 @@ def test_items_are_counted_without_a_graph(case: str) -> None:
         assert layout.nodes(theta, []) == (len(layout.engine_index(theta, [])[0]) - 1,)
 
 
+@of_all
+def test_scores_need_not_be_contiguous(kind: str, backend: str) -> None:
+    scores = potentials(5, 5, 2).permute(2, 1, 0)
+    for omega in ("negentropy", "l2"):
+        p, plain = (model(kind, s, lengths=[4, 3], omega=omega) for s in (scores, scores.contiguous()))
+        close(p.value, plain.value)
+        close(p.expected_path, plain.expected_path)
+        close(p.hessian_product(scores), plain.hessian_product(scores.contiguous()))
+
+
 def test_one_word_and_empty_batch() -> None:
     assert bx.SpanTrees(torch.tensor([[2.5]])).value == 2.5
     close(bx.DependencyTrees(torch.tensor([[0.0, 2.5], [9.0, 9.0]])).value, torch.tensor(2.5))

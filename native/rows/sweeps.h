@@ -156,7 +156,6 @@ class Sweeps {
         Real *const to = node_at(i, a), *const q_to = keeps ? chosen_at(i % block, candidate(a)) : nullptr;
         for (int64_t j = whole.from; j < whole.to; j += W) {
             Node before[N ? N : most_candidates];
-            if constexpr (N == 0) before[0] = P::filled(P::dead());  // there may be none
             V q[kinds * (N ? N : most_candidates)];  // and behind them their tangents
 #pragma GCC unroll 4
             for (int n = 0; n < count; ++n) before[n] = gather(all[n], j);

@@ -104,9 +104,9 @@ protected:
 
     template <int N>
     static Int greatest_whole(const Node* terms, int count) {
-        Int top = N || count ? terms[0].whole : Int{} + unreached;
+        Int top = N ? terms[0].whole : Int{} + std::numeric_limits<std::int32_t>::min();
         for_each_of<N>(count, [&](int n) LATTICE_INLINE { top = greater_int(top, terms[n].whole); });
-        return top;
+        return N || count ? top : Int{} + unreached;
     }
     // whole + part of each lane.
     static void put_sums(const Node& node, V part, double* to) {
@@ -374,7 +374,6 @@ struct WithDots : P {
     LATTICE_INLINE Node solve(const Node* terms, int count, const Weight& score, V* q) const {
         constexpr int most = N ? N : most_candidates;
         typename P::Node values[most];
-        if constexpr (N == 0) values[0] = P::filled(P::dead());  // there may be none
         V own[most];
         for_each_of<N>(count, [&](int n) LATTICE_INLINE { values[n] = terms[n].value; });
         const auto value = P::template solve<true, N>(values, count, score, own);

@@ -45,8 +45,9 @@ class Expansion(Layout, Protocol):
     engine: str
     sense: int
 
-    def extra_nodes(self, theta: Tensors) -> int:
-        """How many nodes with a single parent the engine's graph has more than the structure."""
+    def extra_nodes(self, theta: Tensors, index: Tensors) -> int | Tensor:
+        """How many nodes with a single parent the engine's graph has more than the structure, or than each member of
+        the batch, (B,)."""
         ...
 
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
@@ -65,7 +66,7 @@ class Expansion(Layout, Protocol):
         """The transpose of ``along``."""
         ...
 
-    def found_paths(self, found: Tensor, theta: Tensors) -> Tensor:
+    def found_paths(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         """The engine's paths in the structure's own form."""
         ...
 

@@ -61,7 +61,7 @@ class ChartLayout:
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
         return self._graph(theta).integers
 
-    def extra_nodes(self, theta: Tensors) -> int:
+    def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
         """The goal, of whose edges one is there."""
         return 1
 
@@ -95,7 +95,7 @@ class ChartLayout:
         batch, *event = theta[0].shape
         return theta[0].new_empty((batch, count, *event))
 
-    def found_paths(self, found: Tensor, theta: Tensors) -> Tensor:
+    def found_paths(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         event = theta[0].shape[1:]
         total = found.new_zeros((*found.shape[:-1], event.numel() + 1 + event[0]))
         total = total.index_add(-1, self._graph(theta).weight, found)

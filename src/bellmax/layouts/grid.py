@@ -135,7 +135,7 @@ def is_end(cost: Tensor, index: Tensors) -> Tensor:
 # --- the grid as a graph
 
 
-def extra_nodes(theta: Tensors) -> int:
+def extra_nodes(theta: Tensors, index: Tensors) -> int:
     """The end, behind the last cell of each pair."""
     return 1
 
@@ -160,7 +160,7 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
     return [-onto_cells(edges, *theta[0].shape[1:])]
 
 
-def found_paths(found: Tensor, theta: Tensors) -> Tensor:
+def found_paths(found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
     rows, columns = theta[0].shape[1:]
     return to_cells(onto_cells(found, rows, columns))
 

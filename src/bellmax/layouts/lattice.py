@@ -47,6 +47,8 @@ class LatticeLayout:
     """The layout of all lattices with one table."""
 
     index_is_batched = True
+    engine = "dag"
+    sense = 1
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -144,7 +146,7 @@ class LatticeLayout:
             found.append(sum(parts[1:], start=parts[0]) if parts else None)
         return found
 
-    def onto_scores(self, gradients: Arrays, theta: Tensors, index: Tensors) -> list[Tensor]:
+    def onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors) -> list[Tensor]:
         """The transpose of :meth:`changes`, of θ's shapes."""
         cells = Cells(self.size(theta, index), index)
         totals: Arrays = [None] * len(theta)
@@ -161,6 +163,9 @@ class LatticeLayout:
 
     def graph(self, theta: Tensors, index: Tensors) -> Graph:
         return graph_of(self.table, *self.size(theta, index), theta[0].device)
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        return self.graph(theta, index).graph
 
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B, E); −∞ where there is no edge."""
@@ -209,11 +214,19 @@ class LatticeLayout:
             inside = inside & (columns == m - 1)
         return inside
 
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        """The transpose of :meth:`along`."""
+        return self.onto_tensors(self.onto_slots(edges, theta, index), theta, index)
+
     def has_sink(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B,): whether paths may end at more than one node."""
         return self.is_end(theta, index).flatten(1).sum(1) * len(self.table.end.states) > 1
 
-    def walks(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+    def extra_nodes(self, theta: Tensors, index: Tensors) -> Tensor:
+        """The graph's sink, where a lattice has a single end."""
+        return (~self.has_sink(theta, index)).to(theta[0].dtype)
+
+    def found_paths(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         """Paths (B, K, E) of the graph in the form of :meth:`empty_paths`."""
         graph = self.graph(theta, index)
         nodes = len(graph.levels)
@@ -401,8 +414,8 @@ def _all_shifted(tensor: Tensor, shifts: dict[int, tuple[int, int]], missing: fl
 
 @lru_cache(maxsize=8)
 def graph_of(table: Table, rows: int, columns: int, device: torch.device) -> Graph:
-    # The graph is the same whatever transforms, and default device, its caller is under.
-    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+    # The graph is the same whatever transforms, tracer, and default device, its caller is under.
+    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch(), torch.device("cpu"):
         return _make_graph(table, rows, columns, device)
 
 

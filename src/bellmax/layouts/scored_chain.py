@@ -44,7 +44,7 @@ def along(z: Tensors, index: Tensors) -> Tensor:
     return dense(z, index)
 
 
-def extra_nodes(theta: Tensors) -> int:
+def extra_nodes(theta: Tensors, index: Tensors) -> int:
     return 0
 
 
@@ -66,7 +66,7 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
     return [part.sum_to_size(t.shape).contiguous() if part.numel() else torch.zeros_like(t) for part, t in parts]
 
 
-def found_paths(found: Tensor, theta: Tensors) -> Tensor:
+def found_paths(found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
     return found
 
 

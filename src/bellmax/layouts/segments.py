@@ -125,7 +125,7 @@ def is_segment(scores: Tensor, index: Tensors) -> Tensor:
 # --- the graph
 
 
-def extra_nodes(theta: Tensors) -> int:
+def extra_nodes(theta: Tensors, index: Tensors) -> int:
     """The end, if it can be reached from one node alone."""
     return int(theta[0].shape[-1] == 1)
 
@@ -183,7 +183,7 @@ def onto_segments(edges: Tensor, theta: Tensors) -> Tensor:
     return _parts(edges, theta)[1]
 
 
-def found_paths(found: Tensor, theta: Tensors) -> Tensor:
+def found_paths(found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
     by_step = onto_segments(found, theta).flatten(-2)
     return torch.where(by_step.any(-1), by_step.argmax(-1), -1)
 

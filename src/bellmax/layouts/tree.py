@@ -90,7 +90,7 @@ def check(theta: Tensors, index: Tensors) -> None:
 # --- the hypergraph
 
 
-def extra_nodes(theta: Tensors) -> int:
+def extra_nodes(theta: Tensors, index: Tensors) -> int:
     return 0
 
 
@@ -143,6 +143,6 @@ def from_labels(path: Tensor, index: Tensors, parents: Tensor) -> Tensor:
     return torch.cat((edges.flatten(-3), own[..., -1, :]), -1)
 
 
-def found_paths(found: Tensor, theta: Tensors) -> Tensor:
+def found_paths(found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
     _, own = by_node(found, *theta[0].shape[1:])
     return torch.where(own.any(-1), own.argmax(-1), -1)

@@ -548,14 +548,14 @@ class LatticePaths(NamedScores):
         lead = edges.shape[: edges.ndim - 1 - len(self.batch_shape)]
         flat = edges.reshape(-1, edges.shape[-1])
         theta, index = self._repeated(lead.numel())
-        found = self._layout.onto_scores(self._layout.onto_slots(flat, theta, index), theta, index)[0]
+        found = self._layout.onto_scores(flat, theta, index)[0]
         return found.reshape(*lead, *self.batch_shape, *self.event_shape)
 
     def _to_paths(self, found: Tensor) -> Tensor:
         walks = found.transpose(0, 1).flatten(0, 1)
         theta, index = self._repeated(found.shape[1])
         counts = self._layout.slots_of_walks(walks, theta, index)
-        event = self._layout.onto_scores(counts, theta, index)[0]
+        event = self._layout.onto_tensors(counts, theta, index)[0]
         return event.reshape(found.shape[1], found.shape[0], *self.event_shape).transpose(0, 1)
 
     def _repeated(self, times: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:

@@ -12,7 +12,6 @@ from bellmax.backends.native.lattices import NativeLattice, NativeRows
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.backends.reference.lattice import LatticeSweeps
 from bellmax.layouts import EXPANSIONS, LAYOUTS
 from bellmax.layouts.charts import ChartLayout
 from bellmax.layouts.lattice import LatticeLayout
@@ -63,7 +62,7 @@ class Native:
         for kernels in (NativeRows, NativeLattice):
             if kernels.serves(layout):
                 return kernels(layout)
-        return LatticeSweeps(layout, self._sweeps["dag"])
+        return Expanded(layout, self._sweeps["dag"])
 
     def shortcut(self, name: str) -> Any | None:
         return _SHORTCUTS.get(name)

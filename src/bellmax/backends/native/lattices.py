@@ -74,7 +74,7 @@ class NativeLattice:
         arrays = self._arrays(theta, index)
         gradients, seeds = self._empty(arrays), seed.double().contiguous()
         self._call("lattice_backward", arrays, theta, index, omega, tape.contiguous(), seeds, gradients)
-        return self.layout.onto_scores(gradients, theta, index)
+        return self.layout.onto_tensors(gradients, theta, index)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
@@ -84,7 +84,7 @@ class NativeLattice:
         along = _contiguous([None if a is None or d is None else _finite(d, a) for a, d in pairs])
         products, seeds = self._empty(arrays), seed.double().contiguous()
         self._call("lattice_hessian", arrays, theta, index, omega, tape.contiguous(), seeds, along, products)
-        return self.layout.onto_scores(products, theta, index)
+        return self.layout.onto_tensors(products, theta, index)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         paths, arrays = self.layout.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)

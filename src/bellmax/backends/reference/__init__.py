@@ -10,7 +10,6 @@ import torch
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference import chain, graph
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.backends.reference.lattice import LatticeSweeps
 from bellmax.layouts import EXPANSIONS, LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
@@ -35,7 +34,7 @@ class Reference:
         if structure not in self._sweeps:
             layout = LAYOUTS[structure]
             assert isinstance(layout, LatticeLayout)
-            self._sweeps[structure] = LatticeSweeps(layout, graph)
+            self._sweeps[structure] = Expanded(layout, graph)
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> None:

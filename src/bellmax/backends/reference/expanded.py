@@ -44,8 +44,8 @@ class Expanded:
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         weights, inner = self._graph(theta, index)
         value, tape = self.engine.forward(weights, inner, omega)
-        extra = self.layout.extra_nodes(theta)
-        if extra:
+        extra = self.layout.extra_nodes(theta, index)
+        if isinstance(extra, Tensor) or extra:
             at_vertex = omega.penalty(widen(value.new_ones(1))).to(value.dtype)
             value = value + extra * at_vertex
         return value if self.layout.sense > 0 else -value, tape
@@ -63,12 +63,12 @@ class Expanded:
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         weights, inner = self._graph(theta, index)
-        extra = self.layout.extra_nodes(theta)
-        if extra:  # whose choice, and that of the first node, is none
+        extra = self.layout.extra_nodes(theta, index)
+        if isinstance(extra, int) and extra:  # whose choice, and that of the first node, is none
             uniforms = pad(uniforms, (extra, 1), value=0.5)
-        return self.layout.found_paths(self.engine.sample(weights, tape, uniforms, inner, omega), theta)
+        return self.layout.found_paths(self.engine.sample(weights, tape, uniforms, inner, omega), theta, index)
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         weights, inner = self._graph(theta, index)
         scores, found = self.engine.topk(weights, k, inner, omega)
-        return self.layout.sense * scores, self.layout.found_paths(found, theta)
+        return self.layout.sense * scores, self.layout.found_paths(found, theta, index)
