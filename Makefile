@@ -4,7 +4,7 @@ LIBRARY := .venv/library
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*.* native/*/*)
 
-.PHONY: help test lint format demo docs bench sanitize clean
+.PHONY: help test gpu lint format demo docs bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,11 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 # Workers share the cores: threads that wait for each other must not spin.
 test: lint  ## lint, then run every test and every docstring example
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal
+
+# Tests of their own, and those of structures that the emulator can afford.
+EMULATED := tests/gpu tests/apps/gpu $(addprefix tests/test_,scores.py ctc.py monotone.py transducer.py)
+gpu: $(INSTALLED)  ## kernels for GPUs on an emulated one, and compiled for several
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m '' -k 'gpu or triton' $(EMULATED)
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(BIN)/ruff format --check .

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
 from hypothesis import settings
+from support.inside import KERNELS
 from support.kernels import needs_kernels
 from support.problems import OMEGAS
 
@@ -28,9 +30,20 @@ def _fresh_compiler() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-@pytest.fixture(params=["reference", pytest.param("native", marks=needs_kernels)])
+_BACKENDS = "reference", pytest.param("native", marks=needs_kernels), pytest.param("triton", marks=pytest.mark.slow_gpu)
+
+
+@pytest.fixture(params=_BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    with bx.use_backend(request.param):
+    with ExitStack() as stack:
+        if request.param == "triton":
+            pytest.importorskip("triton")
+            from gpu.driver import emulated
+
+            if "omega" in request.fixturenames and request.getfixturevalue("omega").kernel not in KERNELS:
+                pytest.skip("there are no kernels for GPUs of this Ω")
+            stack.enter_context(emulated())
+        stack.enter_context(bx.use_backend(request.param))
         yield request.param
 
 

@@ -35,6 +35,10 @@ def with_grad(tensors: Tensors) -> Tensors:
     return {name: t.clone().requires_grad_(name in wanted) for name, t in tensors.items()}
 
 
+def negated(tensors: Tensors) -> Tensors:
+    return {name: -t if t.is_floating_point() else t for name, t in tensors.items()}
+
+
 def reversed_band(n: int, m: int, band: float) -> object:
     reach = math.inf if 1 in (n, m) else max(band, 0.5) * (max(n, m) - 1)
     return lambda i, j: abs(i * (m - 1) - j * (n - 1)) <= reach
@@ -276,6 +280,41 @@ def test_vmap_and_functional_gradients(backend: str) -> None:
 
 
 # --- what cannot be
+
+
+@each_recursion
+@for_derivatives
+def test_least_costs_are_greatest_scores_of_the_other_sign(name: str, omega: bx.Regularizer, backend: str) -> None:
+    one = RECURSIONS[name]
+    if "_1" in one.lattice.scores:
+        return  # a number of the declaration, which has no other sign
+    (rows, columns) = sizes(one, [(4, 6)])[0]
+    costs = with_grad(negated(one.tensors(rows, columns)))
+    scores = negated(costs)
+    size = {"lengths": (rows, columns), "omega": omega}
+    p, q = one.lattice.paths(costs, minimize=True, **size), one.lattice.paths(scores, **size)
+    assert p.backend == backend
+    close(p.value, -q.value)
+    for got, right in zip(first_and_second(p.value, costs), first_and_second(-q.value, costs), strict=True):
+        close(got, right, 1e-8)
+    z = {n: torch.cos(torch.arange(t.numel(), dtype=t.dtype)).reshape(t.shape) for n, t in p.scores.items()}
+    for n, product_of in p.hessian_product(z).items():
+        close(product_of, -q.hessian_product(z)[n], 1e-8)
+    (got, paths), (right, others) = p.topk(3), q.topk(3)
+    close(got, -right)
+    assert paths.equal(others)
+    assert p.best_walk().equal(q.best_walk())
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.nan])
+def test_bad_costs_are_named_as_they_are(bad: float, backend: str) -> None:
+    for moves in ([bx.Move(1, 1), bx.Move(0, 1)], [bx.Move(1, 1), bx.Move(1, 0)]):
+        costs = torch.zeros(2, 3, 3)
+        costs[1, 1, 2] = bad
+        p = bx.Lattice(moves, node=bx.cell("cost")).paths({"cost": costs}, minimize=True)
+        message = rf"cost must be finite or \+inf, got {bad} at cell \(1, 2\) of batch element 1"
+        with pytest.raises(ValueError, match=message):
+            p.value  # noqa: B018
 
 
 def test_costs_are_minimised(backend: str) -> None:

@@ -66,9 +66,12 @@ struct Warping : LatticeProblem {
         batch = given.shape[0];
         rows = given.shape[1];
         columns = given.shape[2];
-        cost[0] = {given.numbers, rows * columns, columns, 1};
+        cost[0] = by_cell(given.numbers);
         scores = cost;
     }
+
+    // A matrix for each pair.
+    Scores by_cell(void* numbers) const { return {numbers, rows * columns, columns, 1, all(), 0}; }
 
     // One of no numbers stands for none. Of a block, it is as for all columns up to its last.
     void read_tape(Call& call) {
@@ -83,12 +86,12 @@ struct Warping : LatticeProblem {
         const S* const seed = call.array<const S>({batch});
         return std::vector<double>(seed, seed + batch);
     }
-    // A matrix for each pair, as scores: T is const for one that is read.
+    // As scores: T is const for those that are read.
     template <class T>
     std::vector<Scores> like_cost(Call& call) const {
-        std::vector<Scores> all(6);
-        all[0] = {const_cast<S*>(call.array<T>({batch, rows, columns})), rows * columns, columns, 1};
-        return all;
+        std::vector<Scores> like(6);
+        like[0] = by_cell(const_cast<S*>(call.array<T>({batch, rows, columns})));
+        return like;
     }
 };
 
@@ -169,6 +172,7 @@ struct Block : Warping<S> {
         width = where.number();
         this->row = where.integer();
         this->column = where.integer();
+        this->cost[0].window = this->all();
         this->omega = where.omega();
         this->threads = int(where.integer());
         this->lengths = pair;
@@ -253,8 +257,8 @@ bool dtw_short_pairs(Call& call) {
     return run(best.values, p, values);
 }
 
-// A table of moves. At the end of the arguments: rows, columns, states, moves (moves, 4), the place and the states, as
-// bits, where paths start, the same where they end, lengths, bands, Ω, threads.
+// A table of moves. At the end of the arguments: −1 if scores are costs, else 1; rows, columns, states, moves (moves,
+// 4), the place and the states, as bits, where paths start, the same where they end, lengths, bands, Ω, threads.
 template <class Problem>
 struct OfTable : Problem {
     using Problem::batch, Problem::columns, Problem::rows, Problem::states, Problem::moves, Problem::table;
@@ -271,6 +275,7 @@ struct OfTable : Problem {
     }
 
     void read_table() {
+        this->scale = double(index.integer());
         rows = index.integer();
         columns = index.integer();
         const int64_t given_states = index.integer();
@@ -317,40 +322,58 @@ struct OfTable : Problem {
     }
 };
 
-// At the beginning of the arguments, the scores, and a tensor whose first size is the batch's.
+// At the beginning of the arguments, the scores, and a tensor whose first size is the batch's. Before those of the
+// table, for each score whether it holds a window of the cells, and the first of these, (scores, 3), or None for none.
 struct Lattice : OfTable<LatticeProblem> {
     std::vector<PyObject*> given;
     Tensor first;
+    const int64_t* windows = nullptr;
     std::vector<Scores> own;
 
-    explicit Lattice(Call& call) : Lattice{call.split(13), call.list(), call.tensor()} {}
-    Lattice(Call last, const std::vector<PyObject*>& given, const Tensor& first)
+    explicit Lattice(Call& call) : Lattice{call.split(14), call.split(1), call.list(), call.tensor()} {}
+    Lattice(Call last, Call places, const std::vector<PyObject*>& given, const Tensor& first)
         : OfTable(last, first.shape[0]), given(given), first(first) {
+        if (!places.skips_none()) windows = places.array<const int64_t>({scores_count(), 3});
         for (PyObject* const one : given) is_double |= one != Py_None && Call::tensor_of(one).kind == Kind::float64;
-        own = arrays(given);
+        own = arrays(given, -scale * HUGE_VAL);
         scores = own.data();
-        scale = 1;
         tape_size = lattices().tape_size(*this);
     }
 
-    // An array for each score, of one entry or all along the batch, the rows and the columns; None is 0, or not wanted.
-    std::vector<Scores> arrays(const std::vector<PyObject*>& sources) const {
+    // An array for each score, of one entry or all along the batch, the rows and the columns, or of a window of the
+    // cells that begins where `windows` say; None is 0, or not wanted. Moves outside of a window score `absent`.
+    std::vector<Scores> arrays(const std::vector<PyObject*>& sources, double absent = 0) const {
         need(int64_t(sources.size()) == scores_count(), "a lattice has scores of states, moves, starts and ends");
-        std::vector<Scores> all;
+        std::vector<Scores> found;
         for (PyObject* const source : sources) {
-            if (source == Py_None) {
-                all.push_back({nullptr, 0, 0, 0});
-                continue;
-            }
+            const int64_t* const place = windows ? windows + 3 * found.size() : nullptr;
+            found.push_back({});
+            if (source == Py_None) continue;
             const Tensor array = Call::tensor_of(source);
-            const int64_t *const sizes = array.shape, full[3] = {batch, rows, columns};
             if (array.kind != (is_double ? Kind::float64 : Kind::float32)) throw WrongType();
-            need(array.dims == 3, "scores do not fit the lattice");
-            for (int d = 0; d < 3; ++d) need(one_or(sizes[d], full[d]), "scores do not fit the lattice");
-            all.push_back({array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2], sizes[1] == 1 ? 0 : sizes[2],
-                           sizes[2] == 1 ? 0 : 1});
+            const int64_t *const sizes = array.shape, full[3] = {batch, rows, columns};
+            const bool is_window = place && place[0];
+            bool fits = array.dims == 3;
+            for (int d = 0; d < 3; ++d) fits = fits && ((is_window && d > 0) || one_or(sizes[d], full[d]));
+            need(fits, "scores do not fit the lattice");
+            const bool is_move = int(found.size()) > states && int(found.size()) <= states + moves;
+            found.back() = {array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
+                            is_window ? std::max<int64_t>(sizes[2], 1) : sizes[1] == 1 ? 0 : sizes[2],
+                            sizes[2] == 1 && !is_window ? 0 : 1,
+                            is_window ? Window{place[1], place[2], sizes[1], sizes[2]} : all(),
+                            is_move ? absent : 0};
         }
-        return all;
+        return found;
+    }
+    // Those that are to be written.
+    std::vector<Scores> results(Call& call) const {
+        const auto sources = call.list();
+        for (PyObject* const source : sources) {
+            if (source == Py_None) continue;
+            const Tensor array = Call::tensor_of(source);
+            prefer_large_pages(array.numbers, array.size() * int64_t(is_double ? sizeof(double) : sizeof(float)));
+        }
+        return arrays(sources);
     }
 };
 
@@ -364,7 +387,7 @@ bool lattice_backward(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
     const double* const seed = call.array<const double>({p.batch});
-    const auto out = p.arrays(call.list());
+    const auto out = p.results(call);
     return run(lattices().backward, p, seed, out.data());
 }
 
@@ -372,7 +395,7 @@ bool lattice_hessian(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
     const double* const seed = call.array<const double>({p.batch});
-    const auto z = p.arrays(call.list()), out = p.arrays(call.list());
+    const auto z = p.arrays(call.list()), out = p.results(call);
     return run(lattices().hessian, p, seed, z.data(), out.data());
 }
 
@@ -393,14 +416,14 @@ bool lattice_sample(Call& call) {
 // A table whose moves all lead to a later row. At the beginning of the arguments: a tensor whose first size is the
 // batch's, lists of scores, labels and masks; before those of the table, the terms (terms, 3 + 9) with the number of a
 // score, of a tensor, whether that is a mask, and what three axes follow, offset and place, −1 for no axis; and their
-// coefficients.
+// coefficients. Costs are scores with coefficients of the other sign: then so are values and seeds.
 struct Rows : OfTable<RowsProblem> {
     Tensor first;
     std::vector<TermTensor> read;
     std::vector<Tensor> labels;
     std::vector<RowTerm> all;
 
-    explicit Rows(Call& call) : Rows{call.split(13), call.split(2), call.tensor(), call} {}
+    explicit Rows(Call& call) : Rows{call.split(14), call.split(2), call.tensor(), call} {}
     Rows(Call last, Call given, const Tensor& first, Call& call) : OfTable(last, first.shape[0]), first(first) {
         for (int m = 0; m < moves; ++m) need(table[m].di >= 1, "every move must lead to a later row");
         const auto own = call.list();
@@ -419,6 +442,13 @@ struct Rows : OfTable<RowsProblem> {
         tensors = read.data();
     }
     int64_t tape_size() const { return by_rows().tape_size(*this); }
+
+    std::vector<double> read_seed(Call& call) const {
+        const double* const seed = call.array<const double>({batch});
+        std::vector<double> signed_seed(seed, seed + batch);
+        for (double& one : signed_seed) one *= scale;
+        return signed_seed;
+    }
 
     std::vector<TermTensor> tensors_of(const std::vector<PyObject*>& sources, Kind kind) const {
         std::vector<TermTensor> found;
@@ -457,7 +487,7 @@ struct Rows : OfTable<RowsProblem> {
         const int64_t* row = Call::array<const int64_t>({any_size, 3 + 3 * most_axes}, listed);
         for (const double coefficient : given.numbers()) {
             need(int64_t(all.size()) < listed.shape[0], "there is a coefficient for each term");
-            RowTerm term{int(row[0]), int(row[1]), row[2] != 0, coefficient, {}};
+            RowTerm term{int(row[0]), int(row[1]), row[2] != 0, scale * coefficient, {}};
             if (term.is_mask) term.tensor += scores_tensors;
             need(row[0] >= 0 && row[0] < scores_count() && term.tensor >= 0 && term.tensor < int(read.size()) &&
                      term.is_mask == (term.tensor >= scores_tensors),
@@ -481,23 +511,26 @@ struct Rows : OfTable<RowsProblem> {
 bool rows_forward(Call& call) {
     Rows p(call);
     p.read_tape(call.tensor(), p.tape_size());
-    return run(by_rows().forward, p, Call::array<double>({p.batch}, p.first));
+    double* const value = Call::array<double>({p.batch}, p.first);
+    const bool is_sound = run(by_rows().forward, p, value);
+    for (int64_t b = 0; b < p.batch; ++b) value[b] *= p.scale;
+    return is_sound;
 }
 
 bool rows_backward(Call& call) {
     Rows p(call);
     p.need_tape(p.first, p.tape_size());
-    const double* const seed = call.array<const double>({p.batch});
+    const auto seed = p.read_seed(call);
     const auto out = p.results(call);
-    return run(by_rows().backward, p, seed, out.data());
+    return run(by_rows().backward, p, seed.data(), out.data());
 }
 
 bool rows_hessian(Call& call) {
     Rows p(call);
     p.need_tape(p.first, p.tape_size());
-    const double* const seed = call.array<const double>({p.batch});
+    const auto seed = p.read_seed(call);
     const auto z = p.like_scores(call), out = p.results(call);
-    return run(by_rows().hessian, p, seed, z.data(), out.data());
+    return run(by_rows().hessian, p, seed.data(), z.data(), out.data());
 }
 
 bool rows_sample(Call& call) {

@@ -53,20 +53,53 @@ struct Arcs {
                                      {left, 0, back, 0, 1, {{left, Weight::one}}}};
 };
 
-double dot(const double* a, const double* b, int64_t count) {
-    V first = load(a) * load(b), second{};
-    int64_t k = W;
+// Runs of items: those to the left of a place k, and those to the right of it.
+struct Runs {
+    double *left, *right;
+};
+struct Sums {
+    double value, change;
+};
+
+// Σ left · right and, if `tangent`, its change.
+template <bool tangent>
+__attribute__((always_inline)) inline Sums dots(Runs of, Runs change, int64_t count) {
+    V sum[2] = {}, of_left[2] = {}, of_right[2] = {};
+    const auto take = [&](int64_t k, int n) {
+        const V left = load(of.left + k), right = load(of.right + k);
+        sum[n] += left * right;
+        if constexpr (tangent) {
+            of_left[n] += load(change.left + k) * right;
+            of_right[n] += left * load(change.right + k);
+        }
+    };
+    int64_t k = 0;
     for (; k + W < count; k += 2 * W) {
-        second += load(a + k) * load(b + k);
-        first += load(a + k + W) * load(b + k + W);
+        take(k, 0);
+        take(k + W, 1);
     }
-    if (k < count) second += load(a + k) * load(b + k);
-    return sum_lanes<double>(first + second)[0];
+    if (k < count) take(k, 0);
+    const double value = sum_lanes<double>(sum[0] + sum[1])[0];
+    if constexpr (!tangent) return {value, 0};
+    return {value, sum_lanes<double>(of_left[0] + of_left[1] + of_right[0] + of_right[1])[0]};
 }
 
-// to += factor · from
-void add(double factor, const double* __restrict from, double* __restrict to, int64_t count) {
-    for (int64_t k = 0; k < count; k += W) store(to + k, load(to + k) + factor * load(from + k));
+// The transpose: what a factor, with its change, gives to the mass of both sides, and to its drift.
+template <bool tangent>
+__attribute__((always_inline)) inline void give_back(Sums factor, Runs of, Runs change, Runs mass, Runs drift,
+                                                     int64_t count) {
+    const double *const left = of.left, *const right = of.right;
+    double *__restrict const left_mass = mass.left, *__restrict const right_mass = mass.right;
+    for (int64_t k = 0; k < count; k += W) {
+        const V a = load(left + k), b = load(right + k);
+        store(left_mass + k, load(left_mass + k) + factor.value * b);
+        store(right_mass + k, load(right_mass + k) + factor.value * a);
+        if constexpr (tangent) {
+            const V a_change = load(change.left + k), b_change = load(change.right + k);
+            store(drift.left + k, load(drift.left + k) + factor.change * b + factor.value * b_change);
+            store(drift.right + k, load(drift.right + k) + factor.change * a + factor.value * a_change);
+        }
+    }
 }
 
 constexpr double none = -std::numeric_limits<double>::infinity(), unit = 1.44269504088896340735992468;
@@ -97,7 +130,8 @@ class Tables {
 
 public:
     Tables() = default;
-    Tables(int kinds, int64_t most) : places(most), stride(most + 2 * W), numbers(scratch<double>(2 * kinds * most * stride)) {}
+    Tables(int kinds, int64_t most)
+        : places(most), stride(most + 2 * W), numbers(scratch<double>(2 * kinds * most * stride)) {}
 
     void clear(int kinds) { std::fill_n(numbers.get(), 2 * kinds * places * stride, 0.0); }
     double* by_first(int kind, int64_t i) const { return table(2 * kind) + i * stride; }
@@ -228,17 +262,17 @@ private:
         }
     }
 
+    static Runs runs(const Tables& of, const Rule& rule, int64_t i, int64_t j) {
+        return {of.by_first(rule.left, i) + i + rule.left_shift, of.by_last(rule.right, j) + i + rule.right_shift};
+    }
+    // Of a table that is there along a direction only.
+    static Runs along(const Tables& of, const Rule& rule, int64_t i, int64_t j) {
+        return tangent ? runs(of, rule, i, j) : Runs{};
+    }
+
     __attribute__((always_inline)) bool apply(const Rule& rule, int64_t i, int64_t j) {
         if (is_dropped(rule, i, j)) return true;
-        const int64_t from_left = i + rule.left_shift, from_right = i + rule.right_shift;
-        const double *const left = inside.by_first(rule.left, i) + from_left,
-                     *const right = inside.by_last(rule.right, j) + from_right;
-        const double sum = dot(left, right, j - i);
-        double drift_of_sum = 0;
-        if constexpr (tangent) {
-            drift_of_sum = dot(change.by_first(rule.left, i) + from_left, right, j - i) +
-                           dot(left, change.by_last(rule.right, j) + from_right, j - i);
-        }
+        const auto [sum, change_of_sum] = dots<tangent>(runs(inside, rule, i, j), along(change, rule, i, j), j - i);
         bool good = true;
         for (int t = 0; t < rule.targets; ++t) {
             const Target target = rule.target[t];
@@ -247,8 +281,8 @@ private:
             inside.set(target.kind, i, j, x);
             good &= is_exact(x) && (x > 0 || own == 0 || sum == 0);
             if constexpr (tangent) {
-                const double along = target.weight == Weight::one || own == 0 ? 0 : double(z[score]);
-                change.set(target.kind, i, j, own * (drift_of_sum + along * sum));
+                const double own_change = target.weight == Weight::one || own == 0 ? 0 : double(z[score]);
+                change.set(target.kind, i, j, own * (change_of_sum + own_change * sum));
             }
         }
         return good;
@@ -263,7 +297,7 @@ private:
 
     __attribute__((always_inline)) void undo(const Rule& rule, int64_t i, int64_t j, S* out) {
         if (is_dropped(rule, i, j)) return;
-        double factor = 0, drift_of_factor = 0;
+        Sums factor{};
         for (int t = 0; t < rule.targets; ++t) {
             const Target target = rule.target[t];
             const int64_t score = place(target.weight, i, j);
@@ -271,22 +305,13 @@ private:
             const double own = weight_of(target.weight, i, j), share = mass.sum(target.kind, i, j);
             if (own == 0) continue;
             if (is_scored) give(target.kind, i, j, score, out);
-            factor += own * share;
+            factor.value += own * share;
             if constexpr (tangent) {
-                drift_of_factor += own * (drift.sum(target.kind, i, j) + (is_scored ? double(z[score]) * share : 0));
+                factor.change += own * (drift.sum(target.kind, i, j) + (is_scored ? double(z[score]) * share : 0));
             }
         }
-        const int64_t from_left = i + rule.left_shift, from_right = i + rule.right_shift, count = j - i;
-        const auto left = [&](const Tables& of) { return of.by_first(rule.left, i) + from_left; };
-        const auto right = [&](const Tables& of) { return of.by_last(rule.right, j) + from_right; };
-        add(factor, right(inside), left(mass), count);
-        add(factor, left(inside), right(mass), count);
-        if constexpr (tangent) {
-            add(drift_of_factor, right(inside), left(drift), count);
-            add(factor, right(change), left(drift), count);
-            add(drift_of_factor, left(inside), right(drift), count);
-            add(factor, left(change), right(drift), count);
-        }
+        give_back<tangent>(factor, runs(inside, rule, i, j), along(change, rule, i, j), runs(mass, rule, i, j),
+                           along(drift, rule, i, j), j - i);
     }
 };
 

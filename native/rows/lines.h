@@ -1,4 +1,4 @@
-// The scores of one row of cells, as the nodes of a lattice want them.
+// The scores of rows of cells, as the nodes of a lattice want them, and where the masses of nodes and moves land.
 #pragma once
 
 #include <vector>
@@ -42,103 +42,82 @@ struct Seen {
     double greatest = 0;
 };
 
-// One score by column: as it is, as a weight of nodes, and its direction. Without an entry for each column there is one
-// vector for all. None of it is there if the score is 0.
-template <class P>
+// Where masses land: in the gradient itself if each of its rows belongs to one row of one lattice, else in sums of
+// doubles, of each lattice for itself.
+class Gradients {
+    const RowsProblem& p;
+    const TermTensor* const out;
+    std::vector<int64_t> offsets;  // of the rows of each tensor that masses land in directly
+    std::vector<char> direct;
+    std::vector<Array<double>> sums;  // (batch, size)
+
+    void clear(int n, int64_t b, Span rows) const;
+
+public:
+    Gradients(const RowsProblem& p, const TermTensor* out);
+
+    // Of one lattice.
+    class Own {
+        const Gradients& all;
+        const int64_t b;
+
+    public:
+        Own(const Gradients& all, const Frame& f);
+        // Before anything lands in these rows.
+        void clear(Span rows) const;
+        template <class Real>
+        void land(const Term& term, Span rows, Span span, Tile<const Real> masses) const;
+    };
+
+    void finish() const;
+};
+
+// Where a tile has vectors of numbers.
+struct Filled {
+    int64_t rows;
+    Span whole;
+};
+
+// One score by row and column, as it is and its direction; and room for it as a weight of nodes, if that is more than
+// one number. Without an entry for each column there is one vector for all. None of it is there if the score is 0.
+template <class Real>
 class Line {
-    using Real = typename P::Real;
-    using V = Vec<Real>;
     static constexpr int W = lanes_of<Real>;
 
     const Frame& f;
-    const int score;
     std::vector<const Term*> terms;
     const Term* mask = nullptr;
     bool is_move, is_start, by_row = false, by_column = false;
     Array<Real> room;
 
 public:
-    const Real *raw = nullptr, *weight = nullptr, *z = nullptr;
-    int64_t plane = 0, step = 0;  // between planes of the weight; column & step is where a column is
+    Tile<Real> raw{nullptr, 0}, weight{nullptr, 0}, z{nullptr, 0};
+    int64_t plane = 0, step = 0;  // numbers of a plane of the weight; column & step is where a column is
     Seen seen;
 
-    Line(const Frame& f, int score, const std::vector<Term>& all) : f(f), score(score) {
-        const int m = score - f.p.states;
-        is_move = m >= 0 && m < f.p.moves;
-        is_start = score >= f.score_of_start(0) && score < f.score_of_end(0) &&
-                   (f.p.starts.place == Place::corner || f.p.starts.place == Place::column);
-        for (const Term& term : all) {
-            if (term.score() != score) continue;
-            if (term.is_mask()) mask = &term;
-            else terms.push_back(&term);
-            by_row |= term.by_row;
-            by_column |= term.by_column;
-        }
-        by_column |= is_start;
-        if (terms.empty() && !mask && !is_start) return;
-        plane = by_column ? (f.p.columns + W - 1) / W * W : W;
-        step = by_column ? -1 : 0;
-        room = zeros<Real>((2 + P::line_planes) * plane);
-        raw = room.get();
-        weight = raw + plane;
-        z = raw + (1 + P::line_planes) * plane;
-    }
+    // For so many rows at a time.
+    Line(const Frame& f, int score, const std::vector<Term>& all, int64_t rows, int weight_planes);
+
     bool is_read() const { return !terms.empty(); }
-
     // Whether it has numbers that differ from row to row.
-    bool changes() const { return raw && by_row; }
+    bool changes() const { return raw.numbers && by_row; }
 
-    // The numbers of row i. Lanes outside the row hold some number or other. Row `next` will be read soon.
-    template <bool looks>
-    void read(const P& cells, int64_t i, Span span, int64_t next) {
-        if (!raw) return;
-        if (!by_row) span = {0, f.region.columns};
-        if (!by_column) span = {0, W};
-        if (span.is_empty()) return;
-        f.p.is_double ? fill<double>(i, span, next) : fill<float>(i, span, next);
-        const Span whole = span.rounded(W);
-        const V least = V{} - infinity<Real>, most = V{} + infinity<Real>;
-        V greatest{};
-        auto bad = most < most;
-        Real *const to = room.get() + plane, *const along = to + P::line_planes * plane;
-        for (int64_t j = whole.from; j < whole.to; j += W) {
-            const V x = load<Real>(raw + j);
-            store<Real>(to + j, x);
-            cells.prepare(to + j, plane);
-            if (looks) {
-                bad |= !(x < most);
-                const V finite = x > least ? bellmax::greater<Real>(x, -x) : V{};
-                if (sizeof(Real) == 4) greatest = bellmax::greater<Real>(greatest, finite);
-            }
-            if (P::has_dots) store<Real>(along + j, x > least ? load<Real>(along + j) : V{});
-        }
-        if (!looks) return;
-        seen.bad = seen.bad || any(bad);
-        seen.greatest = std::max(seen.greatest, double(greatest_lane<Real>(greatest)[0]));
-    }
+    // The numbers of some rows. Those outside the rows are some number or other. Rows from `next` on will be read soon.
+    // Returns where they are.
+    Filled read(Span rows, Span span, int64_t next, bool looks);
 
-    // Adds masses to the gradients of all that is read, which are of the type Out or summed in doubles.
-    template <class Gradients>
-    void land(Gradients& gradients, int64_t i, Span span, const Real* masses) const {
-        for (const Term* const term : terms) gradients.land(*term, i, span, masses);
+    // Adds masses to the gradients of all that is read.
+    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Real> masses) const {
+        for (const Term* const term : terms) gradients.land(*term, rows, span, masses);
     }
 
 private:
     template <class S>
-    void fill(int64_t i, Span span, int64_t next) {
-        const Real missing = is_move ? -infinity<Real> : Real(0);
-        Real *const line = room.get(), *const along = line + (1 + P::line_planes) * plane;
-        if (terms.empty()) std::fill(line + span.from, line + span.to, Real(0));
-        for (const Term* const term : terms) {
-            const bool is_first = term == terms.front();
-            const S* const numbers = term->numbers<const S>(f.p.tensors[term->number()]);
-            term->fetch(numbers, next, span);
-            term->read(numbers, i, span, missing, is_first, line);
-            if (P::has_dots) term->read(term->numbers<const S>(f.z[term->number()]), i, span, Real(0), is_first, along);
-        }
-        if (mask) mask->mask(i, span, line);
-        const int64_t from = std::max<int64_t>(span.from, 1);
-        if (is_start) std::fill(line + from, line + std::max(span.to, from), -infinity<Real>);
+    void fill(Span rows, Span span, int64_t next);
+    void look(int64_t rows, Span whole);
+    // Rows without a gap between them are a long one.
+    Filled joined(int64_t rows, Span whole) const {
+        return whole.size() == raw.stride ? Filled{1, {0, rows * raw.stride}} : Filled{rows, whole};
     }
 };
 

@@ -6,19 +6,18 @@
 
 #include "../table/cells.h"
 #include "../table/moves.h"
-#include "gradients.h"
+#include "lines.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace row_engine {
 
+// What no inner loop calls is compiled for size: that takes a third less time.
+#define ROWS_SELDOM __attribute__((cold))
+
 using table_engine::EndList;
 using table_engine::most_candidates;
 using table_engine::Table;
-
-constexpr int64_t group = 8;  // rows and columns come in multiples of it
-
-constexpr int64_t up_to_groups(int64_t n) { return (n + group - 1) / group * group; }
 
 // Rows between those that are kept.
 inline int64_t block_rows(const Table& table) { return std::max(group, up_to_groups(table.reach)); }
@@ -40,29 +39,36 @@ class Sweeps {
     using Node = typename P::Node;
     static constexpr bool has_dots = P::has_dots;
     static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots;
+    static constexpr int weight_planes = P::line_planes > 1 ? P::line_planes : 0;  // where scores are no weights yet
 
-    // Where a candidate's node is in a row, its weight and the direction of that.
+    // The row that a candidate's node is in, and where it is with its weight.
     struct Candidate {
-        const Real *node, *weight, *z;
-        int64_t plane, step;
+        const Real* node;
+        const Line<Real>* score;
+        Real* sum;
     };
 
     const P cells;
     const Frame& f;
     const Table& table;
     const int64_t furthest;                  // columns that a move goes
-    const int64_t wide, pad, block, blocks;  // numbers of a row, and before it; rows of a block
-    const int64_t ring;                      // rows of nodes and of masses that are there at a time
+    const int64_t wide, pad, block, blocks;  // numbers of a row, and beside it; rows of a block
+    const int64_t ring;                      // rows of nodes that are there at a time
     const EndList end_list;
     const bool single_end;
-    int64_t starts_to = 0, ends_from = 0;    // columns that paths start before, and end from
+    int64_t starts_to = 0, ends_from = 0;  // columns that paths start before, and end from
     std::vector<Term> terms;
-    std::vector<Line<P>> lines;
+    std::vector<Line<Real>> lines;
     std::vector<int> changing;  // from row to row
-    Array<Real> nodes;   // by row, state and plane
-    Array<Real> begin;   // a row of starts
-    Array<Real> chosen;  // probabilities by row, candidate and kind
-    std::vector<Candidate> candidates;
+    Array<Real> nodes;          // by row, state and plane
+    Array<Real> begin;          // a row of starts
+    Array<Real> weighed;        // by candidate: rows of nodes with their weights
+    std::vector<Candidate> candidates;  // by row of the ring
+    std::vector<const Real*> sources;   // where their sums are
+    // Of a block and the rows that its moves lead to: probabilities by row, candidate and kind, masses by row, state
+    // and kind, and where rows have any.
+    Array<Real> chosen, masses;
+    std::vector<Span> spans;
     Array<double> spare;
     double* kept;
     double *end_values, *end_dots = nullptr;
@@ -83,10 +89,11 @@ class Sweeps {
     }
     // Candidates of a state: the start, and its moves.
     int candidate(int a) const { return table.into[a] + a; }
-    Real* chosen_at(int64_t r, int n) const {
-        return chosen.get() + (r * (table.moves + table.states) + n) * kinds * wide;
-    }
-    int64_t rows_in(int64_t c) const { return std::min(block, f.region.rows - c * block); }
+    int candidate_of(int m) const { return m + table.move[m].to + 1; }
+    int candidates_count() const { return table.moves + table.states; }
+    Real* chosen_at(int64_t r, int n) const { return chosen.get() + (r * candidates_count() + n) * kinds * width(); }
+    Real* mass_at(int64_t r, int a) const { return masses.get() + (r * table.states + a) * kinds * width(); }
+    Span rows_of(int64_t c) const { return {c * block, std::min((c + 1) * block, f.region.rows)}; }
 
     // --- forward
 
@@ -96,111 +103,146 @@ class Sweeps {
         return common(all, {ends_from - (f.region.rows - 1 - i) * furthest, starts_to + i * furthest});
     }
     // Past the last column where a path may start.
-    int64_t last_start() const {
+    ROWS_SELDOM int64_t last_start() const {
         if (f.p.starts.place == Place::corner || f.p.starts.place == Place::column) return 1;
         int64_t to = 0;
         for (int a = 0; a < table.states; ++a) {
             if (!(f.p.starts.states >> a & 1)) continue;
-            const Line<P>& line = lines[std::size_t(f.score_of_start(a))];
+            const Line<Real>& line = line_of(f.score_of_start(a));
             int64_t own = f.region.columns;
-            const bool is_known = f.p.starts.place == Place::row && line.raw && line.step && !line.changes();
-            while (is_known && own > 0 && line.raw[own - 1] == -infinity<Real>) --own;
+            const bool is_known = f.p.starts.place == Place::row && line.raw.numbers && line.step && !line.changes();
+            while (is_known && own > 0 && line.raw.numbers[own - 1] == -infinity<Real>) --own;
             to = std::max(to, own);
         }
         return to;
     }
     bool starts(int a, int64_t i) const { return (f.p.starts.states >> a & 1) && f.has(f.p.starts, false, i); }
+    // Those of a few rows that paths start in.
+    Span starting(Span rows) const {
+        const bool here = f.has(f.p.starts, false, rows.from), later = f.has(f.p.starts, false, rows.to);
+        return {rows.from, later ? rows.to : rows.from + here};
+    }
+    const Line<Real>& line_of(int score) const { return lines[std::size_t(score)]; }
+    const Line<Real>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
 
     // Those of a state, the start first, for a row with its nodes at that place of the ring.
-    void list_candidates() {
-        const auto add = [&](const Real* node, int score) {
-            const Line<P>& line = lines[std::size_t(score)];
-            candidates.push_back({node, line.weight, line.z, line.plane, line.step});
+    ROWS_SELDOM void list_candidates() {
+        const auto add = [&](const Real* node, const Line<Real>& score) {
+            const int64_t n = int64_t(candidates.size()) % candidates_count();
+            Real* const sum = score.weight.numbers ? weighed.get() + n * P::planes * width() : nullptr;
+            candidates.push_back({node, &score, sum});
+            sources.push_back(sum ? sum : node);
         };
         for (int64_t i = 0; i < ring; ++i) {
             for (int a = 0; a < table.states; ++a) {
-                add(begin.get(), f.score_of_start(a));
+                add(begin.get(), line_of(f.score_of_start(a)));
                 for (int m = table.into[a]; m < table.into[a + 1]; ++m) {
                     const Move& move = table.move[m];
-                    add(node_at(i - move.di, move.from) - move.dj, table.states + table.number[m]);
+                    add(node_at(i - move.di, move.from) - move.dj, line_of_move(m));
                 }
             }
         }
     }
-    // Calls action with the number of candidates, as the compiler's if they are few.
+    // Scores of some rows, and the weights that they are.
+    void read(Line<Real>& line, Span rows, Span span, int64_t next, bool looks) const {
+        const auto [count, whole] = line.read(rows, span, next, looks);
+        const int64_t plane = line.plane;
+        for (int64_t r = 0; weight_planes && r < count; ++r) {
+            const Real* const __restrict from = line.raw.row(r);
+            Real* const __restrict to = line.weight.row(r);
+            for (int64_t j = whole.from; j < whole.to; j += W) {
+                store<Real>(to + j, load<Real>(from + j));
+                cells.prepare(to + j, plane);
+            }
+        }
+    }
+    // Those of a block that change from row to row, where `wanted` or all of them.
+    void read_block(Span rows, Span wanted, bool is_again) {
+        Span span{wide, 0};
+        for (int64_t i = rows.from; i < rows.to; ++i) {
+            span = both(span, is_again ? common(useful(i), wanted) : f.columns(i));  // all are looked at once
+        }
+        for (const int n : changing) {
+            const Span own = n >= f.score_of_start(0) ? starting(rows) : rows;
+            read(lines[std::size_t(n)], own, span, rows.from + (is_again ? -block : block), !is_again);
+        }
+    }
+    // Calls action with a number of candidates or moves, as the compiler's if they are few.
     template <class Action>
-    __attribute__((always_inline)) static void with_count(int count, Action action) {
+    static void with_count(int count, Action action) {
         if constexpr (P::is_quick) {
             if (count == 2) return action(std::integral_constant<int, 2>());
             if (count == 3) return action(std::integral_constant<int, 3>());
         }
         action(std::integral_constant<int, 0>());
     }
-    __attribute__((always_inline)) Node gather(const Candidate& from, int64_t j) const {
-        Node node = P::load(from.node + j, width());
-        if (from.weight) node = P::plus(node, cells.line_weight(from.weight + (j & from.step), from.plane));
-        if constexpr (has_dots) {
-            if (from.z) node.dot += load<Real>(from.z + (j & from.step));
+    // Nodes of a row before, with the scores of a move, as row r of a block has them.
+    LATTICE_APART void weigh(const Candidate& from, int64_t r, Span whole) const {
+        const Line<Real>& score = *from.score;
+        const Real *const node = from.node, *const weight = score.weight.row(r), *const z = score.z.row(r);
+        const int64_t size = width(), plane = score.plane, step = score.step;
+        Real* const to = from.sum;
+        for (int64_t j = whole.from; j < whole.to; j += W) {
+            Node sum = P::plus(P::load(node + j, size), cells.line_weight(weight + (j & step), plane));
+            if constexpr (has_dots) sum.dot += load<Real>(z + (j & step));
+            P::store(to + j, size, sum);
         }
-        return node;
     }
+    // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities.
     template <int N, bool keeps>
-    __attribute__((always_inline)) void solve_row(const Candidate* into, int size, int a, int64_t i, Span own,
-                                                  Span whole) const {
+    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Real>& score, int64_t r, Real* to,
+                                 Real* q_to, Span own, Span whole) const {
         const int count = N ? N : size;
-        Candidate all[N ? N : most_candidates];  // known not to change
-        std::copy(into, into + count, all);
-        const Line<P>& score = lines[std::size_t(a)];
-        const Real *const weight = score.weight, *const z = score.z;
-        const int64_t plane = score.plane, step = score.step;
-        Real *const to = node_at(i, a), *const q_to = keeps ? chosen_at(i % block, candidate(a)) : nullptr;
+        const int64_t plane = width();
+        const Real* from[N ? N : most_candidates];  // known not to change
+        std::copy(rows, rows + count, from);
+        const Real *const weight = score.weight.row(r), *const z = score.z.row(r);
+        const int64_t weight_plane = score.plane, step = score.step;
         for (int64_t j = whole.from; j < whole.to; j += W) {
             Node before[N ? N : most_candidates];
             V q[kinds * (N ? N : most_candidates)];  // and behind them their tangents
 #pragma GCC unroll 4
-            for (int n = 0; n < count; ++n) before[n] = gather(all[n], j);
-            const auto own_score = weight ? cells.line_weight(weight + (j & step), plane) : P::none();
+            for (int n = 0; n < count; ++n) before[n] = P::load(from[n] + j, plane);
+            const auto own_score = weight ? cells.line_weight(weight + (j & step), weight_plane) : P::none();
             Node node = cells.template solve<keeps, N>(before, count, own_score, q);
             if constexpr (has_dots) {
                 if (z) node.dot += load<Real>(z + (j & step));
             }
             if (j < own.from || j + W > own.to) node = P::masked(node, inside(j, own));
-            P::store(to + j, width(), node);
+            P::store(to + j, plane, node);
 #pragma GCC unroll 4
             for (int n = 0; keeps && n < count; ++n) {
-                store<Real>(q_to + n * kinds * wide + j, q[n]);
-                if (has_dots) store<Real>(q_to + (n * kinds + 1) * wide + j, q[count + n]);
+                store<Real>(q_to + n * kinds * plane + j, q[n]);
+                if (has_dots) store<Real>(q_to + (n * kinds + 1) * plane + j, q[count + n]);
             }
         }
     }
     static Int inside(int64_t j, Span own) {
-        Int mask{};
-        for (int l = 0; l < W; ++l) mask[l] = j + l >= own.from && j + l < own.to ? -1 : 0;
-        return mask;
+        using Lane = std::remove_reference_t<decltype(Int{}[0])>;
+        Int lane{};
+        for (int l = 0; l < W; ++l) lane[l] = l;
+        return (lane >= Lane(std::max<int64_t>(own.from - j, 0))) & (lane < Lane(std::min<int64_t>(own.to - j, W)));
     }
 
-    // Row i, where `wanted` or all of it.
+    // Row r of the block that begins with row `first_row`, where `wanted` or all of it.
     template <bool keeps>
-    void advance(int64_t i, Span wanted) {
+    LATTICE_APART void advance(int64_t first_row, int64_t r, Span wanted) const {
+        const int64_t i = first_row + r;
         const Span own = useful(i), whole = common(own.rounded(W), wanted);
-        const Span read = keeps ? common(own, wanted) : f.columns(i);  // all are looked at once
-        const int64_t next = keeps ? i - block : i + block;
-        for (const int n : changing) {
-            const bool is_start = n >= f.score_of_start(0);
-            if (is_start && !f.has(f.p.starts, false, i)) continue;
-            lines[std::size_t(n)].template read<!keeps>(cells, i, read, next);
-        }
         const Node dead = P::filled(P::dead());
         for (int a = 0; a < table.states; ++a) {
             const bool is_start = starts(a, i);
-            const int size = table.into[a + 1] - table.into[a] + is_start;
-            const int64_t at = (i & (ring - 1)) * (table.moves + table.states) + candidate(a) + !is_start;
+            const int size = table.into[a + 1] - table.into[a] + is_start, first = candidate(a) + !is_start;
+            const int64_t at = (i & (ring - 1)) * candidates_count() + first;
             const Candidate* const into = candidates.data() + at;
-            Real* const to = node_at(i, a);
+            for (int n = 0; n < size; ++n) {
+                if (into[n].sum) weigh(into[n], r, whole);
+            }
+            Real *const to = node_at(i, a), *const q_to = keeps ? chosen_at(r, first) : nullptr;
             for (int64_t j = wanted.from; j < std::min(whole.from, wanted.to); j += W) P::store(to + j, width(), dead);
             for (int64_t j = std::max(whole.to, wanted.from); j < wanted.to; j += W) P::store(to + j, width(), dead);
-            with_count(size, [&](auto n) __attribute__((always_inline)) {
-                solve_row<n, keeps>(into, size, a, i, own, whole);
+            with_count(size, [&](auto n) {
+                solve_row<n, keeps>(sources.data() + at, size, line_of(a), r, to, q_to, own, whole);
             });
         }
     }
@@ -221,7 +263,9 @@ class Sweeps {
     // Block c anew, with its probabilities.
     void repeat(int64_t c, Span wanted) {
         keep<false>(c);
-        for (int64_t i = c * block; i < c * block + rows_in(c); ++i) advance<true>(i, wanted);
+        const Span rows = rows_of(c);
+        read_block(rows, wanted, true);
+        for (int64_t r = 0; r < rows.size(); ++r) advance<true>(rows.from, r, wanted);
     }
 
     // --- ends
@@ -235,20 +279,20 @@ class Sweeps {
             action(a, e++, lines[std::size_t(f.score_of_end(a))]);
         }
     }
-    void record(int64_t i) {
+    ROWS_SELDOM void record(int64_t i) {
         const Span span = f.cells(f.p.ends, true, i);
-        for_ends(i, [&](int a, int e, Line<P>& score) {
-            score.template read<true>(cells, i, f.columns(i), i);
+        for_ends(i, [&](int a, int e, Line<Real>& score) {
+            score.read({i, i + 1}, f.columns(i), i, true);
             for (int64_t j = span.from / W * W; j < span.to; j += W) {
                 double values[W];
                 P::put_values(P::load(node_at(i, a) + j, width()), values);
                 for (int64_t l = std::max<int64_t>(span.from - j, 0); l < std::min<int64_t>(W, span.to - j); ++l) {
                     const int64_t n = end_list.position(i, j + l, e), at = (j + l) & score.step;
                     end_values[n] = values[l];
-                    if (score.raw) end_values[n] += double(cells.unit) * double(score.raw[at]);
+                    if (score.raw.numbers) end_values[n] += double(cells.unit) * double(score.raw.numbers[at]);
                     if constexpr (has_dots) {
                         end_dots[n] = double(P::get(node_at(i, a) + j + l, width()).dot);
-                        if (score.z) end_dots[n] += double(score.z[at]);
+                        if (score.z.numbers) end_dots[n] += double(score.z.numbers[at]);
                     }
                 }
             }
@@ -256,7 +300,7 @@ class Sweeps {
     }
 
 public:
-    Sweeps(const Frame& f, const Table& table, bool keeps)
+    ROWS_SELDOM Sweeps(const Frame& f, const Table& table, bool keeps)
         : cells(f.p.omega, 1),
           f(f),
           table(table),
@@ -273,12 +317,13 @@ public:
             terms.emplace_back(f.p.terms[n], f.p.tensors[f.p.terms[n].tensor], f.b, f.p.columns);
         }
         lines.reserve(std::size_t(f.p.scores_count()));
-        for (int n = 0; n < f.p.scores_count(); ++n) lines.emplace_back(f, n, terms);
-        for (int n = 0; n < f.score_of_end(0); ++n) {
-            if (lines[std::size_t(n)].changes()) {
+        for (int n = 0; n < f.p.scores_count(); ++n) {
+            lines.emplace_back(f, n, terms, n < f.score_of_end(0) ? block : 1, weight_planes);
+            if (n >= f.score_of_end(0)) continue;
+            if (lines.back().changes()) {
                 changing.push_back(n);
             } else {
-                lines[std::size_t(n)].template read<true>(cells, 0, {}, 0);
+                read(lines.back(), {0, 1}, {}, 0, true);
             }
         }
         starts_to = last_start();
@@ -290,8 +335,9 @@ public:
         }
         begin = scratch<Real>(P::planes * width());
         for (int64_t j = 0; j < wide; ++j) P::put(begin.get() + j, width(), P::start());
+        weighed = scratch<Real>(candidates_count() * P::planes * width());
         list_candidates();
-        if (keeps) chosen = zeros<Real>(block * (table.moves + table.states) * kinds * wide);
+        if (keeps) chosen = zeros<Real>((block + table.reach) * candidates_count() * kinds * width());
         const int64_t size = rows_kept(table, f.p.rows, f.p.columns) * (has_dots ? 2 : 1);
         if (has_dots || !f.tape) spare = scratch<double>((keeps ? size : 0) + 2 * end_list.size());
         kept = spare ? spare.get() : f.tape + 1;
@@ -309,12 +355,14 @@ public:
         if (has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
         for (int64_t c = 0; c < blocks; ++c) {
             if (keeps) keep<true>(c);
-            for (int64_t i = c * block; i < c * block + rows_in(c); ++i) {
-                advance<false>(i, {0, wide});
-                record(i);
+            const Span rows = rows_of(c);
+            read_block(rows, {0, wide}, false);
+            for (int64_t r = 0; r < rows.size(); ++r) {
+                advance<false>(rows.from, r, {0, wide});
+                record(rows.from + r);
             }
         }
-        for (const Line<P>& line : lines) {
+        for (const Line<Real>& line : lines) {
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
@@ -325,131 +373,133 @@ public:
     // --- back
 
 private:
-    // Going back through a lattice: what moves carry, by row, move and kind.
-    struct Masses {
-        int64_t wide, moves, ring;
-        Array<Real> flows, own, entering;  // own: of the nodes of a row by state and kind, and of its starts
-        std::vector<Span> spans, written;  // where rows have any, and where flows are not 0 for sure
-
-        Real* flow(int64_t i, int64_t m) const { return flows.get() + ((i & (ring - 1)) * moves + m) * kinds * wide; }
-        Span& span(int64_t i) { return spans[std::size_t(i & (ring - 1))]; }
-        // Flows of row i will be written there; what was in their place before is cleared elsewhere.
-        void prepare(int64_t i, Span whole) {
-            Span& before = written[std::size_t(i & (ring - 1))];
-            for (int64_t n = 0; n < moves * kinds; ++n) {
-                Real* const line = flow(i, 0) + n * wide;
-                for (int64_t j = before.from; j < std::min(whole.from, before.to); ++j) line[j] = 0;
-                for (int64_t j = std::max(whole.to, before.from); j < before.to; ++j) line[j] = 0;
-            }
-            before = whole;
-        }
-        Real* mass(int64_t a) const { return own.get() + a * kinds * wide; }
-        Real* enters(int64_t a) const { return entering.get() + a * kinds * wide; }
-    };
-    Masses no_masses() const {
-        const int64_t flow_wide = wide + up_to_groups(furthest), of_row = table.states * kinds * flow_wide;
-        return {flow_wide,
-                table.moves,
-                ring,
-                zeros<Real>(ring * table.moves * kinds * flow_wide),
-                zeros<Real>(2 * of_row),
-                zeros<Real>(of_row),
-                std::vector<Span>(std::size_t(ring), Span{wide, 0}),
-                std::vector<Span>(std::size_t(ring), Span{0, 0})};
+    // The rows of block c, whose first ones are done, become those that the moves of the block before lead to.
+    void move_on() {
+        const int64_t rows = table.reach;
+        std::copy_n(chosen_at(0, 0), rows * candidates_count() * kinds * width(), chosen_at(block, 0));
+        std::copy_n(mass_at(0, 0), rows * table.states * kinds * width(), mass_at(block, 0));
+        std::copy_n(spans.begin(), rows, spans.begin() + block);
     }
-    static Span both(Span a, Span b) { return {std::min(a.from, b.from), std::max(a.to, b.to)}; }
-
-    // Where so many rows before row i may have mass that comes from it and those after.
-    Span reached(Masses& masses, int64_t i, int64_t rows) const {
-        Span span{wide, 0};
-        for (int64_t d = 0; d < table.reach; ++d) span = both(span, masses.span(i + d));
+    // Where so many rows before row r of a block may have mass that comes from it and those after.
+    Span reached(int64_t r, int64_t rows) const {
+        Span span = nowhere();
+        for (int64_t d = 0; d < table.reach; ++d) span = both(span, spans[std::size_t(r + d)]);
         if (span.is_empty()) return span;
         return Span{std::max<int64_t>(span.from - rows * furthest, 0), span.to}.rounded(W);
     }
+    Span nowhere() const { return {wide, 0}; }
 
-    // Mass that enters at the ends of row i.
-    Span enter(const Masses& masses, int64_t i, const double* end_masses, const Gradients::Own& gradients) {
+    // Mass that enters at the ends of row i, by state and kind.
+    ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const Gradients::Own& gradients) {
         const Span span = f.cells(f.p.ends, true, i);
-        std::fill_n(masses.entering.get(), table.states * kinds * masses.wide, Real(0));
-        for_ends(i, [&](int a, int e, const Line<P>& score) {
-            Real* const to = masses.enters(a);
+        std::fill_n(entering, table.states * kinds * width(), Real(0));
+        for_ends(i, [&](int a, int e, const Line<Real>& score) {
+            Real* const to = entering + a * kinds * width();
             for (int64_t j = span.from; j < span.to; ++j) {
                 const int64_t n = end_list.position(i, j, e);
                 to[j] = Real(end_masses[n]);
-                if (has_dots) to[masses.wide + j] = Real(end_dots[n]);
+                if (has_dots) to[width() + j] = Real(end_dots[n]);
             }
-            score.land(gradients, i, span, to + (kinds - 1) * masses.wide);
+            score.land(gradients, {i, i + 1}, span, {to + (kinds - 1) * width(), 0});
         });
         return span.rounded(W);
     }
 
-    // The mass of the nodes of a row in one state goes on to the rows before, along moves. Returns where there is some.
-    template <int N>
-    __attribute__((always_inline)) Span spread(const Masses& masses, int a, int64_t i, bool is_start, bool enters,
-                                               Span whole) const {
-        const int leaving = table.first_out[a + 1] - table.first_out[a], into = table.into[a + 1] - table.into[a],
-                  count = N ? N : into + is_start;
-        const int64_t size = masses.wide;
-        const Real *from[most_moves], *const q = chosen_at(i % block, candidate(a)), *const entering = masses.enters(a);
-        Real *to[most_candidates], *const own = masses.mass(a);
-        for (int n = 0; n < leaving; ++n) {
-            const int m = table.out[table.first_out[a] + n];
-            from[n] = masses.flow(i + table.move[m].di, m) + table.move[m].dj;
+    // q · mass, and what it tends to.
+    struct Flow {
+        const Real *q, *mass;
+        int64_t size;
+
+        LATTICE_INLINE void add(int64_t j, V* sum) const {
+            const V part = load<Real>(q + j), own = load<Real>(mass + j);
+            sum[0] += part * own;
+            if constexpr (has_dots) sum[1] += load<Real>(q + size + j) * own + part * load<Real>(mass + size + j);
         }
-        for (int n = 0; n < count; ++n) {
-            to[n] = n < is_start ? masses.mass(table.states + a) : masses.flow(i, table.into[a] + n - is_start);
-        }
-        Span some{wide, 0};
-        for (int64_t j = whole.from; j < whole.to; j += W) {
-            V mass[kinds] = {};
-#pragma GCC unroll 2
-            for (int kind = 0; kind < kinds; ++kind) {
-                if (enters) mass[kind] = load<Real>(entering + kind * size + j);
-                for (int n = 0; n < leaving; ++n) mass[kind] += load<Real>(from[n] + kind * size + j);
-                store<Real>(own + kind * size + j, mass[kind]);
-            }
-            const bool is_empty = !any((mass[0] != V{}) | (mass[kinds - 1] != V{}));
-            if (!is_empty) some = both(some, {j, j + W});
-#pragma GCC unroll 4
-            for (int n = 0; n < count; ++n) {
-                const V part = load<Real>(q + n * kinds * wide + j);
-                store<Real>(to[n] + j, part * mass[0]);
-                if constexpr (has_dots) {
-                    const V change = load<Real>(q + (n * kinds + 1) * wide + j);
-                    store<Real>(to[n] + size + j, change * mass[0] + part * mass[1]);
-                }
-            }
-        }
-        return some;
+    };
+    // What node (r, j + dj) gives along a move is what its source (r − di, j) gets.
+    Flow flow(int64_t r, int m) const {
+        return {chosen_at(r, candidate_of(m)), mass_at(r, table.move[m].to), width()};
     }
 
-    void descend(Masses& masses, int64_t i, const double* end_masses, const Gradients::Own& gradients) {
-        gradients.clear(i);
-        const bool enters = f.has(f.p.ends, true, i);
-        Span whole = reached(masses, i + 1, 1), some{wide, 0};
-        if (enters) whole = both(whole, enter(masses, i, end_masses, gradients));
-        whole = common(whole, useful(i).rounded(W));
-        if (whole.is_empty()) whole = {0, 0};
-        masses.prepare(i, whole);
-        const int64_t last = (kinds - 1) * masses.wide;
-        for (int a = 0; a < table.states; ++a) {
-            const bool is_start = starts(a, i);
-            with_count(table.into[a + 1] - table.into[a] + is_start, [&](auto n) __attribute__((always_inline)) {
-                some = both(some, spread<n>(masses, a, i, is_start, enters, whole));
-            });
+    // The mass of the nodes of a row in one state, from the moves that leave them.
+    template <int N>
+    LATTICE_APART void collect(int a, int64_t r, const Real* entering, Span whole) const {
+        const int count = N ? N : table.first_out[a + 1] - table.first_out[a];
+        const int64_t size = width();
+        Flow flows[N ? N : most_moves];
+        for (int n = 0; n < count; ++n) {
+            const int m = table.out[table.first_out[a] + n];
+            flows[n] = flow(r + table.move[m].di, m);
+            flows[n].q += table.move[m].dj;
+            flows[n].mass += table.move[m].dj;
         }
-        masses.span(i) = some;
-        if (some.is_empty()) return;
-        for (int a = 0; a < table.states; ++a) {
-            lines[std::size_t(a)].land(gradients, i, some, masses.mass(a) + last);
-            if (starts(a, i)) {
-                lines[std::size_t(f.score_of_start(a))].land(gradients, i, some, masses.mass(table.states + a) + last);
+        Real* const to = mass_at(r, a);
+        for (int64_t j = whole.from; j < whole.to; j += W) {
+            V mass[kinds] = {};
+#pragma GCC unroll 4
+            for (int n = 0; n < count; ++n) flows[n].add(j, mass);
+#pragma GCC unroll 2
+            for (int kind = 0; kind < kinds; ++kind) {
+                if (entering) mass[kind] += load<Real>(entering + (a * kinds + kind) * size + j);
+                store<Real>(to + kind * size + j, mass[kind]);
             }
         }
-        for (int m = 0; m < table.moves; ++m) {
-            const Line<P>& score = lines[std::size_t(table.states + table.number[m])];
-            score.land(gradients, i, some, masses.flow(i, m) + last);
+        for (int64_t n = 0; n < kinds * size; n += size) {
+            for (int64_t j = 0; j < whole.from; j += W) store<Real>(to + n + j, V{});
+            for (int64_t j = whole.to; j < size; j += W) store<Real>(to + n + j, V{});
         }
+    }
+    // Vectors of row r that have any mass.
+    Span trimmed(int64_t r, Span whole) const {
+        const auto is_empty = [&](int64_t j) {
+            auto some = V{} != V{};
+            for (int n = 0; n < table.states * kinds; ++n) some |= load<Real>(mass_at(r, 0) + n * width() + j) != V{};
+            return !any(some);
+        };
+        while (!whole.is_empty() && is_empty(whole.from)) whole.from += W;
+        while (!whole.is_empty() && is_empty(whole.to - W)) whole.to -= W;
+        return whole.is_empty() ? nowhere() : whole;
+    }
+    // The masses of row r of the block that begins with row `first_row`.
+    void descend(int64_t first_row, int64_t r, const double* end_masses, Real* entering,
+                 const Gradients::Own& gradients) {
+        const int64_t i = first_row + r;
+        const bool enters = f.has(f.p.ends, true, i);
+        Span whole = reached(r + 1, 1);
+        if (enters) whole = both(whole, enter(i, end_masses, entering, gradients));
+        whole = common(whole, useful(i).rounded(W));
+        if (whole.is_empty()) whole = {0, 0};
+        for (int a = 0; a < table.states; ++a) {
+            with_count(table.first_out[a + 1] - table.first_out[a], [&](auto n) {
+                collect<n>(a, r, enters ? entering : nullptr, whole);
+            });
+        }
+        spans[std::size_t(r)] = trimmed(r, whole);
+    }
+    // Masses of a block to the gradients of all scores but those of ends. `room` is for those of one score.
+    void land(Span rows, Real* room, const Gradients::Own& gradients) const {
+        Span span = nowhere();
+        for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);
+        if (span.is_empty()) return;
+        const int64_t last = (kinds - 1) * width();
+        const auto land_flow = [&](const Line<Real>& score, Span own, int n, int to) {
+            if (!score.is_read() || own.is_empty()) return;
+            for (int64_t r = 0; r < own.size(); ++r) {
+                const Flow flow{chosen_at(r, n), mass_at(r, to), width()};
+                for (int64_t j = span.from; j < span.to; j += W) {
+                    V mass[kinds] = {};
+                    flow.add(j, mass);
+                    store<Real>(room + r * wide + j, mass[kinds - 1]);
+                }
+            }
+            score.land(gradients, own, span, {room, wide});
+        };
+        const Span started = starting(rows);
+        for (int a = 0; a < table.states; ++a) {
+            line_of(a).land(gradients, rows, span, {mass_at(0, a) + last, table.states * kinds * width()});
+            if (f.p.starts.states >> a & 1) land_flow(line_of(f.score_of_start(a)), started, candidate(a), a);
+        }
+        for (int m = 0; m < table.moves; ++m) land_flow(line_of_move(m), rows, candidate_of(m), table.move[m].to);
     }
 
 public:
@@ -457,19 +507,26 @@ public:
     void backward(double seed, const Gradients::Own& gradients) {
         const auto end_masses = zeros<double>(end_list.size());
         table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), seed, end_masses.get(), end_dots);
-        Masses masses = no_masses();
+        const auto entering = scratch<Real>(table.states * kinds * width()), room = scratch<Real>(block * wide);
+        masses = zeros<Real>((block + table.reach) * table.states * kinds * width());
+        spans.assign(std::size_t(block + table.reach), nowhere());
         const bool ends_last = f.p.ends.place == Place::corner || f.p.ends.place == Place::row;
         for (int64_t c = blocks - 1; c >= 0; --c) {
-            const int64_t begin = c * block, end = begin + rows_in(c);
-            Span wanted = reached(masses, end, end - begin);
+            const Span rows = rows_of(c);
+            if (c < blocks - 1) move_on();
+            Span wanted = reached(block, block);
             if (!ends_last || c == blocks - 1) wanted = {0, wide};
             if (!wanted.is_empty()) repeat(c, wanted);
-            for (int64_t i = end - 1; i >= begin; --i) descend(masses, i, end_masses.get(), gradients);
+            gradients.clear(rows);
+            for (int64_t r = rows.size() - 1; r >= 0; --r) {
+                descend(rows.from, r, end_masses.get(), entering.get(), gradients);
+            }
+            land(rows, room.get(), gradients);
         }
     }
 
     // Draws walk from an end to a start, whose move is −1. The first of the uniforms (draws, count) chooses the end.
-    void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
+    ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
         std::vector<Walker> at(std::size_t(draws), {f.region.rows - 1, f.region.columns - 1, 0, 0});
         for (int64_t d = 0; d < draws; ++d) {
             if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
@@ -487,14 +544,14 @@ private:
     };
 
     // As far as block c goes.
-    void walk(int64_t c, int64_t d, const double* uniforms, Walker& at, const Visit& visit) const {
+    ROWS_SELDOM void walk(int64_t c, int64_t d, const double* uniforms, Walker& at, const Visit& visit) const {
         while (at.i >= c * block) {
             const int a = at.state;
             const bool is_start = starts(a, at.i);
             const int count = table.into[a + 1] - table.into[a] + is_start;
             double q[most_candidates], sum = 0;
             for (int n = 0; n < count; ++n) {
-                sum += q[n] = double(chosen_at(at.i - c * block, candidate(a) + n)[at.j]);
+                sum += q[n] = double(chosen_at(at.i - c * block, candidate(a) + !is_start + n)[at.j]);
             }
             const int taken = int(node::draw(q, count, sum, uniforms[at.taken])) - is_start, m = table.into[a] + taken;
             visit(d, at.taken++, at.i, at.j, a, taken < 0 ? -1 : table.number[m]);
@@ -505,7 +562,7 @@ private:
             }
         }
     }
-    bool draw_end(double uniform, Walker& at) const {
+    ROWS_SELDOM bool draw_end(double uniform, Walker& at) const {
         const auto q = zeros<double>(end_list.size());
         table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, q.get(), nullptr);
         const int64_t number = node::draw(q.get(), end_list.size(), 1, uniform), cell = number / end_list.count;

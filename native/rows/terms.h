@@ -1,4 +1,4 @@
-// Scores of a row of cells from the tensors that they are read from, and masses of a row to their gradients.
+// Scores of rows of cells from the tensors that they are read from, and masses of rows to their gradients.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,31 @@ namespace row_engine {
 
 using std::int64_t;
 
-// Columns, the last excluded.
+constexpr int64_t group = 8;  // rows and columns come in multiples of it
+
+constexpr int64_t up_to_groups(int64_t n) { return (n + group - 1) / group * group; }
+
+// Columns, or rows, the last excluded.
 struct Span {
     int64_t from, to;
 
     bool is_empty() const { return from >= to; }
+    int64_t size() const { return to - from; }
     // Whole vectors that cover it.
     Span rounded(int64_t lanes) const { return {from / lanes * lanes, (to + lanes - 1) / lanes * lanes}; }
 };
 
 inline Span common(Span a, Span b) { return {std::max(a.from, b.from), std::min(a.to, b.to)}; }
+inline Span both(Span a, Span b) { return {std::min(a.from, b.from), std::max(a.to, b.to)}; }
+
+// Numbers by row and column: row after row, or one row for all if `stride` is 0.
+template <class Real>
+struct Tile {
+    Real* numbers;
+    int64_t stride;
+
+    Real* row(int64_t r) const { return numbers + r * stride; }
+};
 
 // A term as one lattice reads it: the entry of a cell is at the place of its row plus the place of its column.
 class Term {
@@ -30,9 +45,12 @@ class Term {
     const TermTensor& tensor;
     const int64_t b;
     int64_t strides[most_axes];
-    Array<int64_t> places;                      // of columns, −1 where there is none
-    Span columns{0, 0};                         // from the first that there is to the last
-    bool is_straight = true, has_gaps = false;  // whether their places are consecutive, or some are not there
+    int row_axis = -1;               // the one that rows have their place by, if they have by no other
+    int64_t fixed = 0;               // and the place that all of them have by the rest
+    Array<int64_t> places;           // of columns, −1 where there is none
+    Span columns{0, 0}, used{0, 0};  // from the first that there is to the last, and so their places
+    bool is_straight = true;         // whether these are consecutive
+    Array<float> turned;             // a group of rows by place and row; behind them one for no place
 
     static bool is_of_column(Follows by) { return by == Follows::column || by == Follows::label_of_column; }
 
@@ -56,6 +74,25 @@ class Term {
         return sum;
     }
 
+    // The place of a row, −1 if it has none.
+    int64_t place_of(int64_t i) const {
+        if (row_axis < 0) return place(false, i);
+        const int64_t at = i + own.axes[row_axis].offset;
+        return fixed >= 0 && at >= 0 && at < tensor.shape[row_axis] ? fixed + at * strides[row_axis] : -1;
+    }
+    void find_row_axis() {
+        for (int d = 0; d < tensor.dims; ++d) {
+            const Follows by = own.axes[d].follows;
+            if (by == Follows::label_of_row || (by == Follows::row && row_axis >= 0)) {
+                row_axis = -1;
+                return;
+            }
+            if (by == Follows::row) row_axis = d;
+            const int64_t at = by == Follows::nothing ? index(d, 0) : 0;
+            fixed = fixed < 0 || at < 0 ? -1 : fixed + at * strides[d];
+        }
+    }
+
 public:
     bool by_row = false, by_column = false;
 
@@ -67,16 +104,21 @@ public:
             by_column |= is_of_column(by);
             by_row |= by == Follows::row || by == Follows::label_of_row;
         }
+        find_row_axis();
         if (!by_column) return;
         places = scratch<int64_t>(count);
         columns = {count, 0};
+        used = {tensor.size(), 0};
         for (int64_t j = 0; j < count; ++j) {
             const int64_t at = places[std::size_t(j)] = place(true, j);
             if (at < 0) continue;
-            has_gaps = has_gaps || (!columns.is_empty() && columns.to < j);
-            is_straight = is_straight && !has_gaps && (columns.is_empty() || at == places[std::size_t(j - 1)] + 1);
-            columns = {std::min(columns.from, j), j + 1};
+            is_straight = is_straight && (columns.is_empty() || (columns.to == j && at == used.to));
+            columns = both(columns, {j, j + 1});
+            used = both(used, {at, at + 1});
         }
+        // Worth turning where many columns share few places.
+        if (is_straight || !by_row || used.size() > 2 * columns.size()) return;
+        turned = scratch<float>((up_to_groups(used.size()) + 1) * group);
     }
 
     int score() const { return own.score; }
@@ -88,10 +130,51 @@ public:
         return static_cast<S*>(like.numbers) + (like.is_shared ? 0 : b * tensor.size());
     }
 
-    // Adds the entries of row i, or sets them where they are the first; all columns have the same if none is named.
+    // Adds the entries of some rows, or sets them if they are the first; all columns have the same if none is named.
+    // Rows from `next` on will be read soon.
     template <class S, class Real>
-    void read(const S* from, int64_t i, Span span, Real missing, bool is_first, Real* __restrict line) const {
+    void read(const S* from, Span rows, Span span, int64_t next, Real missing, bool is_first, Tile<Real> to) const {
+        if constexpr (sizeof(S) == 4 && sizeof(Real) == 4) {
+            if (turned && read_turned(from, rows, span, missing, is_first, to)) return;
+        }
+        for (int64_t i = rows.from; i < rows.to; ++i) {
+            fetch(from, next + i - rows.from, span);
+            read_row(from, i, span, missing, is_first, to.row(i - rows.from));
+        }
+    }
+    // Sets −∞ where a mask is not set.
+    template <class Real>
+    void mask(Span rows, Span span, Tile<Real> to) const {
+        const bool* const from = numbers<const bool>(tensor);
+        for (int64_t i = rows.from; i < rows.to; ++i) {
+            const int64_t base = place_of(i);
+            Real* const line = to.row(i - rows.from);
+            for (int64_t j = span.from; j < span.to; ++j) {
+                const int64_t at = by_column ? places[std::size_t(j)] : 0;
+                if (base < 0 || at < 0 || !from[base + at]) line[j] = -infinity<Real>;
+            }
+        }
+    }
+    // Adds the masses of some rows, whole vectors, to a gradient.
+    template <class Real, class Out>
+    void land(Span rows, Span span, Tile<const Real> from, Out* to) const {
+        if constexpr (sizeof(Out) == 4 && sizeof(Real) == 4) {
+            if (turned && land_turned(rows, span, from, to)) return;
+        }
+        for (int64_t i = rows.from; i < rows.to; ++i) land_row(i, span, from.row(i - rows.from), to);
+    }
+
+private:
+    template <class S, class Real>
+    void read_row(const S* from, int64_t i, Span span, Real missing, bool is_first, Real* __restrict line) const {
         const Real scale = Real(own.coefficient);
+        const int64_t base = place_of(i);
+        if (!by_column) {
+            const Real x = base < 0 ? missing : scale * Real(from[base]);
+            if (is_first) std::fill(line + span.from, line + span.to, x);
+            for (int64_t j = span.from; !is_first && j < span.to; ++j) line[j] += x;
+            return;
+        }
         const auto take = [=](Span part, auto entry) __attribute__((always_inline)) {
             if (is_first) {
                 for (int64_t j = part.from; j < part.to; ++j) line[j] = entry(j);
@@ -99,13 +182,8 @@ public:
                 for (int64_t j = part.from; j < part.to; ++j) line[j] += entry(j);
             }
         };
-        const int64_t base = place(false, i);
-        if (!by_column || base < 0) {
-            const Real x = base < 0 ? missing : scale * Real(from[base]);
-            return take(span, [=](int64_t) { return x; });
-        }
         const Span there = common(span, columns);
-        if (there.is_empty()) return take(span, [=](int64_t) { return missing; });
+        if (base < 0 || there.is_empty()) return take(span, [=](int64_t) { return missing; });
         take({span.from, there.from}, [=](int64_t) { return missing; });
         take({there.to, span.to}, [=](int64_t) { return missing; });
         const int64_t* const at = places.get();
@@ -113,36 +191,26 @@ public:
         if (is_straight) {
             const S* const straight = row + at[there.from] - there.from;
             take(there, [=](int64_t j) { return scale * Real(straight[j]); });
-        } else if (!has_gaps) {
-            take(there, [=](int64_t j) { return scale * Real(row[at[j]]); });
         } else {
             take(there, [=](int64_t j) { return at[j] < 0 ? missing : scale * Real(row[at[j]]); });
         }
     }
-    // Asks for the entries of a row that will be read soon, if they are too far apart for the processor to foresee.
+    // Asks for the entries of a row that will be read soon, if rows are too far apart to be foreseen by the processor.
     template <class S>
     void fetch(const S* from, int64_t i, Span span) const {
-        if (is_straight || columns.is_empty() || strides[0] < 4 * (columns.to - columns.from)) return;
+        constexpr int64_t far = 1024;
+        const bool is_foreseen = row_axis < 0 || strides[row_axis] * int64_t(sizeof(S)) < far;
+        const int64_t base = is_foreseen || (by_column && is_straight) ? -1 : place_of(i);
+        if (base < 0) return;
+        if (!by_column) return __builtin_prefetch(from + base);
         const Span there = common(span, columns);
-        const int64_t base = place(false, i);
-        for (int64_t j = there.from; base >= 0 && j < there.to; ++j) {
+        for (int64_t j = there.from; j < there.to; ++j) {
             if (places[std::size_t(j)] >= 0) __builtin_prefetch(from + base + places[std::size_t(j)]);
         }
     }
-    // Sets −∞ where a mask is not set.
-    template <class Real>
-    void mask(int64_t i, Span span, Real* line) const {
-        const bool* const from = numbers<const bool>(tensor);
-        const int64_t base = place(false, i);
-        for (int64_t j = span.from; j < span.to; ++j) {
-            const int64_t at = by_column ? places[std::size_t(j)] : 0;
-            if (base < 0 || at < 0 || !from[base + at]) line[j] = -infinity<Real>;
-        }
-    }
-    // Adds the masses of row i, whole vectors, to a gradient.
     template <class Real, class Out>
-    void land(int64_t i, Span span, const Real* __restrict line, Out* __restrict to) const {
-        const int64_t base = place(false, i);
+    void land_row(int64_t i, Span span, const Real* __restrict line, Out* __restrict to) const {
+        const int64_t base = place_of(i);
         if (base < 0) return;
         const Real scale = Real(own.coefficient);
         if (!by_column) {
@@ -163,6 +231,84 @@ public:
                 if (at[j] >= 0) to[base + at[j]] += Out(scale * line[j]);
             }
         }
+    }
+
+    // --- a group of rows at a time: the numbers of a place in all of them are a vector
+
+    // Where each of a group of rows begins, the last of them again if there are fewer; false if one does not.
+    template <class S>
+    bool begins(S* from, Span rows, S** row) const {
+        for (int64_t r = 0; r < group; ++r) {
+            const int64_t base = place_of(std::min(rows.from + r, rows.to - 1));
+            if (base < 0) return false;
+            row[r] = from + base + used.from;
+        }
+        return rows.size() <= group;
+    }
+    // The vectors of a group of columns; those outside the span have the one for no place.
+    void vectors_of(int64_t j, Span span, float** all) const {
+        const bool is_whole = j >= span.from && j + group <= span.to;
+        const int64_t none = up_to_groups(used.size());
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < group; ++k) {
+            const int64_t at = is_whole || (j + k >= span.from && j + k < span.to) ? places[std::size_t(j + k)] : -1;
+            all[k] = turned.get() + (at < 0 ? none : at - used.from) * group;
+        }
+    }
+    bool read_turned(const float* from, Span rows, Span span, float missing, bool is_first, Tile<float> to) const {
+        const float* row[group];
+        const float scale = float(own.coefficient);
+        if (!begins(from, rows, row)) return false;
+        for (int64_t n = 0; n < used.size(); n += group) {
+            Vec<float> v[group];
+#pragma GCC unroll 8
+            for (int r = 0; r < group; ++r) v[r] = scale * load_some(row[r] + n, used.size() - n);
+            transpose(v);
+#pragma GCC unroll 8
+            for (int k = 0; k < group; ++k) store<float>(turned.get() + (n + k) * group, v[k]);
+        }
+        store<float>(turned.get() + up_to_groups(used.size()) * group, broadcast(missing));
+        for (int64_t j = span.from / group * group; j < span.to; j += group) {
+            Vec<float> v[group];
+            float* all[group];
+            vectors_of(j, span, all);
+#pragma GCC unroll 8
+            for (int k = 0; k < group; ++k) v[k] = load<float>(all[k]);
+            transpose(v);
+            for (int64_t r = 0; r < rows.size(); ++r) {
+                float* const at = to.row(r) + j;
+                store<float>(at, is_first ? v[r] : load<float>(at) + v[r]);
+            }
+        }
+        return true;
+    }
+    bool land_turned(Span rows, Span span, Tile<const float> from, float* to) const {
+        float* row[group];
+        const float scale = float(own.coefficient);
+        if (!begins(to, rows, row)) return false;
+        span = common(span, columns);
+        std::fill_n(turned.get(), (up_to_groups(used.size()) + 1) * group, 0.0f);
+        for (int64_t j = span.from / group * group; j < span.to; j += group) {
+            Vec<float> v[group];
+            float* all[group];
+            vectors_of(j, span, all);
+#pragma GCC unroll 8
+            for (int64_t r = 0; r < group; ++r) v[r] = r < rows.size() ? load<float>(from.row(r) + j) : Vec<float>{};
+            transpose(v);
+#pragma GCC unroll 8
+            for (int k = 0; k < group; ++k) store<float>(all[k], load<float>(all[k]) + v[k]);
+        }
+        for (int64_t n = 0; n < used.size(); n += group) {
+            Vec<float> v[group];
+#pragma GCC unroll 8
+            for (int k = 0; k < group; ++k) v[k] = scale * load<float>(turned.get() + (n + k) * group);
+            transpose(v);
+            for (int64_t r = 0; r < rows.size(); ++r) {
+                const int64_t count = used.size() - n;
+                store_some<float>(row[r] + n, load_some(row[r] + n, count) + v[r], count);
+            }
+        }
+        return true;
     }
 };
 

@@ -68,7 +68,6 @@ enum class Kind { none, line, cell };
 // Known at run time.
 struct AnyTable {
     static constexpr bool is_known = false;
-    Table table;
 };
 
 // Known to the compiler, with the kinds of the scores of states and moves.
@@ -106,12 +105,6 @@ struct AffineGaps {
                                      {1, 0, 1, 1}, {0, 1, 0, 2}, {0, 1, 1, 2}, {0, 1, 2, 2}};
     static constexpr Kind kinds[] = {Kind::cell, Kind::none, Kind::none, Kind::none, Kind::none, Kind::none,
                                      Kind::line, Kind::line, Kind::line, Kind::line, Kind::line};
-};
-
-// Cells of a strip at one step, rows from `low` to `high`.
-struct Range {
-    int64_t low, high;
-    bool is_empty() const { return low > high; }
 };
 
 // Where a strip has cells of a set of them, which is counted from the first corner or from the last.

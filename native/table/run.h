@@ -31,59 +31,58 @@ bool with_nodes(const Frame& frame, bool in_float, Action action) {
     return true;
 }
 
-// Calls action(table) with a table that the compiler knows if it is one: for products all of them, for other quick
-// nodes that of dynamic time warping.
-template <class P, class Action>
-void with_table(const AnyTable& any, const Frame& frame, Action action) {
+// The loops of a table, as one that the compiler knows if it does: for products all of these, for other quick nodes
+// that of dynamic time warping.
+template <class P>
+Loops<P> loops_of(const Table& table, const Frame& frame) {
+    using Plain = KnownTable<PlainWarping>;
+    using Penalised = KnownTable<PenalisedWarping>;
+    using Affine = KnownTable<AffineGaps>;
     if constexpr (P::is_quick) {
         Kind kinds[most_scores];
-        for (int n = 0; n < any.table.states + frame.moves; ++n) {
+        for (int n = 0; n < table.states + frame.moves; ++n) {
             const By by = frame.scores[n].by;
             kinds[n] = by == By::none ? Kind::none : by == By::cell ? Kind::cell : Kind::line;
         }
-        if (KnownTable<PlainWarping>::is(any.table, kinds)) return action(KnownTable<PlainWarping>());
+        if (Plain::is(table, kinds)) return Loops<P>::template of<Plain>();
         if constexpr (std::is_same_v<P, Products>) {
-            if (KnownTable<PenalisedWarping>::is(any.table, kinds)) return action(KnownTable<PenalisedWarping>());
-            if (KnownTable<AffineGaps>::is(any.table, kinds)) return action(KnownTable<AffineGaps>());
+            if (Penalised::is(table, kinds)) return Loops<P>::template of<Penalised>();
+            if (Affine::is(table, kinds)) return Loops<P>::template of<Affine>();
         }
     }
-    action(any);
+    return Loops<P>::template of<AnyTable>();
 }
 
 // The value of a lattice; what was seen of its scores, and whether nodes could hold them.
 template <class P>
-void solve(const AnyTable& any, const Frame& frame, double& value, Seen& seen, bool& could) {
-    with_table<P>(any, frame, [&](const auto& table) {
-        const Sweeps<P, std::decay_t<decltype(table)>> sweeps(table, frame, frame.tape);
-        value = sweeps.forward(seen);
-        could = sweeps.can_take(seen.greatest);
-    });
+void solve(const Table& table, const Frame& frame, double& value, Seen& seen, bool& could) {
+    const Sweeps<P> sweeps(table, loops_of<P>(table, frame), frame, frame.tape);
+    value = sweeps.forward(seen);
+    could = sweeps.can_take(seen.greatest);
 }
 
 // The gradients of scores or, for nodes with dots, their change along the direction.
 template <class P>
-void differentiate(const AnyTable& any, const Frame& frame, double seed, const Array2* out) {
-    with_table<P>(any, frame, [&](const auto& table) {
-        const Sweeps<P, std::decay_t<decltype(table)>> sweeps(table, frame, true);
-        Seen unused;
-        if (P::has_dots) sweeps.forward(unused);
-        sweeps.backward(seed, out);
-    });
+void differentiate(const Table& table, const Frame& frame, double seed, const Array2* out) {
+    const Sweeps<P> sweeps(table, loops_of<P>(table, frame), frame, true);
+    Seen unused;
+    if (P::has_dots) sweeps.forward(unused);
+    sweeps.backward(seed, out);
 }
 
 // Paths, from their ends on: see Sweeps.
 template <class P>
-void draw(const AnyTable& any, const Frame& frame, int64_t draws, int64_t count, const double* uniforms,
+void draw(const Table& table, const Frame& frame, int64_t draws, int64_t count, const double* uniforms,
           const Visit& visit) {
-    Sweeps<P, AnyTable>(any, frame, true).sample(draws, count, uniforms, visit);
+    Sweeps<P>(table, loops_of<P>(table, frame), frame, true).sample(draws, count, uniforms, visit);
 }
 
 #define LATTICE_NODES(compiled, P)                                                                 \
-    compiled template void solve<P>(const AnyTable&, const Frame&, double&, Seen&, bool&);         \
-    compiled template void differentiate<P>(const AnyTable&, const Frame&, double, const Array2*); \
-    compiled template void draw<P>(const AnyTable&, const Frame&, int64_t, int64_t, const double*, const Visit&)
+    compiled template void solve<P>(const Table&, const Frame&, double&, Seen&, bool&);         \
+    compiled template void differentiate<P>(const Table&, const Frame&, double, const Array2*); \
+    compiled template void draw<P>(const Table&, const Frame&, int64_t, int64_t, const double*, const Visit&)
 #define LATTICE_DOTS(compiled, P) \
-    compiled template void differentiate<WithDots<P>>(const AnyTable&, const Frame&, double, const Array2*)
+    compiled template void differentiate<WithDots<P>>(const Table&, const Frame&, double, const Array2*)
 
 LATTICE_NODES(extern, Products);
 LATTICE_NODES(extern, Sparse);

@@ -39,11 +39,10 @@ constexpr int64_t line_size = strip_rows + chunk_steps + group;
 struct Array2 {
     By by = By::none;
     Matrix matrix;
-    int64_t columns;
 
     Array2() = default;
-    Array2(const Scores& s, bool is_double, int64_t b, int64_t row, int64_t column, int64_t columns)
-        : by(kind_of(s)), matrix{s.numbers, is_double, s.row, row, column}, columns(columns) {
+    Array2(const Scores& s, bool is_double, int64_t b)
+        : by(kind_of(s)), matrix{s.numbers, is_double, s.row, s.window, s.missing} {
         if (!s.numbers) return;
         matrix.numbers =
             static_cast<char*>(s.numbers) + b * s.batch * int64_t(is_double ? sizeof(double) : sizeof(float));
@@ -55,18 +54,21 @@ struct Array2 {
     }
     // Where the number of a cell is.
     int64_t place(int64_t i, int64_t j) const {
-        if (by == By::cell) return i * matrix.stride + j;
+        if (by == By::cell) return (i - matrix.window.row) * matrix.stride + j - matrix.window.column;
         return by == By::row ? i : by == By::column ? j : 0;
     }
-    double score(int64_t i, int64_t j) const { return by == By::none ? 0 : number(place(i, j)); }
+    double score(int64_t i, int64_t j) const {
+        if (by == By::none) return 0;
+        return by == By::cell && !matrix.has(i, j) ? matrix.missing : number(place(i, j));
+    }
     // A mass that lands at a cell.
     void add(const Strip& strip, int64_t i, int64_t j, double mass) const {
-        if (by == By::none) return;
+        if (by == By::none || (by == By::cell && !matrix.has(i, j))) return;
         const int64_t n = place(i, j), own = strip.row / strip_rows;
         if (by == By::cell && !matrix.is_double) {
             static_cast<float*>(matrix.numbers)[n] += float(mass);
         } else {
-            const int64_t shift = by == By::column ? own * columns : by == By::nothing ? own : 0;
+            const int64_t shift = by == By::column ? own * matrix.window.columns : by == By::nothing ? own : 0;
             static_cast<double*>(matrix.numbers)[n + shift] += mass;
         }
     }

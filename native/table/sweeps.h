@@ -16,18 +16,61 @@ namespace table_engine {
 // A node of a path: which draw it is of, how many nodes come after it, (i, j, state), and the move into it.
 using Visit = std::function<void(int64_t draw, int64_t taken, int64_t i, int64_t j, int state, int move)>;
 
-template <class P, class T>
+template <class P>
+class Sweeps;
+
+// What is compiled for each table that the compiler knows. Everything of chunk c: going forth, the last rows and the
+// ends are recorded, with what was seen of the scores; going back, the probabilities are kept. And the masses.
+template <class P>
+struct Loops {
+    using Sweep = void (*)(const Sweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
+    Sweep forth, back;
+    void (*descend)(Room<P>&, const Strip&, const Places& starts, int64_t c);
+
+    template <class T>
+    static Loops of() {
+        return {sweep<T, Way::forth>, sweep<T, Way::back>,
+                [](Room<P>& own, const Strip& strip, const Places& starts, int64_t c) {
+                    Chunk<P, T>(own).descend(strip, starts, c);
+                }};
+    }
+
+private:
+    template <class T, Way way>
+    static void sweep(const Sweeps<P>& all, Room<P>& own, const Strip& strip, int64_t c, Seen* seen) {
+        const Frame& f = own.f;
+        all.read(own, strip, c, way, seen);
+        const Chunk<P, T> chunk(own);
+        const int64_t first = c * chunk_steps, count = strip.steps_in(c);
+        const Places starts(f.starts.place, false, f.region, strip), stops(f.ends.place, true, f.region, strip);
+        for (int64_t now = first - chunk.table().history; now <= first; ++now) chunk.enter(strip, now);
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t now = first + k;
+            // One step ahead: a vector that is read over a number just stored has to wait.
+            if (k + 1 < count) chunk.enter(strip, now + 1);
+            own.mark_starts(starts.at(now));
+            chunk.template advance<way == Way::back>(strip, now, k);
+            if (way == Way::back) continue;
+            chunk.leave(strip, now);
+            const Range range = stops.at(now);
+            if (!range.is_empty()) all.record(own, strip, now, range, *seen);
+        }
+    }
+};
+
+template <class P>
 class Sweeps {
     using Real = typename P::Real;
     using Number = typename P::Tile;
     using Slot = typename P::Slot;
-    using Own = Chunk<P, T>;
+    using Own = Room<P>;
+    using In = Chunk<P, AnyTable>;
     static constexpr int W = lanes_of<Real>, kinds = 1 + P::has_dots;
 
     const P cells;
-    const T& program;
-    const Frame& f;
     const Table& table;
+    const Loops<P> loops;
+    const Frame& f;
     const int64_t strips, begins, ends;  // of the lattice; those in the arrays
     const int64_t lines, line_size, chunks_most, state_size;
     const EndList end_list;
@@ -68,80 +111,28 @@ class Sweeps {
             own.below[std::size_t(n)] = is_last ? none : border(strip.row + strip_rows - lines + n);
         }
     }
-    // The nodes of the rows above at one step.
-    LATTICE_INLINE void enter(const Own& own, const Strip& strip, int64_t now) const {
-        for (int64_t d = 1; d <= program.table.reach; ++d) {
-            const auto& row = own.above[std::size_t(d - 1)];
-            const int64_t j = strip.first + now + d;
-            const bool is_inside = j >= row.from && j <= row.to;
-            for (int a = 0; a < program.table.states; ++a) {
-                P::put(own.node_at(now, a) - d, program.table.height,
-                       is_inside ? row.nodes[j * program.table.states + a] : P::dead());
-            }
-        }
-    }
-    // The nodes of the last rows at one step, for the strip below.
-    LATTICE_INLINE void leave(const Own& own, const Strip& strip, int64_t now) const {
-        const int64_t count = program.table.lines();
-        for (int64_t n = 0; n < count; ++n) {
-            const auto& row = own.below[std::size_t(n)];
-            const int64_t r = strip_rows - count + n, j = strip.first + now - r;
-            if (j < row.from || j > row.to) continue;
-            for (int a = 0; a < program.table.states; ++a) {
-                row.nodes[j * program.table.states + a] = P::get(own.node_at(now, a) + r, program.table.height);
-            }
-        }
-    }
 
     // --- what chunks begin with
 
     // Before the first chunk is nothing.
-    void begin(const Own& own) const {
+    void begin(Own& own) const {
         for (int64_t now = -table.history; now < 0; ++now) {
             for (int a = 0; a < table.states; ++a) {
-                for (int64_t r = 0; r < strip_rows; ++r) P::put(own.node_at(now, a) + r, table.height, P::dead());
+                for (int64_t r = 0; r < strip_rows; ++r) P::put(In(own).node_at(now, a) + r, table.height, P::dead());
             }
         }
     }
     // To the tape or from it.
     template <bool Save>
-    void keep(const Own& own, const Strip& strip, int64_t c) const {
+    void keep(Own& own, const Strip& strip, int64_t c) const {
         Real* tape = states + ((strip.row / strip_rows - begins) * chunks_most + c) * state_size;
         for (int64_t now = c * chunk_steps - table.history; now < c * chunk_steps; ++now) {
             for (int n = 0; n < table.states * P::planes; ++n, tape += strip_rows) {
-                Real* const at = own.node_at(now, 0) + n * table.height;
+                Real* const at = In(own).node_at(now, 0) + n * table.height;
                 std::memcpy(Save ? tape : at, Save ? at : tape, strip_rows * sizeof(Real));
             }
         }
     }
-    // Everything of chunk c. Going forth, the last rows and the ends are recorded, with what was seen of the scores;
-    // going back, the probabilities are kept.
-    template <Way way>
-    __attribute__((noinline)) void sweep(Own& own, const Strip& strip, int64_t c, Seen* seen) const {
-        for (int n = 0; n < own.tiles(); ++n) {
-            const Seen one = f.scores[n].read(cells, strip, c, way, f.scale, way == Way::forth, own.scores[n]);
-            if (seen) seen[n].add(one);
-            if (P::has_dots) f.z[n].read(Unprepared(), strip, c, way, f.scale, false, own.z[n]);
-        }
-        const int64_t first = c * chunk_steps, count = strip.steps_in(c);
-        const Places starts(f.starts.place, false, f.region, strip), stops(f.ends.place, true, f.region, strip);
-        for (int64_t now = first - table.history; now <= first; ++now) enter(own, strip, now);
-        for (int64_t k = 0; k < count; ++k) {
-            const int64_t now = first + k;
-            // One step ahead: a vector that is read over a number just stored has to wait.
-            if (k + 1 < count) enter(own, strip, now + 1);
-            own.mark_starts(starts.at(now));
-            own.template advance<way == Way::back>(strip, now, k);
-            if (way == Way::back) continue;
-            leave(own, strip, now);
-            const Range range = stops.at(now);
-            if (!range.is_empty()) record(own, strip, now, range, *seen);
-        }
-    }
-    struct Unprepared {
-        using Tile = Number;
-        static void prepare(Number*, int64_t) {}
-    };
 
     // --- ends
 
@@ -159,13 +150,25 @@ class Sweeps {
             ++e;
         }
     }
-    LATTICE_SELDOM void record(const Own& own, const Strip& strip, int64_t now, Range range, Seen& seen) const {
+
+public:
+    // The scores of chunk c, and what was seen of them.
+    LATTICE_APART void read(const Own& own, const Strip& strip, int64_t c, Way way, Seen* seen) const {
+        for (int n = 0; n < own.tiles(); ++n) {
+            const Seen one = f.scores[n].read(cells, strip, c, way, f.scale, way == Way::forth, own.scores[n]);
+            if (seen) seen[n].add(one);
+            if (P::has_dots) f.z[n].read(Unprepared(), strip, c, way, f.scale, false, own.z[n]);
+        }
+    }
+    // The values of the ends of one step.
+    LATTICE_SELDOM void record(Own& own, const Strip& strip, int64_t now, Range range, Seen& seen) const {
+        const In in(own);
         double values[W];
         const Real* in_values = nullptr;
         for_ends(strip, now, range, [&](int a, int64_t r, std::size_t n) {
-            const Real* const at = own.node_at(now, a) + r / W * W;
+            const Real* const at = in.node_at(now, a) + r / W * W;
             if (single_end) {
-                values[r % W] = cells.value(P::get(own.node_at(now, a) + r, table.height)) * cells.unit;
+                values[r % W] = cells.value(P::get(in.node_at(now, a) + r, table.height)) * cells.unit;
             } else if (in_values != at) {
                 P::put_values(P::load(at, table.height), values);
             }
@@ -176,10 +179,16 @@ class Sweeps {
             end_values[n] = values[r % W] + double(cells.unit) * score;
             if constexpr (P::has_dots) {
                 end_dots[n] =
-                    double(P::get(own.node_at(now, a) + r, table.height).dot) + end_score(f.z, a).score(i, j) * f.scale;
+                    double(P::get(in.node_at(now, a) + r, table.height).dot) + end_score(f.z, a).score(i, j) * f.scale;
             }
         });
     }
+
+private:
+    struct Unprepared {
+        using Tile = Number;
+        static void prepare(Number*, int64_t) {}
+    };
 
     // --- back
 
@@ -199,15 +208,15 @@ class Sweeps {
             const int64_t r = strip_rows - lines + n, first = strip.first + c * chunk_steps - r;
             for (int64_t j = std::max(row.from, first); j <= std::min(row.to, first + strip.steps_in(c) - 1); ++j) {
                 const Number* const from = row.mass + j * table.states * kinds;
-                Number* const to = own.injected_at(j - first, 0) + r;
+                Number* const to = In(own).injected_at(j - first, 0) + r;
                 for (int m = 0; m < table.states * kinds; ++m) to[m * height] = from[m];
             }
         }
         for (int64_t k = 0; k < strip.steps_in(c); ++k) {
             const int64_t now = c * chunk_steps + k;
             for_ends(strip, now, stops.at(now), [&](int a, int64_t r, std::size_t n) {
-                own.injected_at(k, a)[r] += Number(end_masses[n]);
-                if (P::has_dots) own.injected_at(k, a)[height + r] += Number(end_dots[n]);
+                In(own).injected_at(k, a)[r] += Number(end_masses[n]);
+                if (P::has_dots) In(own).injected_at(k, a)[height + r] += Number(end_dots[n]);
                 const double mass = P::has_dots ? end_dots[n] : end_masses[n];
                 end_score(out, a).add(strip, strip.row + r, strip.first + now - r, mass);
             });
@@ -218,18 +227,18 @@ class Sweeps {
     void for_strips(bool keeps, const Array2* out, Body body) const {
         Progress progress(ends - begins);
         const int threads = table.reach > strip_rows ? 1 : int(std::min<int64_t>(f.threads, ends - begins));
-        const auto make = [&] { return Own(cells, program, f, keeps, out); };
+        const auto make = [&] { return Own(cells, table, f, keeps, out); };
         take_turns(ends - begins, threads, make,
                    [&](int64_t n, Own& own) { progress.guard([&] { body(n, own, progress); }); });
     }
 
 public:
     // `keeps`: whether there will be a sweep back.
-    LATTICE_APART Sweeps(const T& program, const Frame& f, bool keeps)
+    LATTICE_APART Sweeps(const Table& table, const Loops<P>& loops, const Frame& f, bool keeps)
         : cells(f.omega, f.scale),
-          program(program),
+          table(table),
+          loops(loops),
           f(f),
-          table(program.table),
           strips((f.region.rows + strip_rows - 1) / strip_rows),
           begins(f.row / strip_rows),
           ends(std::min(strips, (f.row + f.rows + strip_rows - 1) / strip_rows)),
@@ -272,7 +281,7 @@ public:
             for (int64_t c = 0; c < strip.chunks; ++c) {
                 if (n > 0) progress.wait(n - 1, strip.chunks_before(before, c));
                 if (states) keep<true>(own, strip, c);
-                sweep<Way::forth>(own, strip, c, own_seen);
+                loops.forth(*this, own, strip, c, own_seen);
                 progress.report(n, c + 1);
             }
         });
@@ -301,13 +310,12 @@ public:
             std::fill_n(own.masses.get(), own.masses_size(), Number(0));
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 keep<false>(own, strip, c);
-                own.carry_back(strip, c);
-                sweep<Way::back>(own, strip, c, nullptr);
+                In(own).carry_back(strip, c);
+                loops.back(*this, own, strip, c, nullptr);
                 if (n > 0) progress.wait(n - 1, strip.chunks_after(after, c));
                 for (int m = 0; m < own.tiles(); ++m) out[m].clear(own.out[m], m >= table.states + f.moves);
                 inject(own, strip, c, end_masses.get(), out);
-                own.descend(strip, starts, c);
-                for (int64_t now = -1; c == 0 && now >= -table.history; --now) own.send(strip, now, now);
+                loops.descend(own, strip, starts, c);
                 for (int m = 0; m < own.tiles(); ++m) out[m].write(strip, c, own.out[m]);
                 progress.report(n, strip.chunks - c);
             }
@@ -317,7 +325,7 @@ public:
     // Draws walk from an end to a start, whose move is −1, chunk by chunk. The first of the uniforms (draws, count)
     // chooses the end, if it is not plain.
     LATTICE_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) const {
-        Own own(cells, program, f, true, nullptr);
+        Own own(cells, table, f, true, nullptr);
         const auto at = filled<Walker>(draws, {f.region.rows - 1, f.region.columns - 1, 0, 0});
         for (int64_t d = 0; d < draws; ++d) {
             if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
@@ -327,7 +335,7 @@ public:
             look_around(own, strip, nullptr);
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
                 keep<false>(own, strip, c);
-                sweep<Way::back>(own, strip, c, nullptr);
+                loops.back(*this, own, strip, c, nullptr);
                 for (int64_t d = 0; d < draws; ++d) {
                     walk(own, strip, c, d, uniforms + d * count + 1, at[std::size_t(d)], visit);
                 }
@@ -354,7 +362,7 @@ private:
             const int count = is_start + table.into[at.state + 1] - first;
             for (int n = 0; n < count; ++n) {
                 const auto* const kept =
-                    n < is_start ? own.kept_start_at(k, at.state) : own.kept_at(k, first + n - is_start);
+                    n < is_start ? In(own).kept_start_at(k, at.state) : In(own).kept_at(k, first + n - is_start);
                 q[n] = double(kept[r]);
                 sum += q[n];
             }

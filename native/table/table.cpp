@@ -10,7 +10,6 @@ inline namespace BELLMAX_ARCH {
 namespace {
 
 using std::int64_t;
-using table_engine::AnyTable;
 using table_engine::Array2;
 using table_engine::By;
 using table_engine::Frame;
@@ -20,13 +19,13 @@ using table_engine::Table;
 
 static_assert(lattice_strip == table_engine::strip_rows);
 
-AnyTable table_of(const LatticeProblem& p) {
-    return {Table(p.table, p.moves, p.states, p.row + p.rows, p.column + p.columns)};
+Table table_of(const LatticeProblem& p) {
+    return Table(p.table, p.moves, p.states, p.row + p.rows, p.column + p.columns);
 }
 
 int64_t tape_size(const LatticeProblem& p) {
     const int64_t columns = p.column + p.columns, ends = table_engine::EndList(p.ends, p.rows, columns).size();
-    return table_of(p).table.tape_size(p.rows, columns) + ends;
+    return table_of(p).tape_size(p.rows, columns) + ends;
 }
 
 // The arrays of lattice b.
@@ -34,7 +33,7 @@ struct Arrays {
     Array2 own[most_scores];
 
     Arrays(const LatticeProblem& p, const Scores* all, int64_t b) {
-        for (int n = 0; n < p.scores_count(); ++n) own[n] = Array2(all[n], p.is_double, b, p.row, p.column, p.columns);
+        for (int n = 0; n < p.scores_count(); ++n) own[n] = Array2(all[n], p.is_double, b);
     }
 };
 
@@ -42,7 +41,7 @@ struct Arrays {
 // the other.
 template <class Body>
 void for_frames(const LatticeProblem& p, Body body) {
-    const AnyTable table = table_of(p);
+    const Table table = table_of(p);
     const auto run = [&](int64_t b, int threads) {
         const Arrays scores(p, p.scores, b);
         const Frame frame{Region(p.lengths + 2 * b, p.band[b]),
@@ -73,7 +72,7 @@ void for_frames(const LatticeProblem& p, Body body) {
 }
 
 // The value, with nodes in float or not; whether they could hold it.
-bool solve(const AnyTable& table, const Frame& frame, bool in_float, double& value, Seen& seen) {
+bool solve(const Table& table, const Frame& frame, bool in_float, double& value, Seen& seen) {
     bool could = false;
     seen = {};
     table_engine::with_nodes(frame, in_float, [&](auto* nodes) {
@@ -91,7 +90,7 @@ void with_right_nodes(const Frame& frame, Action action) {
 
 bool forward(const LatticeProblem& p, double* value) {
     std::atomic<bool> sound{true};
-    for_frames(p, [&](int64_t b, const AnyTable& table, const Frame& frame) {
+    for_frames(p, [&](int64_t b, const Table& table, const Frame& frame) {
         Seen seen;
         if (!solve(table, frame, true, value[b], seen)) solve(table, frame, false, value[b], seen);
         if (seen.bad) sound = false;
@@ -101,7 +100,7 @@ bool forward(const LatticeProblem& p, double* value) {
 
 bool forward_block(const LatticeProblem& p, bool in_float, double* value, double* greatest) {
     Seen seen;
-    for_frames(p, [&](int64_t, const AnyTable& table, const Frame& frame) {
+    for_frames(p, [&](int64_t, const Table& table, const Frame& frame) {
         solve(table, frame, in_float, *value, seen);
     });
     *greatest = seen.greatest;
@@ -116,16 +115,16 @@ class Gradients {
     Array<double> sums[most_scores];
 
     bool is_own(int n) const { return table_engine::kind_of(out[n]) == By::cell && (out[n].batch || p.batch == 1); }
-    int64_t height(By by) const {
+    static int64_t height(By by, int64_t rows) {
         const bool by_row = by == By::row || by == By::cell;
-        return by_row ? p.rows : (p.rows + table_engine::strip_rows - 1) / table_engine::strip_rows;
+        return by_row ? rows : (rows + table_engine::strip_rows - 1) / table_engine::strip_rows;
     }
-    int64_t width(int n) const { return out[n].column ? p.columns : 1; }
-    int64_t size(int n) const { return height(table_engine::kind_of(out[n])) * width(n); }
+    int64_t width(int n) const { return out[n].column ? out[n].window.columns : 1; }
+    int64_t size(int n) const { return height(table_engine::kind_of(out[n]), out[n].window.rows) * width(n); }
 
     template <class S>
     void finish(int n) const {
-        const int64_t rows = out[n].row ? p.rows : 1, wide = width(n), size_out = rows * wide;
+        const int64_t rows = out[n].row ? out[n].window.rows : 1, wide = width(n), size_out = rows * wide;
         for (int64_t b = 0; b < (out[n].batch ? p.batch : 1); ++b) {
             S* const to = static_cast<S*>(out[n].numbers) + b * out[n].batch;
             const auto total = zeros<double>(size_out);
@@ -149,14 +148,11 @@ public:
         for (int n = 0; n < p.scores_count(); ++n) {
             Array2& own = arrays.own[n];
             if (sums[n]) {
-                own.matrix = {sums[n].get() + b * size(n), true, width(n), p.row, p.column};
+                own.matrix.numbers = sums[n].get() + b * size(n);
+                own.matrix.is_double = true;
+                own.matrix.stride = width(n);
             } else if (own.by == By::cell) {
-                const Region none = n < p.states ? region : Region::nowhere();
-                if (p.is_double) {
-                    table_engine::clear_outside<double>(own.matrix, none, p.row, p.row + p.rows);
-                } else {
-                    table_engine::clear_outside<float>(own.matrix, none, p.row, p.row + p.rows);
-                }
+                table_engine::clear_outside(own.matrix, n < p.states ? region : Region::nowhere());
             }
             const int m = n - p.states;
             const bool is_move = m >= 0 && m < p.moves;
@@ -179,7 +175,7 @@ public:
 // The gradients or, along z, their change.
 void differentiate(const LatticeProblem& p, const double* seed, const Scores* z, const Scores* out) {
     const Gradients gradients(p, out);
-    for_frames(p, [&](int64_t b, const AnyTable& table, Frame frame) {
+    for_frames(p, [&](int64_t b, const Table& table, Frame frame) {
         const Arrays own = gradients.arrays(b, frame.region), direction(p, z ? z : out, b);
         frame.z = z ? direction.own : nullptr;
         with_right_nodes(frame, [&](auto* nodes) {
@@ -197,7 +193,7 @@ void backward(const LatticeProblem& p, const double* seed, const Scores* out) { 
 void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {
     const int64_t longest = p.longest();
     std::fill(paths, paths + p.batch * draws * longest * 2, int64_t(-1));
-    for_frames(p, [&](int64_t b, const AnyTable& table, const Frame& frame) {
+    for_frames(p, [&](int64_t b, const Table& table, const Frame& frame) {
         const auto visit = [&](int64_t d, int64_t taken, int64_t i, int64_t j, int state, int move) {
             int64_t* const path = paths + (b * draws + d) * longest * 2;
             path[2 * (longest - 1 - taken)] = (i * p.columns + j) * p.states + state;

@@ -31,10 +31,17 @@ struct Ends {
     std::uint32_t states;  // a bit for each
 };
 
-// An array of scores. A stride of 0 shares it: along the batch, a row or a column.
+// A part of the cells.
+struct Window {
+    std::int64_t row, column, rows, columns;
+};
+
+// An array of scores. A stride of 0 shares it: along the batch, a row or a column. One by cell has those of a window.
 struct Scores {
     void* numbers;  // none: 0 everywhere, or a gradient that is not wanted
     std::int64_t batch, row, column;
+    Window window;
+    double missing;  // the score of a cell outside
 };
 
 struct LatticeProblem {
@@ -59,6 +66,7 @@ struct LatticeProblem {
     const double *line_above, *mass_below;
     double *line_below, *mass_above;
 
+    Window all() const { return {row, column, rows, columns}; }
     int scores_count() const { return 3 * states + moves; }
     // The nodes that a path can have.
     std::int64_t longest() const { return (rows + columns - 1) * states; }

@@ -13,6 +13,7 @@ APPLICATIONS = {
     "ner": "named entity recognition",
     "audio": "audio-to-score alignment",
     "translation": "translation with structured attention",
+    "gpu": "kernels for GPUs, checked and timed",
 }
 
 

@@ -153,8 +153,9 @@ class PathDistribution(Targets):
         return other
 
     def _backend_under(self, kernel: Kernel | None) -> str:
-        """This backend, or the reference where it does not know an Ω."""
-        return self.backend if BACKENDS[self.backend].serves(self.structure, self.device, kernel) else "reference"
+        """This backend, or the next that knows an Ω."""
+        names = (self.backend, *BACKENDS)
+        return next(name for name in names if BACKENDS[name].serves(self.structure, self.device, kernel))
 
     @abstractmethod
     def _is_path(self, value: Tensor) -> Tensor:

@@ -48,10 +48,27 @@ def test_use_backend_in_one_thread_leaves_the_others_alone() -> None:
 
 def test_unknown_backend() -> None:
     with (
-        pytest.raises(ValueError, match="name must be one of 'native', 'detour', 'reference', got 'cuda'"),
+        pytest.raises(ValueError, match="name must be one of 'native', 'triton', 'detour', 'reference', got 'cuda'"),
         bx.use_backend("cuda"),
     ):
         pass
+
+
+def test_the_kernels_for_gpus_do_not_run_on_the_cpu() -> None:
+    pytest.importorskip("triton")
+    with (
+        bx.use_backend("triton"),
+        pytest.raises(ValueError, match="the triton backend runs on GPUs, got tensors on cpu"),
+    ):
+        bx.DTW(torch.ones(2, 3))
+
+
+def test_an_omega_that_a_backend_lacks_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKENDS["native"], "serves", lambda structure, device, kernel: kernel == ("hard", ()))
+    monkeypatch.setattr(BACKENDS["detour"], "serves", lambda structure, device, kernel: kernel is not None)
+    p = bx.DTW(torch.ones(2, 3), omega="hard")
+    assert p.backend == "native"
+    assert p._with(p._scores, bx.Negentropy()).backend == "detour"
 
 
 def test_environment_variable() -> None:
@@ -68,7 +85,7 @@ for name in ("reference", "fast"):
     told = python(code)
     assert told.stdout == "reference\n"
     assert (
-        "the environment variable BELLMAX_BACKEND must be one of 'native', 'detour', 'reference', got 'fast'"
+        "the environment variable BELLMAX_BACKEND must be one of 'native', 'triton', 'detour', 'reference', got 'fast'"
         in told.stderr
     )
 

@@ -42,7 +42,7 @@ def test_it_serves_what_the_kernels_serve_elsewhere(structure: str) -> None:
 @needs_kernels
 def test_backend_info_of_a_device() -> None:
     assert bx.backend_info() == bx.backend_info("cpu") | {"cpu": "native"}
-    assert bx.backend_info("cuda:0")["cuda:0"] == bx.backend_info(torch.device("mps"))["mps"] == "detour"
+    assert bx.backend_info(torch.device("mps"))["mps"] == "detour"
     assert bx.backend_info("meta")["meta"] == "reference"
     with bx.use_backend("reference"):
         assert bx.backend_info("cuda")["cuda"] == "reference"

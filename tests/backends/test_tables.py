@@ -320,3 +320,25 @@ def test_bad_numbers_are_seen_and_padding_is_not_read() -> None:
         scores[1, 2, 2] = bad
         with pytest.raises(AssertionError):
             lattice.run(bx.Negentropy(), weight, lattice.scores)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("batch", "minimize", "name"), [(1, True, "negentropy"), (2, False, "l2")])
+def test_tensors_that_hold_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
+    """Read and written where they are; elsewhere nodes have score 0, and there are no moves."""
+    moves = [bx.Move(1, 1, score=bx.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
+    lattice = bx.Lattice(moves, node=bx.cell("own", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))
+    shapes = {"own": (batch, 70, 9), "diagonal": (68, 20), "end": (batch, 5, 22)}
+    rng = np.random.default_rng(0)
+    tensors = {n: torch.from_numpy(rng.normal(size=shape)).requires_grad_() for n, shape in shapes.items()}
+    lengths = torch.tensor([71, 60])[:batch], torch.tensor([21, 15])[:batch]
+
+    def all_of(backend: str) -> list[Tensor]:
+        with bx.use_backend(backend):
+            p = lattice.paths(tensors, lengths=lengths, omega=OMEGAS[name], minimize=minimize)
+            first = torch.autograd.grad(p.value.sum(), list(tensors.values()), create_graph=True)
+            second = torch.autograd.grad(sum(g.cos().sum() for g in first), list(tensors.values()))
+        return [p.value, *first, *second]
+
+    for got, right in zip(all_of("native"), all_of("reference"), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-8, atol=1e-10)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
 from bellmax.backends.native import blocks, loading, short_pairs, two_states
+from bellmax.backends.triton import KERNELS
 from bellmax.series.blocks import value_in_blocks
 from bellmax.tensors import WITHOUT_FLOAT64
 
-__all__ = ["BACKENDS", "WITHOUT_FLOAT64", "blocks", "detour", "functions", "loading", "short_pairs"]
+__all__ = ["BACKENDS", "KERNELS", "WITHOUT_FLOAT64", "blocks", "detour", "functions", "loading", "short_pairs"]
 __all__ += ["two_states", "value_in_blocks"]

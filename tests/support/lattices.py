@@ -49,7 +49,8 @@ class Lattice:
         moves = torch.tensor(self.moves, dtype=torch.int64).reshape(-1, 4)
         assert omega.kernel is not None
         name, parameters = omega.kernel
-        return (self.rows, self.columns, self.states, moves, *ends, lengths, band, name, list(parameters), threads)
+        table = None, 1, self.rows, self.columns, self.states, moves, *ends, lengths, band
+        return (*table, name, list(parameters), threads)
 
     def _tape(self) -> Tensor:
         """Room for a tape."""

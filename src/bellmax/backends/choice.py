@@ -72,6 +72,8 @@ def _first_to_serve(structure: str, device: torch.device, kernel: Kernel | None)
         return chosen
     if chosen == "native" and device.type != "cpu":
         raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
+    if chosen == "triton" and not BACKENDS[chosen].serves("chain", device, Kernel("hard")):
+        raise ValueError(f"the triton backend runs on GPUs, got tensors on {device}")
     return next(name for name, backend in BACKENDS.items() if backend.serves(structure, device, kernel))
 
 
@@ -86,12 +88,12 @@ def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> 
 def backend_info(device: str | torch.device = "cpu") -> dict[str, str]:
     """Which backend runs on a device here, under an Ω that ships with bellmax, and why.
 
-    ``native`` are compiled kernels on the CPU; ``detour`` are the same, for tensors elsewhere: those are copied to the
-    CPU, and the results back; ``reference`` is plain torch, on the device.
+    ``native`` are compiled kernels on the CPU; ``triton`` are kernels for GPUs; ``detour`` are those of the CPU, for
+    tensors elsewhere: those are copied to the CPU, and the results back; ``reference`` is plain torch, on the device.
 
     >>> import bellmax as bx
     >>> sorted(bx.backend_info())
-    ['cpu', 'instructions', 'native', 'threads']
+    ['cpu', 'instructions', 'native', 'threads', 'triton']
     >>> bx.backend_info("meta")["meta"]
     'reference'
     """
@@ -99,6 +101,7 @@ def backend_info(device: str | torch.device = "cpu") -> dict[str, str]:
     return {
         str(device): _first_to_serve("chain", device, Kernel("hard")),
         "native": BACKENDS["native"].status,
+        "triton": BACKENDS["triton"].status,
         "instructions": instructions(),
         "threads": str(torch.get_num_threads()),
     }

@@ -85,8 +85,11 @@ class Backend(Protocol):
     """Sweeps for some structures, devices and Ω."""
 
     name: str
-    status: str
-    """"available", or why it is not."""
+
+    @property
+    def status(self) -> str:
+        """ "available", or why it is not."""
+        ...
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         """Whether it sweeps a structure on a device under a compiled Ω; None is an Ω written in Python."""

@@ -48,12 +48,13 @@ class LatticeLayout:
 
     index_is_batched = True
     engine = "dag"
-    sense = 1
 
     def __init__(self, table: Table) -> None:
-        self.table = table
+        self.table, self.sense = table, table.sense
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
         self._extents = list(dict.fromkeys(_extents(table)))
+        masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
+        self.windows = [None if hidden else _window(t) for t, hidden in zip(table.terms, masked, strict=True)]
 
     # --- sizes
 
@@ -100,16 +101,16 @@ class LatticeLayout:
         if theta[0].device.type != "cpu":
             return
         for terms, array in zip(self.table.terms, self.arrays(theta, index), strict=True):
-            if array is None or bool((array < math.inf).all()):
+            if array is None or bool((self.sense * array < math.inf).all()):
                 continue
-            bad = ~(array < math.inf) & self.inside(theta, index)
+            bad = ~(self.sense * array < math.inf) & self.inside(theta, index)
             if bool(bad.any()):
                 batch, i, j = bad.nonzero()[0].tolist()
                 names = " + ".join(self.table.scores[term.score] for term in terms)
                 found = array.expand(bad.shape)[batch, i, j].item()
                 raise ValueError(
-                    f"{names} must be finite or -inf, got {found} at cell {(i, j)} of batch element {batch} "
-                    "(batch flattened)"
+                    f"{names} must be finite or {self.table.absent:+}, got {found} at cell {(i, j)} of batch element "
+                    f"{batch} (batch flattened)"
                 )
 
     def inside(self, theta: Tensors, index: Tensors) -> Tensor:
@@ -119,42 +120,46 @@ class LatticeLayout:
 
     # --- the scores of slots
 
-    def arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        """The score of each slot, (B or 1, N or 1, M or 1); None is 0.
+    def arrays(self, theta: Tensors, index: Tensors, in_windows: bool = False) -> Arrays:
+        """The score of each slot, (B or 1, N or 1, M or 1); None is 0. ``in_windows``, as it is if it has a window.
 
-        A move is absent, −∞, where it is masked or a score of it has no entry; elsewhere a missing entry is 0.
+        A move is absent where it is masked or a score of it has no entry; elsewhere a missing entry is 0.
         """
         cells, masks, states = Cells(self.size(theta, index), index), self._masks(index), self.table.states
-        found = self._sums(theta, cells, -math.inf)
+        found = self._sums(theta, cells, self.table.absent, in_windows)
         for slot, move in enumerate(self.table.moves, states):
             if move.where is not None:
                 allowed = _read(move.where, masks[move.where.score], cells, False)
                 own = found[slot]
                 own = theta[0].new_zeros((1, 1, 1)) if own is None else own
-                found[slot] = own.masked_fill(~allowed, -math.inf)
+                found[slot] = own.masked_fill(~allowed, self.table.absent)
         return found
 
-    def changes(self, z: Tensors, index: Tensors) -> Arrays:
+    def changes(self, z: Tensors, index: Tensors, in_windows: bool = False) -> Arrays:
         """The change of :meth:`arrays` for a change of the scores; 0 where there is none."""
-        return self._sums(z, Cells(self.size(z, index), index), 0.0)
+        return self._sums(z, Cells(self.size(z, index), index), 0.0, in_windows)
 
-    def _sums(self, theta: Tensors, cells: Cells, absent: float) -> Arrays:
+    def _sums(self, theta: Tensors, cells: Cells, absent: float, in_windows: bool) -> Arrays:
         found: Arrays = []
-        for terms, is_move in zip(self.table.terms, self.is_move, strict=True):
+        for terms, is_move, window in zip(self.table.terms, self.is_move, self.windows, strict=True):
+            if in_windows and window is not None:
+                found.append(theta[terms[0].score])
+                continue
             missing = absent if is_move else 0.0
             parts = [_read(term, theta[term.score], cells, missing) for term in terms]
             found.append(sum(parts[1:], start=parts[0]) if parts else None)
         return found
 
-    def onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors) -> list[Tensor]:
+    def onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors, in_windows: bool = False) -> list[Tensor]:
         """The transpose of :meth:`changes`, of θ's shapes."""
         cells = Cells(self.size(theta, index), index)
         totals: Arrays = [None] * len(theta)
-        for terms, gradient in zip(self.table.terms, gradients, strict=True):
+        for terms, gradient, window in zip(self.table.terms, gradients, self.windows, strict=True):
             if gradient is None:
                 continue
             for term in terms:
-                part = _spread(term, gradient, theta[term.score], cells)
+                is_there = in_windows and window is not None
+                part = gradient if is_there else _spread(term, gradient, theta[term.score], cells)
                 total = totals[term.score]
                 totals[term.score] = part if total is None else total + part
         return [torch.zeros_like(t) if total is None else total for total, t in zip(totals, theta, strict=True)]
@@ -173,7 +178,7 @@ class LatticeLayout:
         for slot in range(len(arrays) - self.table.states, len(arrays)):
             end = arrays[slot]
             end = theta[0].new_zeros((1, 1, 1)) if end is None else end
-            arrays[slot] = end.masked_fill(~is_end, -math.inf)
+            arrays[slot] = end.masked_fill(~is_end, self.table.absent)
         found = self._by_edge(arrays, theta, index, ~self.inside(theta, index))
         return found if self.graph(theta, index).has_paths else found.fill_(-math.inf)
 
@@ -187,9 +192,9 @@ class LatticeLayout:
         for slot, state, cells in self.graph(theta, index).slots:
             both = [a for a in (arrays[slot], arrays[state] if state >= 0 else None) if a is not None]
             total = sum(both[1:], start=both[0]) if both else theta[0].new_zeros((1, 1, 1))
-            total = total.expand(shape) if outside is None else total.masked_fill(outside, -math.inf)
+            total = total.expand(shape) if outside is None else total.masked_fill(outside, self.table.absent)
             parts.append(total.flatten(1).index_select(1, cells))
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1) if self.sense > 0 else -torch.cat(parts, 1)
 
     def onto_slots(self, edges: Tensor, theta: Tensors, index: Tensors) -> Arrays:
         """Numbers of edges (B, E), summed over the slots that their weights are made of, (B, N, M) each."""
@@ -216,7 +221,7 @@ class LatticeLayout:
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         """The transpose of :meth:`along`."""
-        return self.onto_tensors(self.onto_slots(edges, theta, index), theta, index)
+        return self.onto_tensors(self.onto_slots(self.sense * edges, theta, index), theta, index)
 
     def has_sink(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B,): whether paths may end at more than one node."""
@@ -280,6 +285,14 @@ class LatticeLayout:
         return flat.scatter(-1, torch.where(is_edge, order[place], len(keys)), 1)[..., :-1]
 
 
+def _window(terms: tuple[Term, ...]) -> tuple[int, int] | None:
+    """The first cell of a slot whose score is one tensor by cell, as it is."""
+    if len(terms) != 1 or terms[0].coefficient != 1 or [axis.kind for axis in terms[0].axes] != ["i", "j"]:
+        return None
+    i, j = terms[0].axes
+    return -i.offset, -j.offset
+
+
 def _extents(table: Table) -> Iterator[tuple[int, int, int, bool]]:
     """What the size of the grid follows from: a dimension, from the last, of a tensor, among the scores, labels and
     masks, and the offset of the cell's place along it; whether it is along rows."""
@@ -304,8 +317,6 @@ class Cells:
 
     def along(self, axis: Axis, device: torch.device) -> Tensor:
         """The index along a dimension of a score, (B or 1, N or 1, M or 1); negative where there is none."""
-        if axis.kind == "at":
-            return torch.full((1, 1, 1), axis.place, device=device)
         dim = 1 if axis.follows_rows else 2
         if axis.is_label:
             labels = self.labels[axis.place]
@@ -313,11 +324,11 @@ class Cells:
         at = torch.arange(self.size[dim - 1], device=device) + axis.offset
         return at.reshape((1, -1, 1) if dim == 1 else (1, 1, -1))
 
-    def places(self, term: Term, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, axes: tuple[Axis, ...], tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Where in the flat score each cell reads, (B or 1, N or 1, M or 1), and whether it does."""
         place = torch.zeros((1, 1, 1), dtype=torch.int64, device=tensor.device)
         exists = torch.ones((1, 1, 1), dtype=torch.bool, device=tensor.device)
-        for axis, own in zip(term.axes, tensor.shape[1:], strict=True):
+        for axis, own in zip(axes, tensor.shape[1:], strict=True):
             at = self.along(axis, tensor.device)
             place, exists = place * own + at.clamp(0, own - 1), exists & (at >= 0) & (at < own)
         return place, exists
@@ -325,69 +336,96 @@ class Cells:
 
 def _read(term: Term, tensor: Tensor, cells: Cells, missing: float | bool) -> Tensor:
     """coefficient · score[axes] by cell, (B or 1, N or 1, M or 1), and ``missing`` where there is no entry."""
-    is_scaled = term.coefficient != 1
-    if any(axis.is_label for axis in term.axes):
-        place, exists = cells.places(term, tensor)
+    for dim, axis in reversed(list(enumerate(term.axes, 1))):
+        if axis.kind == "at":
+            tensor = tensor.select(dim, axis.place)
+    axes = _moving(term)
+    tensor = tensor * term.coefficient if term.coefficient != 1 else tensor
+    if _is_of_pairs(axes):
+        tensor = tensor.transpose(1, 2) if axes[0].follows_columns else tensor
+        by_row, by_column = sorted(axes, key=lambda axis: axis.follows_columns)
+        tensor = _picked(tensor.transpose(1, 2), cells.along(by_column, tensor.device).squeeze(1), missing)
+        return _picked(tensor.transpose(1, 2), cells.along(by_row, tensor.device).squeeze(2), missing)
+    if any(axis.is_label for axis in axes):
+        place, exists = cells.places(axes, tensor)
         flat = tensor.flatten(1)
         if not flat.shape[1]:
             return tensor.new_full((1, *place.shape[1:]), missing)
         batch = max(len(flat), len(place))
-        if len(flat) == 1:
-            entries = flat[0][place]
-        else:
-            entries = flat.gather(1, place.expand(batch, -1, -1).flatten(1)).unflatten(1, place.shape[1:])
-        entries = entries * term.coefficient if is_scaled else entries
-        return entries.masked_fill(~exists, missing)
-    for dim, axis in reversed(list(enumerate(term.axes, 1))):
-        if axis.kind == "at":
-            tensor = tensor.select(dim, axis.place)
-    tensor = tensor * term.coefficient if is_scaled else tensor
-    kept = _grid_axes(term)
+        entries = flat.expand(batch, -1).gather(1, place.expand(batch, -1, -1).flatten(1))
+        return entries.reshape(batch, *place.shape[1:]).masked_fill(~exists, missing)
+    kept = _grid_axes(axes)
     for dim in (1, 2):
         tensor = tensor if dim in kept else tensor.unsqueeze(dim)
     shifts = {dim: (axis.offset, cells.size[dim - 1]) for dim, axis in kept.items()}
     return _all_shifted(tensor, shifts, missing)
 
 
+def _picked(tensor: Tensor, at: Tensor, missing: float | bool) -> Tensor:
+    """The rows of a tensor (B or 1, size, …) at integers (B or 1, L), ``missing`` where those are out of range."""
+    size = tensor.shape[1]
+    rows = pad(tensor, (0, 0, 0, 1), value=missing)
+    at = torch.where((at >= 0) & (at < size), at, size)
+    if len(rows) != 1:
+        at = at + (size + 1) * torch.arange(len(rows), device=at.device).unsqueeze(1)
+    found = torch.empty_like(rows[:, :0]) if not at.numel() else rows.flatten(0, 1).index_select(0, at.flatten())
+    return found.reshape(*at.shape, rows.shape[2])
+
+
 def _spread(term: Term, gradient: Tensor, tensor: Tensor, cells: Cells) -> Tensor:
     """The transpose of :func:`_read`: numbers of cells, summed over the cells that read an entry."""
-    kept = _grid_axes(term)
+    axes = _moving(term)
+    kept = _grid_axes(axes)
     shape = [gradient.shape[0], *(cells.size[d - 1] if d in kept else gradient.shape[d] for d in (1, 2))]
     gradient = gradient.expand(shape)
     unread = [dim for dim in (1, 2) if dim not in kept and shape[dim] > 1]
     gradient = gradient.sum(unread, keepdim=True) if unread else gradient
     gradient = gradient if term.coefficient == 1 else gradient * term.coefficient
-    is_shared = len(tensor) == 1
-    if any(axis.is_label for axis in term.axes):
-        place, exists = cells.places(term, tensor)
-        place, gradient = torch.broadcast_tensors(place, gradient.masked_fill(~exists, 0))
-        if not tensor.numel():
-            return torch.zeros_like(tensor)
-        if is_shared:
-            flat = gradient.new_zeros(tensor.numel()).index_add(0, place.flatten(), gradient.flatten())
-        else:
-            flat = gradient.new_zeros((len(tensor), tensor.shape[1:].numel()))
-            flat = flat.scatter_add(1, place.flatten(1), gradient.flatten(1))
-        return flat.reshape(tensor.shape)
-    if is_shared and len(gradient) != 1:
-        gradient = gradient.sum(0, keepdim=True)
-    sizes = dict(zip(term.axes, tensor.shape[1:], strict=True))
-    gradient = _all_shifted(gradient, {dim: (-axis.offset, sizes[axis]) for dim, axis in kept.items()}, 0)
-    for dim in (2, 1):
-        gradient = gradient if dim in kept else gradient.squeeze(dim)
-    for dim, (axis, own) in enumerate(zip(term.axes, tensor.shape[1:], strict=True), 1):
+    sizes = [own for own, axis in zip(tensor.shape[1:], term.axes, strict=True) if axis.kind != "at"]
+    if any(axis.is_label for axis in axes):
+        gradient = _onto_entries(axes, sizes, gradient, cells)
+        gradient = gradient.sum(0, keepdim=True) if len(tensor) == 1 else gradient
+    else:
+        gradient = gradient.sum(0, keepdim=True) if len(tensor) == 1 and len(gradient) != 1 else gradient
+        own = dict(zip(axes, sizes, strict=True))
+        gradient = _all_shifted(gradient, {dim: (-axis.offset, own[axis]) for dim, axis in kept.items()}, 0)
+        for dim in (2, 1):
+            gradient = gradient if dim in kept else gradient.squeeze(dim)
+    for dim, (axis, size) in enumerate(zip(term.axes, tensor.shape[1:], strict=True), 1):
         if axis.kind == "at":
-            gradient = _shifted(gradient.unsqueeze(dim), dim, -axis.place, own, 0)
+            gradient = _shifted(gradient.unsqueeze(dim), dim, -axis.place, size, 0)
     return gradient.expand(tensor.shape)
 
 
-def _grid_axes(term: Term) -> dict[int, Axis]:
-    """The dimensions of the grid, 1 for rows and 2 for columns, that a term depends on."""
-    found = {}
-    for axis in term.axes:
-        if axis.kind != "at":
-            found[1 if axis.follows_rows else 2] = axis
-    return found
+def _onto_entries(axes: tuple[Axis, ...], sizes: list[int], gradient: Tensor, cells: Cells) -> Tensor:
+    """Numbers of cells (B, N or 1, M or 1), summed over those that read an entry by its labels: (B, *sizes)."""
+    if _is_of_pairs(axes):
+        at = [cells.along(axis, gradient.device).flatten(1).unsqueeze(-1) for axis in axes]
+        hot = [(a == torch.arange(size, device=a.device)).to(gradient.dtype) for a, size in zip(at, sizes, strict=True)]
+        gradient = gradient.transpose(1, 2) if axes[0].follows_columns else gradient
+        return hot[0].transpose(1, 2).matmul(gradient.matmul(hot[1]))
+    entries = gradient.new_zeros((len(gradient), *sizes))
+    if not entries.numel():
+        return entries
+    place, exists = cells.places(axes, entries)
+    place, gradient = torch.broadcast_tensors(place, gradient.masked_fill(~exists, 0))
+    return entries.flatten(1).scatter_add(1, place.flatten(1), gradient.flatten(1)).reshape(entries.shape)
+
+
+def _moving(term: Term) -> tuple[Axis, ...]:
+    """The axes along which the place of a score changes with the cell."""
+    return tuple(axis for axis in term.axes if axis.kind != "at")
+
+
+def _is_of_pairs(axes: tuple[Axis, ...]) -> bool:
+    """Whether a score is read by one label, or number, of the row and one of the column."""
+    is_read = any(axis.is_label for axis in axes) and len(axes) == 2
+    return is_read and axes[0].follows_columns != axes[1].follows_columns
+
+
+def _grid_axes(axes: tuple[Axis, ...]) -> dict[int, Axis]:
+    """The dimensions of the grid, 1 for rows and 2 for columns, that a score depends on, and how."""
+    return {1 if axis.follows_rows else 2: axis for axis in axes}
 
 
 def _shifted(tensor: Tensor, dim: int, offset: int, size: int, missing: float | bool) -> Tensor:

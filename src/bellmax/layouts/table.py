@@ -6,6 +6,7 @@ A table is constants. As text it is the name of its structure, so that whoever k
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NamedTuple
 
 PLACES = ("corner", "row", "column", "anywhere")
@@ -76,6 +77,13 @@ class Table(NamedTuple):
     """Names, for messages."""
     labels: int
     masks: int
+    sense: int = 1
+    """1, or −1 if scores are costs, and the value is a smoothed least one."""
+
+    @property
+    def absent(self) -> float:
+        """The score of what does not exist."""
+        return -self.sense * math.inf
 
     @property
     def name(self) -> str:
@@ -96,9 +104,9 @@ class Table(NamedTuple):
 
 
 def from_name(name: str) -> Table:
-    states, moves, nodes, start, end, scores, labels, masks = json.loads(name.removeprefix(PREFIX))
+    states, moves, nodes, start, end, scores, *numbers = json.loads(name.removeprefix(PREFIX))
     steps = tuple(Step(di, dj, a, b, _terms(terms), where and _term(where)) for di, dj, a, b, terms, where in moves)
-    return Table(states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), labels, masks)
+    return Table(states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), *numbers)
 
 
 def _term(given: Any) -> Term:

@@ -114,7 +114,10 @@ class CTC(LatticePaths):
     def _check_labels(self) -> None:
         """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
         targets, classes = self.targets, self.event_shape[1]
-        if not targets.numel() or (_is_within(targets, classes) and not bool((targets == self.blank).any())):
+        if not targets.numel():
+            return
+        least, most = (int(bound) for bound in targets.aminmax())
+        if least >= 0 and most < classes and not least <= self.blank <= most:
             return
         within = torch.arange(targets.shape[-1]) < self.lengths[..., 1:]
         bad = within & ((targets < 0) | (targets >= classes) | (targets == self.blank))
@@ -251,11 +254,6 @@ def _make_begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[T
 def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):
         return _make_begins(most, dtype, device)
-
-
-def _is_within(labels: Tensor, classes: int) -> bool:
-    least, most = labels.aminmax()
-    return int(least) >= 0 and int(most) < classes
 
 
 def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:

@@ -205,7 +205,6 @@ class DTW(PathDistribution):
 
     def _lattice_paths(self) -> LatticePaths:
         """The same program as a lattice: every cell has its cost, and a move what it pays beyond that."""
-        self._check()
         cost = promote_half(self.cost)
         cells = cost if self.step_weights is None else cost.masked_fill(~cost.isfinite(), 0)
         tensors = {"cost": cost, **self._beyond(cells, with_penalties=True)}

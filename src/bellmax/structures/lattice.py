@@ -248,8 +248,8 @@ class Lattice:
         self._needed = {*self.scores, *self.labels, *self.masks} - {_ONE}
         axes = [(term.score, dim, axis) for _, term, _ in self._table.reads for dim, axis in enumerate(term.axes)]
         self._classes = {(score, dim, axis.place) for score, dim, axis in axes if axis.kind == "at"}
-        self._structure = self._table.name
-        self._layout = LAYOUTS[self._structure]
+        self._structures = {sense: self._table._replace(sense=sense).name for sense in (1, -1)}
+        self._layouts = {sense: LAYOUTS[name] for sense, name in self._structures.items()}
 
     def _declare(self) -> Table:
         for state in (*self._nodes, *self._start.scores, *self._end.scores):
@@ -379,6 +379,7 @@ class LatticePaths(NamedScores):
     """
 
     _lengths: Tensor
+    _sweeps_minimize = True
     _tape_is_large = True
 
     def __init__(
@@ -393,8 +394,8 @@ class LatticePaths(NamedScores):
         minimize: bool = False,
     ) -> None:
         self.lattice = lattice
-        self.structure = lattice._structure
         self.sense = -1 if minimize else 1
+        self.structure = lattice._structures[self.sense]
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
@@ -424,11 +425,10 @@ class LatticePaths(NamedScores):
             self._keep(f"_integers_{number}", _expanded(tensor, batch, own), own)
         read = *self._scores, *(tensor for tensor, _ in integers.values())
         self._size = self._layout.size_of(read)
-        whole = torch.tensor(self._size, device=self.device)
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
             if own_lengths
-            else whole.expand(*batch, 2)
+            else torch.tensor(self._size, device=self.device).expand(*batch, 2)
         )
         self._keep("_lengths", given, 1)
 
@@ -539,7 +539,7 @@ class LatticePaths(NamedScores):
         if is_readable(theta[0]):
             layout.check([t.detach() for t in theta], index)
         weights = layout.weights(theta, index)
-        dag = _graph(self.lattice._table, *self._size, self.device)
+        dag = _graph(layout.table, *self._size, self.device)
         paths = DAGPaths(dag, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
         paths.backend = self.backend if self.backend == "reference" else paths.backend
         return paths
@@ -548,7 +548,7 @@ class LatticePaths(NamedScores):
         lead = edges.shape[: edges.ndim - 1 - len(self.batch_shape)]
         flat = edges.reshape(-1, edges.shape[-1])
         theta, index = self._repeated(lead.numel())
-        found = self._layout.onto_scores(flat, theta, index)[0]
+        found = self._layout.onto_tensors(self._layout.onto_slots(flat, theta, index), theta, index)[0]
         return found.reshape(*lead, *self.batch_shape, *self.event_shape)
 
     def _to_paths(self, found: Tensor) -> Tensor:
@@ -576,7 +576,7 @@ class LatticePaths(NamedScores):
 
     @property
     def _layout(self) -> LatticeLayout:
-        layout = self.lattice._layout
+        layout = self.lattice._layouts[self.sense]
         assert isinstance(layout, LatticeLayout)
         return layout
 

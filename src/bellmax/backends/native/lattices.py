@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ _MOST_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
 
 
 class NativeLattice:
-    """By strips. Scores are read into one array for each slot that has some; kernels know arrays and moves alone."""
+    """By strips. Scores are read into one array for each slot that has some, or are the tensor itself where it has a
+    window of the cells; kernels know arrays and moves alone."""
 
     check = None
 
@@ -27,6 +27,7 @@ class NativeLattice:
         self.layout, table = layout, layout.table
         with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
             self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
+            self._windows = torch.tensor([(0, 0, 0) if w is None else (1, *w) for w in layout.windows])
         ends = (table.start, table.end)
         self._ends = [part for e in ends for part in (e.place, sum(1 << state for state in e.states))]
 
@@ -37,7 +38,8 @@ class NativeLattice:
     def _call(self, name: str, first: Any, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
         rows, columns = self.layout.size(theta, index)
         lengths, band = (t.contiguous() for t in index[:2])
-        table = rows, columns, self.layout.table.states, self._moves, *self._ends, lengths, band
+        own = self.layout.table
+        table = own.sense, rows, columns, own.states, self._moves, *self._ends, lengths, band
         assert omega.kernel is not None
         try:
             return call(name, first, *args, *table, *omega.kernel)
@@ -46,7 +48,7 @@ class NativeLattice:
             raise
 
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        return _contiguous(self.layout.arrays(theta, index))
+        return _contiguous(self.layout.arrays(theta, index, in_windows=True))
 
     def _empty(self, arrays: Arrays) -> Arrays:
         """Room for numbers of the slots that have scores."""
@@ -66,29 +68,34 @@ class NativeLattice:
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
-        if not self._call("lattice_forward", self._arrays(theta, index), theta, index, omega, value, tape):
+        arrays = self._arrays(theta, index)
+        if not self._call("lattice_forward", arrays, theta, index, omega, value, tape, self._windows):
             self.layout.check(theta, index)
         return value.to(theta[0].dtype)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         arrays = self._arrays(theta, index)
         gradients, seeds = self._empty(arrays), seed.double().contiguous()
-        self._call("lattice_backward", arrays, theta, index, omega, tape.contiguous(), seeds, gradients)
-        return self.layout.onto_tensors(gradients, theta, index)
+        given = tape.contiguous(), seeds, gradients, self._windows
+        self._call("lattice_backward", arrays, theta, index, omega, *given)
+        return self.layout.onto_tensors(gradients, theta, index, in_windows=True)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         arrays = self._arrays(theta, index)
-        pairs = zip(arrays, self.layout.changes(z, index), strict=True)
-        along = _contiguous([None if a is None or d is None else _finite(d, a) for a, d in pairs])
+        pairs = zip(arrays, self.layout.changes(z, index, in_windows=True), strict=True)
+        absent = self.layout.table.absent
+        along = _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
         products, seeds = self._empty(arrays), seed.double().contiguous()
-        self._call("lattice_hessian", arrays, theta, index, omega, tape.contiguous(), seeds, along, products)
-        return self.layout.onto_tensors(products, theta, index)
+        given = tape.contiguous(), seeds, along, products, self._windows
+        self._call("lattice_hessian", arrays, theta, index, omega, *given)
+        return self.layout.onto_tensors(products, theta, index, in_windows=True)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         paths, arrays = self.layout.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)
-        self._call("lattice_sample", arrays, theta, index, omega, tape.contiguous(), uniforms.contiguous(), paths)
+        given = tape.contiguous(), uniforms.contiguous(), paths, self._windows
+        self._call("lattice_sample", arrays, theta, index, omega, *given)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -146,11 +153,6 @@ class NativeRows(NativeLattice):
 def _as_numbers(slot: int, term: Term, is_mask: bool) -> list[int]:
     axes = [part for axis in term.axes for part in (_KINDS.index(axis.kind), axis.offset, axis.place)]
     return [slot, term.score, is_mask, *axes, *[-1, 0, 0] * (_MOST_AXES - len(term.axes))]
-
-
-def _finite(direction: Tensor, array: Tensor) -> Tensor:
-    """A direction, with 0 where there is no score to change."""
-    return torch.where(array == -math.inf, 0, direction)
 
 
 def _contiguous(arrays: Arrays) -> Arrays:

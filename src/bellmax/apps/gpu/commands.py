@@ -1,0 +1,70 @@
+"""``bellmax gpu``."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+
+import bellmax.apps.gpu.checks as checking
+import bellmax.apps.gpu.times as timing
+import bellmax.apps.training as training
+from bellmax.apps.commands import one_sentence
+from bellmax.apps.gpu.report import as_json, as_markdown, versions
+from bellmax.backends import BACKENDS
+from bellmax.backends.triton import Triton
+
+app = typer.Typer(help="Check the kernels for GPUs on the one at hand, and time them.")
+
+
+@app.callback(invoke_without_command=True)
+def gpu(
+    output: Annotated[Path, typer.Option(help="Report to write as JSON; the same as Markdown goes beside it.")] = Path(
+        "gpu.json"
+    ),
+    force: Annotated[bool, typer.Option(help="Write over an older report.")] = False,
+    times: Annotated[bool, typer.Option(help="Time the kernels as well.")] = True,
+) -> None:
+    """Check every kernel against plain torch in float64, twice; time it; write a report to paste into an issue.
+
+    Without a GPU the checks run in Triton's interpreter, on the CPU, and nothing is timed.
+    """
+    with one_sentence():
+        markdown = output.with_suffix(".md")
+        for path in (output, markdown):
+            if path.exists() and not force:
+                raise ValueError(f"{path} exists: add --force to write over it, or name another file with --output")
+        if find_spec("triton") is None:
+            raise ValueError("triton is not installed: try pip install triton")
+        console = Console()
+        device = _device(console)
+        checks = list(track(checking.run(device), "checks", checking.count(), console=console))
+        measured: list[timing.Time] = []
+        if times and device.type != "cpu":
+            measured = list(track(timing.run(device), "times", timing.count(), console=console))
+        found = versions(device), checks, measured, [] if device.type == "cpu" else timing.compiled()
+        training.write_json(output, as_json(*found))
+        markdown.write_text(as_markdown(*found), encoding="utf-8")
+        console.print(as_markdown(*found), highlight=False, markup=False)
+        console.print(f"written to {output} and {markdown}", highlight=False)
+        if not all(check.is_right for check in checks):
+            raise typer.Exit(1)
+
+
+def _device(console: Console) -> torch.device:
+    """The GPU, or the CPU with Triton's interpreter in its place."""
+    for name in ("cuda", "xpu"):
+        if torch.get_device_module(name).is_available():
+            return torch.device(name, torch.get_device_module(name).current_device())
+    console.print("There is no GPU here: the kernels run in Triton's interpreter, on the CPU. Nothing is timed.")
+    os.environ["TRITON_INTERPRET"] = "1"  # read by triton when the kernels are imported, which is later
+    triton = BACKENDS["triton"]
+    assert isinstance(triton, Triton)
+    triton.devices.add("cpu")
+    return torch.device("cpu")

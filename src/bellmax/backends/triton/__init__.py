@@ -1,0 +1,94 @@
+"""Triton kernels for GPUs, for float32 and float64 and four Ω. They never ran on a GPU by our hands: see docs/gpu.md.
+
+Only the modules of kernels import triton, and nothing imports those before a tensor on a GPU asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bellmax.backends.protocol import Backend, Sweeps
+from bellmax.backends.reference.expanded import Expanded
+from bellmax.layouts import EXPANSIONS, LAYOUTS
+from bellmax.layouts.lattice import LatticeLayout
+from bellmax.layouts.table import PREFIX
+from bellmax.regularizers import Kernel
+from bellmax.tensors import Tensors
+
+KERNELS = tuple(
+    Kernel(*parts) for parts in (("negentropy",), ("l2",), ("hard",), ("tsallis", (1.5,)), ("tsallis", (2.0,)))
+)
+_SWEEPS = {"scored_chain": "scores.ScoredChain", "chain": "chain.Chain", "dtw": "lattices.DTW", "dag": "graph.Graph"}
+_LATTICE = "lattices.Lattice"
+_MOST_STATES, _MOST_MOVES = 8, 16
+
+
+class Triton:
+    """One launch a sweep, one program a member of the batch."""
+
+    name = "triton"
+
+    def __init__(self, others: Sequence[Backend]) -> None:
+        self.devices = {"cuda", "xpu"}  # ROCm's name for its own is "cuda"
+        self._others = others
+        self._sweeps: dict[str, Sweeps] = {}
+
+    @cached_property
+    def status(self) -> str:
+        return "available" if find_spec("triton") is not None else "triton is not installed"
+
+    def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
+        is_here = device.type in self.devices and kernel in KERNELS and self.status == "available"
+        return is_here and (structure in _SWEEPS or structure in EXPANSIONS or _is_small(structure))
+
+    def sweeps(self, structure: str) -> Sweeps:
+        if structure not in self._sweeps:
+            self._sweeps[structure] = self._made(structure)
+        return self._sweeps[structure]
+
+    def _made(self, structure: str) -> Sweeps:
+        if structure in EXPANSIONS and structure not in _SWEEPS:
+            expansion = EXPANSIONS[structure]
+            return Expanded(expansion, self.sweeps(expansion.engine))
+        module, _, name = _SWEEPS.get(structure, _LATTICE).partition(".")
+        kind = getattr(import_module(f"bellmax.backends.triton.{module}"), name)
+        return cast("Sweeps", kind(LAYOUTS[structure], _Others(structure, self._others)))
+
+    def shortcut(self, name: str) -> None:
+        return None
+
+
+def _is_small(structure: str) -> bool:
+    if not structure.startswith(PREFIX):
+        return False
+    layout = LAYOUTS[structure]
+    assert isinstance(layout, LatticeLayout)
+    return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
+
+
+class _Others:
+    """The sweeps of the first backend that serves the device of θ."""
+
+    def __init__(self, structure: str, backends: Sequence[Backend]) -> None:
+        self._structure, self._backends = structure, backends
+
+    def _of(self, theta: Tensors, kernel: Kernel | None) -> Sweeps:
+        device = theta[0].device
+        served = (b for b in self._backends if b.serves(self._structure, device, kernel))
+        return next(served).sweeps(self._structure)
+
+    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
+        return self._of(theta, KERNELS[0]).empty_tape(theta, index)
+
+    def __getattr__(self, name: str) -> Any:
+        def run(theta: Tensors, *args: Any) -> Any:
+            return getattr(self._of(theta, args[-1].kernel), name)(theta, *args)
+
+        return run

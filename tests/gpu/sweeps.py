@@ -1,0 +1,44 @@
+"""The launches of each sweep of the programs that have kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bellmax.apps.gpu.problems import OMEGAS, PROBLEMS, Problem
+from gpu.driver import Launch, Log
+
+BATCH = 2
+BY_NAME = {problem.name: problem for problem in PROBLEMS}
+
+
+def launches_by_sweep(
+    log: Log,
+    problem: Problem,
+    steps: int,
+    size: int,
+    omega: str = "negentropy",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, list[Launch]]:
+    """What the value alone, the value for a gradient, the gradient and a Hessian product launch, on so many steps."""
+    shape = BATCH, steps, *[size] * (problem.sizes.count(",") - 1)
+    scores = [score.to(dtype).requires_grad_() for score in problem.scores(shape)]
+    found: dict[str, list[Launch]] = {}
+    with torch.no_grad(), _noting(log, found, "value"):
+        problem.values(scores, OMEGAS[omega])
+    with _noting(log, found, "forward"):
+        value = problem.values(scores, OMEGAS[omega])
+    with _noting(log, found, "backward"):
+        path = torch.autograd.grad(value.sum(), scores, create_graph=True)
+    with _noting(log, found, "hessian"):
+        torch.autograd.grad([(p * p.detach()).sum() for p in path], scores, materialize_grads=True)
+    return found
+
+
+@contextmanager
+def _noting(log: Log, found: dict[str, list[Launch]], sweep: str) -> Iterator[None]:
+    before = len(log)
+    yield
+    found[sweep] = log[before:]

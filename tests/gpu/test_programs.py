@@ -1,0 +1,23 @@
+"""The checks of ``bellmax gpu`` on emulated code: every program, Ω and dtype against plain torch in float64, twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bellmax.apps.gpu import checks
+from bellmax.apps.gpu.problems import OMEGAS, PROBLEMS, Problem
+from gpu.driver import emulated
+
+
+@pytest.mark.slow_gpu
+@pytest.mark.parametrize("dtype", checks.BOUNDS, ids=str)
+@pytest.mark.parametrize("omega", OMEGAS)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_results_are_right_and_the_same_twice(problem: Problem, omega: str, dtype: torch.dtype) -> None:
+    scores = [score.to(dtype) for score in problem.scores(problem.small)]
+    with emulated() as log:
+        check = checks._check(problem, "triton", omega, OMEGAS[omega], scores)
+    assert check.is_right, check
+    assert log
+    assert not [launch.kernel for launch in log if launch.counts["words read back"]]

@@ -1,0 +1,262 @@
+"""Lattices by a table of moves, DTW among them, on emulated code against plain torch in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from support.lattices import at_one
+from support.problems import OMEGAS
+from torch import Tensor
+
+import bellmax as bx
+from bellmax.layouts.table import PLACES, Axis, Ends, Step, Table, Term
+from bellmax.tensors import Tensors
+from gpu.comparing import assert_close, assert_sweeps
+from gpu.driver import Log
+
+table = pytest.importorskip("bellmax.backends.triton.lattices")
+
+SERVED = "negentropy", "l2", "tsallis1.5", "hard"
+FLOAT32, FLOAT64 = torch.float32, torch.float64
+slow = pytest.mark.slow_gpu
+
+
+def every(*quick: tuple[str, torch.dtype]) -> pytest.MarkDecorator:
+    """Each Ω and dtype, all of them slow but those said to be quick."""
+    both = [(omega, dtype) for omega in SERVED for dtype in (FLOAT32, FLOAT64)]
+    return pytest.mark.parametrize(
+        ("omega", "dtype"), [pytest.param(*pair, marks=[slow] * (pair not in quick)) for pair in both]
+    )
+
+
+# --- DTW
+
+
+def padded_costs(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """A whole pair with a cell that no path may pass, a shorter one in a band, one without a path, a single cell."""
+    cost = torch.rand(4, 6, 9, dtype=dtype) * 3
+    cost[0, 2, 3] = cost[2, 3, 4] = math.inf
+    lengths = torch.tensor([[6, 9], [4, 5], [4, 5], [1, 1]])
+    for own, (rows, columns) in zip(cost, lengths.tolist(), strict=True):
+        own[rows:] = own[:, columns:] = math.nan
+    return [cost], [lengths, torch.tensor([math.inf, 1.0, 0.5, math.inf], dtype=FLOAT64)]
+
+
+@every(("negentropy", FLOAT32))
+def test_pairs_of_many_lengths_with_a_band(omega: str, dtype: torch.dtype, launches: Log) -> None:
+    assert_sweeps("dtw", *padded_costs(dtype), at_one(OMEGAS[omega]))
+    assert launches.kernels == ["table_forward"] * 2 + ["table_backward", "table_tangents", "table_backward"]
+
+
+@slow
+@pytest.mark.parametrize("shape", [(2, 1, 1), (2, 1, 5), (2, 5, 1), (1, 3, 40), (3, 40, 3)])
+def test_whole_pairs(shape: tuple[int, ...], launches: Log) -> None:
+    assert_sweeps("dtw", [torch.rand(shape)], (), bx.Negentropy())
+
+
+@slow
+def test_costs_that_are_not_contiguous(launches: Log) -> None:
+    assert_sweeps("dtw", [torch.rand(7, 5, 2).permute(2, 1, 0)], (), bx.SquaredL2())
+
+
+def test_an_empty_batch_is_another_backends(launches: Log) -> None:
+    assert bx.DTW(torch.zeros(0, 3, 4)).value.shape == (0,)
+    assert not launches
+
+
+# --- declared structures, from scores to a Hessian product
+
+Build = Callable[[Tensors, bx.Regularizer], Tensor]
+
+
+def ctc(scores: Tensors, omega: bx.Regularizer) -> Tensor:
+    targets = torch.tensor([[1, 1, 2, 0], [3, 2, 0, 0]])
+    return bx.CTC(scores[0], targets, lengths=(torch.tensor([8, 5]), torch.tensor([3, 2])), omega=omega).value
+
+
+def monotone(scores: Tensors, omega: bx.Regularizer) -> Tensor:
+    return bx.Monotone(scores[0], lengths=(torch.tensor([8, 3]), torch.tensor([4, 2])), omega=omega).value
+
+
+def transducer(scores: Tensors, omega: bx.Regularizer) -> Tensor:
+    return bx.Transducer(*scores, lengths=(torch.tensor([4, 3]), torch.tensor([3, 1])), omega=omega).value
+
+
+def alignment(mode: str) -> Build:
+    def build(scores: Tensors, omega: bx.Regularizer) -> Tensor:
+        gaps = {"gap_open": scores[1], "row_gaps": (scores[2], -0.5)}
+        lengths = torch.tensor([5, 3]), torch.tensor([6, 4])
+        return bx.Alignment(scores[0], **gaps, mode=mode, lengths=lengths, omega=omega).value
+
+    return build
+
+
+def warping(scores: Tensors, omega: bx.Regularizer) -> Tensor:
+    """From and to any column."""
+    return bx.DTW(-scores[0], open_begin=True, open_end=True, omega=omega).value
+
+
+STRUCTURES: dict[str, tuple[Build, list[tuple[int, ...]]]] = {
+    "ctc": (ctc, [(2, 8, 4)]),
+    "monotone": (monotone, [(2, 8, 4)]),
+    "transducer": (transducer, [(2, 4, 4), (2, 4, 3)]),
+    "global": (alignment("global"), [(2, 5, 6), (2,), (2, 5)]),
+    "local": (alignment("local"), [(2, 5, 6), (2,), (2, 5)]),
+    "semiglobal": (alignment("semiglobal"), [(2, 5, 6), (2,), (2, 5)]),
+    "warping": (warping, [(2, 5, 6)]),
+}
+
+
+def derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> list[Tensor]:
+    """Values, a gradient and a Hessian product."""
+    scores = [score.detach().requires_grad_() for score in scores]
+    value = build(scores, omega)
+    finite = value.masked_fill(value.isinf(), 0)
+    gradient = torch.autograd.grad(
+        finite @ torch.linspace(-1, 2, len(value), dtype=value.dtype), scores, create_graph=True
+    )
+    along = [torch.linspace(-1, 1, g.numel(), dtype=g.dtype).reshape(g.shape) for g in gradient]
+    product = torch.autograd.grad(gradient, scores, along, allow_unused=True, materialize_grads=True)
+    return [value.detach(), *(g.detach() for g in gradient), *product]
+
+
+def assert_derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> None:
+    with bx.use_backend("reference"):
+        expected = derivatives(build, [score.double() for score in scores], omega)
+    for found, wanted in zip(derivatives(build, scores, omega), expected, strict=True):
+        assert_close(found, wanted, scores[0].dtype)
+
+
+def random_scores(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+    scores = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    scores[0][0, 1, 1] = -math.inf
+    return scores
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name != "ctc")) for name in STRUCTURES])
+@pytest.mark.parametrize(
+    ("omega", "dtype"),
+    [
+        ("l2", FLOAT32),
+        *(
+            pytest.param(*pair, marks=slow)
+            for pair in (("negentropy", FLOAT64), ("tsallis1.5", FLOAT32), ("hard", FLOAT64))
+        ),
+    ],
+)
+def test_structures(name: str, omega: str, dtype: torch.dtype, launches: Log) -> None:
+    build, shapes = STRUCTURES[name]
+    assert_derivatives(build, random_scores(shapes, dtype), OMEGAS[omega])
+    assert set(launches.kernels) == {"table_forward", "table_backward", "table_tangents"}
+
+
+@slow
+@pytest.mark.parametrize("name", ["ctc", "monotone", "transducer", "global", "local"])
+def test_gradcheck(name: str, launches: Log) -> None:
+    build, shapes = STRUCTURES[name]
+    scores = [torch.randn(shape, dtype=FLOAT64, requires_grad=True) for shape in shapes]
+    torch.autograd.gradcheck(lambda *given: build(given, bx.Negentropy(0.7)), scores, fast_mode=True)
+
+
+@slow
+def test_gradcheck_of_pairs(launches: Log) -> None:
+    cost = torch.rand(1, 3, 4, dtype=FLOAT64, requires_grad=True)
+    torch.autograd.gradcheck(lambda cost: bx.DTW(cost, omega=bx.Negentropy(0.5)).value, cost)
+
+
+# --- any table
+
+
+def random_table(rng: np.random.Generator, by_rows: bool) -> tuple[Table, list[tuple[Axis, ...]]]:
+    """Of a few states, and the axes of its scores: cells, rows, columns, or one number for all."""
+    shapes: list[tuple[Axis, ...]] = []
+
+    def terms(chance: float) -> tuple[Term, ...]:
+        if shapes and rng.random() > chance:
+            return ()
+        kinds = (Axis("i"), Axis("j")), (Axis("i"),), (Axis("j"),), (), (Axis("i"), Axis("j", 1))
+        shapes.append(kinds[0 if not shapes else rng.integers(len(kinds))])
+        return (Term(len(shapes) - 1, float(rng.choice([1.0, 0.5])), shapes[-1]),)
+
+    def ends() -> Ends:
+        own = rng.permutation(states)[: rng.integers(1, states + 1)]
+        return Ends(str(rng.choice(PLACES)), tuple(terms(0.5) if k in own else None for k in range(states)))
+
+    states = int(rng.integers(1, 4))
+    nodes, moves = tuple(terms(0.6) for _ in range(states)), []
+    while len(moves) < 6:
+        di, dj = (int(rng.choice(3, p=(0.4, 0.4, 0.2))) for _ in range(2))
+        source, target = (int(rng.integers(states)) for _ in range(2))
+        if (source < target) if di + dj == 0 else (di > 0 or not by_rows):
+            moves.append(Step(di, dj, source, target, terms(0.5), None))
+    return Table(states, tuple(moves), nodes, ends(), ends(), tuple(f"s{n}" for n in range(len(shapes))), 0, 0), shapes
+
+
+def random_problem(
+    rng: np.random.Generator, by_rows: bool, size: tuple[int, int], dtype: torch.dtype
+) -> tuple[str, list[Tensor], list[Tensor]]:
+    """A table, scores some of which are −∞ or shared by the batch, and lengths and bands."""
+    found, shapes = random_table(rng, by_rows)
+    theta = []
+    for axes in shapes:
+        own = [size[0] if axis.kind == "i" else size[1] + axis.offset for axis in axes]
+        scores = torch.from_numpy(rng.normal(size=[2 if not theta or rng.random() < 0.7 else 1, *own])).to(dtype)
+        theta.append(scores.masked_fill(torch.from_numpy(rng.random(tuple(scores.shape)) < 0.05), -math.inf))
+    lengths = torch.tensor([size, [rng.integers(1, n + 1) for n in size]])
+    return found.name, theta, [lengths, torch.tensor([math.inf, 1.0], dtype=FLOAT64)]
+
+
+@slow
+@pytest.mark.parametrize("seed", range(8))
+def test_any_table(seed: int, launches: Log) -> None:
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 6)), int(rng.integers(2, 6))
+    problem = random_problem(rng, seed % 3 == 0, size, (FLOAT32, FLOAT64)[seed % 2])
+    assert_sweeps(*problem, at_one(OMEGAS[SERVED[seed % 4]]))
+    assert launches
+
+
+@slow
+def test_a_table_that_looks_too_far_back_is_another_backends(launches: Log) -> None:
+    far = Step(40, 0, 0, 0, (), None)
+    nodes = (Term(0, 1.0, (Axis("i"), Axis("j"))),)
+    corner = Ends("corner", ((),))
+    deep = Table(1, (far, Step(0, 1, 0, 0, (), None)), (nodes,), corner, corner, ("scores",), 0, 0)
+    theta, lengths = [torch.randn(1, 2, 3)], torch.tensor([[2, 3]])
+    assert_sweeps(deep.name, theta, [lengths, torch.tensor([math.inf], dtype=FLOAT64)], bx.Negentropy())
+    assert not launches
+
+
+# --- strips of columns
+
+
+@slow
+@pytest.mark.parametrize("name", ["negentropy", "tsallis1.5"])
+def test_strips_of_pairs(name: str, launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "STRIPS", (4, 4))
+    assert_sweeps("dtw", *padded_costs(FLOAT32), at_one(OMEGAS[name]))
+    assert launches.kernels.count("table_backward") == 6
+
+
+@slow
+@pytest.mark.parametrize("seed", range(2))
+def test_strips_of_any_table(seed: int, launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "STRIPS", (4, 4))
+    rng = np.random.default_rng(100 + seed)
+    assert_sweeps(*random_problem(rng, seed % 2 == 0, (4, 9), FLOAT32), bx.Negentropy())
+    assert launches
+
+
+@slow
+def test_more_columns_than_lanes(launches: Log) -> None:
+    """From anywhere in the first row to anywhere in the last, two columns on at most."""
+    moves = tuple(Step(1, dj, 0, 0, (), None) for dj in range(3))
+    row = Ends("row", ((),))
+    wide = Table(1, moves, ((Term(0, 1.0, (Axis("i"), Axis("j"))),),), row, row, ("scores",), 0, 0)
+    theta, lengths = [torch.randn(1, 3, 1030)], torch.tensor([[3, 1029]])
+    assert_sweeps(wide.name, theta, [lengths, torch.tensor([math.inf], dtype=FLOAT64)], bx.Negentropy())
+    assert launches.kernels.count("table_backward") == 4
