@@ -9,7 +9,7 @@ from bellmax.backends.choice import backend_info, use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
-from bellmax.series import dtw, dtw_barycenter, dtw_cdist
+from bellmax.series import dtw, dtw_barycenter, dtw_cdist, dtw_neighbors
 from bellmax.structures.alignment import Alignment
 from bellmax.structures.belief_propagation import BeliefPropagation
 from bellmax.structures.chain import Chain, viterbi
@@ -79,6 +79,7 @@ __all__ = [
     "dtw",
     "dtw_barycenter",
     "dtw_cdist",
+    "dtw_neighbors",
     "gather",
     "joint",
     "losses",

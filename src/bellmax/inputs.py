@@ -216,6 +216,7 @@ _WORDS = {
     "radius": "band",
     "sakoe_chiba_radius": "band",
     "metric": "cost",
+    "n_neighbors": "k",
     "dist_func": "cost",
     "attention_mask": "mask",
     "ignore_label": "ignore_index",

@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 # Those that take and give tensors, fewer than the sweeps do. The others stay away: labels pick a few scores, which the
 # device can do itself, and the costs of a block are found by a function of the caller's, which may hold tensors there.
-_SHORTCUTS = "scored_chain.marginals", "attention.weights", "dtw.short_pairs"
+_SHORTCUTS = "scored_chain.marginals", "attention.weights", "dtw.short_pairs", "dtw.neighbors"
 
 
 class Detour:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from bellmax.transforms import is_transformed, needs_grad
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
 
 CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
+_TILE = 1024  # series of each side of a part of the result
 _ALIKE = 1.25  # how much longer than the shortest of its run a series may be
 
 
@@ -99,7 +101,8 @@ def dtw_cdist(
 ) -> Tensor:
     """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
 
-    It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again.
+    It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again. Where nothing
+    requires a gradient, the result is all that is kept: 4 bytes a pair in float32.
 
     Args:
         xs: K series, each (N_k, D) or (N_k,): tensors, arrays or lists, one by one; or one tensor or array (K, N, D) or
@@ -129,17 +132,23 @@ def dtw_cdist(
     check_single_gamma(measure)
     if max_cells < 1:
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
-    if ys is None:
-        (left,) = check_collections(xs=xs)
-        right = left
-        rows = columns = runs_of(left, max_cells)
-    else:
-        left, right = check_collections(xs=xs, ys=ys)
-        rows, columns = runs_of(left, max_cells), runs_of(right, max_cells)
-    if not rows or not columns:
+    lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
+    left, right = lists[0], lists[-1]
+    if not left or not right:
         return torch.zeros(len(left), len(right))
-    values = _all_pairs(measure, rows, columns, progress)
-    if divergence is None:
+    wanted = measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
+    if is_transformed(*left, *right) or (wanted and torch.is_grad_enabled()):
+        return _with_gradients(measure, left, right, max_cells, progress)
+    return all_pairs(measure, left, right, max_cells, progress)
+
+
+def _with_gradients(
+    measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int, progress: bool
+) -> Tensor:
+    rows = runs_of(left, max_cells)
+    columns = rows if right is left else runs_of(right, max_cells)
+    values = _gathered(measure, rows, columns, progress)
+    if measure.divergence is None:
         return values
     if rows is columns:
         of_rows = of_columns = values.diagonal() / 2
@@ -148,16 +157,15 @@ def dtw_cdist(
     return values - (of_rows.unsqueeze(-1) + of_columns)
 
 
-def _all_pairs(measure: Measure, rows: list[Run], columns: list[Run], progress: bool) -> Tensor:
+def _gathered(measure: Measure, rows: list[Run], columns: list[Run], progress: bool) -> Tensor:
     """f of all pairs, (K, L)."""
     height, width = (sum(len(run.places) for run in runs) for runs in (rows, columns))
     where = torch.zeros(height, width, dtype=torch.int64, device=rows[0].places.device)  # a pair is in what is found
     found: list[Tensor] = []
     count = 0
     # A checkpoint forgets a block until its gradient is asked for; under torch.func there are none.
-    wanted = measure.may_require_grad or any(run.series.requires_grad for run in (*rows, *columns))
-    keep = not (wanted and torch.is_grad_enabled()) or torch._C._are_functorch_transforms_active()
-    with _bar(progress, height * (height + 1) // 2 if rows is columns else height * width) as advance:
+    keep = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    with bar(progress, _num_pairs(height, width, rows is columns)) as advance:
         for row, column, i, j in _blocks(rows, columns):
             block = partial(_block, measure, row, column, i, j)
             found.append(block() if keep else checkpoint(block, use_reentrant=False, preserve_rng_state=False))
@@ -168,6 +176,62 @@ def _all_pairs(measure: Measure, rows: list[Run], columns: list[Run], progress: 
             count += len(i)
             advance(len(i))
     return torch.cat(found)[where]
+
+
+def all_pairs(
+    measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int = CELLS, progress: bool = False
+) -> Tensor:
+    """f or its divergence of all pairs, (K, L), without gradients and with no other memory of that size."""
+    result = None
+    with torch.no_grad(), bar(progress, _num_pairs(len(left), len(right), left is right)) as advance:
+        for row, column, tile in _tiles(measure, left, right, max_cells, advance):
+            if result is None:
+                result = tile.new_empty(len(left), len(right))
+            result[row, column] = tile
+            if left is right:
+                result[column, row] = tile.mT
+    assert result is not None
+    return result
+
+
+def _tiles(
+    measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int, advance: Callable[[int], object]
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns and what is in them; if the rows are the columns, a tile and not its mirror image."""
+    sides = [[slice(at, at + _TILE) for at in range(0, len(side), _TILE)] for side in (left, right)]
+    rows = [runs_of(left[part], max_cells) for part in sides[0]]
+    columns = rows if right is left else [runs_of(right[part], max_cells) for part in sides[1]]
+    halves: list[list[Tensor]] = []
+    if measure.divergence is not None:
+        halves = [[_with_itself(measure, runs) / 2 for runs in side] for side in (rows, columns)]
+    for r, c in product(range(len(rows)), range(len(columns))):
+        if rows is columns and c < r:
+            continue
+        tile = _tile(measure, rows[r], columns[c], advance)
+        if halves:
+            tile -= halves[0][r].unsqueeze(-1) + halves[1][c]
+        if halves and rows[r] is columns[c]:
+            tile.fill_diagonal_(0)
+        yield sides[0][r], sides[1][c], tile
+
+
+def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Callable[[int], object]) -> Tensor:
+    """f of the pairs of some runs."""
+    tile = None
+    for row, column, i, j in _blocks(rows, columns):
+        found = _block(measure, row, column, i, j)
+        if tile is None:
+            tile = found.new_empty([sum(len(run.places) for run in runs) for runs in (rows, columns)])
+        tile[row.places[i], column.places[j]] = found
+        if rows is columns:
+            tile[column.places[j], row.places[i]] = found
+        advance(len(i))
+    assert tile is not None
+    return tile
+
+
+def _num_pairs(height: int, width: int, symmetric: bool) -> int:
+    return height * (height + 1) // 2 if symmetric else height * width
 
 
 def _blocks(rows: list[Run], columns: list[Run]) -> Iterator[tuple[Run, Run, Tensor, Tensor]]:
@@ -208,8 +272,8 @@ def _with_itself(measure: Measure, runs: list[Run]) -> Tensor:
 
 
 @contextmanager
-def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
-    """A function to call with the number of pairs that were done."""
+def bar(shown: bool, total: int, what: str = "pairs") -> Iterator[Callable[[int], object]]:
+    """A function to call with the number of those that were done."""
     if not shown:
         yield lambda done: None
         return
@@ -219,5 +283,5 @@ def _bar(shown: bool, total: int) -> Iterator[Callable[[int], object]]:
     except ImportError as error:
         raise ImportError("progress=True needs rich: pip install 'bellmax[progress]'") from error
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("pairs", total=total)
+        task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)

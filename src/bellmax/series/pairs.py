@@ -306,4 +306,6 @@ def measure_of(
         check_choice("cost", cost, COSTS, "a function or ")
     if divergence is not None:
         check_choice("divergence", divergence, _DIVERGENCES, "None or ")
+    if band is not None and not band >= 0:
+        raise ValueError(f"band must be at least 0, got {band}")
     return Measure(cost, band, omega, divergence, moves or Moves())

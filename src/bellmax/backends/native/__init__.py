@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bellmax.backends.native import blocks, labels, loading, short_pairs, two_states
+from bellmax.backends.native import blocks, labels, loading, neighbors, short_pairs, two_states
 from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.lattices import NativeLattice, NativeRows
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
@@ -24,6 +24,7 @@ _SHORTCUTS: dict[str, Any] = {
     "attention.weights": two_states.Weights(),
     "dtw.blocks": blocks.Blocks(),
     "dtw.short_pairs": short_pairs.ShortPairs(),
+    "dtw.neighbors": neighbors.Neighbors(),
 }
 
 
