@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from bellmax.backends.choice import backend_for
 from bellmax.inputs import Numbers, answers_near_misses, as_collection, as_floating
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.costs import Cost, as_power
+from bellmax.series.outputs import Fresh, Out, Output, output
 from bellmax.series.pairs import Measure, measure_of
 from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
 from bellmax.transforms import is_transformed, needs_grad
@@ -86,6 +88,38 @@ def check_single_gamma(measure: Measure) -> None:
         raise ValueError(f"gamma must be one number for all series, got shape {tuple(measure.gamma_shape)}")
 
 
+@overload
+def dtw_cdist(
+    xs: Collection,
+    ys: Collection | None = None,
+    *,
+    cost: Cost = ...,
+    band: float | None = ...,
+    omega: str | Regularizer = ...,
+    gamma: Gamma | None = ...,
+    divergence: str | None = ...,
+    out: None = ...,
+    max_cells: int = ...,
+    progress: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def dtw_cdist(
+    xs: Collection,
+    ys: Collection | None = None,
+    *,
+    cost: Cost = ...,
+    band: float | None = ...,
+    omega: str | Regularizer = ...,
+    gamma: Gamma | None = ...,
+    divergence: str | None = ...,
+    out: Out,
+    max_cells: int = ...,
+    progress: bool = ...,
+) -> Any: ...
+
+
 @answers_near_misses
 def dtw_cdist(
     xs: Collection,
@@ -96,9 +130,10 @@ def dtw_cdist(
     omega: str | Regularizer = "negentropy",
     gamma: Gamma | None = None,
     divergence: str | None = None,
+    out: Out | None = None,
     max_cells: int = CELLS,
     progress: bool = False,
-) -> Tensor:
+) -> Any:
     """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
 
     It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again. Where nothing
@@ -115,11 +150,15 @@ def dtw_cdist(
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         gamma: strength of the smoothing, beside a name of Ω; 1 by default, and one for all pairs.
         divergence: as in :func:`dtw`; the terms of one series are computed once.
+        out: where to write the result, without gradients. Either a tensor, an array, a memory map or anything else of
+            shape (K, L) whose blocks can be assigned, such as a zarr array; or a path that ends with ".npy" (a file) or
+            ".zarr" (a folder, which needs ``pip install zarr``). At a path the same call goes on where an earlier one
+            was interrupted: the blocks that are finished are listed beside it, in a file that ends with ".blocks".
         max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
         progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
     Returns:
-        (K, L).
+        (K, L): a tensor, or ``out``, or the memory map or zarr array at that path.
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])]
@@ -134,12 +173,24 @@ def dtw_cdist(
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
     lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
     left, right = lists[0], lists[-1]
-    if not left or not right:
-        return torch.zeros(len(left), len(right))
     wanted = measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
-    if is_transformed(*left, *right) or (wanted and torch.is_grad_enabled()):
+    if left and right and (is_transformed(*left, *right) or (wanted and torch.is_grad_enabled() and out is None)):
+        if out is not None:
+            raise ValueError("out must be None under torch.func, torch.compile and forward mode")
         return _with_gradients(measure, left, right, max_cells, progress)
-    return all_pairs(measure, left, right, max_cells, progress)
+    first = left[0] if left else None
+    to = output(out, (len(left), len(right)), first, partial(_fingerprint, measure, left, right))
+    return all_pairs(measure, left, right, max_cells, progress, to)
+
+
+def _fingerprint(measure: Measure, left: list[Tensor], right: list[Tensor]) -> str:
+    """Tells pairs from others: by their series and how they are compared."""
+    cost = getattr(measure.cost, "__qualname__", type(measure.cost)) if callable(measure.cost) else measure.cost
+    found = sha256(repr((cost, measure.band, measure.omega, measure.divergence, _TILE)).encode())
+    for series in (*left, *right):
+        found.update(repr((series.dtype, series.shape)).encode())
+        found.update(series.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def _with_gradients(
@@ -179,40 +230,51 @@ def _gathered(measure: Measure, rows: list[Run], columns: list[Run], progress: b
 
 
 def all_pairs(
-    measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int = CELLS, progress: bool = False
-) -> Tensor:
+    measure: Measure,
+    left: list[Tensor],
+    right: list[Tensor],
+    max_cells: int = CELLS,
+    progress: bool = False,
+    to: Output | None = None,
+) -> Any:
     """f or its divergence of all pairs, (K, L), without gradients and with no other memory of that size."""
-    result = None
+    to = to or Fresh((len(left), len(right)))
     with torch.no_grad(), bar(progress, _num_pairs(len(left), len(right), left is right)) as advance:
-        for row, column, tile in _tiles(measure, left, right, max_cells, advance):
-            if result is None:
-                result = tile.new_empty(len(left), len(right))
-            result[row, column] = tile
-            if left is right:
-                result[column, row] = tile.mT
-    assert result is not None
-    return result
+        for rows, columns, tile in _tiles(measure, left, right, max_cells, to, advance):
+            to.write(rows, columns, tile, mirrored=left is right)
+    return to.matrix
 
 
 def _tiles(
-    measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int, advance: Callable[[int], object]
+    measure: Measure,
+    left: list[Tensor],
+    right: list[Tensor],
+    max_cells: int,
+    to: Output,
+    advance: Callable[[int], object],
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows, columns and what is in them; if the rows are the columns, a tile and not its mirror image."""
-    sides = [[slice(at, at + _TILE) for at in range(0, len(side), _TILE)] for side in (left, right)]
+    sides = [[slice(at, min(at + _TILE, len(side))) for at in range(0, len(side), _TILE)] for side in (left, right)]
     rows = [runs_of(left[part], max_cells) for part in sides[0]]
     columns = rows if right is left else [runs_of(right[part], max_cells) for part in sides[1]]
-    halves: list[list[Tensor]] = []
+    halves = None
     if measure.divergence is not None:
-        halves = [[_with_itself(measure, runs) / 2 for runs in side] for side in (rows, columns)]
+        of_rows = [_with_itself(measure, runs) / 2 for runs in rows]
+        of_columns = of_rows if rows is columns else [_with_itself(measure, runs) / 2 for runs in columns]
+        halves = of_rows, of_columns
     for r, c in product(range(len(rows)), range(len(columns))):
+        here = sides[0][r], sides[1][c]
         if rows is columns and c < r:
             continue
+        if to.has(*here):
+            advance(_num_pairs(len(left[here[0]]), len(right[here[1]]), rows[r] is columns[c]))
+            continue
         tile = _tile(measure, rows[r], columns[c], advance)
-        if halves:
+        if halves is not None:
             tile -= halves[0][r].unsqueeze(-1) + halves[1][c]
-        if halves and rows[r] is columns[c]:
-            tile.fill_diagonal_(0)
-        yield sides[0][r], sides[1][c], tile
+            if rows[r] is columns[c]:
+                tile.fill_diagonal_(0)
+        yield *here, tile
 
 
 def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Callable[[int], object]) -> Tensor:

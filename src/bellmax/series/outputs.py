@@ -1,0 +1,145 @@
+"""Where a matrix of pairs is written: fresh memory, memory of the caller's, or a path at which a later call goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Out: TypeAlias = "Tensor | NDArray[Any] | os.PathLike[str] | str | Any"
+
+
+class Output(Protocol):
+    """A matrix (K, L) that is written block by block."""
+
+    @property
+    def matrix(self) -> Any:
+        """What the caller gets."""
+        ...
+
+    def has(self, rows: slice, columns: slice) -> bool:
+        """Whether a block was written by an earlier call."""
+        ...
+
+    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
+        """Write a block and, if ``mirrored``, its mirror image."""
+        ...
+
+
+def _assign(matrix: Any, rows: slice, columns: slice, block: Any, mirrored: bool) -> None:
+    matrix[rows, columns] = block
+    if mirrored:
+        matrix[columns, rows] = block.T
+
+
+class Fresh:
+    """A tensor of the type of the first block."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.matrix = torch.zeros(0)
+        self._shape = shape
+        if 0 in shape:
+            self.matrix = torch.zeros(shape)
+
+    def has(self, rows: slice, columns: slice) -> bool:
+        return False
+
+    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
+        if self.matrix.shape != self._shape:
+            self.matrix = block.new_empty(self._shape)
+        _assign(self.matrix, rows, columns, block, mirrored)
+
+
+class Given:
+    """A tensor, an array, or anything of that shape whose blocks can be assigned."""
+
+    def __init__(self, matrix: Any, shape: tuple[int, int]) -> None:
+        got = tuple(getattr(matrix, "shape", ()))
+        if got != shape or not hasattr(matrix, "__setitem__"):
+            raise ValueError(
+                f"out must be a path or an array of shape {shape}, got a {type(matrix).__name__} of shape {got}"
+            )
+        kind = matrix.dtype.is_floating_point if isinstance(matrix, Tensor) else np.dtype(matrix.dtype).kind == "f"
+        if not kind:
+            raise ValueError(f"out must hold floating point numbers, got dtype {matrix.dtype}")
+        self.matrix = matrix
+
+    def has(self, rows: slice, columns: slice) -> bool:
+        return False
+
+    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
+        given = block if isinstance(self.matrix, Tensor) else block.cpu().numpy()
+        _assign(self.matrix, rows, columns, given, mirrored)
+
+
+class AtPath(Given):
+    """A file or a folder, and beside it a list of the blocks that are finished.
+
+    The list begins with a fingerprint of what is computed: other pairs are never mixed in, nothing is overwritten.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any], fingerprint: str) -> None:
+        self._list = path.with_name(path.name + ".blocks")
+        if path.exists() and not self._list.exists():
+            raise ValueError(
+                f"out must be a path at which there is nothing yet, or what the same call left, got {path}"
+            )
+        if not self._list.exists():
+            self._list.write_text(f"{fingerprint}\n")
+        first, *blocks = [line for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if first != f"{fingerprint}\n":
+            raise ValueError(
+                f"out must be the path of the same series and options, got {path}, which holds others: "
+                f"remove it and {self._list.name}, or give another path"
+            )
+        self._list.write_text("".join([first, *blocks]))  # without a line that was cut off
+        self._finished = set(blocks)
+        super().__init__(_open(path, shape, dtype, anew=not blocks), shape)
+
+    @staticmethod
+    def _line(rows: slice, columns: slice) -> str:
+        return f"{rows.start}:{rows.stop} {columns.start}:{columns.stop}\n"
+
+    def has(self, rows: slice, columns: slice) -> bool:
+        return self._line(rows, columns) in self._finished
+
+    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
+        super().write(rows, columns, block, mirrored)
+        if isinstance(self.matrix, np.memmap):
+            self.matrix.flush()
+        with self._list.open("a") as file:
+            file.write(self._line(rows, columns))
+
+
+def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], anew: bool) -> Any:
+    if path.suffix == ".npy":
+        matrix: Any = np.lib.format.open_memmap(path, "w+" if anew else "r+", dtype, shape)
+        if anew and hasattr(os, "posix_fallocate"):  # a full disk is an error now, and not a crash later
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
+        return matrix
+    try:
+        import zarr
+    except ImportError as error:
+        raise ImportError(f"out={str(path)!r} needs zarr: pip install zarr") from error
+    kept: dict[str, Any] = {"shape": shape, "dtype": dtype, "chunks": (1024, 1024), "fill_value": math.nan}
+    return zarr.open_array(str(path), mode="w", **kept) if anew else zarr.open_array(str(path), mode="r+")
+
+
+def output(out: Out | None, shape: tuple[int, int], like: Tensor | None, fingerprint: Any) -> Output:
+    """``fingerprint()`` tells pairs from others."""
+    if out is None:
+        return Fresh(shape)
+    if not isinstance(out, str | os.PathLike):
+        return Given(out, shape)
+    path = Path(out)
+    if path.suffix not in (".npy", ".zarr"):
+        raise ValueError(f"out must be a path that ends with '.npy' or '.zarr', got {str(path)!r}")
+    dtype = np.dtype(np.float64 if like is not None and like.dtype == torch.float64 else np.float32)
+    return AtPath(path, shape, dtype, fingerprint())

@@ -1,0 +1,138 @@
+"""All pairs in memory of the caller's and at paths, in little memory, and calls that go on where others stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.checks import close
+from support.inside import collections
+from torch import Tensor
+
+import bellmax as bx
+
+LENGTHS = 5, 3, 8, 3, 1, 7, 4
+
+
+def series(*lengths: int, seed: int = 0) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, 2, generator=rng) for n in lengths]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collections, "_TILE", 3)
+
+
+class Cost:
+    """The squared distance, until it was asked so many times; counts how often it was."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.calls, self.limit = 0, limit
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.calls == self.limit:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+
+@pytest.mark.parametrize("divergence", [None, "debiased", "sharp"])
+def test_tiles_are_the_whole(divergence: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs, ys = series(*LENGTHS), series(2, 6, 4, 4, seed=1)
+    by_tiles = [bx.dtw_cdist(xs, ys, divergence=divergence), bx.dtw_cdist(xs, divergence=divergence)]
+    monkeypatch.undo()
+    for got, right in zip(by_tiles, (ys, None), strict=True):
+        close(got, bx.dtw_cdist(xs, right, divergence=divergence), 1e-5)
+    assert by_tiles[1].equal(by_tiles[1].mT)
+    assert divergence is None or not by_tiles[1].diagonal().any()
+
+
+def test_memory_of_the_caller(tmp_path: Path) -> None:
+    xs, ys = series(*LENGTHS), series(2, 6, seed=1)
+    for right, width in ((ys, 2), (None, 7)):
+        expected = bx.dtw_cdist(xs, right)
+        for out in (
+            torch.empty(7, width),
+            torch.empty(width, 7, dtype=torch.float64).T,
+            np.empty((7, width), np.float32),
+            np.memmap(tmp_path / "map", np.float32, "w+", shape=(7, width)),
+        ):
+            assert bx.dtw_cdist(xs, right, out=out) is out
+            close(torch.as_tensor(out).float(), expected, 0)
+    out = torch.empty(7, 2)
+    bx.dtw_cdist([x.requires_grad_() for x in xs], ys, out=out)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr"])
+def test_a_call_goes_on_where_another_was_interrupted(suffix: str, tmp_path: Path) -> None:
+    if suffix == "zarr":
+        pytest.importorskip("zarr")
+    xs, path = series(*LENGTHS), tmp_path / f"pairs.{suffix}"
+    whole, part, rest, none = Cost(), Cost(limit=4), Cost(), Cost()
+    expected = bx.dtw_cdist(xs, cost=whole, divergence="debiased", max_cells=1, out=torch.empty(7, 7))
+    with pytest.raises(KeyboardInterrupt):
+        bx.dtw_cdist(xs, cost=part, max_cells=1, out=path)
+    lost = Cost(limit=whole.calls - 3)
+    second = tmp_path / f"second.{suffix}"
+    with pytest.raises(KeyboardInterrupt):
+        bx.dtw_cdist(xs, cost=lost, divergence="debiased", max_cells=1, out=str(second))
+    listed = Path(f"{second}.blocks")
+    assert 1 < len(listed.read_text().splitlines()) < 7
+    with listed.open("a") as file:
+        file.write("3:6 6")  # as if killed while writing
+    got = bx.dtw_cdist(xs, cost=rest, divergence="debiased", max_cells=1, out=second)
+    close(torch.as_tensor(np.asarray(got)), expected, 0)
+    assert rest.calls < whole.calls / 2 + 7  # what was left, and the terms of one series
+    assert len(listed.read_text().splitlines()) == 7  # all tiles, after the fingerprint
+    bx.dtw_cdist(xs, cost=none, divergence="debiased", max_cells=1, out=second)
+    assert none.calls == 7
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    xs, path = series(*LENGTHS), tmp_path / "pairs.npy"
+    bx.dtw_cdist(xs, out=path)
+    for others, options in ((xs[1:] + xs[:1], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
+        with pytest.raises(ValueError, match=r"out must be the path of the same series and options, got .*pairs\.npy"):
+            bx.dtw_cdist(others, out=path, **options)
+    foreign = tmp_path / "mine.npy"
+    np.save(foreign, np.arange(3))
+    with pytest.raises(ValueError, match="out must be a path at which there is nothing yet"):
+        bx.dtw_cdist(xs, out=foreign)
+    assert np.load(foreign).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("pairs.csv", r"out must be a path that ends with '.npy' or '.zarr', got 'pairs.csv'"),
+        (np.empty((3, 4)), r"out must be a path or an array of shape \(7, 7\), got a ndarray of shape \(3, 4\)"),
+        (np.empty((7, 7), int), "out must hold floating point numbers, got dtype int64"),
+        (7, r"out must be a path or an array of shape \(7, 7\), got a int"),
+    ],
+)
+def test_bad_outputs_are_named(out: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bx.dtw_cdist(series(*LENGTHS), out=out)
+
+
+def test_memory_of_many_pairs_is_that_of_the_result() -> None:
+    code = """
+import resource, torch, bellmax as bx
+torch.set_num_threads(1)
+xs = torch.randn(6000, 2)
+bx.dtw_cdist(xs[:50], omega="hard")
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+bx.dtw_cdist(xs, omega="hard")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / len(xs) ** 2)
+"""
+    if sys.platform != "linux":
+        pytest.skip("peak memory is read from Linux")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 3.5 < float(done.stdout) < 6
