@@ -25,7 +25,8 @@ import sys, torch, numpy
 before = set(sys.modules)
 import bellmax as bx
 print({name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
-assert not {"bellmax.nn", "bellmax.plots", "bellmax.compat", "pandas", "torch._dynamo"} & sys.modules.keys()
+assert not {"bellmax.nn", "bellmax.plots", "bellmax.compat", "bellmax.sklearn"} & sys.modules.keys()
+assert not {"sklearn", "pandas", "torch._dynamo"} & sys.modules.keys()
 assert bx.__version__.split(".")[0].isdigit()
 assert "matplotlib" not in sys.modules
 print(bx.nn.CRF(3), bx.compat.torchcrf.CRF(3), bx.plots.alignment.__name__)

@@ -40,7 +40,7 @@ from bellmax.structures.transducer import Transducer
 from bellmax.structures.tree import Tree
 
 if TYPE_CHECKING:
-    from bellmax import compat, nn, plots
+    from bellmax import compat, nn, plots, sklearn
 
     __version__: str
 
@@ -89,6 +89,7 @@ __all__ = [
     "plots",
     "row",
     "scalar",
+    "sklearn",
     "use_backend",
     "viterbi",
 ]
@@ -96,7 +97,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules, and the version, when they are first asked for."""
-    if name in ("nn", "plots", "compat"):
+    if name in ("nn", "plots", "compat", "sklearn"):
         return import_module(f"bellmax.{name}")
     if name == "__version__":
         from importlib.metadata import version

@@ -1,0 +1,34 @@
+"""Estimators for scikit-learn: neighbours, clusters, barycenters and kernels of time series under DTW.
+
+``X`` is a collection as in :func:`bellmax.dtw_cdist`: an array (n, time) or (n, time, features), where NaN at the end
+of a series is padding, a data frame with a series in each row, or a list of series of any lengths. Parameters can be
+searched with ``GridSearchCV``, and estimators be put into pipelines. It needs ``pip install 'bellmax[sklearn]'``.
+
+>>> import numpy as np
+>>> import bellmax as bx
+>>> from sklearn.model_selection import GridSearchCV
+>>> time = np.linspace(0, 6, 40)
+>>> X = np.array([np.sin(time * speed + delay) for speed in (1, 2) for delay in np.linspace(0, 1, 12)])
+>>> y = np.repeat(["slow", "fast"], 12)
+>>> search = GridSearchCV(bx.sklearn.DTWNeighborsClassifier(), {"band": [0, 2, 8], "n_neighbors": [1, 3]}, cv=3)
+>>> float(search.fit(X, y).best_score_)
+1.0
+"""
+
+try:
+    import sklearn as _  # noqa: F401
+except ImportError as error:
+    raise ImportError("bellmax.sklearn needs scikit-learn: pip install 'bellmax[sklearn]'") from error
+
+from bellmax.sklearn.centers import DTWBarycenterClassifier, DTWKMeans
+from bellmax.sklearn.kernels import DTWKernel
+from bellmax.sklearn.neighbors import DTWNeighborsClassifier, DTWNeighborsRegressor, DTWNeighborsTransformer
+
+__all__ = [
+    "DTWBarycenterClassifier",
+    "DTWKMeans",
+    "DTWKernel",
+    "DTWNeighborsClassifier",
+    "DTWNeighborsRegressor",
+    "DTWNeighborsTransformer",
+]
