@@ -2,8 +2,6 @@
 // in [−1, 0). α = 2 and α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double throughout.
 #pragma once
 
-#include <cmath>
-
 #include "omega.h"
 
 namespace bellmax {
