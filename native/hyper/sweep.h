@@ -1,4 +1,4 @@
-// How a graph is read into matrices of its edges (nodes.h), and how what is found is written. Nothing here knows Ω.
+// How a graph is read into matrices of its edges (node.h), and how what is found is written. Nothing here knows Ω.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 #include "../base/memory.h"
 #include "../base/threads.h"
+#include "../node.h"
 #include "hyper.h"
-#include "nodes.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -23,7 +23,7 @@ struct Tile {
     int64_t node, nodes;  // the first, and how many
     int64_t slot, edges;  // of the first node; of each
     int64_t place, used;  // where its numbers are among those of all nodes, and how many
-    Matrix matrix;
+    node::Matrix matrix;
 };
 
 // Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
@@ -112,7 +112,7 @@ class Sweep {
 public:
     const HyperProblem<S>& problem;
     const Hypergraph& graph;
-    const NodeKernels& omega;
+    const node::Kernels& omega;
     const int64_t first, rows;
 
 private:
@@ -127,7 +127,7 @@ public:
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
     // `fresh` is a tape to write, or null: then the problem's is read, and nothing writes to it.
-    Sweep(const HyperProblem<S>& of, const NodeKernels& own, double* fresh, int64_t first_row, int64_t num_rows)
+    Sweep(const HyperProblem<S>& of, const node::Kernels& own, double* fresh, int64_t first_row, int64_t num_rows)
         : problem(of),
           graph(of.graph),
           omega(own),
@@ -307,7 +307,7 @@ private:
 // body(sweep) for the rows of the batch, over the threads: several at once, and the rest one by one.
 template <class S, class Body>
 void for_sweeps(const HyperProblem<S>& problem, double* fresh, Body body) {
-    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
+    const std::unique_ptr<node::Kernels> omega = node::kernels(problem.omega, sizeof(S) == 4);
     const int64_t several = problem.batch >= most_rows * problem.threads ? problem.batch / most_rows : 0;
     const int64_t rest = problem.batch - several * most_rows;
     parallel_for(several + rest, problem.threads, [&](int64_t n, int) {
