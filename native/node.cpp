@@ -191,13 +191,21 @@ void log_q_vjp(Matrix of, const double* slope, const double* s, double* __restri
     }
 }
 
+static V share_of(Matrix of, const double* q, const double* mass, int64_t c) {
+    V sum{};
+    for_edges(of, c, [&](int64_t place) { sum += load(q + place); });
+    return ratio(load(mass + c), sum);
+}
+
+void shares(Matrix of, const double* q, const double* mass, double* part) {
+    for (int64_t c = 0; c < of.columns; c += W) store(part + c, share_of(of, q, mass, c));
+}
+
 void share(Matrix of, const double* q, const double* mass, bool beside, double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
-        V sum{};
-        for_edges(of, c, [&](int64_t place) { sum += load(q + place); });
-        const V factor = ratio(load(mass + c), sum);
+        const V part = share_of(of, q, mass, c);
         for_edges(of, c, [&](int64_t place) {
-            const V own = load(q + place) * factor;
+            const V own = load(q + place) * part;
             store(e + place, beside ? load(e + place) + own : own);
         });
     }

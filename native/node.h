@@ -50,6 +50,8 @@ void change(Matrix, const double* q, const double* s, const double* y, double* v
 void along(Matrix, const double* slope, const double* y, const double* mean, const double* mass, double* e);
 // c becomes d = slope∘c less s Σd/Σs: the transpose of the change of log q.
 void log_q_vjp(Matrix, const double* slope, const double* s, double* c);
+// The mass of each node by Σq.
+void shares(Matrix, const double* q, const double* mass, double* part);
 // e = q/Σq times the mass of the node, beside what e has already, if so.
 void share(Matrix, const double* q, const double* mass, bool beside, double* e);
 

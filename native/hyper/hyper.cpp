@@ -52,7 +52,13 @@ void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, 
             std::fill_n(e, tile.matrix.size(), 0.0);
         } else {
             sweep.weigh(tile, has_source);
-            if constexpr (has_source) source(tile);
+            if constexpr (has_source) {
+                source(tile);
+            } else if (!is_shared) {
+                double part[most_columns];
+                node::shares(tile.matrix, sweep.q.get(), &mass[tile.place], part);
+                return sweep.deliver(tile, sweep.q.get(), part, mass.get(), by_weight);
+            }
             node::share(tile.matrix, sweep.q.get(), &mass[tile.place], has_source, e);
             sweep.spread(tile, e, mass.get());
         }
