@@ -39,7 +39,7 @@ Array<T> scratch(std::int64_t size) {
 }
 
 template <class T>
-Array<T> filled(std::int64_t size, T value) {
+__attribute__((noinline)) Array<T> filled(std::int64_t size, T value) {
     Array<T> array = scratch<T>(size);
     for (std::int64_t n = 0; n < size; ++n) array[static_cast<std::size_t>(n)] = value;
     return array;

@@ -1,11 +1,16 @@
 // Vectors of 32 bytes: 8 floats or 4 doubles, in the compiler's own vector type, which every instruction set can run.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+// GCC's immintrin.h is read in half a second, for every file again, and these parts of it at once.
+#define _IMMINTRIN_H_INCLUDED
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#elif defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -248,11 +253,11 @@ inline void store_between(R* to, Vec<R> v, std::int64_t first, std::int64_t last
 #endif
 }
 
-inline float square_root(float x) { return std::sqrt(x); }
-inline double square_root(double x) { return std::sqrt(x); }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline double square_root(double x) { return __builtin_sqrt(x); }
 template <class V>
 inline V square_root(V x) {
-    for (unsigned l = 0; l < sizeof(V) / sizeof(x[0]); ++l) x[l] = std::sqrt(x[l]);
+    for (unsigned l = 0; l < sizeof(V) / sizeof(x[0]); ++l) x[l] = square_root(x[l]);
     return x;
 }
 
@@ -308,7 +313,7 @@ inline Vec<float> rounded(Vec<float> x) {
 #if defined(__AVX2__)
     return (Vec<float>)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    for (int l = 0; l < lanes_of<float>; ++l) x[l] = std::nearbyint(x[l]);
+    for (int l = 0; l < lanes_of<float>; ++l) x[l] = __builtin_nearbyintf(x[l]);
     return x;
 #endif
 }

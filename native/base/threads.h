@@ -10,7 +10,7 @@
 #include <memory>
 #include <thread>
 #if defined(__SSE2__)
-#include <immintrin.h>
+#include <xmmintrin.h>
 #endif
 
 #ifndef BELLMAX_ARCH

@@ -141,21 +141,25 @@ public:
 };
 
 // One sentence after the other, and along a direction if `tangent`: `change` is of what is inside, `drift` of the mass.
-template <class Model, class S, bool tangent>
+// Scores and results are doubles here: they are few beside the items.
+template <class Model, bool tangent>
 class Chart {
-    const ChartProblem<S>& problem;
-    Tables inside{Model::kinds, problem.places}, mass{Model::kinds, problem.places}, change, drift;
-    const int64_t stride = (problem.places + W - 1) / W * W;
-    Array<double> weight = scratch<double>(problem.places * stride);
-    const S* z = nullptr;
+    const int64_t places;
+    const bool single_root;
+    Tables inside{Model::kinds, places}, mass{Model::kinds, places}, change, drift;
+    const int64_t stride = (places + W - 1) / W * W;
+    Array<double> weight = scratch<double>(places * stride);
     int64_t last = 0;
     double centre = 0;
 
 public:
-    explicit Chart(const ChartProblem<S>& of) : problem(of) {
+    Array<double> z, out;
+
+    Chart(int64_t most, bool has_one_root) : places(most), single_root(has_one_root), out(scratch<double>(most * most)) {
         if (!tangent) return;
-        change = Tables(Model::kinds, of.places);
-        drift = Tables(Model::kinds, of.places);
+        change = Tables(Model::kinds, most);
+        drift = Tables(Model::kinds, most);
+        z = scratch<double>(most * most);
     }
 
     double total() const { return inside.by_first(Model::root, 0)[last]; }
@@ -164,14 +168,21 @@ public:
         return total() > 0 ? std::log(total()) + centre * double(weights) : none;
     }
 
-    // False if numbers leave the range in which their products are exact.
-    bool solve(int64_t sentence, const S* direction) {
-        const int64_t size = problem.places * problem.places;
-        last = problem.lengths[sentence] - 1;
-        z = tangent ? direction + sentence * size : nullptr;
+    template <class S>
+    void read(const S* theta, int64_t length) {
+        last = length - 1;
+        for (int64_t i = 0; i <= last; ++i) {
+            double* const row = &weight[i * stride];
+            for (int64_t j = 0; j <= last; ++j) row[j] = double(theta[i * places + j]);
+            std::fill(row + length, row + stride, none);
+        }
+    }
+
+    // From what was read, and z if `tangent`. False if numbers leave the range in which their products are exact.
+    __attribute__((noinline)) bool solve() {
         inside.clear(Model::kinds);
         if (tangent) change.clear(Model::kinds);
-        bool good = read_weights(problem.theta + sentence * size);
+        bool good = exponentiate();
         for (int64_t i = 0; i <= last; ++i) good &= start(i);
         for (int64_t width = 1; width <= last; ++width) {
             for (int64_t i = 0; i + width <= last; ++i) {
@@ -182,11 +193,11 @@ public:
         return good;
     }
 
-    // What the scores of solve() get from a seed, into (places, places).
-    void spread(double seed, S* out) {
+    // What the scores get from a seed, to `out`.
+    __attribute__((noinline)) void spread(double seed) {
         mass.clear(Model::kinds);
         if (tangent) drift.clear(Model::kinds);
-        std::fill_n(out, problem.places * problem.places, S(0));
+        std::fill_n(out.get(), places * places, 0.0);
         if (!(total() > 0)) return;
         const double share = seed / total();
         mass.by_first(Model::root, 0)[last] = share;
@@ -194,10 +205,10 @@ public:
         for (int64_t width = last; width > 0; --width) {
             for (int64_t i = 0; i + width <= last; ++i) {
 #pragma GCC unroll 3
-                for (int r = Model::count - 1; r >= 0; --r) undo(Model::rules[r], i, i + width, out);
+                for (int r = Model::count - 1; r >= 0; --r) undo(Model::rules[r], i, i + width);
             }
         }
-        for (int64_t i = 0; Model::has_words && i <= last; ++i) give(0, i, i, place(Weight::forth, i, i), out);
+        for (int64_t i = 0; Model::has_words && i <= last; ++i) give(0, i, i, place(Weight::forth, i, i));
     }
 
 private:
@@ -205,22 +216,21 @@ private:
 
     // Where the score of an item is in θ, and its weight.
     int64_t place(Weight way, int64_t i, int64_t j) const {
-        return way == Weight::back ? j * problem.places + i : i * problem.places + j;
+        return way == Weight::back ? j * places + i : i * places + j;
     }
     double weight_of(Weight way, int64_t i, int64_t j) const {
         return way == Weight::one ? 1 : way == Weight::back ? weight[j * stride + i] : weight[i * stride + j];
     }
 
     bool is_dropped(const Rule& rule, int64_t i, int64_t j) const {
-        return problem.single_root && !Model::has_words && rule.target[0].kind == Model::root && i == 0 && j < last;
+        return single_root && !Model::has_words && rule.target[0].kind == Model::root && i == 0 && j < last;
     }
 
     // Every tree has as many words, or arcs: a guess of what each of them multiplies is taken off its score.
-    bool read_weights(const S* theta) {
+    bool exponentiate() {
         Mean words, rest;
         for (int64_t i = 0; i <= last; ++i) {
             double* const row = &weight[i * stride];
-            for (int64_t j = 0; j < stride; ++j) row[j] = j <= last ? double(theta[i * problem.places + j]) : none;
             const double word = row[i];
             if constexpr (Model::has_words) {
                 words.add(V{word, none, none, none});
@@ -253,7 +263,7 @@ private:
         if constexpr (Model::has_words) {
             const double own = weight_of(Weight::forth, i, i);
             inside.set(0, i, i, own);
-            if (tangent && own > 0) change.set(0, i, i, own * double(z[place(Weight::forth, i, i)]));
+            if (tangent && own > 0) change.set(0, i, i, own * z[place(Weight::forth, i, i)]);
             return is_exact(own);
         } else {
             inside.set(Model::right, i, i, 1);
@@ -281,7 +291,7 @@ private:
             inside.set(target.kind, i, j, x);
             good &= is_exact(x) && (x > 0 || own == 0 || sum == 0);
             if constexpr (tangent) {
-                const double own_change = target.weight == Weight::one || own == 0 ? 0 : double(z[score]);
+                const double own_change = target.weight == Weight::one || own == 0 ? 0 : z[score];
                 change.set(target.kind, i, j, own * (change_of_sum + own_change * sum));
             }
         }
@@ -289,13 +299,13 @@ private:
     }
 
     // The share of an item goes to its score.
-    void give(int kind, int64_t i, int64_t j, int64_t score, S* out) const {
+    void give(int kind, int64_t i, int64_t j, int64_t score) const {
         const double x = inside.by_first(kind, i)[j], own = mass.sum(kind, i, j);
-        if constexpr (tangent) out[score] = S(own * change.by_first(kind, i)[j] + drift.sum(kind, i, j) * x);
-        else out[score] = S(own * x);
+        if constexpr (tangent) out[score] = own * change.by_first(kind, i)[j] + drift.sum(kind, i, j) * x;
+        else out[score] = own * x;
     }
 
-    __attribute__((always_inline)) void undo(const Rule& rule, int64_t i, int64_t j, S* out) {
+    __attribute__((always_inline)) void undo(const Rule& rule, int64_t i, int64_t j) {
         if (is_dropped(rule, i, j)) return;
         Sums factor{};
         for (int t = 0; t < rule.targets; ++t) {
@@ -304,10 +314,10 @@ private:
             const bool is_scored = target.weight != Weight::one;
             const double own = weight_of(target.weight, i, j), share = mass.sum(target.kind, i, j);
             if (own == 0) continue;
-            if (is_scored) give(target.kind, i, j, score, out);
+            if (is_scored) give(target.kind, i, j, score);
             factor.value += own * share;
             if constexpr (tangent) {
-                factor.change += own * (drift.sum(target.kind, i, j) + (is_scored ? double(z[score]) * share : 0));
+                factor.change += own * (drift.sum(target.kind, i, j) + (is_scored ? z[score] * share : 0));
             }
         }
         give_back<tangent>(factor, runs(inside, rule, i, j), along(change, rule, i, j), runs(mass, rule, i, j),
@@ -315,13 +325,16 @@ private:
     }
 };
 
-// body(chart, sentence) for all, over the threads, where a sentence could be solved.
+// body(chart, sentence) for all, over the threads, where a sentence could be solved; whether all could.
 template <class Model, bool tangent, class S, class Body>
 bool for_sentences(const ChartProblem<S>& problem, const S* z, Body body) {
     std::atomic<bool> all_good{true};
-    const auto make = [&] { return Chart<Model, S, tangent>(problem); };
-    take_turns(problem.batch, problem.threads, make, [&](int64_t n, Chart<Model, S, tangent>& chart) {
-        if (chart.solve(n, z)) body(chart, n);
+    const int64_t size = problem.places * problem.places;
+    const auto make = [&] { return Chart<Model, tangent>(problem.places, problem.single_root); };
+    take_turns(problem.batch, problem.threads, make, [&](int64_t n, Chart<Model, tangent>& chart) {
+        chart.read(problem.theta + n * size, problem.lengths[n]);
+        if (tangent) std::copy_n(z + n * size, size, chart.z.get());
+        if (chart.solve()) body(chart, n);
         else all_good = false;
     });
     return all_good;
@@ -330,9 +343,11 @@ bool for_sentences(const ChartProblem<S>& problem, const S* z, Body body) {
 template <class Model, class S>
 bool forward(const ChartProblem<S>& problem, S* value, S* expected) {
     const int64_t size = problem.places * problem.places;
-    return for_sentences<Model, false>(problem, static_cast<const S*>(nullptr), [&](auto& chart, int64_t n) {
+    return for_sentences<Model, false>(problem, problem.theta, [&](auto& chart, int64_t n) {
         value[n] = S(chart.value());
-        if (expected) chart.spread(1, expected + n * size);
+        if (!expected) return;
+        chart.spread(1);
+        std::copy_n(chart.out.get(), size, expected + n * size);
     });
 }
 
@@ -340,7 +355,8 @@ template <class Model, class S>
 bool hessian(const ChartProblem<S>& problem, const S* seed, const S* z, S* product) {
     const int64_t size = problem.places * problem.places;
     return for_sentences<Model, true>(problem, z, [&](auto& chart, int64_t n) {
-        chart.spread(double(seed[n]), product + n * size);
+        chart.spread(double(seed[n]));
+        std::copy_n(chart.out.get(), size, product + n * size);
     });
 }
 

@@ -2,7 +2,6 @@
 #include <atomic>
 #include <vector>
 
-#include "../node.h"
 #include "sweep.h"
 
 namespace bellmax::BELLMAX_ARCH {
@@ -49,11 +48,8 @@ void count_edges(const Hypergraph& graph, int32_t rank, S* counts, Choose choose
 template <class S>
 int64_t draw(const Sweep<S>& sweep, int64_t node, double uniform) {
     const Tile tile = sweep.tile(node, 1);
-    double* const q = sweep.q.get();
-    double sum = 0;
     sweep.weigh(tile, false);
-    for (int64_t k = 0; k < tile.edges; ++k) sum += q[k] = q[k * tile.matrix.columns];
-    return tile.slot + node::draw(q, tile.edges, sum, uniform);
+    return tile.slot + node::draw(sweep.q.get(), tile.matrix, uniform);
 }
 
 // --- the k best
@@ -140,7 +136,7 @@ private:
 template <class S>
 bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, const double* uniforms, S* counts) {
     const Hypergraph& graph = problem.graph;
-    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
+    const std::unique_ptr<node::Kernels> omega = node::kernels(problem.omega, sizeof(S) == 4);
     std::atomic<bool> enough{true};
     parallel_for(draws * problem.batch, problem.threads, [&](int64_t n, int) {
         const Sweep<S> sweep(problem, *omega, nullptr, n / draws, 1);

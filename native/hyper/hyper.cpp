@@ -52,8 +52,14 @@ void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, 
             std::fill_n(e, tile.matrix.size(), 0.0);
         } else {
             sweep.weigh(tile, has_source);
-            if constexpr (has_source) source(tile);
-            share(tile.matrix, sweep.q.get(), &mass[tile.place], has_source, e);
+            if constexpr (has_source) {
+                source(tile);
+            } else if (!is_shared) {
+                double part[most_columns];
+                node::shares(tile.matrix, sweep.q.get(), &mass[tile.place], part);
+                return sweep.deliver(tile, sweep.q.get(), part, mass.get(), by_weight);
+            }
+            node::share(tile.matrix, sweep.q.get(), &mass[tile.place], has_source, e);
             sweep.spread(tile, e, mass.get());
         }
         if (is_shared) {
@@ -73,7 +79,7 @@ void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
     });
 }
 
-// Along a direction z: the change of every node's value, and its mean (nodes.h).
+// Along a direction z: the change of every node's value, and its mean (node.h).
 template <class S>
 class Tangent {
     const Sweep<S>& sweep;
@@ -88,7 +94,7 @@ public:
         sweep.up([&](const Tile& tile) {
             sweep.weigh(tile, true);
             gather(tile);
-            change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place], &mean[tile.place]);
+            node::change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place], &mean[tile.place]);
         });
     }
 
@@ -107,8 +113,8 @@ void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_we
         const auto source = [&](const Tile& tile) {
             double* const y = sweep.y.get();
             tangent.gather(tile);
-            along(tile.matrix, sweep.s.get(), y, &tangent.mean[tile.place], &first[tile.place], sweep.e.get());
-            share(tile.matrix, sweep.q.get(), &first[tile.place], false, y);
+            node::along(tile.matrix, sweep.s.get(), y, &tangent.mean[tile.place], &first[tile.place], sweep.e.get());
+            node::share(tile.matrix, sweep.q.get(), &first[tile.place], false, y);
             sweep.spread(tile, y, first.get());
         };
         sweep_back(sweep, mass, by_weight, [&](const Tile& tile) { return are_zero(tile, first); }, source);
@@ -142,7 +148,7 @@ void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge)
             double* const slope = sweep.q.get();
             sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
             tangent.gather(tile);
-            along(tile.matrix, slope, sweep.y.get(), &tangent.mean[tile.place], nullptr, sweep.e.get());
+            node::along(tile.matrix, slope, sweep.y.get(), &tangent.mean[tile.place], nullptr, sweep.e.get());
         });
     });
 }
@@ -157,7 +163,7 @@ void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_e
             double *const e = sweep.e.get(), *const slope = sweep.y.get();
             sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
             sweep.gather(tile, cotangent, nullptr, 0, e);
-            log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
+            node::log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
         };
         sweep_back(sweep, mass, by_weight, [](const Tile&) { return false; }, source);
     });

@@ -1,4 +1,4 @@
-// How a graph is read into matrices of its edges (nodes.h), and how what is found is written. Nothing here knows Ω.
+// How a graph is read into matrices of its edges (node.h), and how what is found is written. Nothing here knows Ω.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 #include "../base/memory.h"
 #include "../base/threads.h"
+#include "../node.h"
 #include "hyper.h"
-#include "nodes.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -23,7 +23,7 @@ struct Tile {
     int64_t node, nodes;  // the first, and how many
     int64_t slot, edges;  // of the first node; of each
     int64_t place, used;  // where its numbers are among those of all nodes, and how many
-    Matrix matrix;
+    node::Matrix matrix;
 };
 
 // Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
@@ -42,12 +42,23 @@ inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
     if (!good) throw std::invalid_argument("an index is out of range");
 }
 
-// body(tail) for the tails of a slot: one if there is no offset.
-template <class Body>
-inline void for_tails(const int32_t* offset, const int32_t* tail, int64_t slot, Body body) {
-    if (!offset) return body(int64_t(tail[slot]));
-    for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
-}
+// The tails of a slot: one, or those between offsets. for_each: body(tail).
+struct OneTail {
+    const int32_t* tail;
+
+    template <class Body>
+    void for_each(int64_t slot, Body body) const {
+        body(int64_t(tail[slot]));
+    }
+};
+struct AnyTails {
+    const int32_t *tail, *offset;
+
+    template <class Body>
+    void for_each(int64_t slot, Body body) const {
+        for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
+    }
+};
 
 // A number for each row that a sweep takes.
 template <int64_t rows>
@@ -71,6 +82,10 @@ struct Lanes {
         for (int64_t n = 0; n < count; ++n) part[n] += other.part[n];
         return *this;
     }
+    Lanes& operator*=(const Lanes& other) {
+        for (int64_t n = 0; n < count; ++n) part[n] *= other.part[n];
+        return *this;
+    }
     void to(double* where) const {
         for (int64_t n = 0; n < count; ++n) store(where + n * lanes_of<double>, part[n]);
     }
@@ -85,6 +100,7 @@ struct Lanes<1> {
         return {unit * double(*from)};
     }
     Lanes& operator+=(const Lanes& other) { return own += other.own, *this; }
+    Lanes& operator*=(const Lanes& other) { return own *= other.own, *this; }
     void to(double* where) const { *where = own; }
 };
 
@@ -112,7 +128,7 @@ class Sweep {
 public:
     const HyperProblem<S>& problem;
     const Hypergraph& graph;
-    const NodeKernels& omega;
+    const node::Kernels& omega;
     const int64_t first, rows;
 
 private:
@@ -127,7 +143,7 @@ public:
                         y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
     // `fresh` is a tape to write, or null: then the problem's is read, and nothing writes to it.
-    Sweep(const HyperProblem<S>& of, const NodeKernels& own, double* fresh, int64_t first_row, int64_t num_rows)
+    Sweep(const HyperProblem<S>& of, const node::Kernels& own, double* fresh, int64_t first_row, int64_t num_rows)
         : problem(of),
           graph(of.graph),
           omega(own),
@@ -215,14 +231,13 @@ public:
     }
 
     // to = what edges are named, and Σ of_nodes at their tails, if there are of_nodes; `past` in columns without a node.
-    void gather(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes, double past,
+    __attribute__((noinline)) void gather(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes, double past,
                 double* __restrict to) const {
-        const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
-        with_rows([&, to](auto rows) {
-            for_edges(tile, rows, [&, to, of_nodes, offset, tail](int64_t slot, int64_t place) {
+        with_tails([&, to](auto rows, auto tails) {
+            for_edges(tile, rows, [&, to, of_nodes, tails](int64_t slot, int64_t place) {
                 auto sum = named.template at<rows>(slot);
                 if (of_nodes) {
-                    for_tails(offset, tail, slot, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
+                    tails.for_each(slot, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
                 }
                 sum.to(to + place);
             });
@@ -233,7 +248,7 @@ public:
     }
 
     // Leaves what edges have under their names.
-    void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
+    __attribute__((noinline)) void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
         S* __restrict const to = data + first * count;
         with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
@@ -243,18 +258,39 @@ public:
     }
 
     // Adds what edges have to the number of every tail.
-    void spread(const Tile& tile, const double* __restrict from, double* __restrict of_nodes) const {
-        const int32_t *const offset = graph.tail_offset, *const tail = graph.tail;
-        with_rows([=](auto rows) {
+    __attribute__((noinline)) void spread(const Tile& tile, const double* __restrict from, double* __restrict of_nodes) const {
+        with_tails([=](auto rows, auto tails) {
             for_edges(tile, rows, [=](int64_t slot, int64_t place) {
                 const auto own = Lanes<rows>::at(from + place);
-                for_tails(offset, tail, slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
+                tails.for_each(slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
             });
         });
     }
 
+    // Both, by weight, with what edges have times a factor for each column.
+    __attribute__((noinline)) void deliver(const Tile& tile, const double* __restrict from,
+                                           const double* __restrict factor, double* __restrict of_nodes,
+                                           S* data) const {
+        const int32_t* const name = graph.weight;
+        const int64_t count = graph.num_weights;
+        S* __restrict const to = data + first * count;
+        with_tails([=](auto rows, auto tails) {
+            for (int64_t n = 0; n < tile.nodes; ++n) {
+                const auto part = Lanes<rows>::at(factor + n * rows);
+                for (int64_t k = 0, slot = tile.slot + n * tile.edges; k < tile.edges; ++k, ++slot) {
+                    double found[rows];
+                    auto own = Lanes<rows>::at(from + k * tile.matrix.columns + n * rows);
+                    own *= part;
+                    tails.for_each(slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
+                    own.to(found);
+                    for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(found[r]);
+                }
+            }
+        });
+    }
+
     // Adds what edges have to the number of their weight, once for edges in a row that share it.
-    void add_up(const Tile& tile, const double* __restrict from, double* __restrict of_weights) const {
+    __attribute__((noinline)) void add_up(const Tile& tile, const double* __restrict from, double* __restrict of_weights) const {
         const int32_t* const weight = graph.weight;
         const int64_t end = tile.slot + tile.nodes * tile.edges;
         with_rows([=](auto rows) {
@@ -297,6 +333,14 @@ private:
         }
     }
 
+    // body(rows, tails) for the kind of tails there are.
+    template <class Body>
+    void with_tails(Body body) const {
+        with_rows([&](auto rows) {
+            graph.tail_offset ? body(rows, AnyTails{graph.tail, graph.tail_offset}) : body(rows, OneTail{graph.tail});
+        });
+    }
+
     // body(rows), as a constant.
     template <class Body>
     void with_rows(Body body) const {
@@ -307,7 +351,7 @@ private:
 // body(sweep) for the rows of the batch, over the threads: several at once, and the rest one by one.
 template <class S, class Body>
 void for_sweeps(const HyperProblem<S>& problem, double* fresh, Body body) {
-    const std::unique_ptr<NodeKernels> omega = node_kernels(problem.omega, sizeof(S) == 4);
+    const std::unique_ptr<node::Kernels> omega = node::kernels(problem.omega, sizeof(S) == 4);
     const int64_t several = problem.batch >= most_rows * problem.threads ? problem.batch / most_rows : 0;
     const int64_t rest = problem.batch - several * most_rows;
     parallel_for(several + rest, problem.threads, [&](int64_t n, int) {

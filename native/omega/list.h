@@ -28,7 +28,9 @@ template <class R, class Action>
 auto with(OmegaParameters parameters, Action action) {
     if (parameters.alpha == 1) return action(Negentropy<R>(parameters));
     if (parameters.alpha == 2) return action(SquaredL2<R>(parameters));
-    if (parameters.alpha == 1.5) return action(Root<R>(parameters));
+    if constexpr (sizeof(R) == 4) {
+        if (parameters.alpha == 1.5) return action(Root(parameters));
+    }
     if (parameters.alpha < 2) return action(AnyTsallis(parameters));
     return action(Hard<R>(parameters));
 }

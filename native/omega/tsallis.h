@@ -1,8 +1,6 @@
 // Ω(q) = (Σ q^α − 1)/(α(α−1)) + vertex, 1 < α ≤ 2: q = t^p, s = t^(p−1) with t = ((α−1) r − τ)₊ and p = 1/(α−1); τ lies
-// in [−1, 0). α = 2 and α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double throughout.
+// in [−1, 0). α = 2 and, of floats, α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double throughout.
 #pragma once
-
-#include <cmath>
 
 #include "omega.h"
 
@@ -20,9 +18,8 @@ struct PowerOne {
     }
 };
 
-template <class R>
 struct PowerTwo {
-    using Real = R;
+    using Real = float;
     explicit PowerTwo(double) {}
     template <class V>
     V less_one(V t) const {
@@ -40,10 +37,12 @@ struct PowerAny {
     explicit PowerAny(double p) : exponent(p) {}
     template <class V>
     V less_one(V t) const {
+        if (exponent == 2) return t;
         return exp2_of((exponent - 1) * log2_of(t));
     }
     template <class V>
     V root(V x) const {
+        if (exponent == 2) return square_root(x);
         return exp2_of(log2_of(x) / exponent);
     }
 };
@@ -216,8 +215,7 @@ private:
 
 template <class R>
 using SquaredL2 = Tsallis<PowerOne<R>>;
-template <class R>
-using Root = Tsallis<PowerTwo<R>>;
+using Root = Tsallis<PowerTwo>;
 using AnyTsallis = Tsallis<PowerAny>;
 
 }  // namespace omega

@@ -1,6 +1,8 @@
 // The kernels of a chain: which sweeps, of which sequences.
 #include <atomic>
 
+#include "../base/threads.h"
+#include "../omega/list.h"
 #include "chain.h"
 #include "exp.h"
 #include "omegas.h"
@@ -100,47 +102,48 @@ void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const 
     if (sweep) sweep_back(problem, sweep, seed, z, product);
 }
 
-// Calls body(visit, b) for each sequence, over the threads.
+// body(walk, visit) for each sequence, over the threads.
 template <class S, class Body>
 void for_visits(const ScoresProblem<S>& problem, Body body) {
-    omega::with<double>(problem.omega, [&](auto omega) {
-        parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
-            Visit<S, decltype(omega)> visit(problem, b, omega, in_log_space(problem, b));
-            body(visit, b);
-        });
+    const auto omega = node::kernels(problem.omega, false);
+    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+        const Walk<S> walk(problem, b);
+        Visit<S> visit(walk, *omega, in_log_space(problem, b));
+        body(walk, visit);
     });
 }
 
 // The same for results like a dense chain's potentials.
 template <class S, class Body>
 void for_dense(const ScoresProblem<S>& problem, S* out, Body body) {
-    for_visits(problem, [&](auto& visit, int64_t b) {
-        clear_masked(problem, b, out + b * problem.transition_batch, problem.transition_step);
-        if (problem.lengths[b]) body(visit);
+    for_visits(problem, [&](const Walk<S>& walk, Visit<S>& visit) {
+        clear_masked(problem, walk.b, out + walk.b * problem.transition_batch, problem.transition_step);
+        if (walk.length) body(walk, visit);
     });
 }
 
 template <class S>
 void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
-    for_dense(problem, log_q, [&](auto& visit) { log_transitions_of(visit, log_q); });
+    for_dense(problem, log_q, [&](auto& walk, auto& visit) { log_transitions_of(walk, visit, log_q); });
 }
 
 template <class S>
 void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
-    for_dense(problem, product, [&](auto& visit) { log_transitions_jvp_of(visit, z, product); });
+    for_dense(problem, product, [&](auto& walk, auto& visit) { log_transitions_jvp_of(walk, visit, z, product); });
 }
 
 template <class S>
 void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
-    for_dense(problem, product, [&](auto& visit) { log_transitions_vjp_of(visit, cotangent, product); });
+    for_dense(problem, product, [&](auto& walk, auto& visit) {
+        log_transitions_vjp_of(walk, visit, cotangent, product);
+    });
 }
 
 template <class S>
 void sample(const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
-    for_visits(problem, [&](auto& visit, int64_t b) {
-        for (int64_t n = b * draws; n < (b + 1) * draws; ++n) {
-            sample_one(visit, uniforms + n * problem.steps, sequences + n * problem.steps);
-        }
+    for_visits(problem, [&](const Walk<S>& walk, Visit<S>& visit) {
+        const int64_t first = walk.b * draws * problem.steps;
+        draw(walk, visit, draws, uniforms + first, sequences + first);
     });
 }
 

@@ -108,7 +108,7 @@ class Numbers {
         return data + lanes.sequence[l] * records.batch + n * records.stride;
     }
 
-    void move(int64_t start) {
+    __attribute__((noinline)) void move(int64_t start) {
         T* lane[W];
         for (int l = 0; l < W; ++l) lane[l] = place(l, start);
         const int64_t steps = across ? std::min(chunk, lanes.longest - records.shift - start) : 1;

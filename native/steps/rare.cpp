@@ -3,8 +3,7 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-template ChainSweeps<float> chain_sweeps<float, omega::Root<float>>();
-template ChainSweeps<double> chain_sweeps<double, omega::Root<double>>();
+template ChainSweeps<float> chain_sweeps<float, omega::Root>();
 template ChainSweeps<float> chain_sweeps<float, omega::AnyTsallis>();
 template ChainSweeps<double> chain_sweeps<double, omega::AnyTsallis>();
 

@@ -21,7 +21,7 @@ struct End {
     typename U::Mask bad{};
 
     // From the values v at the last step. The edges are a row, which a lane has in common with the others or alone.
-    End(const M& maxima, const Real* v)
+    __attribute__((noinline)) End(const M& maxima, const Real* v)
         : unit(maxima.unit), q(scratch<Real>(unit.cells)), s(scratch<Real>(unit.cells)) {
         const Edges<Real> edges{unit.end.get(), 0, M::Omega::unit, v};
         const auto weigh = maxima.weigh();
@@ -41,7 +41,7 @@ struct End {
     }
 
     // q̇, along a direction y.
-    Array<Real> change(const Real* y) const {
+    __attribute__((noinline)) Array<Real> change(const Real* y) const {
         V sum_s{}, sum_sy{};
         for (int64_t k = 0; k < unit.cells; k += W) {
             const V own = load<Real>(&s[k]);
@@ -117,7 +117,7 @@ public:
     }
 
     // Writes the values, and whether all scores were below +∞ and not NaN.
-    bool finish(S* value, S* tape) {
+    __attribute__((noinline)) bool finish(S* value, S* tape) {
         const End<M> end(maxima, v.get());
         for (int l = 0; l < unit.lanes.valid; ++l) {
             const int64_t b = unit.lanes.sequence[l];
@@ -155,7 +155,7 @@ class Tape {
     Array<Real> padded;
 
 public:
-    explicit Tape(const U& of)
+    __attribute__((noinline)) explicit Tape(const U& of)
         : unit(of),
           tape(of.problem.tape),
           values(of.lanes, tape + of.values_place(), of.tape_records()),
@@ -175,7 +175,7 @@ public:
     const Real* into(int64_t n) { return thresholds.at(n); }
 
     // After the last step of each sequence.
-    Array<Real> last() const {
+    __attribute__((noinline)) Array<Real> last() const {
         const auto records = unit.tape_records();
         const auto& lanes = unit.lanes;
         const auto place = [&](int l) { return tape + lanes.sequence[l] * records.batch + lanes.length[l] * records.stride; };
@@ -200,7 +200,7 @@ class Tangent {
     Array<Real> start, end, values, means;  // values and means: (steps + 1, cells)
 
 public:
-    Tangent(const M& by, Tape<U>& from, const Scores<const S>& z)
+    __attribute__((noinline)) Tangent(const M& by, Tape<U>& from, const Scores<const S>& z)
         : maxima(by),
           unit(by.unit),
           tape(from),
@@ -301,7 +301,7 @@ class Sink {
     Array<Real> sums;  // over the steps that share the transitions
 
 public:
-    Sink(const U& of, const Scores<S>& to, Totals& all)
+    __attribute__((noinline)) Sink(const U& of, const Scores<S>& to, Totals& all)
         : unit(of),
           out(to),
           totals(all),
@@ -349,7 +349,7 @@ public:
     }
 
     // The edges into the first nodes, one each; there are no others.
-    void put_first(int64_t g, V edge) {
+    __attribute__((noinline)) void put_first(int64_t g, V edge) {
         if (!is_dense(unit.problem)) return;
         Real* const first = edges.at(0) + unit.row(g);
         put_zeros(0, g);
@@ -383,7 +383,7 @@ public:
 
 private:
     // A number for each state, added to those of a sequence or to those of all.
-    void add(const Real* numbers, S* to, int64_t batch, double* total) const {
+    __attribute__((noinline)) void add(const Real* numbers, S* to, int64_t batch, double* total) const {
         for (int l = 0; l < unit.lanes.valid; ++l) {
             for (int64_t p = 0; p < unit.states; ++p) {
                 const Real own = numbers[U::number(p, l)];

@@ -110,7 +110,7 @@ struct Unit {
         }
         return to;
     }
-    Array<Real> ends(const S* data, int64_t batch) const {
+    __attribute__((noinline)) Array<Real> ends(const S* data, int64_t batch) const {
         if (!data) return zeros<Real>(cells);
         return gather([&](int l) { return data + lanes.sequence[l] * batch; }, 0);
     }
@@ -187,7 +187,7 @@ struct Unit {
     }
 
     // The scores of the first nodes, which have one edge each, or what is like them.
-    V first(const Real* of_start, Series<const S>& like_edges, int64_t g) const {
+    __attribute__((noinline)) V first(const Real* of_start, Series<const S>& like_edges, int64_t g) const {
         if (!is_dense(problem)) return load<Real>(of_start + g * W);
         const Real* const from = like_edges.at(0) + row(g);
         if constexpr (across) return load<Real>(from);

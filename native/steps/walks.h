@@ -1,10 +1,10 @@
 // What goes along a chain node by node, in double: drawing sequences, the k best, log q and its derivatives.
 #pragma once
 
+#include <algorithm>
+
 #include "../base/memory.h"
-#include "../base/threads.h"
 #include "../node.h"
-#include "../omega/list.h"
 #include "problem.h"
 
 namespace bellmax {
@@ -43,210 +43,217 @@ struct Walk {
     const S* thresholds(int64_t n) const { return values(n + problem.steps + 1); }
 };
 
-// The edges into one node of a sequence after another: q, s and a direction y, in whole vectors.
-template <class S, class Omega>
+// The edges into several nodes of a step, those into a node in a column (node.h).
+template <class S>
 class Visit {
-    using V = Vec<double>;
-    static constexpr int W = lanes_of<double>;
+public:
+    static constexpr int64_t most = 16;  // nodes at once
 
-    Omega omega;
-    bool in_log_space;
-    int64_t cells;
-    Array<double> x, q, s, slope;
-    V base, tau;
-    double total;  // Σ q, with which it is to be divided
+private:
+    const node::Kernels& omega;
+    const bool in_log_space;
+    const Walk<S>& walk;
+    double threshold[most];
 
-    V relative(int64_t k) const {
-        if constexpr (Omega::by_slot) {
-            return V{0, 1, 2, 3} + double(k) == tau ? V{} : V{} - infinity<double>;
-        } else {
-            return load<double>(&x[k]) - base;
-        }
-    }
-    void find_slopes() {
-        for (int64_t k = 0; k < cells; k += W) store<double>(&slope[k], omega.log_slope(relative(k), tau));
-    }
+    Array<double> run() const { return zeros<double>(walk.states * most); }
 
 public:
-    const Walk<S> walk;
-    Array<double> y;
+    node::Matrix matrix;
+    Array<double> x, q, s, y;
+    double of_nodes[most];
 
-    Visit(const ScoresProblem<S>& problem, int64_t b, const Omega& by, bool log_space)
-        : omega(by),
-          in_log_space(log_space),
-          cells((problem.states + W - 1) / W * W),
-          x(filled<double>(cells, -infinity<double>)),
-          q(run()),
-          s(run()),
-          slope(run()),
-          walk(problem, b),
-          y(run()) {}
+    Visit(const Walk<S>& along, const node::Kernels& by, bool log_space)
+        : omega(by), in_log_space(log_space), walk(along), matrix{walk.states, 0}, x(run()), q(run()), s(run()), y(run()) {}
 
-    // Room for a number an edge.
-    Array<double> run() const { return zeros<double>(cells); }
-
-    // The n-th step's edges into state i; after the last step those into the end.
-    void enter(int64_t n, int64_t i) {
-        const S *const v = walk.values(n), *const into = n < walk.length ? walk.into(n, i) : nullptr;
-        double top = -infinity<double>, slot = -1;
-        for (int64_t p = 0; p < walk.states; ++p) {
-            const double value = in_log_space ? double(v[p]) : double(log2_of(v[p]));
-            x[p] = Omega::unit * (into ? double(into[p]) : walk.of_end(p)) + value;
-            if (x[p] > top) top = x[p], slot = double(p);
+    // The n-th step's edges into `count` states; after the last step those into the end.
+    void enter(int64_t n, const int64_t* states, int64_t count) {
+        const S* const v = walk.values(n);
+        double value[most];
+        matrix.columns = (count + 3) / 4 * 4;
+        std::fill_n(x.get(), matrix.size(), -infinity<double>);
+        for (int64_t c = 0; c < count; ++c) {
+            const S* const into = n < walk.length ? walk.into(n, states[c]) : nullptr;
+            for (int64_t p = 0; p < walk.states; ++p) {
+                const double before = in_log_space ? double(v[p]) : double(log2_of(v[p]));
+                x[p * matrix.columns + c] = omega.unit * (into ? double(into[p]) : walk.of_end(p)) + before;
+            }
         }
-        base = broadcast(top > -infinity<double> ? top : 0.0);
-        if constexpr (Omega::by_slot) {
-            tau = broadcast(slot);
-        } else if constexpr (Omega::is_sum) {
-            tau = V{};  // the sum of what is weighed so tells it
-        } else {
-            V unused;
-            omega.solve(omega::Row<double>{x.get(), cells}, base, tau, unused);
-            if (top == -infinity<double>) tau = V{};
-        }
-        V sum{};
-        for (int64_t k = 0; k < cells; k += W) {
-            V edge_q, edge_s;
-            omega.weigh(relative(k), tau, edge_q, edge_s);
-            store<double>(&q[k], edge_q);
-            store<double>(&s[k], edge_s);
-            sum += edge_q;
-        }
-        total = sum_lanes<double>(sum)[0];
-        if (Omega::is_sum && total > 0) tau = broadcast(log2_of(total));
+        omega.solve(matrix, x.get(), value, threshold);
     }
 
-    int64_t draw(double uniform) const { return node::draw(q.get(), walk.states, total, uniform); }
-
-    void log_q(double* to) const {
-        for (int64_t k = 0; k < cells; k += W) store<double>(to + k, omega.log_q(relative(k), tau));
+    // body(the first of them) for the states of a step, several at a time; each has a column from there on.
+    template <class Body>
+    void for_states(int64_t n, Body body) {
+        int64_t states[most];
+        for (int64_t first = 0; first < walk.states; first += most) {
+            const int64_t count = std::min(most, walk.states - first);
+            for (int64_t c = 0; c < count; ++c) states[c] = first + c;
+            enter(n, states, count);
+            body(first);
+        }
+    }
+    void enter_end() {
+        const int64_t none = 0;
+        enter(walk.length, &none, 1);
     }
 
-    // Along y: the change of the value, and y becomes that of log q, slope∘(y − ⟨s, y⟩/Σs).
-    double push() {
-        find_slopes();
-        double sum_qy = 0, sum_sy = 0, sum_s = 0;
-        for (int64_t p = 0; p < walk.states; ++p) {
-            if (s[p] > 0) sum_qy += q[p] * y[p], sum_sy += s[p] * y[p], sum_s += s[p];
-        }
-        const double mean = sum_s > 0 ? sum_sy / sum_s : 0;
-        for (int64_t p = 0; p < walk.states; ++p) y[p] = slope[p] > 0 ? slope[p] * (y[p] - mean) : 0;
-        return total > 0 ? sum_qy / total : 0;
+    void weigh() const { omega.weigh(matrix, x.get(), threshold, q.get(), s.get()); }
+    void log_q() const { omega.log_q(matrix, x.get(), threshold, y.get()); }
+
+    // Along y: of_nodes is the change of the value, and y becomes that of log q.
+    void push() {
+        double mean[most];
+        weigh();
+        node::change(matrix, q.get(), s.get(), y.get(), of_nodes, mean);
+        omega.log_slope(matrix, x.get(), threshold, q.get());
+        node::along(matrix, q.get(), y.get(), mean, nullptr, s.get());
+        std::swap(y, s);
     }
 
-    // The transpose: from what log q has in y to what the scores have, d = slope∘y less s Σd/Σs, and with it their part
-    // of the mass of the node.
-    void pull(double mass) {
-        find_slopes();
-        double sum_d = 0, sum_s = 0;
-        for (int64_t p = 0; p < walk.states; ++p) {
-            y[p] = slope[p] > 0 ? slope[p] * y[p] : 0;
-            sum_d += y[p];
-            sum_s += s[p];
+    // The transpose: from what log q has in y to what the scores have, and with it their part of the mass of_nodes.
+    void pull() const {
+        weigh();
+        omega.log_slope(matrix, x.get(), threshold, x.get());
+        node::log_q_vjp(matrix, x.get(), s.get(), y.get());
+        node::share(matrix, q.get(), of_nodes, true, y.get());
+    }
+
+    // y, of the edges of a step from state `first` on, is read from or written to what is like the potentials.
+    void read(const S* numbers, int64_t n, int64_t first) {
+        each(n, first, [&](int64_t at, double& own) { own = double(numbers[at]); });
+    }
+    void write(S* numbers, int64_t n, int64_t first) {
+        each(n, first, [&](int64_t at, double& own) { numbers[at] = S(own); });
+    }
+
+private:
+    template <class Body>
+    void each(int64_t n, int64_t first, Body body) {
+        for (int64_t c = 0; c < matrix.columns && first + c < walk.states; ++c) {
+            for (int64_t p = 0; p < walk.states; ++p) body(walk.place(n, first + c) + p, y[p * matrix.columns + c]);
         }
-        const double mean = sum_s > 0 ? sum_d / sum_s : 0, share = total > 0 ? mass / total : 0;
-        for (int64_t p = 0; p < walk.states; ++p) y[p] += q[p] * share - s[p] * mean;
     }
 };
 
 // --- drawing
 
-template <class S, class Omega>
-void sample_one(Visit<S, Omega>& visit, const double* uniform, int64_t* y) {
-    const Walk<S>& walk = visit.walk;
-    std::fill_n(y, walk.problem.steps, int64_t(-1));
-    for (int64_t n = walk.length, state = 0; n > 0; --n) {
-        visit.enter(n, state);
-        state = visit.draw(uniform[walk.step(n - 1)]);
-        if (state < 0) return;
-        y[walk.step(n - 1)] = state;
+// Sequences (draws, steps), step by step: those in one state are drawn from the same q.
+template <class S>
+void draw(const Walk<S>& walk, Visit<S>& visit, int64_t draws, const double* uniforms, int64_t* sequences) {
+    const int64_t steps = walk.problem.steps;
+    const auto at = zeros<int64_t>(draws), states = zeros<int64_t>(walk.states), column = zeros<int64_t>(walk.states);
+    std::fill_n(sequences, draws * steps, int64_t(-1));
+    for (int64_t n = walk.length; n > 0; --n) {
+        const int64_t step = walk.step(n - 1);
+        int64_t count = 0;
+        std::fill_n(column.get(), walk.states, int64_t(-1));
+        for (int64_t d = 0; d < draws; ++d) {
+            if (at[d] < 0 || column[at[d]] >= 0) continue;
+            column[at[d]] = count;
+            states[count++] = at[d];
+        }
+        for (int64_t first = 0; first < count; first += visit.most) {
+            visit.enter(n, &states[first], std::min(visit.most, count - first));
+            visit.weigh();
+            for (int64_t d = 0; d < draws; ++d) {
+                const int64_t own = at[d] < 0 ? -1 : column[at[d]] - first;
+                if (own < 0 || own >= visit.most) continue;
+                sequences[d * steps + step] = node::draw(&visit.q[own], visit.matrix, uniforms[d * steps + step]);
+            }
+        }
+        for (int64_t d = 0; d < draws; ++d) at[d] = sequences[d * steps + step];
     }
 }
 
 // --- log q of a dense chain. What belongs to the edge from a state to the end counts with the edges into that state at
 // the last step, and the first nodes have an edge from state 0 alone.
 
-template <class S, class Omega>
-void log_transitions_of(Visit<S, Omega>& visit, S* out) {
-    const Walk<S>& walk = visit.walk;
-    const int64_t states = walk.states;
-    const auto last = visit.run(), row = visit.run();
-    visit.enter(walk.length, 0);
-    visit.log_q(last.get());
-    for (int64_t n = 0; n < walk.length; ++n) {
-        for (int64_t i = 0; i < states; ++i) {
-            if (n == 0) {
-                std::fill_n(row.get(), states, -infinity<double>);
-                if (walk.into(0, i)[0] > -infinity<S>) row[0] = 0;
-            } else {
-                visit.enter(n, i);
-                visit.log_q(row.get());
-            }
-            const double more = n + 1 == walk.length ? last[i] : 0;
-            for (int64_t p = 0; p < states; ++p) out[walk.place(n, i) + p] = S(row[p] + more);
-        }
+// Adds what visit.y has for the edges into the end.
+template <class S>
+void add_end(const Walk<S>& walk, const Visit<S>& visit, S* out) {
+    for (int64_t i = 0; i < walk.states; ++i) {
+        S* const row = out + walk.place(walk.length - 1, i);
+        for (int64_t p = 0; p < walk.states; ++p) row[p] += S(visit.y[i * visit.matrix.columns]);
     }
 }
 
-template <class S, class Omega>
-void log_transitions_jvp_of(Visit<S, Omega>& visit, const S* z, S* out) {
-    const Walk<S>& walk = visit.walk;
+template <class S>
+void log_transitions_of(const Walk<S>& walk, Visit<S>& visit, S* out) {
+    for (int64_t i = 0; i < walk.states; ++i) {
+        S* const row = out + walk.place(0, i);
+        std::fill_n(row, walk.states, -infinity<S>);
+        if (walk.into(0, i)[0] > -infinity<S>) row[0] = 0;
+    }
+    for (int64_t n = 1; n < walk.length; ++n) {
+        visit.for_states(n, [&](int64_t first) {
+            visit.log_q();
+            visit.write(out, n, first);
+        });
+    }
+    visit.enter_end();
+    visit.log_q();
+    add_end(walk, visit, out);
+}
+
+template <class S>
+void log_transitions_jvp_of(const Walk<S>& walk, Visit<S>& visit, const S* z, S* out) {
     const int64_t states = walk.states;
-    const auto& y = visit.y;
-    auto before = visit.run(), after = visit.run();  // the changes of values
-    for (int64_t n = 0; n < walk.length; ++n) {
-        for (int64_t i = 0; i < states; ++i) {
-            const int64_t row = walk.place(n, i);
-            if (n == 0) {
-                after[i] = walk.into(0, i)[0] > -infinity<S> ? double(z[row]) : 0;
-                std::fill_n(out + row, states, S(0));
-                continue;
-            }
-            visit.enter(n, i);
-            for (int64_t p = 0; p < states; ++p) y[p] = double(z[row + p]) + before[p];
-            after[i] = visit.push();
-            for (int64_t p = 0; p < states; ++p) out[row + p] = S(y[p]);
-        }
+    auto before = zeros<double>(states), after = zeros<double>(states);  // the changes of values
+    for (int64_t i = 0; i < states; ++i) {
+        before[i] = walk.into(0, i)[0] > -infinity<S> ? double(z[walk.place(0, i)]) : 0;
+        std::fill_n(out + walk.place(0, i), states, S(0));
+    }
+    const auto add_before = [&] {
+        for (int64_t k = 0; k < visit.matrix.size(); ++k) visit.y[k] += before[k / visit.matrix.columns];
+    };
+    for (int64_t n = 1; n < walk.length; ++n) {
+        visit.for_states(n, [&](int64_t first) {
+            visit.read(z, n, first);
+            add_before();
+            visit.push();
+            visit.write(out, n, first);
+            std::copy_n(visit.of_nodes, std::min(visit.most, states - first), &after[first]);
+        });
         std::swap(before, after);
     }
-    visit.enter(walk.length, 0);
-    std::copy_n(before.get(), states, y.get());
+    visit.enter_end();
+    std::fill_n(visit.y.get(), visit.matrix.size(), 0.0);
+    add_before();
     visit.push();
-    for (int64_t i = 0; i < states; ++i) {
-        S* const row = out + walk.place(walk.length - 1, i);
-        for (int64_t p = 0; p < states; ++p) row[p] += S(y[i]);
-    }
+    add_end(walk, visit, out);
 }
 
-template <class S, class Omega>
-void log_transitions_vjp_of(Visit<S, Omega>& visit, const S* cotangent, S* out) {
-    const Walk<S>& walk = visit.walk;
+template <class S>
+void log_transitions_vjp_of(const Walk<S>& walk, Visit<S>& visit, const S* cotangent, S* out) {
     const int64_t states = walk.states;
-    const auto& y = visit.y;
-    auto mass = visit.run(), before = visit.run();
-    visit.enter(walk.length, 0);
+    auto mass = zeros<double>(states), before = zeros<double>(states);
+    visit.enter_end();
+    std::fill_n(visit.y.get(), visit.matrix.size(), 0.0);
+    std::fill_n(visit.of_nodes, visit.most, 0.0);
     for (int64_t i = 0; i < states; ++i) {
         const S* const row = cotangent + walk.place(walk.length - 1, i);
-        y[i] = 0;
-        for (int64_t p = 0; p < (walk.length == 1 ? 1 : states); ++p) y[i] += double(row[p]);
+        double& sum = visit.y[i * visit.matrix.columns];
+        for (int64_t p = 0; p < (walk.length == 1 ? 1 : states); ++p) sum += double(row[p]);
     }
-    visit.pull(0);
-    std::copy_n(y.get(), states, mass.get());
-    for (int64_t n = walk.length - 1; n >= 0; --n) {
+    visit.pull();
+    for (int64_t i = 0; i < states; ++i) mass[i] = visit.y[i * visit.matrix.columns];
+    for (int64_t n = walk.length - 1; n > 0; --n) {
         std::fill_n(before.get(), states, 0.0);
-        for (int64_t i = 0; i < states; ++i) {
-            const int64_t row = walk.place(n, i);
-            if (n == 0) {
-                std::fill_n(out + row, states, S(0));
-                out[row] = S(mass[i]);
-                continue;
+        visit.for_states(n, [&](int64_t first) {
+            const int64_t columns = visit.matrix.columns, count = std::min(visit.most, states - first);
+            visit.read(cotangent, n, first);
+            std::copy_n(&mass[first], count, visit.of_nodes);
+            visit.pull();
+            visit.write(out, n, first);
+            for (int64_t p = 0; p < states; ++p) {
+                for (int64_t c = 0; c < count; ++c) before[p] += visit.y[p * columns + c];
             }
-            visit.enter(n, i);
-            for (int64_t p = 0; p < states; ++p) y[p] = double(cotangent[row + p]);
-            visit.pull(mass[i]);
-            for (int64_t p = 0; p < states; ++p) before[p] += y[p], out[row + p] = S(y[p]);
-        }
+        });
         std::swap(mass, before);
+    }
+    for (int64_t i = 0; i < states; ++i) {
+        std::fill_n(out + walk.place(0, i), states, S(0));
+        out[walk.place(0, i)] = S(mass[i]);
     }
 }
 

@@ -1,8 +1,8 @@
-#include "nodes.h"
+#include "node.h"
 
-#include "../omega/list.h"
+#include "omega/list.h"
 
-namespace bellmax::BELLMAX_ARCH {
+namespace bellmax::BELLMAX_ARCH::node {
 namespace {
 
 using std::int64_t;
@@ -70,7 +70,7 @@ struct Scores {
 };
 
 template <class Omega>
-class Kernels final : public NodeKernels {
+class KernelsOf final : public Kernels {
     using Real = typename Omega::Real;
     using R = Vec<Real>;
     const Omega omega;
@@ -96,7 +96,7 @@ class Kernels final : public NodeKernels {
     }
 
 public:
-    explicit Kernels(const Omega& own) : NodeKernels(own.unit), omega(own) {}
+    explicit KernelsOf(const Omega& own) : Kernels(own.unit), omega(own) {}
 
     bool solve(Matrix of, const double* x, double* value, double* threshold) const override {
         const V none = V{} - infinity<double>, highest = V{} + infinity<double>;
@@ -142,9 +142,9 @@ public:
 
 }  // namespace
 
-std::unique_ptr<NodeKernels> node_kernels(OmegaParameters parameters, bool is_float) {
-    const auto make = [](const auto& omega) -> std::unique_ptr<NodeKernels> {
-        return std::make_unique<Kernels<std::decay_t<decltype(omega)>>>(omega);
+std::unique_ptr<Kernels> kernels(OmegaParameters parameters, bool is_float) {
+    const auto make = [](const auto& omega) -> std::unique_ptr<Kernels> {
+        return std::make_unique<KernelsOf<std::decay_t<decltype(omega)>>>(omega);
     };
     // The exponentials of floats take a quarter of the time. The other Ω take little, and are double.
     if (is_float && parameters.alpha == 1) return make(omega::Negentropy<float>(parameters));
@@ -191,16 +191,24 @@ void log_q_vjp(Matrix of, const double* slope, const double* s, double* __restri
     }
 }
 
+static V share_of(Matrix of, const double* q, const double* mass, int64_t c) {
+    V sum{};
+    for_edges(of, c, [&](int64_t place) { sum += load(q + place); });
+    return ratio(load(mass + c), sum);
+}
+
+void shares(Matrix of, const double* q, const double* mass, double* part) {
+    for (int64_t c = 0; c < of.columns; c += W) store(part + c, share_of(of, q, mass, c));
+}
+
 void share(Matrix of, const double* q, const double* mass, bool beside, double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
-        V sum{};
-        for_edges(of, c, [&](int64_t place) { sum += load(q + place); });
-        const V factor = ratio(load(mass + c), sum);
+        const V part = share_of(of, q, mass, c);
         for_edges(of, c, [&](int64_t place) {
-            const V own = load(q + place) * factor;
+            const V own = load(q + place) * part;
             store(e + place, beside ? load(e + place) + own : own);
         });
     }
 }
 
-}  // namespace bellmax::BELLMAX_ARCH
+}  // namespace bellmax::BELLMAX_ARCH::node
