@@ -102,10 +102,8 @@ public:
     // Whether it has numbers that differ from row to row.
     bool changes() const { return raw.numbers && by_row; }
 
-    // The numbers of some rows. Those outside the rows are some number or other. Rows from `next` on will be read soon.
-    // Returns where they are.
-    Filled read(Span rows, Span span, int64_t next, bool looks);
-
+    // The numbers of some rows. Those outside the rows are some number or other. Returns where they are.
+    Filled read(Span rows, Span span, bool looks);
     // Adds masses to the gradients of all that is read.
     void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Real> masses) const {
         for (const Term* const term : terms) gradients.land(*term, rows, span, masses);
@@ -113,7 +111,7 @@ public:
 
 private:
     template <class S>
-    void fill(Span rows, Span span, int64_t next);
+    void fill(Span rows, Span span);
     void look(int64_t rows, Span whole);
     // Rows without a gap between them are a long one.
     Filled joined(int64_t rows, Span whole) const {
