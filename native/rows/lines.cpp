@@ -176,6 +176,18 @@ void Gradients::Own::land(const Term& term, Span rows, Span span, Tile<const Rea
     }
 }
 
+void Gradients::Own::land_one(const Term& term, int64_t i, int64_t j, double mass) const {
+    const int n = term.number();
+    const TermTensor& to = all.out[n];
+    if (!all.direct[std::size_t(n)]) {
+        term.land_one(i, j, mass, all.sums[std::size_t(n)].get() + b * to.size());
+    } else if (all.p.is_double) {
+        term.land_one(i, j, mass, term.numbers<double>(to));
+    } else {
+        term.land_one(i, j, mass, term.numbers<float>(to));
+    }
+}
+
 template void Gradients::Own::land(const Term&, Span, Span, Tile<const float>) const;
 template void Gradients::Own::land(const Term&, Span, Span, Tile<const double>) const;
 

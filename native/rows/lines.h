@@ -67,6 +67,7 @@ public:
         void clear(Span rows) const;
         template <class Real>
         void land(const Term& term, Span rows, Span span, Tile<const Real> masses) const;
+        void land_one(const Term& term, int64_t i, int64_t j, double mass) const;
     };
 
     void finish() const;
@@ -105,8 +106,13 @@ public:
     // The numbers of some rows. Those outside the rows are some number or other. Returns where they are.
     Filled read(Span rows, Span span, bool looks);
     // Adds masses to the gradients of all that is read.
-    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Real> masses) const {
+    template <class Mass>
+    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Mass> masses) const {
         for (const Term* const term : terms) gradients.land(*term, rows, span, masses);
+    }
+
+    void land_one(const Gradients::Own& gradients, int64_t i, int64_t j, double mass) const {
+        for (const Term* const term : terms) gradients.land_one(*term, i, j, mass);
     }
 
 private:

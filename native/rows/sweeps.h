@@ -28,12 +28,19 @@ inline int64_t rows_kept(const Table& table, int64_t rows, int64_t columns) {
     return (rows + block - 1) / block * table.reach * table.states * up_to_groups(columns);
 }
 
-// A node of a path: which draw it is of, how many nodes come after it, (i, j, state), and the move into it.
-using Visit = std::function<void(int64_t draw, int64_t taken, int64_t i, int64_t j, int state, int move)>;
+// Where a walk from an end to a start is, and how many nodes come after.
+struct Walker {
+    int64_t i, j, taken;
+    int state;
+};
+
+// A node of a path, which draw it is of, and the move into it: its number in the list that was given, −1 for a start.
+using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
 
 template <class P>
 class Sweeps {
     using Real = typename P::Real;
+    using Score = typename P::Tile;
     using V = Vec<Real>;
     using Int = typename P::Int;
     using Node = typename P::Node;
@@ -44,7 +51,7 @@ class Sweeps {
     // The row that a candidate's node is in, and where it is with its weight.
     struct Candidate {
         const Real* node;
-        const Line<Real>* score;
+        const Line<Score>* score;
         Real* sum;
     };
     // The nodes of a state in a row, the candidates of its moves, and where these are.
@@ -71,7 +78,7 @@ class Sweeps {
     int64_t starts_to = 0, ends_from = 0;  // columns that paths start before, and end from
     std::vector<Term> terms;
     std::vector<const Term*> fetched;  // whose rows are asked for before they are read
-    std::vector<Line<Real>> lines;
+    std::vector<Line<Score>> lines;
     std::vector<int> changing;  // from row to row
     Array<Real> nodes;          // by row, state and plane
     Array<Real> begin;          // a row of starts
@@ -80,7 +87,7 @@ class Sweeps {
     std::vector<const Real*> sources;   // where their sums are
     std::vector<Row> ring_rows;         // by row of the ring and state
     std::vector<Leaving> leaving;       // by state
-    Real no_score[P::line_planes * W] = {};
+    Score no_score[P::line_planes * W] = {};
     // Of a block and the rows that its moves lead to: probabilities by row, candidate and kind, masses by row, state
     // and kind, and where rows have any.
     Array<Real> chosen, masses;
@@ -124,7 +131,7 @@ class Sweeps {
         int64_t to = 0;
         for (int a = 0; a < table.states; ++a) {
             if (!(f.p.starts.states >> a & 1)) continue;
-            const Line<Real>& line = line_of(f.score_of_start(a));
+            const Line<Score>& line = line_of(f.score_of_start(a));
             int64_t own = f.region.columns;
             const bool is_known = f.p.starts.place == Place::row && line.raw.numbers && line.step && !line.changes();
             while (is_known && own > 0 && line.raw.numbers[own - 1] == -infinity<Real>) --own;
@@ -138,12 +145,12 @@ class Sweeps {
         const bool here = f.has(f.p.starts, false, rows.from), later = f.has(f.p.starts, false, rows.to);
         return {rows.from, later ? rows.to : rows.from + here};
     }
-    const Line<Real>& line_of(int score) const { return lines[std::size_t(score)]; }
-    const Line<Real>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
+    const Line<Score>& line_of(int score) const { return lines[std::size_t(score)]; }
+    const Line<Score>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
 
     // Those of a state, the start first, for a row with its nodes at that place of the ring.
     ROWS_SELDOM void list_candidates() {
-        const auto add = [&](const Real* node, const Line<Real>& score) {
+        const auto add = [&](const Real* node, const Line<Score>& score) {
             const int64_t n = int64_t(candidates.size()) % candidates_count();
             Real* const sum = score.weight.numbers ? weighed.get() + n * P::planes * width() : nullptr;
             candidates.push_back({node, &score, sum});
@@ -174,14 +181,14 @@ class Sweeps {
         }
     }
     // Scores of some rows, and the weights that they are.
-    void read(Line<Real>& line, Span rows, Span span, bool looks) const {
+    void read(Line<Score>& line, Span rows, Span span, bool looks) const {
         const auto [count, whole] = line.read(rows, span, looks);
         const int64_t plane = line.plane;
         for (int64_t r = 0; weight_planes && r < count; ++r) {
-            const Real* const __restrict from = line.raw.row(r);
-            Real* const __restrict to = line.weight.row(r);
+            const Score* const __restrict from = line.raw.row(r);
+            Score* const __restrict to = line.weight.row(r);
             for (int64_t j = whole.from; j < whole.to; j += W) {
-                store<Real>(to + j, load<Real>(from + j));
+                store<Score>(to + j, load<Score>(from + j));
                 cells.prepare(to + j, plane);
             }
         }
@@ -196,14 +203,15 @@ class Sweeps {
             const Span own = n >= f.score_of_start(0) ? starting(rows) : rows;
             read(lines[std::size_t(n)], own, span, !is_again);
         }
+        const Span near{is_again ? wanted.from - block * furthest : wanted.from, wanted.to};
         for (const Term* const term : fetched) {  // those of the next block
             const TermTensor& tensor = f.p.tensors[term->number()];
             for (int64_t i = rows.from; i < rows.to; ++i) {
                 const int64_t next = is_again ? i - block : i + block;
                 if (f.p.is_double) {
-                    term->fetch(term->template numbers<const double>(tensor), next, wanted);
+                    term->fetch(term->template numbers<const double>(tensor), next, near);
                 } else {
-                    term->fetch(term->template numbers<const float>(tensor), next, wanted);
+                    term->fetch(term->template numbers<const float>(tensor), next, near);
                 }
             }
         }
@@ -219,26 +227,26 @@ class Sweeps {
     }
     // Nodes of a row before, with the scores of a move, as row r of a block has them.
     LATTICE_APART void weigh(const Candidate& from, int64_t r, Span whole) const {
-        const Line<Real>& score = *from.score;
-        const Real *const node = from.node, *const weight = score.weight.row(r), *const z = score.z.row(r);
+        const Line<Score>& score = *from.score;
+        const Score *const weight = score.weight.row(r), *const z = score.z.row(r);
         const int64_t size = width(), plane = score.plane, step = score.step;
         Real* const to = from.sum;
         for (int64_t j = whole.from; j < whole.to; j += W) {
-            Node sum = P::plus(P::load(node + j, size), cells.line_weight(weight + (j & step), plane));
+            Node sum = P::plus(P::load(from.node + j, size), cells.line_weight(weight + (j & step), plane));
             if constexpr (has_dots) sum.dot += load<Real>(z + (j & step));
             P::store(to + j, size, sum);
         }
     }
     // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities.
     template <int N, bool keeps>
-    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Real>& score, int64_t r, Real* to,
+    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Score>& score, int64_t r, Real* to,
                                  Real* q_to, Span own, Span whole) const {
         const int count = N ? N : size;
         const int64_t plane = width();
         const Real* from[N ? N : most_candidates];  // known not to change
         std::copy(rows, rows + count, from);
         const bool has_score = score.weight.numbers;
-        const Real *const weight = has_score ? score.weight.row(r) : no_score, *const z = score.z.row(r);
+        const Score *const weight = has_score ? score.weight.row(r) : no_score, *const z = score.z.row(r);
         const int64_t weight_plane = has_score ? score.plane : W, step = score.step;
         for (int64_t j = whole.from; j < whole.to; j += W) {
             Node before[N ? N : most_candidates];
@@ -330,7 +338,7 @@ class Sweeps {
     }
     ROWS_SELDOM void record(int64_t i) {
         const Span span = f.cells(f.p.ends, true, i);
-        for_ends([&](int a, int e, Line<Real>& score) {
+        for_ends([&](int a, int e, Line<Score>& score) {
             score.read({i, i + 1}, f.columns(i), true);
             for (int64_t j = span.from / W * W; j < span.to; j += W) {
                 double values[W];
@@ -417,7 +425,7 @@ public:
                 if (f.has(f.p.ends, true, rows.from + r)) record(rows.from + r);
             }
         }
-        for (const Line<Real>& line : lines) {
+        for (const Line<Score>& line : lines) {
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
@@ -450,14 +458,14 @@ private:
     ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const Gradients::Own& gradients) {
         const Span span = f.cells(f.p.ends, true, i);
         std::fill_n(entering, table.states * kinds * width(), Real(0));
-        for_ends([&](int a, int e, const Line<Real>& score) {
+        for_ends([&](int a, int e, const Line<Score>& score) {
             Real* const to = entering + a * kinds * width();
             for (int64_t j = span.from; j < span.to; ++j) {
                 const int64_t n = end_list.position(i, j, e);
                 to[j] = Real(end_masses[n]);
                 if (has_dots) to[width() + j] = Real(end_dots[n]);
             }
-            score.land(gradients, {i, i + 1}, span, {to + (kinds - 1) * width(), 0});
+            score.land(gradients, {i, i + 1}, span, Tile<const Real>{to + (kinds - 1) * width(), 0});
         });
         return span.rounded(W);
     }
@@ -534,7 +542,7 @@ private:
         for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);
         if (span.is_empty()) return;
         const int64_t last = (kinds - 1) * width();
-        const auto land_flow = [&](const Line<Real>& score, Span own, int n, int to) {
+        const auto land_flow = [&](const Line<Score>& score, Span own, int n, int to) {
             if (!score.is_read() || own.is_empty()) return;
             for (int64_t r = 0; r < own.size(); ++r) {
                 const Flow flow{chosen_at(r, n), mass_at(r, to), width()};
@@ -544,11 +552,11 @@ private:
                     store<Real>(room + r * wide + j, mass[kinds - 1]);
                 }
             }
-            score.land(gradients, own, span, {room, wide});
+            score.land(gradients, own, span, Tile<const Real>{room, wide});
         };
         const Span started = starting(rows);
         for (int a = 0; a < table.states; ++a) {
-            line_of(a).land(gradients, rows, span, {mass_at(0, a) + last, table.states * kinds * width()});
+            line_of(a).land(gradients, rows, span, Tile<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
             if (f.p.starts.states >> a & 1) land_flow(line_of(f.score_of_start(a)), started, candidate(a), a);
         }
         for (int m = 0; m < table.moves; ++m) land_flow(line_of_move(m), rows, candidate_of(m), table.move[m].to);
@@ -557,6 +565,32 @@ private:
 public:
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
     void backward(double seed, const Gradients::Own& gradients) {
+        if constexpr (P::is_hard) {
+            follow(seed, gradients);
+        } else {
+            flow(seed, gradients);
+        }
+    }
+
+    // Draws walk from an end to a start. The first of the uniforms (draws, count) chooses the end.
+    ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
+        std::vector<Walker> at(std::size_t(draws), last_corner());
+        for (int64_t d = 0; d < draws; ++d) {
+            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
+        }
+        for (int64_t c = blocks - 1; c >= 0; --c) {
+            repeat(c, {0, wide});
+            for (int64_t d = 0; d < draws; ++d) {
+                const double* const own = uniforms + d * count + 1;
+                walk(c, at[std::size_t(d)], own, [&](const Walker& here, int m) {
+                    visit(d, here, m < 0 ? -1 : table.number[m]);
+                });
+            }
+        }
+    }
+
+private:
+    void flow(double seed, const Gradients::Own& gradients) {
         const auto end_masses = zeros<double>(end_list.size());
         table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), seed, end_masses.get(), end_dots);
         const auto entering = scratch<Real>(table.states * kinds * width()), room = scratch<Real>(block * wide);
@@ -579,26 +613,28 @@ public:
         }
     }
 
-    // Draws walk from an end to a start, whose move is −1. The first of the uniforms (draws, count) chooses the end.
-    ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
-        std::vector<Walker> at(std::size_t(draws), {f.region.rows - 1, f.region.columns - 1, 0, 0});
-        for (int64_t d = 0; d < draws; ++d) {
-            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
-        }
+    // The same of the one path that a hard maximum has.
+    void follow(double seed, const Gradients::Own& gradients) {
+        Walker at = last_corner();
+        const bool exists = draw_end(0, at);
         for (int64_t c = blocks - 1; c >= 0; --c) {
-            repeat(c, {0, wide});
-            for (int64_t d = 0; d < draws; ++d) walk(c, d, uniforms + d * count + 1, at[std::size_t(d)], visit);
+            gradients.clear(rows_of(c));
+            if (!exists || at.i < c * block) continue;
+            repeat(c, Span{std::max<int64_t>(at.j - block * furthest, 0), at.j + 1}.rounded(W));
+            walk(c, at, nullptr, [&](const Walker& here, int m) {
+                const auto land = [&](const Line<Score>& score) { score.land_one(gradients, here.i, here.j, seed); };
+                if (here.taken == 0) land(line_of(f.score_of_end(here.state)));
+                land(line_of(here.state));
+                land(m < 0 ? line_of(f.score_of_start(here.state)) : line_of_move(m));
+            });
         }
     }
 
-private:
-    struct Walker {
-        int64_t i, j, taken;
-        int state;
-    };
+    Walker last_corner() const { return {f.region.rows - 1, f.region.columns - 1, 0, 0}; }
 
-    // As far as block c goes.
-    ROWS_SELDOM void walk(int64_t c, int64_t d, const double* uniforms, Walker& at, const Visit& visit) const {
+    // As far as block c goes; calls visit(node, move into it, −1 for a start).
+    template <class Action>
+    void walk(int64_t c, Walker& at, const double* uniforms, Action visit) const {
         while (at.i >= c * block) {
             const int a = at.state;
             const bool is_start = starts(a, at.i);
@@ -607,12 +643,13 @@ private:
             for (int n = 0; n < count; ++n) {
                 sum += q[n] = double(chosen_at(at.i - c * block, candidate(a) + !is_start + n)[at.j]);
             }
-            const int taken = int(node::draw(q, count, sum, uniforms[at.taken])) - is_start, m = table.into[a] + taken;
-            visit(d, at.taken++, at.i, at.j, a, taken < 0 ? -1 : table.number[m]);
+            const double uniform = uniforms ? uniforms[at.taken] : 0;
+            const int taken = int(node::draw(q, count, sum, uniform)) - is_start, m = table.into[a] + taken;
+            visit(at, taken < 0 ? -1 : m);
             if (taken < 0) {
                 at.i = -1;
             } else {
-                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken, table.move[m].from};
+                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken + 1, table.move[m].from};
             }
         }
     }

@@ -159,12 +159,14 @@ public:
         if (base < 0) return;
         const S* const row = from + base;
         if (!by_column) return __builtin_prefetch(row);
+        const Span there = common(span, columns);
+        if (there.is_empty()) return;
         if (is_straight || turned) {
+            const Span own = turned ? used : Span{places[std::size_t(there.from)], places[std::size_t(there.to - 1)] + 1};
             constexpr int64_t step = 64 / int64_t(sizeof(S));  // a line of the cache
-            for (int64_t at = used.from; at < used.to + step - 1; at += step) __builtin_prefetch(row + at);
+            for (int64_t at = own.from; at < own.to + step - 1; at += step) __builtin_prefetch(row + at);
             return;
         }
-        const Span there = common(span, columns);
         for (int64_t j = there.from; j < there.to; ++j) {
             if (places[std::size_t(j)] >= 0) __builtin_prefetch(row + places[std::size_t(j)]);
         }
@@ -181,6 +183,12 @@ public:
                 if (base < 0 || at < 0 || !from[base + at]) line[j] = -infinity<Real>;
             }
         }
+    }
+    // Adds the mass of a cell to a gradient.
+    template <class Out>
+    void land_one(int64_t i, int64_t j, double mass, Out* to) const {
+        const int64_t base = place_of(i), at = by_column ? places[std::size_t(j)] : 0;
+        if (base >= 0 && at >= 0) to[base + at] += Out(own.coefficient * mass);
     }
     // Adds the masses of some rows, whole vectors, to a gradient.
     template <class Real, class Out>
