@@ -47,3 +47,14 @@ def test_every_peer_is_drawn_and_losing_is_shown(page: ModuleType) -> None:
     (fast, slow) = page.summary({"dag": {"value": rows}})
     assert fast[1:] == ["fast", "0.50×", "0.50×", "0.50×", "1 of 1"]
     assert slow[1:] == ["slow", "3.0×", "22×", "40×", "0 of 2"]
+
+
+def test_mistakes_of_peers_are_theirs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    import mistakes
+
+    mistakes.main()
+    _, _, torchs, *_ = capsys.readouterr().out.splitlines()
+    theirs, ours = (float(part.strip(" %")) for part in torchs.strip("|").split("|")[1:])
+    assert theirs > 10
+    assert ours < 1e-4

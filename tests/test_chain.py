@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from support.chains import KEPT, assert_enumerated, on_trellis, steps_of, to_chain
-from support.kernels import needs_kernels, took
+from support.kernels import hessians, needs_kernels, took
 from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
 from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import kl_divergence
@@ -125,7 +125,7 @@ def test_backends_agree_on_everything(omega: bx.Regularizer) -> None:
             bx.use_backend(backend),
             took("chain_forward", times),
             took("chain_backward", times),
-            took("chain_hessian", times),
+            took("chain_hessian", hessians(omega, times)),
             took("chain_log_transitions_jvp", times),
             took("chain_log_transitions_vjp", times),
             took("chain_topk", times),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.chains import KEPT, assert_enumerated, steps_of
 from support.checks import close
-from support.kernels import needs_kernels, took
+from support.kernels import hessians, needs_kernels, took
 from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -204,7 +204,7 @@ def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float
             bx.use_backend(backend),
             took("scored_chain_forward", times),
             took("scored_chain_backward", times),
-            took("scored_chain_hessian", times),
+            took("scored_chain_hessian", hessians(omega, times)),
             took("scored_chain_topk", times),
             took("scored_chain_sample", times),
         ):

@@ -30,12 +30,12 @@ Line<Real>::Line(const Frame& f, int score, const std::vector<Term>& all, int64_
 }
 
 template <class Real>
-Filled Line<Real>::read(Span rows, Span span, int64_t next, bool looks) {
+Filled Line<Real>::read(Span rows, Span span, bool looks) {
     if (!raw.numbers) return {0, {0, 0}};
     if (!by_row) rows = {0, 1}, span = {0, f.region.columns};
     if (!by_column) span = {0, W};
     if (span.is_empty() || rows.is_empty()) return {0, {0, 0}};
-    f.p.is_double ? fill<Real>(rows, span, next) : fill<float>(rows, span, next);  // doubles are for nodes in double
+    f.p.is_double ? fill<Real>(rows, span) : fill<float>(rows, span);  // doubles are for nodes in double
     const Filled filled = joined(rows.size(), span.rounded(W));
     if (looks) look(filled.rows, filled.whole);
     for (int64_t r = 0; z.numbers && r < filled.rows; ++r) {
@@ -48,7 +48,7 @@ Filled Line<Real>::read(Span rows, Span span, int64_t next, bool looks) {
 
 template <class Real>
 template <class S>
-void Line<Real>::fill(Span rows, Span span, int64_t next) {
+void Line<Real>::fill(Span rows, Span span) {
     const Real missing = is_move ? -infinity<Real> : Real(0);
     for (int64_t r = 0; terms.empty() && r < rows.size(); ++r) {
         std::fill(raw.row(r) + span.from, raw.row(r) + span.to, Real(0));
@@ -56,16 +56,16 @@ void Line<Real>::fill(Span rows, Span span, int64_t next) {
     for (const Term* const term : terms) {
         const bool is_first = term == terms.front();
         const int n = term->number();
-        term->read(term->numbers<const S>(f.p.tensors[n]), rows, span, next, missing, is_first, raw);
-        if (z.numbers) term->read(term->numbers<const S>(f.z[n]), rows, span, next, Real(0), is_first, z);
+        term->read(term->numbers<const S>(f.p.tensors[n]), rows, span, missing, is_first, raw);
+        if (z.numbers) term->read(term->numbers<const S>(f.z[n]), rows, span, Real(0), is_first, z);
     }
     if (mask) mask->mask(rows, span, raw);
+    const bool is_cut = by_row && by_column && f.region.has_band();  // what is outside the band may be anything
     const int64_t from = std::max<int64_t>(span.from, 1);
-    for (int64_t i = rows.from; i < rows.to; ++i) {
+    for (int64_t i = rows.from; (is_start || is_cut) && i < rows.to; ++i) {
         Real* const line = raw.row(i - rows.from);
         if (is_start) std::fill(line + from, line + std::max(span.to, from), -infinity<Real>);
-        if (!by_row || !by_column || !f.region.has_band()) continue;
-        // What is outside the band may be anything.
+        if (!is_cut) continue;
         const Span own = common(f.columns(i), span);
         std::fill(line + span.from, line + own.from, Real(0));
         std::fill(line + own.to, line + span.to, Real(0));
@@ -173,6 +173,18 @@ void Gradients::Own::land(const Term& term, Span rows, Span span, Tile<const Rea
         term.land(rows, span, masses, term.numbers<Real>(to));
     } else {
         term.land(rows, span, masses, term.numbers<float>(to));
+    }
+}
+
+void Gradients::Own::land_one(const Term& term, int64_t i, int64_t j, double mass) const {
+    const int n = term.number();
+    const TermTensor& to = all.out[n];
+    if (!all.direct[std::size_t(n)]) {
+        term.land_one(i, j, mass, all.sums[std::size_t(n)].get() + b * to.size());
+    } else if (all.p.is_double) {
+        term.land_one(i, j, mass, term.numbers<double>(to));
+    } else {
+        term.land_one(i, j, mass, term.numbers<float>(to));
     }
 }
 

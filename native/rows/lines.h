@@ -67,6 +67,7 @@ public:
         void clear(Span rows) const;
         template <class Real>
         void land(const Term& term, Span rows, Span span, Tile<const Real> masses) const;
+        void land_one(const Term& term, int64_t i, int64_t j, double mass) const;
     };
 
     void finish() const;
@@ -102,18 +103,21 @@ public:
     // Whether it has numbers that differ from row to row.
     bool changes() const { return raw.numbers && by_row; }
 
-    // The numbers of some rows. Those outside the rows are some number or other. Rows from `next` on will be read soon.
-    // Returns where they are.
-    Filled read(Span rows, Span span, int64_t next, bool looks);
-
+    // The numbers of some rows. Those outside the rows are some number or other. Returns where they are.
+    Filled read(Span rows, Span span, bool looks);
     // Adds masses to the gradients of all that is read.
-    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Real> masses) const {
+    template <class Mass>
+    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Mass> masses) const {
         for (const Term* const term : terms) gradients.land(*term, rows, span, masses);
+    }
+
+    void land_one(const Gradients::Own& gradients, int64_t i, int64_t j, double mass) const {
+        for (const Term* const term : terms) gradients.land_one(*term, i, j, mass);
     }
 
 private:
     template <class S>
-    void fill(Span rows, Span span, int64_t next);
+    void fill(Span rows, Span span);
     void look(int64_t rows, Span whole);
     // Rows without a gap between them are a long one.
     Filled joined(int64_t rows, Span whole) const {

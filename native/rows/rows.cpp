@@ -34,8 +34,10 @@ bool with_nodes(const RowsProblem& p, bool in_float, Action action) {
         action(static_cast<Products*>(nullptr));
     } else if (in_float) {
         action(static_cast<Parts<omega::SquaredL2<float>>*>(nullptr));
-    } else if (alpha == infinity<double>) {
+    } else if (alpha == infinity<double> && p.is_double) {
         action(static_cast<Values<OnlyHard>*>(nullptr));
+    } else if (alpha == infinity<double>) {
+        action(static_cast<Values<OnlyHard, float>*>(nullptr));
     } else {
         action(static_cast<Values<AnyOmega>*>(nullptr));
     }
@@ -102,11 +104,12 @@ void sample(const RowsProblem& p, int64_t draws, const double* uniforms, int64_t
     const int64_t longest = p.longest();
     std::fill(paths, paths + p.batch * draws * longest * 2, int64_t(-1));
     for_frames(p, nullptr, [&](const Table& table, const Frame& f) {
-        const auto visit = [&](int64_t d, int64_t taken, int64_t i, int64_t j, int state, int move) {
+        const auto visit = [&](int64_t d, const Walker& at, int move) {
             int64_t* const path = paths + (f.b * draws + d) * longest * 2;
-            path[2 * (longest - 1 - taken)] = (i * p.columns + j) * p.states + state;
-            path[2 * (longest - 1 - taken) + 1] = move;
-            if (move < 0) std::rotate(path, path + 2 * (longest - 1 - taken), path + 2 * longest);
+            const int64_t place = 2 * (longest - 1 - at.taken);
+            path[place] = (at.i * p.columns + at.j) * p.states + at.state;
+            path[place + 1] = move;
+            if (move < 0) std::rotate(path, path + place, path + 2 * longest);
         };
         with_nodes(p, f.tape[0] == 1, [&](auto* nodes) {
             Sweeps<std::remove_pointer_t<decltype(nodes)>>(f, table, true)

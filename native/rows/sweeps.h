@@ -28,12 +28,19 @@ inline int64_t rows_kept(const Table& table, int64_t rows, int64_t columns) {
     return (rows + block - 1) / block * table.reach * table.states * up_to_groups(columns);
 }
 
-// A node of a path: which draw it is of, how many nodes come after it, (i, j, state), and the move into it.
-using Visit = std::function<void(int64_t draw, int64_t taken, int64_t i, int64_t j, int state, int move)>;
+// Where a walk from an end to a start is, and how many nodes come after.
+struct Walker {
+    int64_t i, j, taken;
+    int state;
+};
+
+// A node of a path, which draw it is of, and the move into it: its number in the list that was given, −1 for a start.
+using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
 
 template <class P>
 class Sweeps {
     using Real = typename P::Real;
+    using Score = typename P::Tile;
     using V = Vec<Real>;
     using Int = typename P::Int;
     using Node = typename P::Node;
@@ -44,8 +51,20 @@ class Sweeps {
     // The row that a candidate's node is in, and where it is with its weight.
     struct Candidate {
         const Real* node;
-        const Line<Real>* score;
+        const Line<Score>* score;
         Real* sum;
+    };
+    // The nodes of a state in a row, the candidates of its moves, and where these are.
+    struct Row {
+        Real* nodes;
+        const Candidate* moves;
+        const Real* const* sources;
+        int count;
+        bool is_weighed;
+    };
+    // A move that leaves a node: where its probability and the mass of its target are, from those of the node's row.
+    struct Leaving {
+        int64_t chosen, mass;
     };
 
     const P cells;
@@ -58,13 +77,17 @@ class Sweeps {
     const bool single_end;
     int64_t starts_to = 0, ends_from = 0;  // columns that paths start before, and end from
     std::vector<Term> terms;
-    std::vector<Line<Real>> lines;
+    std::vector<const Term*> fetched;  // whose rows are asked for before they are read
+    std::vector<Line<Score>> lines;
     std::vector<int> changing;  // from row to row
     Array<Real> nodes;          // by row, state and plane
     Array<Real> begin;          // a row of starts
     Array<Real> weighed;        // by candidate: rows of nodes with their weights
     std::vector<Candidate> candidates;  // by row of the ring
     std::vector<const Real*> sources;   // where their sums are
+    std::vector<Row> ring_rows;         // by row of the ring and state
+    std::vector<Leaving> leaving;       // by state
+    Score no_score[P::line_planes * W] = {};
     // Of a block and the rows that its moves lead to: probabilities by row, candidate and kind, masses by row, state
     // and kind, and where rows have any.
     Array<Real> chosen, masses;
@@ -108,7 +131,7 @@ class Sweeps {
         int64_t to = 0;
         for (int a = 0; a < table.states; ++a) {
             if (!(f.p.starts.states >> a & 1)) continue;
-            const Line<Real>& line = line_of(f.score_of_start(a));
+            const Line<Score>& line = line_of(f.score_of_start(a));
             int64_t own = f.region.columns;
             const bool is_known = f.p.starts.place == Place::row && line.raw.numbers && line.step && !line.changes();
             while (is_known && own > 0 && line.raw.numbers[own - 1] == -infinity<Real>) --own;
@@ -122,12 +145,12 @@ class Sweeps {
         const bool here = f.has(f.p.starts, false, rows.from), later = f.has(f.p.starts, false, rows.to);
         return {rows.from, later ? rows.to : rows.from + here};
     }
-    const Line<Real>& line_of(int score) const { return lines[std::size_t(score)]; }
-    const Line<Real>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
+    const Line<Score>& line_of(int score) const { return lines[std::size_t(score)]; }
+    const Line<Score>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
 
     // Those of a state, the start first, for a row with its nodes at that place of the ring.
     ROWS_SELDOM void list_candidates() {
-        const auto add = [&](const Real* node, const Line<Real>& score) {
+        const auto add = [&](const Real* node, const Line<Score>& score) {
             const int64_t n = int64_t(candidates.size()) % candidates_count();
             Real* const sum = score.weight.numbers ? weighed.get() + n * P::planes * width() : nullptr;
             candidates.push_back({node, &score, sum});
@@ -142,16 +165,30 @@ class Sweeps {
                 }
             }
         }
+        for (int64_t i = 0; i < ring; ++i) {
+            for (int a = 0; a < table.states; ++a) {
+                const int64_t at = i * candidates_count() + candidate(a) + 1;
+                const int count = table.into[a + 1] - table.into[a];
+                const Candidate* const moves = candidates.data() + at;
+                const bool is_weighed = std::any_of(moves, moves + count, [](const Candidate& c) { return c.sum; });
+                ring_rows.push_back({node_at(i, a), moves, sources.data() + at, count, is_weighed});
+            }
+        }
+        for (int n = 0; n < table.moves; ++n) {
+            const Move& move = table.move[table.out[n]];
+            const int64_t chosen = (move.di * candidates_count() + candidate_of(table.out[n])) * kinds * width();
+            leaving.push_back({chosen + move.dj, (move.di * table.states + move.to) * kinds * width() + move.dj});
+        }
     }
     // Scores of some rows, and the weights that they are.
-    void read(Line<Real>& line, Span rows, Span span, int64_t next, bool looks) const {
-        const auto [count, whole] = line.read(rows, span, next, looks);
+    void read(Line<Score>& line, Span rows, Span span, bool looks) const {
+        const auto [count, whole] = line.read(rows, span, looks);
         const int64_t plane = line.plane;
         for (int64_t r = 0; weight_planes && r < count; ++r) {
-            const Real* const __restrict from = line.raw.row(r);
-            Real* const __restrict to = line.weight.row(r);
+            const Score* const __restrict from = line.raw.row(r);
+            Score* const __restrict to = line.weight.row(r);
             for (int64_t j = whole.from; j < whole.to; j += W) {
-                store<Real>(to + j, load<Real>(from + j));
+                store<Score>(to + j, load<Score>(from + j));
                 cells.prepare(to + j, plane);
             }
         }
@@ -164,7 +201,19 @@ class Sweeps {
         }
         for (const int n : changing) {
             const Span own = n >= f.score_of_start(0) ? starting(rows) : rows;
-            read(lines[std::size_t(n)], own, span, rows.from + (is_again ? -block : block), !is_again);
+            read(lines[std::size_t(n)], own, span, !is_again);
+        }
+        const Span near{is_again ? wanted.from - block * furthest : wanted.from, wanted.to};
+        for (const Term* const term : fetched) {  // those of the next block
+            const TermTensor& tensor = f.p.tensors[term->number()];
+            for (int64_t i = rows.from; i < rows.to; ++i) {
+                const int64_t next = is_again ? i - block : i + block;
+                if (f.p.is_double) {
+                    term->fetch(term->template numbers<const double>(tensor), next, near);
+                } else {
+                    term->fetch(term->template numbers<const float>(tensor), next, near);
+                }
+            }
         }
     }
     // Calls action with a number of candidates or moves, as the compiler's if they are few.
@@ -178,43 +227,49 @@ class Sweeps {
     }
     // Nodes of a row before, with the scores of a move, as row r of a block has them.
     LATTICE_APART void weigh(const Candidate& from, int64_t r, Span whole) const {
-        const Line<Real>& score = *from.score;
-        const Real *const node = from.node, *const weight = score.weight.row(r), *const z = score.z.row(r);
+        const Line<Score>& score = *from.score;
+        const Score *const weight = score.weight.row(r), *const z = score.z.row(r);
         const int64_t size = width(), plane = score.plane, step = score.step;
         Real* const to = from.sum;
         for (int64_t j = whole.from; j < whole.to; j += W) {
-            Node sum = P::plus(P::load(node + j, size), cells.line_weight(weight + (j & step), plane));
+            Node sum = P::plus(P::load(from.node + j, size), cells.line_weight(weight + (j & step), plane));
             if constexpr (has_dots) sum.dot += load<Real>(z + (j & step));
             P::store(to + j, size, sum);
         }
     }
     // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities.
     template <int N, bool keeps>
-    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Real>& score, int64_t r, Real* to,
+    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Score>& score, int64_t r, Real* to,
                                  Real* q_to, Span own, Span whole) const {
         const int count = N ? N : size;
         const int64_t plane = width();
         const Real* from[N ? N : most_candidates];  // known not to change
         std::copy(rows, rows + count, from);
-        const Real *const weight = score.weight.row(r), *const z = score.z.row(r);
-        const int64_t weight_plane = score.plane, step = score.step;
+        const bool has_score = score.weight.numbers;
+        const Score *const weight = has_score ? score.weight.row(r) : no_score, *const z = score.z.row(r);
+        const int64_t weight_plane = has_score ? score.plane : W, step = score.step;
         for (int64_t j = whole.from; j < whole.to; j += W) {
             Node before[N ? N : most_candidates];
             V q[kinds * (N ? N : most_candidates)];  // and behind them their tangents
 #pragma GCC unroll 4
             for (int n = 0; n < count; ++n) before[n] = P::load(from[n] + j, plane);
-            const auto own_score = weight ? cells.line_weight(weight + (j & step), weight_plane) : P::none();
+            const auto own_score = cells.line_weight(weight + (j & step), weight_plane);
             Node node = cells.template solve<keeps, N>(before, count, own_score, q);
             if constexpr (has_dots) {
                 if (z) node.dot += load<Real>(z + (j & step));
             }
-            if (j < own.from || j + W > own.to) node = P::masked(node, inside(j, own));
             P::store(to + j, plane, node);
 #pragma GCC unroll 4
             for (int n = 0; keeps && n < count; ++n) {
                 store<Real>(q_to + n * kinds * plane + j, q[n]);
                 if (has_dots) store<Real>(q_to + (n * kinds + 1) * plane + j, q[count + n]);
             }
+        }
+        // What is beside the row's own columns, in the first and the last vector.
+        for (const int64_t edge : {own.from, own.to}) {
+            const int64_t j = edge / W * W;
+            if (edge == j || j < whole.from || j >= whole.to) continue;
+            P::store(to + j, plane, P::masked(P::load(to + j, plane), inside(j, own)));
         }
     }
     static Int inside(int64_t j, Span own) {
@@ -230,39 +285,42 @@ class Sweeps {
         const int64_t i = first_row + r;
         const Span own = useful(i), whole = common(own.rounded(W), wanted);
         const Node dead = P::filled(P::dead());
-        for (int a = 0; a < table.states; ++a) {
-            const bool is_start = starts(a, i);
-            const int size = table.into[a + 1] - table.into[a] + is_start, first = candidate(a) + !is_start;
-            const int64_t at = (i & (ring - 1)) * candidates_count() + first;
-            const Candidate* const into = candidates.data() + at;
-            for (int n = 0; n < size; ++n) {
-                if (into[n].sum) weigh(into[n], r, whole);
+        const std::uint32_t begins = f.has(f.p.starts, false, i) ? f.p.starts.states : 0;
+        const Row* row = ring_rows.data() + (i & (ring - 1)) * table.states;
+        for (int a = 0; a < table.states; ++a, ++row) {
+            const int start = begins >> a & 1, size = row->count + start;
+            for (int n = -start; (start || row->is_weighed) && n < row->count; ++n) {
+                if (row->moves[n].sum) weigh(row->moves[n], r, whole);
             }
-            Real *const to = node_at(i, a), *const q_to = keeps ? chosen_at(r, first) : nullptr;
+            Real *const to = row->nodes, *const q_to = keeps ? chosen_at(r, candidate(a) + 1 - start) : nullptr;
             for (int64_t j = wanted.from; j < std::min(whole.from, wanted.to); j += W) P::store(to + j, width(), dead);
             for (int64_t j = std::max(whole.to, wanted.from); j < wanted.to; j += W) P::store(to + j, width(), dead);
             with_count(size, [&](auto n) {
-                solve_row<n, keeps>(sources.data() + at, size, line_of(a), r, to, q_to, own, whole);
+                solve_row<n, keeps>(row->sources - start, size, line_of(a), r, to, q_to, own, whole);
             });
         }
     }
 
     // --- what blocks begin with
 
-    // The rows before block c, to the tape or from it.
+    // The rows before block c, where `wanted`, to the tape or from it.
     template <bool saves>
-    void keep(int64_t c) const {
-        Real* tape = reinterpret_cast<Real*>(kept) + c * table.reach * table.states * P::planes * wide;
+    void keep(int64_t c, Span wanted) const {
+        const int64_t size = table.reach * table.states * P::planes * wide;
+        Real* tape = reinterpret_cast<Real*>(kept) + c * size + wanted.from;
         for (int64_t i = c * block - table.reach; i < c * block; ++i) {
             for (int64_t n = 0; n < table.states * P::planes; ++n, tape += wide) {
-                Real* const at = node_at(i, 0) + n * width();
-                std::memcpy(saves ? tape : at, saves ? at : tape, std::size_t(wide) * sizeof(Real));
+                Real* const at = node_at(i, 0) + n * width() + wanted.from;
+                for (int64_t j = 0; !saves && c > 0 && j < wanted.size(); j += 64 / int64_t(sizeof(Real))) {
+                    __builtin_prefetch(tape - size + j);
+                }
+                std::memcpy(saves ? tape : at, saves ? at : tape, std::size_t(wanted.size()) * sizeof(Real));
             }
         }
     }
     // Block c anew, with its probabilities.
     void repeat(int64_t c, Span wanted) {
-        keep<false>(c);
+        keep<false>(c, {std::max<int64_t>(wanted.from - pad, 0), wanted.to});
         const Span rows = rows_of(c);
         read_block(rows, wanted, true);
         for (int64_t r = 0; r < rows.size(); ++r) advance<true>(rows.from, r, wanted);
@@ -272,8 +330,7 @@ class Sweeps {
 
     // Calls action(state, number among the states, its score) for the states that paths end in.
     template <class Action>
-    void for_ends(int64_t i, Action action) {
-        if (!f.has(f.p.ends, true, i)) return;
+    void for_ends(Action action) {
         for (int a = 0, e = 0; a < table.states; ++a) {
             if (!(f.p.ends.states >> a & 1)) continue;
             action(a, e++, lines[std::size_t(f.score_of_end(a))]);
@@ -281,8 +338,8 @@ class Sweeps {
     }
     ROWS_SELDOM void record(int64_t i) {
         const Span span = f.cells(f.p.ends, true, i);
-        for_ends(i, [&](int a, int e, Line<Real>& score) {
-            score.read({i, i + 1}, f.columns(i), i, true);
+        for_ends([&](int a, int e, Line<Score>& score) {
+            score.read({i, i + 1}, f.columns(i), true);
             for (int64_t j = span.from / W * W; j < span.to; j += W) {
                 double values[W];
                 P::put_values(P::load(node_at(i, a) + j, width()), values);
@@ -316,6 +373,11 @@ public:
         for (int n = 0; n < f.p.terms_count; ++n) {
             terms.emplace_back(f.p.terms[n], f.p.tensors[f.p.terms[n].tensor], f.b, f.p.columns);
         }
+        for (const Term& term : terms) {
+            const auto is_beside = [&](const Term& other) { return term.is_beside(other); };
+            if (term.is_mask() || !term.follows_rows()) continue;
+            if (std::none_of(terms.begin(), terms.end(), is_beside)) fetched.push_back(&term);
+        }
         lines.reserve(std::size_t(f.p.scores_count()));
         for (int n = 0; n < f.p.scores_count(); ++n) {
             lines.emplace_back(f, n, terms, n < f.score_of_end(0) ? block : 1, weight_planes);
@@ -323,7 +385,7 @@ public:
             if (lines.back().changes()) {
                 changing.push_back(n);
             } else {
-                read(lines.back(), {0, 1}, {}, 0, true);
+                read(lines.back(), {0, 1}, {}, true);
             }
         }
         starts_to = last_start();
@@ -336,6 +398,7 @@ public:
         begin = scratch<Real>(P::planes * width());
         for (int64_t j = 0; j < wide; ++j) P::put(begin.get() + j, width(), P::start());
         weighed = scratch<Real>(candidates_count() * P::planes * width());
+        cells.prepare(no_score, W);
         list_candidates();
         if (keeps) chosen = zeros<Real>((block + table.reach) * candidates_count() * kinds * width());
         const int64_t size = rows_kept(table, f.p.rows, f.p.columns) * (has_dots ? 2 : 1);
@@ -354,15 +417,15 @@ public:
         std::fill_n(end_values, end_list.size(), -infinity<double>);
         if (has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
         for (int64_t c = 0; c < blocks; ++c) {
-            if (keeps) keep<true>(c);
+            if (keeps) keep<true>(c, {0, wide});
             const Span rows = rows_of(c);
             read_block(rows, {0, wide}, false);
             for (int64_t r = 0; r < rows.size(); ++r) {
                 advance<false>(rows.from, r, {0, wide});
-                record(rows.from + r);
+                if (f.has(f.p.ends, true, rows.from + r)) record(rows.from + r);
             }
         }
-        for (const Line<Real>& line : lines) {
+        for (const Line<Score>& line : lines) {
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
@@ -373,12 +436,14 @@ public:
     // --- back
 
 private:
-    // The rows of block c, whose first ones are done, become those that the moves of the block before lead to.
-    void move_on() {
-        const int64_t rows = table.reach;
-        std::copy_n(chosen_at(0, 0), rows * candidates_count() * kinds * width(), chosen_at(block, 0));
-        std::copy_n(mass_at(0, 0), rows * table.states * kinds * width(), mass_at(block, 0));
-        std::copy_n(spans.begin(), rows, spans.begin() + block);
+    // The first rows of a block, which are done, become those that the moves of the block before lead to.
+    void move_on(Span wanted) {
+        const Span near{wanted.from, wanted.to + pad};
+        const auto move = [&](const Real* from, Real* to, int64_t lines) {
+            for (int64_t n = near.from; n < lines * width(); n += width()) std::copy_n(from + n, near.size(), to + n);
+        };
+        move(chosen_at(0, 0), chosen_at(block, 0), table.reach * candidates_count() * kinds);
+        move(mass_at(0, 0), mass_at(block, 0), table.reach * table.states * kinds);
     }
     // Where so many rows before row r of a block may have mass that comes from it and those after.
     Span reached(int64_t r, int64_t rows) const {
@@ -393,14 +458,14 @@ private:
     ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const Gradients::Own& gradients) {
         const Span span = f.cells(f.p.ends, true, i);
         std::fill_n(entering, table.states * kinds * width(), Real(0));
-        for_ends(i, [&](int a, int e, const Line<Real>& score) {
+        for_ends([&](int a, int e, const Line<Score>& score) {
             Real* const to = entering + a * kinds * width();
             for (int64_t j = span.from; j < span.to; ++j) {
                 const int64_t n = end_list.position(i, j, e);
                 to[j] = Real(end_masses[n]);
                 if (has_dots) to[width() + j] = Real(end_dots[n]);
             }
-            score.land(gradients, {i, i + 1}, span, {to + (kinds - 1) * width(), 0});
+            score.land(gradients, {i, i + 1}, span, Tile<const Real>{to + (kinds - 1) * width(), 0});
         });
         return span.rounded(W);
     }
@@ -416,23 +481,17 @@ private:
             if constexpr (has_dots) sum[1] += load<Real>(q + size + j) * own + part * load<Real>(mass + size + j);
         }
     };
-    // What node (r, j + dj) gives along a move is what its source (r − di, j) gets.
-    Flow flow(int64_t r, int m) const {
-        return {chosen_at(r, candidate_of(m)), mass_at(r, table.move[m].to), width()};
-    }
 
-    // The mass of the nodes of a row in one state, from the moves that leave them.
+    // The mass of the nodes of a row in one state, from the moves that leave them; 0 beside them.
     template <int N>
-    LATTICE_APART void collect(int a, int64_t r, const Real* entering, Span whole) const {
+    LATTICE_APART void collect(int a, int64_t r, const Real* entering, Span whole, Span cleared) const {
         const int count = N ? N : table.first_out[a + 1] - table.first_out[a];
         const int64_t size = width();
+        // What node (r + di, j + dj) gives along a move is what its source (r, j) gets.
+        const Real *const q = chosen_at(r, 0), *const mass_of = mass_at(r, 0);
+        const Leaving* const moves = leaving.data() + table.first_out[a];
         Flow flows[N ? N : most_moves];
-        for (int n = 0; n < count; ++n) {
-            const int m = table.out[table.first_out[a] + n];
-            flows[n] = flow(r + table.move[m].di, m);
-            flows[n].q += table.move[m].dj;
-            flows[n].mass += table.move[m].dj;
-        }
+        for (int n = 0; n < count; ++n) flows[n] = {q + moves[n].chosen, mass_of + moves[n].mass, size};
         Real* const to = mass_at(r, a);
         for (int64_t j = whole.from; j < whole.to; j += W) {
             V mass[kinds] = {};
@@ -445,8 +504,8 @@ private:
             }
         }
         for (int64_t n = 0; n < kinds * size; n += size) {
-            for (int64_t j = 0; j < whole.from; j += W) store<Real>(to + n + j, V{});
-            for (int64_t j = whole.to; j < size; j += W) store<Real>(to + n + j, V{});
+            for (int64_t j = cleared.from; j < whole.from; j += W) store<Real>(to + n + j, V{});
+            for (int64_t j = whole.to; j < cleared.to; j += W) store<Real>(to + n + j, V{});
         }
     }
     // Vectors of row r that have any mass.
@@ -461,17 +520,18 @@ private:
         return whole.is_empty() ? nowhere() : whole;
     }
     // The masses of row r of the block that begins with row `first_row`.
-    void descend(int64_t first_row, int64_t r, const double* end_masses, Real* entering,
+    void descend(int64_t first_row, int64_t r, Span wanted, const double* end_masses, Real* entering,
                  const Gradients::Own& gradients) {
         const int64_t i = first_row + r;
         const bool enters = f.has(f.p.ends, true, i);
         Span whole = reached(r + 1, 1);
         if (enters) whole = both(whole, enter(i, end_masses, entering, gradients));
         whole = common(whole, useful(i).rounded(W));
-        if (whole.is_empty()) whole = {0, 0};
+        if (whole.is_empty()) whole = {wanted.from, wanted.from};
+        const Span cleared = r < table.reach ? Span{0, width()} : Span{wanted.from, wanted.to + pad};
         for (int a = 0; a < table.states; ++a) {
             with_count(table.first_out[a + 1] - table.first_out[a], [&](auto n) {
-                collect<n>(a, r, enters ? entering : nullptr, whole);
+                collect<n>(a, r, enters ? entering : nullptr, whole, cleared);
             });
         }
         spans[std::size_t(r)] = trimmed(r, whole);
@@ -482,7 +542,7 @@ private:
         for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);
         if (span.is_empty()) return;
         const int64_t last = (kinds - 1) * width();
-        const auto land_flow = [&](const Line<Real>& score, Span own, int n, int to) {
+        const auto land_flow = [&](const Line<Score>& score, Span own, int n, int to) {
             if (!score.is_read() || own.is_empty()) return;
             for (int64_t r = 0; r < own.size(); ++r) {
                 const Flow flow{chosen_at(r, n), mass_at(r, to), width()};
@@ -492,11 +552,11 @@ private:
                     store<Real>(room + r * wide + j, mass[kinds - 1]);
                 }
             }
-            score.land(gradients, own, span, {room, wide});
+            score.land(gradients, own, span, Tile<const Real>{room, wide});
         };
         const Span started = starting(rows);
         for (int a = 0; a < table.states; ++a) {
-            line_of(a).land(gradients, rows, span, {mass_at(0, a) + last, table.states * kinds * width()});
+            line_of(a).land(gradients, rows, span, Tile<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
             if (f.p.starts.states >> a & 1) land_flow(line_of(f.score_of_start(a)), started, candidate(a), a);
         }
         for (int m = 0; m < table.moves; ++m) land_flow(line_of_move(m), rows, candidate_of(m), table.move[m].to);
@@ -505,6 +565,32 @@ private:
 public:
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
     void backward(double seed, const Gradients::Own& gradients) {
+        if constexpr (P::is_hard) {
+            follow(seed, gradients);
+        } else {
+            flow(seed, gradients);
+        }
+    }
+
+    // Draws walk from an end to a start. The first of the uniforms (draws, count) chooses the end.
+    ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
+        std::vector<Walker> at(std::size_t(draws), last_corner());
+        for (int64_t d = 0; d < draws; ++d) {
+            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
+        }
+        for (int64_t c = blocks - 1; c >= 0; --c) {
+            repeat(c, {0, wide});
+            for (int64_t d = 0; d < draws; ++d) {
+                const double* const own = uniforms + d * count + 1;
+                walk(c, at[std::size_t(d)], own, [&](const Walker& here, int m) {
+                    visit(d, here, m < 0 ? -1 : table.number[m]);
+                });
+            }
+        }
+    }
+
+private:
+    void flow(double seed, const Gradients::Own& gradients) {
         const auto end_masses = zeros<double>(end_list.size());
         table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), seed, end_masses.get(), end_dots);
         const auto entering = scratch<Real>(table.states * kinds * width()), room = scratch<Real>(block * wide);
@@ -513,38 +599,42 @@ public:
         const bool ends_last = f.p.ends.place == Place::corner || f.p.ends.place == Place::row;
         for (int64_t c = blocks - 1; c >= 0; --c) {
             const Span rows = rows_of(c);
-            if (c < blocks - 1) move_on();
+            if (c < blocks - 1) std::copy_n(spans.begin(), table.reach, spans.begin() + block);
             Span wanted = reached(block, block);
             if (!ends_last || c == blocks - 1) wanted = {0, wide};
-            if (!wanted.is_empty()) repeat(c, wanted);
             gradients.clear(rows);
+            if (wanted.is_empty()) continue;
+            if (c < blocks - 1) move_on(wanted);
+            repeat(c, wanted);
             for (int64_t r = rows.size() - 1; r >= 0; --r) {
-                descend(rows.from, r, end_masses.get(), entering.get(), gradients);
+                descend(rows.from, r, wanted, end_masses.get(), entering.get(), gradients);
             }
             land(rows, room.get(), gradients);
         }
     }
 
-    // Draws walk from an end to a start, whose move is −1. The first of the uniforms (draws, count) chooses the end.
-    ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
-        std::vector<Walker> at(std::size_t(draws), {f.region.rows - 1, f.region.columns - 1, 0, 0});
-        for (int64_t d = 0; d < draws; ++d) {
-            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
-        }
+    // The same of the one path that a hard maximum has.
+    void follow(double seed, const Gradients::Own& gradients) {
+        Walker at = last_corner();
+        const bool exists = draw_end(0, at);
         for (int64_t c = blocks - 1; c >= 0; --c) {
-            repeat(c, {0, wide});
-            for (int64_t d = 0; d < draws; ++d) walk(c, d, uniforms + d * count + 1, at[std::size_t(d)], visit);
+            gradients.clear(rows_of(c));
+            if (!exists || at.i < c * block) continue;
+            repeat(c, Span{std::max<int64_t>(at.j - block * furthest, 0), at.j + 1}.rounded(W));
+            walk(c, at, nullptr, [&](const Walker& here, int m) {
+                const auto land = [&](const Line<Score>& score) { score.land_one(gradients, here.i, here.j, seed); };
+                if (here.taken == 0) land(line_of(f.score_of_end(here.state)));
+                land(line_of(here.state));
+                land(m < 0 ? line_of(f.score_of_start(here.state)) : line_of_move(m));
+            });
         }
     }
 
-private:
-    struct Walker {
-        int64_t i, j, taken;
-        int state;
-    };
+    Walker last_corner() const { return {f.region.rows - 1, f.region.columns - 1, 0, 0}; }
 
-    // As far as block c goes.
-    ROWS_SELDOM void walk(int64_t c, int64_t d, const double* uniforms, Walker& at, const Visit& visit) const {
+    // As far as block c goes; calls visit(node, move into it, −1 for a start).
+    template <class Action>
+    void walk(int64_t c, Walker& at, const double* uniforms, Action visit) const {
         while (at.i >= c * block) {
             const int a = at.state;
             const bool is_start = starts(a, at.i);
@@ -553,12 +643,13 @@ private:
             for (int n = 0; n < count; ++n) {
                 sum += q[n] = double(chosen_at(at.i - c * block, candidate(a) + !is_start + n)[at.j]);
             }
-            const int taken = int(node::draw(q, count, sum, uniforms[at.taken])) - is_start, m = table.into[a] + taken;
-            visit(d, at.taken++, at.i, at.j, a, taken < 0 ? -1 : table.number[m]);
+            const double uniform = uniforms ? uniforms[at.taken] : 0;
+            const int taken = int(node::draw(q, count, sum, uniform)) - is_start, m = table.into[a] + taken;
+            visit(at, taken < 0 ? -1 : m);
             if (taken < 0) {
                 at.i = -1;
             } else {
-                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken, table.move[m].from};
+                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken + 1, table.move[m].from};
             }
         }
     }

@@ -51,6 +51,7 @@ class Term {
     Span columns{0, 0}, used{0, 0};  // from the first that there is to the last, and so their places
     bool is_straight = true;         // whether these are consecutive
     Array<float> turned;             // a group of rows by place and row; behind them one for no place
+    Array<int64_t> vectors;          // where in it those of columns begin
 
     static bool is_of_column(Follows by) { return by == Follows::column || by == Follows::label_of_column; }
 
@@ -118,12 +119,19 @@ public:
         }
         // Worth turning where many columns share few places.
         if (is_straight || !by_row || used.size() > 2 * columns.size()) return;
-        turned = scratch<float>((up_to_groups(used.size()) + 1) * group);
+        const int64_t none = up_to_groups(used.size());
+        turned = scratch<float>((none + 1) * group);
+        vectors = scratch<int64_t>(up_to_groups(count));
+        for (int64_t j = 0; j < up_to_groups(count); ++j) {
+            const int64_t at = j < count ? places[std::size_t(j)] : -1;
+            vectors[std::size_t(j)] = (at < 0 ? none : at - used.from) * group;
+        }
     }
 
     int score() const { return own.score; }
     int number() const { return own.tensor; }
     bool is_mask() const { return own.is_mask; }
+    bool follows_rows() const { return row_axis >= 0; }
     // The numbers of this lattice, in a tensor of the same shape.
     template <class S>
     S* numbers(const TermTensor& like) const {
@@ -131,15 +139,36 @@ public:
     }
 
     // Adds the entries of some rows, or sets them if they are the first; all columns have the same if none is named.
-    // Rows from `next` on will be read soon.
     template <class S, class Real>
-    void read(const S* from, Span rows, Span span, int64_t next, Real missing, bool is_first, Tile<Real> to) const {
+    void read(const S* from, Span rows, Span span, Real missing, bool is_first, Tile<Real> to) const {
         if constexpr (sizeof(S) == 4 && sizeof(Real) == 4) {
             if (turned && read_turned(from, rows, span, missing, is_first, to)) return;
         }
         for (int64_t i = rows.from; i < rows.to; ++i) {
-            fetch(from, next + i - rows.from, span);
             read_row(from, i, span, missing, is_first, to.row(i - rows.from));
+        }
+    }
+    // Whether its rows are read where another term's are.
+    bool is_beside(const Term& other) const {
+        return !by_column && other.turned && other.number() == number() && other.row_axis == row_axis;
+    }
+    // Asks for the entries of a row that will be read soon.
+    template <class S>
+    void fetch(const S* from, int64_t i, Span span) const {
+        const int64_t base = place_of(i);
+        if (base < 0) return;
+        const S* const row = from + base;
+        if (!by_column) return __builtin_prefetch(row);
+        const Span there = common(span, columns);
+        if (there.is_empty()) return;
+        if (is_straight || turned) {
+            const Span own = turned ? used : Span{places[std::size_t(there.from)], places[std::size_t(there.to - 1)] + 1};
+            constexpr int64_t step = 64 / int64_t(sizeof(S));  // a line of the cache
+            for (int64_t at = own.from; at < own.to + step - 1; at += step) __builtin_prefetch(row + at);
+            return;
+        }
+        for (int64_t j = there.from; j < there.to; ++j) {
+            if (places[std::size_t(j)] >= 0) __builtin_prefetch(row + places[std::size_t(j)]);
         }
     }
     // Sets −∞ where a mask is not set.
@@ -154,6 +183,12 @@ public:
                 if (base < 0 || at < 0 || !from[base + at]) line[j] = -infinity<Real>;
             }
         }
+    }
+    // Adds the mass of a cell to a gradient.
+    template <class Out>
+    void land_one(int64_t i, int64_t j, double mass, Out* to) const {
+        const int64_t base = place_of(i), at = by_column ? places[std::size_t(j)] : 0;
+        if (base >= 0 && at >= 0) to[base + at] += Out(own.coefficient * mass);
     }
     // Adds the masses of some rows, whole vectors, to a gradient.
     template <class Real, class Out>
@@ -171,6 +206,7 @@ private:
         const int64_t base = place_of(i);
         if (!by_column) {
             const Real x = base < 0 ? missing : scale * Real(from[base]);
+            if (is_first && span.size() == lanes_of<Real>) return store<Real>(line + span.from, broadcast<Real>(x));
             if (is_first) std::fill(line + span.from, line + span.to, x);
             for (int64_t j = span.from; !is_first && j < span.to; ++j) line[j] += x;
             return;
@@ -193,19 +229,6 @@ private:
             take(there, [=](int64_t j) { return scale * Real(straight[j]); });
         } else {
             take(there, [=](int64_t j) { return at[j] < 0 ? missing : scale * Real(row[at[j]]); });
-        }
-    }
-    // Asks for the entries of a row that will be read soon, if rows are too far apart to be foreseen by the processor.
-    template <class S>
-    void fetch(const S* from, int64_t i, Span span) const {
-        constexpr int64_t far = 1024;
-        const bool is_foreseen = row_axis < 0 || strides[row_axis] * int64_t(sizeof(S)) < far;
-        const int64_t base = is_foreseen || (by_column && is_straight) ? -1 : place_of(i);
-        if (base < 0) return;
-        if (!by_column) return __builtin_prefetch(from + base);
-        const Span there = common(span, columns);
-        for (int64_t j = there.from; j < there.to; ++j) {
-            if (places[std::size_t(j)] >= 0) __builtin_prefetch(from + base + places[std::size_t(j)]);
         }
     }
     template <class Real, class Out>
@@ -245,15 +268,14 @@ private:
         }
         return rows.size() <= group;
     }
-    // The vectors of a group of columns; those outside the span have the one for no place.
-    void vectors_of(int64_t j, Span span, float** all) const {
-        const bool is_whole = j >= span.from && j + group <= span.to;
-        const int64_t none = up_to_groups(used.size());
-#pragma GCC unroll 8
+    // Where the vectors of a group of columns begin; those outside the span have the one for no place, from `room`.
+    const int64_t* vectors_of(int64_t j, Span span, int64_t* room) const {
+        const int64_t* const all = vectors.get() + j;
+        if (j >= span.from && j + group <= span.to) return all;
         for (int64_t k = 0; k < group; ++k) {
-            const int64_t at = is_whole || (j + k >= span.from && j + k < span.to) ? places[std::size_t(j + k)] : -1;
-            all[k] = turned.get() + (at < 0 ? none : at - used.from) * group;
+            room[k] = j + k >= span.from && j + k < span.to ? all[k] : up_to_groups(used.size()) * group;
         }
+        return room;
     }
     bool read_turned(const float* from, Span rows, Span span, float missing, bool is_first, Tile<float> to) const {
         const float* row[group];
@@ -269,15 +291,15 @@ private:
         }
         store<float>(turned.get() + up_to_groups(used.size()) * group, broadcast(missing));
         for (int64_t j = span.from / group * group; j < span.to; j += group) {
+            int64_t room[group];
+            const int64_t* const at = vectors_of(j, span, room);
             Vec<float> v[group];
-            float* all[group];
-            vectors_of(j, span, all);
 #pragma GCC unroll 8
-            for (int k = 0; k < group; ++k) v[k] = load<float>(all[k]);
+            for (int k = 0; k < group; ++k) v[k] = load<float>(turned.get() + at[k]);
             transpose(v);
             for (int64_t r = 0; r < rows.size(); ++r) {
-                float* const at = to.row(r) + j;
-                store<float>(at, is_first ? v[r] : load<float>(at) + v[r]);
+                float* const line = to.row(r) + j;
+                store<float>(line, is_first ? v[r] : load<float>(line) + v[r]);
             }
         }
         return true;
@@ -289,14 +311,17 @@ private:
         span = common(span, columns);
         std::fill_n(turned.get(), (up_to_groups(used.size()) + 1) * group, 0.0f);
         for (int64_t j = span.from / group * group; j < span.to; j += group) {
+            int64_t room[group];
+            const int64_t* const at = vectors_of(j, span, room);
             Vec<float> v[group];
-            float* all[group];
-            vectors_of(j, span, all);
 #pragma GCC unroll 8
             for (int64_t r = 0; r < group; ++r) v[r] = r < rows.size() ? load<float>(from.row(r) + j) : Vec<float>{};
             transpose(v);
 #pragma GCC unroll 8
-            for (int k = 0; k < group; ++k) store<float>(all[k], load<float>(all[k]) + v[k]);
+            for (int k = 0; k < group; ++k) {
+                float* const own = turned.get() + at[k];
+                store<float>(own, load<float>(own) + v[k]);
+            }
         }
         for (int64_t n = 0; n < used.size(); n += group) {
             Vec<float> v[group];

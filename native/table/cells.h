@@ -56,7 +56,7 @@ struct TwoNumbers {
     using Int = Shape<V>::Int;
     using Bits = Shape<V>::Bits;
     static constexpr int planes = 2;
-    static constexpr bool has_dots = false,
+    static constexpr bool has_dots = false, is_hard = false,
                           is_quick = true;  // quick: so that sweeps are worth a copy for few candidates
     static constexpr std::int32_t unreached = -(1 << 29), forbidden = -(1 << 28), reached = -(1 << 27);
 
@@ -285,7 +285,7 @@ struct Values {
     using Node = V;
     using Weight = V;
     static constexpr int planes = 1, line_planes = 1;
-    static constexpr bool has_dots = false, is_quick = std::is_same_v<Omega, OnlyHard>;
+    static constexpr bool has_dots = false, is_hard = std::is_same_v<Omega, OnlyHard>, is_quick = is_hard;
     Omega omega;
     double unit, factor;
 

@@ -6,13 +6,15 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def is_readable(x: Tensor) -> bool:
@@ -36,6 +38,21 @@ def is_eager() -> bool:
     if torch.compiler.is_compiling():
         return False
     return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+
+
+def kept(make: _F) -> _F:
+    """A decorator: tensors that nobody changes are made once for the same arguments, where operations run at once."""
+
+    @lru_cache(maxsize=64)
+    def keep(*args: Any) -> Any:
+        with torch.inference_mode(False):
+            return make(*args)
+
+    @wraps(make)
+    def call(*args: Any) -> Any:
+        return keep(*args) if is_eager() else make(*args)
+
+    return cast(_F, call)
 
 
 def is_plain(tensors: Iterable[Tensor]) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
-from support.kernels import needs_kernels, took
+from support.kernels import hessians, needs_kernels, took
 from support.problems import OMEGAS
 from torch import Tensor
 
@@ -101,7 +101,7 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
     tensors = tensors_of(lattice, rng, torch.float64)
     lengths = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
     options = [{}, {"lengths": lengths}, {"lengths": lengths, "band": 0.6}][seed % 3]
-    with took("rows_forward"), took("rows_backward"), took("rows_hessian"):
+    with took("rows_forward"), took("rows_backward"), took("rows_hessian", hessians(OMEGAS[name])):
         found = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
     with bx.use_backend("reference"):
         expected = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)

@@ -26,6 +26,11 @@ class Call(NamedTuple):
     result: Any
 
 
+def hessians(omega: bx.Regularizer, times: int | None = None) -> int | None:
+    """How many sweeps of Hessian products :func:`took` may see: none where they are 0."""
+    return 0 if isinstance(omega, bx.Hard) else times
+
+
 @contextmanager
 def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
     """The calls of a kernel inside the ``with``, which must be so many, or at least one.

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 import bellmax.layouts.graph as graph
 from bellmax.layouts.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
+from bellmax.transforms import kept
 
 index_is_batched = True
 engine = "dag"
@@ -113,6 +114,17 @@ def is_inside(cost: Tensor, index: Tensors) -> Tensor:
     return near & (i < own_rows) & (j < own_columns)
 
 
+def whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> Tensor:
+    """(*batch, 2): the lengths of grids without padding."""
+    return _lengths(size, batch, device).clone()  # the caller's own
+
+
+@kept
+def _lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> Tensor:
+    return torch.tensor(size, device=device).expand(*batch, 2).contiguous()
+
+
+@kept
 def bands(band: float, count: int, device: torch.device) -> Tensor:
     """(count,) in the wide dtype, rounded up: what is on the edge of a band stays inside."""
     dtype = wide_dtype(device)

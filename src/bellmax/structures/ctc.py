@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from bellmax.layouts.values import check_lengths, of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, column, corner, gather, one_of
 from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked, is_eager
+from bellmax.transforms import is_checked, kept
 
 _BLANK, _LABEL = 0, 1  # states
 # Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
@@ -29,7 +28,7 @@ def _declare(blank: int) -> Lattice:
             Move(1, 0, (_BLANK, _LABEL), _BLANK),
             Move(1, 0, _LABEL, _LABEL),
             Move(1, 1, _BLANK, _LABEL),
-            Move(1, 1, _LABEL, _LABEL, where="_differs"),
+            Move(1, 1, _LABEL, _LABEL, where=column("_differs", -2)),
         ],
         states=2,
         node={_BLANK: one_of("log_probs", blank), _LABEL: gather("log_probs", "targets", 0, -1)},
@@ -98,16 +97,18 @@ class CTC(LatticePaths):
         self.blank = blank
         most = targets.shape[-1]
         own = None if lengths is None else _read_lengths(lengths, log_probs, most)
-        of_blank, of_label = (_begins if is_eager() else _make_begins)(most, log_probs.dtype, log_probs.device)
+        of_blank, of_label = _begins(most, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,
             "targets": targets,
-            "_differs": pad(targets[..., 1:] != targets[..., :-1], (2, 0))[..., : most + 1],
+            "_differs": targets[..., 1:] != targets[..., :-1],
             "_begin_blank": of_blank,
             "_begin_label": of_label,
         }
-        columns = None if own is None else (own[0], own[1] + 1)
-        super().__init__(lattice_of(blank), tensors, lengths=columns, omega=omega, gamma=gamma)
+        grid: tuple[Lengths, Lengths] | None = None if own is None else (own[0], own[1] + 1)
+        if most == 0:  # the mask has place for a column more
+            grid = log_probs.shape[-2] if own is None else own[0], 1
+        super().__init__(lattice_of(blank), tensors, lengths=grid, omega=omega, gamma=gamma)
         if is_checked(self.targets):
             self._check_labels()
 
@@ -244,16 +245,11 @@ class CTC(LatticePaths):
         return right.all(-1) & (number[..., -1:] == count).squeeze(-1)
 
 
-def _make_begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+@kept
+def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The scores of beginning with the blank and with a label, by column: at 0 and at 1 alone."""
     begin = torch.zeros(1, dtype=dtype, device=device)
     return pad(begin, (0, most), value=-torch.inf), pad(begin, (1, most), value=-torch.inf)[: most + 1]
-
-
-@lru_cache(maxsize=64)
-def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):
-        return _make_begins(most, dtype, device)
 
 
 def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tensor
 from bellmax.layouts import LAYOUTS
-from bellmax.layouts.grid import bands
+from bellmax.layouts.grid import bands, whole_lengths
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
 from bellmax.layouts.values import check_lengths
@@ -428,7 +428,7 @@ class LatticePaths(NamedScores):
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
             if own_lengths
-            else torch.tensor(self._size, device=self.device).expand(*batch, 2)
+            else whole_lengths(self._size, batch, self.device)
         )
         self._keep("_lengths", given, 1)
 
