@@ -12,7 +12,12 @@ from gpu.driver import Launch, Log
 
 BATCH = 2
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
-SIZES = {name: 40 for name in BY_NAME} | {"chain from scores": 17, "chain of two states": 2, "dense chain": 17, "graph": 5}
+SIZES = dict.fromkeys(BY_NAME, 40) | {
+    "chain from scores": 17,
+    "chain of two states": 2,
+    "dense chain": 17,
+    "graph": 5,
+}
 """Usual ones, so that most tests share their kernels."""
 
 

@@ -18,10 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 import bellmax as bx
 from bellmax.apps.gpu.problems import PROBLEMS, Problem
-from bellmax.backends.triton.launching import power_of_two
-from gpu.driver import Log, emulated
+from gpu.driver import Log, emulated, triton
 from gpu.sweeps import SIZES, launches_by_sweep
-
 
 every_problem = pytest.mark.parametrize(
     "problem", [pytest.param(p, id=p.name, marks=[pytest.mark.slow_gpu] * (n > 0)) for n, p in enumerate(PROBLEMS)]
@@ -30,7 +28,7 @@ every_problem = pytest.mark.parametrize(
 
 @every_problem
 def test_one_launch_a_sweep(problem: Problem) -> None:
-    """Or one a level of a graph, and one where edges share weights. A Hessian product is two sweeps, forward and back."""
+    """Or one a level of a graph, and one where edges share weights. A Hessian product is a sweep each way."""
     with emulated(executes=False) as log, bx.use_backend("triton"):
         found = launches_by_sweep(log, problem, 5, SIZES[problem.name])
     levels, sums = {"graph": (6, 0), "trees of words": (6, 1)}.get(problem.name, (1, 0))
@@ -42,7 +40,10 @@ def test_one_launch_a_sweep(problem: Problem) -> None:
 def test_sizes_up_to_a_power_of_two_share_their_kernels(problem: Problem) -> None:
     with emulated(executes=False) as log, bx.use_backend("triton"):
         size = SIZES[problem.name]
-        small, large = launches_by_sweep(log, problem, 5, size), launches_by_sweep(log, problem, 7, power_of_two(size))
+        small, large = (
+            launches_by_sweep(log, problem, 5, size),
+            launches_by_sweep(log, problem, 7, triton.next_power_of_2(size)),
+        )
     for sweep, launches in small.items():
         assert {launch.compiled for launch in launches} <= {launch.compiled for launch in large[sweep]}
 
@@ -99,6 +100,15 @@ def test_longer_sequences_need_no_more_launches(launches: Log) -> None:
 def test_an_empty_batch_launches_nothing(launches: Log) -> None:
     assert bx.Chain(torch.zeros(0, 3, 2, 2)).value.shape == (0,)
     assert not launches
+
+
+@pytest.mark.parametrize(("has_float64", "backend"), [(True, "triton"), (False, "detour")])
+def test_kernels_need_float64(has_float64: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of Intel's GPUs have none."""
+    properties = SimpleNamespace(has_fp64=has_float64)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: properties)
+    assert bx.backend_info("xpu:0")["xpu:0"] == backend
 
 
 def test_who_has_no_gpu_does_not_import_triton() -> None:
