@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bellmax.tensors import Gamma, divide_by_gamma, inner, multiply_by_gamma, promote_half
-from bellmax.transforms import is_readable
+from bellmax.transforms import is_checked
 
 
 class Kernel(NamedTuple):
@@ -35,7 +35,7 @@ def check_gamma(gamma: Gamma) -> None:
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
             raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")
-        if is_readable(gamma) and not bool(((gamma > 0) & gamma.isfinite()).all()):
+        if is_checked(gamma) and not bool(((gamma > 0) & gamma.isfinite()).all()):
             low, high = gamma.min().item(), gamma.max().item()
             raise ValueError(f"gamma must be finite and > 0, got a tensor from {low:g} to {high:g}")
     elif not (isinstance(gamma, int | float | np.number) and 0 < gamma < math.inf):

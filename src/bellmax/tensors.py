@@ -22,6 +22,8 @@ def promote_half(x: Tensor) -> Tensor:
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """float64, in which long sums keep their digits, or float32 on a device that has no float64."""
+    if device.type == "xpu" and torch.xpu.is_available():  # some have it
+        return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 

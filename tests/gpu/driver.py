@@ -115,18 +115,20 @@ class _NativeKernels:
         return function(*args)
 
 
+def made(metadata: Any, stage: str) -> Path:
+    """What the compiler made of a kernel, on the way from "ttir" to "cubin"."""
+    cache = triton.runtime.cache.get_cache_manager(metadata.hash)
+    names = metadata.name, f"@{metadata.name}"  # if it was given Python, or "ttir"
+    return next(Path(files[f"{name}.{stage}"]) for name in names if (files := cache.get_group(f"{name}.json")))
+
+
 class _Kernel:
     """Stands for one compiled kernel."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self.source, self.metadata = source, metadata
-        self._files = triton.runtime.cache.get_cache_manager(metadata.hash).get_group(f"{metadata.name}.json")
-        self.module = Module(self.file("ptx").read_text())
+        self.module = Module(made(metadata, "ptx").read_text())
         self.machine: Machine | None = None
-
-    def file(self, stage: str) -> Path:
-        """What the compiler made of it, on the way from "ttir" to "cubin"."""
-        return Path(self._files[f"{self.metadata.name}.{stage}"])
 
     def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
         if not x * y * z:

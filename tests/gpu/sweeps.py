@@ -12,6 +12,13 @@ from gpu.driver import Launch, Log
 
 BATCH = 2
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
+SIZES = dict.fromkeys(BY_NAME, 40) | {
+    "chain from scores": 17,
+    "chain of two states": 2,
+    "dense chain": 17,
+    "graph": 5,
+}
+"""Usual ones, so that most tests share their kernels."""
 
 
 def launches_by_sweep(

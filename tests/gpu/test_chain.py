@@ -31,8 +31,12 @@ QUICK = ("negentropy", FLOAT32, "lengths", 17)
 CASES = [
     *((omega, dtype, "mask", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
     *(("l2", FLOAT32, kept, 3) for kept in ("all", "lengths")),
-    *((omega, FLOAT32, "lengths", states) for states in (1, 2, 33) for omega in ("l2", "negentropy")),
-    ("tsallis1.5", FLOAT32, "all", 17),
+    *(
+        (omega, dtype, "lengths", states)
+        for states in (1, 2, 33)
+        for omega, dtype in (("l2", FLOAT32), ("negentropy", FLOAT64))
+    ),
+    ("tsallis1.5", FLOAT64, "all", 17),
     ("hard", FLOAT64, "lengths", 64),
     ("negentropy", FLOAT32, "all", 64),
 ]

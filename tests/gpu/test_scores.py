@@ -21,9 +21,13 @@ CASES = [
     *((omega, dtype, "lengths", "transitions", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
     *(("negentropy", FLOAT32, "mask", kind, 5) for kind in SHARED),
     ("l2", FLOAT64, "all", "own by step", 3),
-    *((omega, FLOAT32, "mask", "transitions", states) for states in (1, 2, 17, 33) for omega in ("l2", "negentropy")),
+    *(
+        (omega, dtype, "mask", "transitions", states)
+        for states in (1, 2, 17, 33)
+        for omega, dtype in (("l2", FLOAT64), ("negentropy", FLOAT32))
+    ),
     ("tsallis1.5", FLOAT32, "all", "transitions", 17),
-    ("hard", FLOAT64, "lengths", "transitions", 64),
+    ("tsallis1.5", FLOAT64, "lengths", "transitions", 64),
     ("negentropy", FLOAT32, "all", "transitions", 64),
 ]
 

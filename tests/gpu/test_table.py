@@ -111,6 +111,17 @@ STRUCTURES: dict[str, tuple[Build, list[tuple[int, ...]]]] = {
 }
 
 
+PADDED = {
+    "ctc": (5,),
+    "monotone": (3, 2),
+    "transducer": (3, 2),
+    "global": (3, 4),
+    "local": (3, 4),
+    "semiglobal": (3, 4),
+}
+"""The lengths of the second of a batch."""
+
+
 def derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> list[Tensor]:
     """Values, a gradient and a Hessian product."""
     scores = [score.detach().requires_grad_() for score in scores]
@@ -131,26 +142,29 @@ def assert_derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> 
         assert_close(found, wanted, scores[0].dtype)
 
 
-def random_scores(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
-    scores = [torch.randn(shape, dtype=dtype) for shape in shapes]
+def random_scores(name: str, dtype: torch.dtype) -> list[Tensor]:
+    """−∞ among them, and NaN beyond the lengths of the second of a batch."""
+    scores = [torch.randn(shape, dtype=dtype) for shape in STRUCTURES[name][1]]
     scores[0][0, 1, 1] = -math.inf
+    for score in scores if name in PADDED else ():
+        for dim, length in enumerate(PADDED[name][: score.ndim - 1]):
+            score[1].narrow(dim, length, score.shape[1 + dim] - length).fill_(math.nan)
     return scores
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name != "ctc")) for name in STRUCTURES])
+PAIRS = ("l2", FLOAT32), ("negentropy", FLOAT64), ("tsallis1.5", FLOAT32), ("hard", FLOAT64)
+
+
 @pytest.mark.parametrize(
-    ("omega", "dtype"),
+    ("name", "omega", "dtype"),
     [
-        ("l2", FLOAT32),
-        *(
-            pytest.param(*pair, marks=slow)
-            for pair in (("negentropy", FLOAT64), ("tsallis1.5", FLOAT32), ("hard", FLOAT64))
-        ),
+        pytest.param(name, *pair, marks=[slow] * ((name, pair) != ("ctc", PAIRS[0])))
+        for name in STRUCTURES
+        for pair in (PAIRS[:2] if name in ("local", "semiglobal") else PAIRS)  # other ends of what "global" has
     ],
 )
 def test_structures(name: str, omega: str, dtype: torch.dtype, launches: Log) -> None:
-    build, shapes = STRUCTURES[name]
-    assert_derivatives(build, random_scores(shapes, dtype), OMEGAS[omega])
+    assert_derivatives(STRUCTURES[name][0], random_scores(name, dtype), OMEGAS[omega])
     assert set(launches.kernels) == {"table_forward", "table_backward", "table_tangents"}
 
 
@@ -240,6 +254,19 @@ def test_strips_of_pairs(name: str, launches: Log, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(table, "STRIPS", (4, 4))
     assert_sweeps("dtw", *padded_costs(FLOAT32), at_one(OMEGAS[name]))
     assert launches.kernels.count("table_backward") == 6
+
+
+@slow
+def test_pairs_longer_than_a_strip(launches: Log) -> None:
+    cost = torch.rand(1, 2, 1026, requires_grad=True)
+    value = bx.DTW(cost).value
+    (path,) = torch.autograd.grad(value.sum(), cost)
+    assert launches.kernels == ["table_forward"] * 2 + ["table_backward"] * 2
+    wide = cost.detach().double().requires_grad_()
+    with bx.use_backend("reference"):
+        right = bx.DTW(wide).value
+    assert_close(value, right, FLOAT32)
+    assert_close(path, *torch.autograd.grad(right.sum(), wide), FLOAT32)
 
 
 @slow

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from bellmax.autograd.lean import LeanFunction
 from bellmax.autograd.operators import Program, run, sweep
 from bellmax.tensors import inner
-from bellmax.transforms import is_eager, is_readable, needs_grad, once_dynamo_is_imported
+from bellmax.transforms import is_checked, is_eager, needs_grad, once_dynamo_is_imported
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class _Pushed(_Sweep):
         if plain.depth == 0 and plain.sweep == "backward":
             (*theta, seed), (*z, seed_dot) = primals, tangents
             products = run("hessian", theta, tape, seed, z, index)
-            if is_readable(seed_dot) and not bool(seed_dot.any()):
+            if is_checked(seed_dot) and not bool(seed_dot.any()):
                 return tuple(products)
             more = run("backward", theta, tape, seed_dot, index)
             return tuple(a + b for a, b in zip(products, more, strict=True))

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from bellmax.layouts.values import check_lengths, reject
 from bellmax.tensors import Tensors
-from bellmax.transforms import is_readable
+from bellmax.transforms import is_checked
 
 index_is_batched = True
 engine = "dag"
@@ -139,7 +139,7 @@ def weights(theta: Tensors, index: Tensors) -> Tensor:
     whole = is_segment(scores, index)
     early = scores.shape[2] - 1  # a later step has segments of all durations, unless it is past the length
     parts = [scores[:, :early].masked_fill(~whole[:, :early], -math.inf)]
-    if is_readable(index[0]) and bool((index[0] == scores.shape[1]).all()):
+    if is_checked(index[0]) and bool((index[0] == scores.shape[1]).all()):
         parts.append(scores[:, early:])
     else:
         parts.append(scores[:, early:].masked_fill(~whole[:, early:], -math.inf))

@@ -53,7 +53,7 @@ class ParseTrees(PathDistribution):
         lengths = as_lengths("lengths", given, self.device)
         if lengths.ndim and lengths.shape != self.batch_shape:
             raise ValueError(f"lengths must have the batch shape {tuple(self.batch_shape)}, got {tuple(lengths.shape)}")
-        if is_readable(lengths) and lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= words:
+        if is_checked(lengths) and lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= words:
             got = f"numbers from {int(lengths.min())} to {int(lengths.max())}"
             raise ValueError(f"lengths must be from 1 to {words}, got {got}")
         return lengths.expand(self.batch_shape)

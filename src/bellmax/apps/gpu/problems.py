@@ -95,12 +95,22 @@ def _graph(scores: list[Tensor], omega: Omega) -> Tensor:
     return bx.DAG(edges).to(weights.device).paths(every, omega=omega).value
 
 
+def _trees(scores: list[Tensor], omega: Omega) -> Tensor:
+    (spans,) = scores
+    return bx.SpanTrees(spans, lengths=_lengths(spans), omega=omega).value
+
+
 def _one(shape: Shape) -> list[Tensor]:
     return [_random(*shape)]
 
 
 def _gap_scores(shape: Shape) -> list[Tensor]:
     return [_random(*shape), _random(1)[0], _random(1, seed=1)[0]]
+
+
+def _span_scores(shape: Shape) -> list[Tensor]:
+    batch, words, _ = shape
+    return [_random(batch, words, words)]
 
 
 def _transducer_scores(shape: Shape) -> list[Tensor]:
@@ -118,6 +128,7 @@ PROBLEMS = (
     Problem("alignment with gaps", "B, N, M", _gap_scores, _gaps, (2, 5, 6), (8, 500, 500)),
     Problem("transducer", "B, T, U", _transducer_scores, _transducer, (2, 5, 3), (8, 150, 30)),
     Problem("graph", "B, levels, width, width", _one, _graph, (2, 3, 3, 3), (8, 64, 16, 16)),
+    Problem("trees of words", "B, words, words", _span_scores, _trees, (2, 4, 4), (32, 40, 40)),
 )
 OMEGAS: dict[str, Omega] = {
     "negentropy": "negentropy",

@@ -20,7 +20,7 @@ from bellmax.layouts import EXPANSIONS, LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.layouts.table import PREFIX
 from bellmax.regularizers import Kernel
-from bellmax.tensors import Tensors
+from bellmax.tensors import Tensors, wide_dtype
 
 KERNELS = tuple(
     Kernel(*parts) for parts in (("negentropy",), ("l2",), ("hard",), ("tsallis", (1.5,)), ("tsallis", (2.0,)))
@@ -46,6 +46,7 @@ class Triton:
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         is_here = device.type in self.devices and kernel in KERNELS and self.status == "available"
+        is_here = is_here and wide_dtype(device) == torch.float64  # in which kernels keep long sums
         return is_here and (structure in _SWEEPS or structure in EXPANSIONS or _is_small(structure))
 
     def sweeps(self, structure: str) -> Sweeps:

@@ -247,11 +247,12 @@ def chain_backward(
     b = tl.program_id(0).to(tl.int64)
     length, row = _length(lengths, mask, b, steps), b * (steps + 1)
     i = tl.arange(0, SIZE)
+    j = i[None, :]
     mass, node = _into_end(end, tape, tangents, z_end, (row + length) * states, b * end_batch, states, OMEGA, SIZE)
     scale = tl.load(seed + b)
-    mass, node = mass * scale, node * scale
+    mass, node = (mass * scale)[None, :], (node * scale)[None, :]  # rows: a thread has few entries of those
     if emissions is not None:
-        tl.store(end_path + b * states + i, node, mask=i < states)
+        tl.store(end_path + b * states + j, node, mask=j < states)
     w += b * w_batch
     w_path += b * (steps - LAG if VARYING else 1) * states * states
     w_next = _tile(w, length - 1, length, states, unit, LAG, VARYING, SIZE)
@@ -260,37 +261,41 @@ def chain_backward(
     first, every = tl.zeros_like(node), tl.zeros_like(w_next)
     for n in range(length):
         t = length - 1 - n
-        if tangents is not None:  # there are too few registers to have it before, or all the time
-            w_next = _tile(w, t, length, states, unit, LAG, VARYING, SIZE)
+        if tangents is not None:  # there are too few registers to have these before, or their addresses all the time
+            one = unit + t * (unit - 1)
+            w_next = _tile(w, t, length, states, one, LAG, VARYING, SIZE)
+            v_next = _scores(tape + (row + t) * states, i, states)
         _, q = _arrive(w_next, powers, tops, v_next, states, OMEGA, VARYING)
         q = sums_to_one(q, 0)
-        if VARYING and tangents is None:
-            w_next = _tile(w, t - 1, length, states, unit, LAG, VARYING, SIZE)
-        v_next = _scores(tape + (row + tl.maximum(t - 1, 0)) * states, i, states)
+        if tangents is None:
+            if VARYING:
+                w_next = _tile(w, t - 1, length, states, unit, LAG, VARYING, SIZE)
+            v_next = _scores(tape + (row + tl.maximum(t - 1, 0)) * states, i, states)
         kept = _is_kept(mask, b * steps + t)
-        flow = tl.where(kept, q * node[None, :], 0.0)
+        flow = q * node
         if tangents is not None:
-            y = _tile(z_w + b * w_batch, t, length, states, unit, LAG, VARYING, SIZE)
-            q_dot = jacobian_product(q, y + _scores(tangents + (row + t) * states, i, states)[:, None], OMEGA, 0)
-            flow += tl.where(kept & (mass[None, :] != 0), q_dot * mass[None, :], 0.0)
-            mass = tl.where(kept, tl.sum(q * mass[None, :], 1), mass)
+            y = _tile(z_w + b * w_batch, t, length, states, one, LAG, VARYING, SIZE)
+            y += _scores(tangents + (row + t) * states, i, states)[:, None]
+            flow += tl.where(mass != 0, jacobian_product(q, y, OMEGA, 0) * mass, 0.0)
+            mass = tl.where(kept, tl.sum(q * mass, 1)[None, :], mass)
+        flow = tl.where(kept, flow, 0.0)
         if VARYING:
             _store_tile(w_path, t, flow, states, unit, LAG, SIZE)
         else:
             every += flow
         if emissions is not None:
-            tl.store(e_path + (b * steps + t) * states + i, tl.where(kept, node, 0.0), mask=i < states)
+            tl.store(e_path + (b * steps + t) * states + j, tl.where(kept, node, 0.0), mask=j < states)
             first = tl.where(kept, node, first)
-        node = tl.where(kept, tl.sum(flow, 1), node)
+        node = tl.where(kept, tl.sum(flow, 1)[None, :], node)
     if emissions is not None:
-        tl.store(start_path + b * states + i, first, mask=i < states)
+        tl.store(start_path + b * states + j, first, mask=j < states)
     if not VARYING:
         _store_tile(w_path, LAG, every, states, unit, LAG, SIZE)
     for t in range(length, steps):
         if VARYING:
             _store_tile(w_path, t, tl.zeros_like(every), states, unit, LAG, SIZE)
         if emissions is not None:
-            tl.store(e_path + (b * steps + t) * states + i, tl.zeros_like(first), mask=i < states)
+            tl.store(e_path + (b * steps + t) * states + j, tl.zeros_like(first), mask=j < states)
 
 
 class Parts(NamedTuple):
@@ -337,7 +342,7 @@ class Chain(PartialSweeps):
             LAG=int(parts.emissions is not None),
             VARYING=parts.w.ndim == 4,
             SIZE=size,
-            num_warps=warps(size * size, theta[0].element_size()),
+            num_warps=warps(size * size),
         )
 
     def _empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:

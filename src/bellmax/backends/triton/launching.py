@@ -22,6 +22,6 @@ def power_of_two(size: int, least: int = 2) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def warps(entries: int, bytes_of_one: int) -> int:
-    """How many warps share a tile: of eight entries a thread, or sixteen of a large one, and 64 bytes at most."""
-    return max(1, min(8, entries // 256), entries * bytes_of_one // 2048)
+def warps(entries: int) -> int:
+    """How many warps share a tile: of eight entries a thread, or sixteen of a large one."""
+    return max(1, min(8, entries // 256))

@@ -156,5 +156,6 @@ def jacobian_product(q: tl.tensor, y: tl.tensor, OMEGA: tl.constexpr, AXIS: tl.c
         s = tl.sqrt(q)
     else:
         s = inside.to(q.dtype)
-    total, along = _sums(s, tl.where(inside, s * y, 0.0), AXIS)
-    return tl.where(inside, s * (y - along / tl.where(total == 0, 1.0, total)), 0.0)
+    y = tl.where(inside, y, 0.0)
+    total, along = _sums(s, s * y, AXIS)
+    return s * (y - along / tl.where(total == 0, 1.0, total))
