@@ -375,6 +375,9 @@ def _graph(table: Table, rows: int, columns: int, device: torch.device) -> DAG:
 class LatticePaths(NamedScores):
     """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
 
+    Where a path can use an entry twice (a matrix read by labels, a row, a scalar), ``support.check`` and losses may
+    refuse an event that is one: log-probabilities of walks are exact.
+
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
     """
 
