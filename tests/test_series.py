@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import importlib
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checks import close
-from support.data import folder
 from support.grids import enumerated
-from support.kernels import needs_kernels
 from support.problems import OMEGAS, potentials
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -434,21 +430,6 @@ def test_barycenter_is_stationary_and_leaves_gamma_alone() -> None:
     assert gradient.abs().max() < 1e-5
     assert gamma.grad is None
     assert all(x.grad is None for x in xs)
-
-
-# --- data
-
-
-@needs_kernels
-def test_nearest_neighbours_err_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-    data = folder("timeseries")
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
-    example = importlib.import_module("nearest_neighbour")
-    train, test = (example.read(data / "ItalyPowerDemand", part) for part in ("TRAIN", "TEST"))
-    assert round(example.error(train, test, example.MEASURES["hard"]), 4) == float(
-        example.published(data)["ItalyPowerDemand"]
-    )
 
 
 # --- errors
