@@ -358,3 +358,14 @@ def test_normalised_losses_do_not_grow_with_the_series(normalize: str) -> None:
     torch.testing.assert_close(bx.dtw(x, y, divergence="debiased", normalize=normalize), debiased / by)
     with pytest.raises(ValueError, match="normalize must be None or one of 'path', 'length', got 'mean'"):
         DTWLoss(normalize="mean")
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (0, 4, 2), (0, 0)])
+def test_an_array_without_series_is_an_empty_collection(shape: tuple[int, ...]) -> None:
+    assert bx.dtw_cdist(torch.zeros(shape), torch.zeros(2, 3)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0)])
+def test_series_without_elements_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"xs\[0\] must have shape \(length,\)"):
+        bx.dtw_cdist(torch.zeros(shape))

@@ -122,7 +122,8 @@ def as_collection(name: str, given: object) -> list[Tensor]:
         block = as_tensor(name, given)
         if block.ndim not in (2, 3):
             raise ValueError(f"{name} must have shape (K, N) or (K, N, D), got {tuple(block.shape)}")
-        return [as_series(f"{name}[{k}]", _without_padding(series)) for k, series in enumerate(block)]
+        lengths = _lengths(block)
+        return [as_series(f"{name}[{k}]", s[:n]) for k, (s, n) in enumerate(zip(block.unbind(), lengths, strict=True))]
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be a collection of series, got a {type(given).__name__}")
     return [_one_series(f"{name}[{k}]", series) for k, series in enumerate(given)]
@@ -147,10 +148,15 @@ def _one_series(name: str, given: object) -> Tensor:
     return as_series(name, series)
 
 
-def _without_padding(series: Tensor) -> Tensor:
-    """(N,) or (N, D) without the NaN at its end."""
-    filled = (~series.detach().isnan().reshape(len(series), -1).all(-1)).nonzero()
-    return series[: int(filled[-1]) + 1 if len(filled) else 0]
+def _lengths(block: Tensor) -> list[int]:
+    """How long each series of (K, N) or (K, N, D) is without the NaN at its end."""
+    padding = block.detach().isnan()
+    filled = ~(padding.all(-1) if block.ndim == 3 else padding)
+    if not block.shape[1] or bool(filled[:, -1].all()):
+        return [block.shape[1]] * len(block)
+    steps = torch.arange(1, block.shape[1] + 1, device=block.device)
+    lengths: list[int] = (filled * steps).amax(1).tolist()
+    return lengths
 
 
 def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
