@@ -13,13 +13,6 @@ struct FunctionKernels {
     void (*log2)(const S* x, S* y, std::int64_t count);
 };
 
-namespace baseline {
-template <class S>
-FunctionKernels<S> function_kernels();
-}
-namespace avx2 {
-template <class S>
-FunctionKernels<S> function_kernels();
-}
+BELLMAX_KERNELS(FunctionKernels, function_kernels)
 
 }  // namespace bellmax

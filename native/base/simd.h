@@ -18,6 +18,17 @@
 #error "compile with -DBELLMAX_ARCH=baseline or avx2"
 #endif
 
+// Declares name<S>(), compiled once for each instruction set, among which the binding chooses.
+#define BELLMAX_KERNELS(Kernels, name) \
+    namespace baseline {               \
+    template <class S>                 \
+    Kernels<S> name();                 \
+    }                                  \
+    namespace avx2 {                   \
+    template <class S>                 \
+    Kernels<S> name();                 \
+    }
+
 // Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.
 namespace bellmax {
 inline namespace BELLMAX_ARCH {

@@ -112,6 +112,12 @@ struct Problem : HyperProblem<S> {
     }
 };
 
+// With the tape that forward wrote.
+template <class S>
+struct Taped : Problem<S> {
+    explicit Taped(Call& call) : Problem<S>(call) { this->tape = this->template take_tape<const double>(call); }
+};
+
 template <class S>
 bool forward(Call& call) {
     const Problem<S> p(call);
@@ -121,16 +127,14 @@ bool forward(Call& call) {
 
 template <class S>
 bool backward(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     const S* const seed = call.array<const S>({p.batch});
     return run(kernels<S>().backward, p, seed, p.template by_weight<S>(call));
 }
 
 template <class S>
 bool hessian(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     const S* const seed = call.array<const S>({p.batch});
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().hessian, p, seed, z, p.template by_weight<S>(call));
@@ -138,31 +142,27 @@ bool hessian(Call& call) {
 
 template <class S>
 bool log_transitions(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     return run(kernels<S>().log_transitions, p, p.template by_edge<S>(call));
 }
 
 template <class S>
 bool log_transitions_jvp(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().log_transitions_jvp, p, z, p.template by_edge<S>(call));
 }
 
 template <class S>
 bool log_transitions_vjp(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     const S* const cotangent = p.template by_edge<const S>(call);
     return run(kernels<S>().log_transitions_vjp, p, cotangent, p.template by_weight<S>(call));
 }
 
 template <class S>
 bool sample(Call& call) {
-    Problem<S> p(call);
-    p.tape = p.template take_tape<const double>(call);
+    const Taped<S> p(call);
     const Tensor uniforms = call.tensor();
     const double* const numbers = Call::array<const double>({p.batch, any_size, any_size}, uniforms);
     const int64_t draws = uniforms.shape[1], choices = uniforms.shape[2];

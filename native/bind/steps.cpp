@@ -59,11 +59,6 @@ public:
     }
 };
 
-template <class T, class S>
-T* tape(Call& call, const ScoresProblem<S>& p) {
-    return call.array<T>({p.batch, 2, p.steps + 1, p.states});
-}
-
 // The potentials of a chain, and what is like them.
 template <class S>
 struct Dense : ScoresProblem<S> {
@@ -134,6 +129,14 @@ struct Scored : ScoresProblem<S> {
     }
 };
 
+// With the tape that forward wrote.
+template <class S, class Chain>
+struct Taped : Chain {
+    explicit Taped(Call& call) : Chain(call) {
+        this->tape = call.array<const S>({this->batch, 2, this->steps + 1, this->states});
+    }
+};
+
 template <class S, class Chain>
 bool forward(Call& call) {
     const Chain p(call);
@@ -146,16 +149,14 @@ bool forward(Call& call) {
 
 template <class S, class Chain>
 bool backward(Call& call) {
-    Chain p(call);
-    p.tape = tape<const S>(call, p);
+    const Taped<S, Chain> p(call);
     const S* const seed = call.array<const S>({p.batch});
     return run(kernels<S>().backward, p, seed, p.template like<S>(call));
 }
 
 template <class S, class Chain>
 bool hessian(Call& call) {
-    Chain p(call);
-    p.tape = tape<const S>(call, p);
+    const Taped<S, Chain> p(call);
     const S* const seed = call.array<const S>({p.batch});
     const auto z = p.template like<const S>(call);
     return run(kernels<S>().hessian, p, seed, z, p.template like<S>(call));
@@ -163,8 +164,7 @@ bool hessian(Call& call) {
 
 template <class S, class Chain>
 bool sample(Call& call) {
-    Chain p(call);
-    p.tape = tape<const S>(call, p);
+    const Taped<S, Chain> p(call);
     const Tensor uniforms = call.tensor();
     int64_t* const sequences = call.array<int64_t>({p.batch, any_size, p.steps});
     const int64_t draws = uniforms.shape[1];
@@ -183,16 +183,14 @@ bool topk(Call& call) {
 
 template <class S>
 bool log_transitions(Call& call) {
-    Dense<S> p(call);
-    p.tape = tape<const S>(call, p);
+    const Taped<S, Dense<S>> p(call);
     return run(kernels<S>().log_transitions, p, p.template like<S>(call).transitions);
 }
 
 // The derivative of log q along a direction, or the other way.
 template <class S, bool forwards>
 bool log_transitions_product(Call& call) {
-    Dense<S> p(call);
-    p.tape = tape<const S>(call, p);
+    const Taped<S, Dense<S>> p(call);
     const auto z = p.template like<const S>(call);
     const auto kernel = forwards ? kernels<S>().log_transitions_jvp : kernels<S>().log_transitions_vjp;
     return run(kernel, p, z.transitions, p.template like<S>(call).transitions);

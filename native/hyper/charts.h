@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../base/memory.h"
+#include "../base/simd.h"
 
 namespace bellmax {
 
@@ -26,17 +26,7 @@ struct ChartKernels {
     bool (*hessian)(const ChartProblem<S>&, const S* seed, const S* z, S* product);
 };
 
-namespace baseline {
-template <class S>
-ChartKernels<S> span_kernels();
-template <class S>
-ChartKernels<S> arc_kernels();
-}
-namespace avx2 {
-template <class S>
-ChartKernels<S> span_kernels();
-template <class S>
-ChartKernels<S> arc_kernels();
-}
+BELLMAX_KERNELS(ChartKernels, span_kernels)
+BELLMAX_KERNELS(ChartKernels, arc_kernels)
 
 }  // namespace bellmax

@@ -73,10 +73,13 @@ struct Lanes {
     }
     // Entries that lie `stride` apart.
     template <class S>
-    static Lanes at(const S* from, int64_t stride, double unit) {
+    static Lanes at(const S* from, int64_t stride) {
         double own[rows];
-        for (int64_t r = 0; r < rows; ++r) own[r] = unit * double(from[r * stride]);
+        for (int64_t r = 0; r < rows; ++r) own[r] = double(from[r * stride]);
         return at(own);
+    }
+    void add(double unit, const Lanes& other) {
+        for (int64_t n = 0; n < count; ++n) part[n] += unit * other.part[n];
     }
     Lanes& operator+=(const Lanes& other) {
         for (int64_t n = 0; n < count; ++n) part[n] += other.part[n];
@@ -96,16 +99,17 @@ struct Lanes<1> {
 
     static Lanes at(const double* from) { return {*from}; }
     template <class S>
-    static Lanes at(const S* from, int64_t, double unit) {
-        return {unit * double(*from)};
+    static Lanes at(const S* from, int64_t) {
+        return {double(*from)};
     }
+    void add(double unit, const Lanes& other) { own += unit * other.own; }
     Lanes& operator+=(const Lanes& other) { return own += other.own, *this; }
     Lanes& operator*=(const Lanes& other) { return own *= other.own, *this; }
     void to(double* where) const { *where = own; }
 };
 
 // Numbers (batch, count) under the names of weights or of edges, times a unit. What edges share is read often: `beside`
-// has them with the rows of the sweep side by side, (count, rows), or is null.
+// has them with the rows of the sweep side by side, (count, rows), or is null. All are rounded alike.
 template <class S>
 struct Named {
     const S* first;  // the row that is the sweep's first
@@ -115,9 +119,8 @@ struct Named {
     Array<double> beside;
 
     template <int64_t rows>
-    Lanes<rows> at(int64_t slot) const {
-        if (beside) return Lanes<rows>::at(&beside[name[slot] * rows]);
-        return Lanes<rows>::at(first + name[slot], count, unit);
+    void add(int64_t slot, Lanes<rows>& sum) const {
+        sum.add(unit, beside ? Lanes<rows>::at(&beside[name[slot] * rows]) : Lanes<rows>::at(first + name[slot], count));
     }
 };
 
@@ -210,7 +213,6 @@ public:
         if (rows > 1 && graph.weight != graph.edge) {
             beside = scratch<double>(count * rows);
             read_rows(data, count, beside.get());
-            for (int64_t n = 0; n < count * rows; ++n) beside[n] *= unit;
         }
         return {data + first * count, count, graph.weight, unit, std::move(beside)};
     }
@@ -235,10 +237,11 @@ public:
                 double* __restrict to) const {
         with_tails([&, to](auto rows, auto tails) {
             for_edges(tile, rows, [&, to, of_nodes, tails](int64_t slot, int64_t place) {
-                auto sum = named.template at<rows>(slot);
+                Lanes<rows> sum{};
                 if (of_nodes) {
                     tails.for_each(slot, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
                 }
+                named.template add<rows>(slot, sum);
                 sum.to(to + place);
             });
         });

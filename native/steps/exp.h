@@ -19,13 +19,6 @@ struct ProductKernels {
     void (*hessian)(const ScoresProblem<S>&, const S* seed, const Scores<const S>& z, const Scores<S>& product);
 };
 
-namespace baseline {
-template <class S>
-ProductKernels<S> product_kernels();
-}
-namespace avx2 {
-template <class S>
-ProductKernels<S> product_kernels();
-}
+BELLMAX_KERNELS(ProductKernels, product_kernels)
 
 }  // namespace bellmax

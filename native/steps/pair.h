@@ -30,13 +30,6 @@ struct PairKernels {
                         S* to_transitions);
 };
 
-namespace baseline {
-template <class S>
-PairKernels<S> pair_kernels();
-}
-namespace avx2 {
-template <class S>
-PairKernels<S> pair_kernels();
-}
+BELLMAX_KERNELS(PairKernels, pair_kernels)
 
 }  // namespace bellmax
