@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,13 +25,23 @@ _Target = triton.backends.compiler.GPUTarget
 TARGETS = {f"sm_{arch}": _Target("cuda", arch, 32) for arch in (80, 90, 100)} | {"gfx942": _Target("hip", "gfx942", 64)}
 REGISTERS = {"cuda": 65536, "hip": 131072}  # of a block
 THREADS, SHARED = 1024, 48 * 1024  # on all of them
+PARKED = 8  # bytes
 
 FLOAT32, FLOAT64 = torch.float32, torch.float64
 QUICK = "chain from scores", 17, "negentropy", FLOAT32
 
 
-def resources(launch: Launch, target: Any, directory: Path) -> tuple[int, int]:
-    """How many registers a thread needs, and how many bytes do not fit into them."""
+class Resources(NamedTuple):
+    """Registers of a thread, bytes that do not fit into all there are, and bytes that the assembler puts away all the
+    same, so that one more block fits beside the others.
+    """
+
+    registers: int
+    spilled: int
+    parked: int
+
+
+def resources(launch: Launch, target: Any, directory: Path) -> Resources:
     metadata = launch.compiled.metadata
     if target != DRIVER.target:
         for_all_targets = str(made(metadata, "ttir"))
@@ -39,15 +49,24 @@ def resources(launch: Launch, target: Any, directory: Path) -> tuple[int, int]:
     assert metadata.shared <= SHARED
     if target.backend == "hip":
         told = made(metadata, "amdgcn").read_text()
-        return _number(r"vgpr_count:\s+(\d+)", told), _number(r"vgpr_spill_count:\s+(\d+)", told)
+        return Resources(_number(r"vgpr_count:\s+(\d+)", told), _number(r"vgpr_spill_count:\s+(\d+)", told), 0)
     told = _run(_TOOLS / "cuobjdump", "-res-usage", made(metadata, "cubin"))
     registers, stack = _number(r"REG:(\d+)", told), _number(r"STACK:(\d+)", told)
     if not stack:
-        return registers, 0
-    ptx = made(metadata, "ptx")  # on the stack are spills or something else: ask the assembler
-    name = re.search(r"\.target (\w+)", ptx.read_text())[1]
-    told = _run(_nvidia.get_ptxas(target.arch).path, "-v", f"--gpu-name={name}", ptx, "-o", directory / "cubin")
-    return registers, _number(r"(\d+) bytes spill stores", told)
+        return Resources(registers, 0, 0)
+    ptx = made(metadata, "ptx").read_text()  # on the stack are spills or something else: ask the assembler
+    most = min(255, REGISTERS["cuda"] // (32 * launch.warps))
+    as_many_as_it_wants = ptx.replace(".reqntid", f".maxnreg {most}\n.reqntid", 1)
+    assert ptx != as_many_as_it_wants
+    spilled, stored = (_bytes_stored(text, target, directory) for text in (as_many_as_it_wants, ptx))
+    return Resources(registers, spilled, stored)
+
+
+def _bytes_stored(ptx: str, target: Any, directory: Path) -> int:
+    given, name = directory / "kernel.ptx", re.search(r"\.target (\w+)", ptx)[1]
+    given.write_text(ptx)
+    told = _run(_nvidia.get_ptxas(target.arch).path, "-v", f"--gpu-name={name}", given, "-o", directory / "cubin")
+    return _number(r"(\d+) bytes spill stores", told)
 
 
 def _run(*command: str | Path) -> str:
@@ -57,6 +76,14 @@ def _run(*command: str | Path) -> str:
 
 def _number(pattern: str, text: str) -> int:
     return int(re.search(pattern, text)[1])
+
+
+def has_wide_offsets(launch: Launch) -> bool:
+    """Whether the number of a program, by which offsets grow beyond 2³¹, has 64 bits wherever it is used."""
+    code = made(launch.compiled.metadata, "ttir").read_text()
+    (number,) = re.findall(r"(%\w+) = tt\.get_program_id", code)
+    uses = re.findall(rf".*[ (,]{number}\b.*", code)[1:]
+    return bool(uses) and all(f"arith.extsi {number} : i32 to i64" in use for use in uses)
 
 
 def variants() -> Iterator[Any]:
@@ -84,10 +111,12 @@ def test_every_kernel_fits(
     del sweeps["value"]  # a part of what "forward" does
     kernels = {launch.compiled: launch for launches in sweeps.values() for launch in launches}.values()
     assert len(kernels) >= 4
+    assert [launch.kernel for launch in kernels if not has_wide_offsets(launch)] == []
     for launch, arch in product(kernels, targets):
-        registers, spilled = resources(launch, TARGETS[arch], tmp_path)
+        registers, spilled, parked = resources(launch, TARGETS[arch], tmp_path)
         threads = launch.warps * TARGETS[arch].warp_size
         assert spilled == 0, f"{launch.kernel} spills {spilled} bytes on {arch}, {threads} threads of {registers}"
+        assert parked <= PARKED, f"{launch.kernel} puts {parked} bytes away on {arch}"
         assert threads <= THREADS, f"{launch.kernel} has {threads} threads on {arch}"
         assert registers * threads <= REGISTERS[TARGETS[arch].backend], f"{launch.kernel} has {registers} on {arch}"
 
