@@ -15,6 +15,7 @@ struct Negentropy {
 
     explicit Negentropy(OmegaParameters) {}
     R at_vertex() const { return 0; }
+    R reach() const { return infinity<R>; }
 
     template <class Scores, class V>
     void solve(const Scores& scores, V top, V& tau, V& value) const {

@@ -6,6 +6,7 @@
 // weigh            from r = x − greatest and τ the probability q of an entry, and s of the Hessian
 //                  J y = s∘y − s⟨s, y⟩/Σs
 // slope            s from q
+// reach            entries so far below the greatest have q = 0
 // at_vertex        Ω where all of q is in one entry
 // log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
 // absolute         the threshold for weighing scores x from which the greatest is not taken off

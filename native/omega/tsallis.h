@@ -62,6 +62,7 @@ struct Tsallis {
           vertex(Real(parameters.vertex)),
           power(1 / (parameters.alpha - 1)) {}
     Real at_vertex() const { return vertex; }
+    Real reach() const { return 1 / steepness; }
 
     template <class Scores, class V>
     void solve(const Scores& scores, V top, V& tau, V& value) const {

@@ -86,13 +86,28 @@ struct Maxima {
             tau = slot;
             return top;
         } else {
-            const omega::Columns<V, Real> all{x, W, unit.states}, some{reinterpret_cast<const Real*>(best), W, height};
+            const int64_t count = across ? unit.states : keep_near(top);
+            const omega::Columns<V, Real> all{x, W, count}, some{reinterpret_cast<const Real*>(best), W, height};
             const V from = top > never ? top : V{};
             V above;
             across ? omega.solve(all, from, tau, above) : omega.solve_after(some, all, from, tau, above);
             tau = top > never ? tau : V{};
             return top + above;
         }
+    }
+
+    // Leaves out entries that no lane can have in its support, where this is worth a pass; returns how many are left.
+    int64_t keep_near(V top) const {
+        if (Omega::is_sum || unit.states < 6 * W) return unit.states;
+        const V far = top - omega.reach();
+        Real* const x = unit.x.get();
+        int64_t count = 0;
+        for (int64_t k = 0; k < unit.states; ++k) {
+            const V score = load<Real>(x + k * W);
+            store<Real>(x + count * W, score);
+            count += any(score > far);
+        }
+        return count;
     }
 
     // The edges as they can be weighed with their thresholds, which may have to be found again.

@@ -17,7 +17,7 @@ from gpu.driver import emulated
 def test_results_are_right_and_the_same_twice(problem: Problem, omega: str, dtype: torch.dtype) -> None:
     scores = [score.to(dtype) for score in problem.scores(problem.small)]
     with emulated() as log:
-        check = checks._check(problem, "triton", omega, OMEGAS[omega], scores)
+        check = checks._check(problem, "triton", omega, scores)
     assert check.is_right, check
     assert log
     assert not [launch.kernel for launch in log if launch.counts["words read back"]]
