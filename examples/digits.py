@@ -208,18 +208,18 @@ def figure(runs: dict[str, Trained], string: String) -> Figure:
     drawn = Figure(figsize=(10, 8.5), layout="constrained")
     top, *axes = drawn.subplots(5, 1, sharex=True)
     ends = [0, *joins.tolist(), len(features) * HOP / RATE]
-    top.imshow(features.T, origin="lower", aspect="auto", extent=(0, ends[-1], 0, 1), cmap="magma")
-    top.set_title("log-mel spectrogram (dashed: true boundaries; black: those of the best alignment)", loc="left")
-    for ax, (name, start) in zip(axes, product(("negentropy", "Tsallis 1.5"), ("", FINED)), strict=True):
+    top.imshow(features.T.numpy(), origin="lower", aspect="auto", extent=(0, ends[-1], 0, 1), cmap="magma")
+    top.set(title="log-mel spectrogram; dashed: true boundaries; black: those of the best alignment", yticks=[])
+    for ax, (name, start) in zip(axes, product(("negentropy", "l2"), ("", FINED)), strict=True):
         p = align(RUNS[name], runs[name + start][0](batch.features), batch)
         for place, label in enumerate(labels.tolist(), 1):
-            share = p.expected_path[0, :, place]
-            ax.fill_between(SECONDS * torch.arange(len(share)), share, step="mid", color=f"C{label - 1}", alpha=0.7)
-            ax.text(sum(ends[place - 1 : place + 1]) / 2, 1.04, label - 1, ha="center")
-        ax.vlines(boundaries(p.best_path())[0], 0, 1, color="black")
-        ax.set_title(f"posteriors: {name}{start}", loc="left")
+            share = p.expected_path[0, :, place].numpy()
+            ax.fill_between(SECONDS * np.arange(len(share)), share, step="mid", color=f"C{label - 1}", alpha=0.7)
+            ax.text(sum(ends[place - 1 : place + 1]) / 2, 1.06, label - 1, ha="center")
+        ax.vlines(boundaries(p.best_path())[0].numpy(), 0, 1, color="black")
+        ax.set(title=f"posteriors: {name}{start}", ylim=(0, 1.3))
     for ax in (top, *axes):
-        ax.vlines(joins, 0, 1, color="tab:red", linestyle="--")
+        ax.vlines(joins.numpy(), 0, 1, color="tab:red", linestyle="--")
     drawn.supxlabel("seconds")
     return drawn
 
