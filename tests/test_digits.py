@@ -74,6 +74,22 @@ def test_the_fine_spreads_digits_over_their_sound(digits: ModuleType, tmp_path: 
     assert lengths[1] > 160
 
 
+def test_the_curve_under_negentropy_is_torchs(digits: ModuleType, tmp_path: Path) -> None:
+    strings = digits.read_strings(record(tmp_path, range(5, 7)), takes=range(5, 1000), rounds=3, seed=0)
+    strings = [(features.double(), *others) for features, *others in strings]
+    options = Namespace(output=tmp_path, epochs=5, fined=0, minutes=60.0, seed=0, resume=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours, theirs = (
+            [epoch["loss"] for epoch in digits.train(name, strings, options, progress.Progress(disable=True))[1]]
+            for name in ("negentropy", digits.TORCH)
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours[-1] < ours[0] / 2
+    assert ours == pytest.approx(theirs, rel=1e-9)
+
+
 def test_a_run_that_was_cut_short_goes_on(
     digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
