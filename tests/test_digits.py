@@ -1,0 +1,116 @@
+"""examples/digits.py on tones: a digit is a pitch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("librosa")
+pytest.importorskip("matplotlib")
+progress = pytest.importorskip("rich.progress")
+EXAMPLES = Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a checkout")
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return import_module("digits")
+
+
+def record(folder: Path, takes: range) -> Path:
+    rng = np.random.default_rng(0)
+    for digit in range(10):
+        for take in takes:
+            time = np.arange(rng.integers(1200, 2400)) / 8000
+            tone = np.sin(2 * np.pi * (300 + 300 * digit) * time) * np.hanning(len(time))
+            soundfile.write(folder / f"{digit}_ann_{take}.wav", 0.5 * tone + 0.005 * rng.normal(size=len(time)), 8000)
+    return folder
+
+
+def test_strings_have_their_digits_and_joins(digits: ModuleType, tmp_path: Path) -> None:
+    strings = digits.read_strings(record(tmp_path, range(4, 7)), takes=range(5, 1000), rounds=2, seed=0)
+    assert 30 < sum(len(labels) for _, labels, _ in strings) <= 40
+    for features, labels, joins in strings:
+        assert 3 <= len(labels) <= 8
+        ends = torch.tensor([0, *joins, len(features) * digits.HOP / digits.RATE])
+        pieces = [features[int(100 * a) + 5 : int(100 * b) - 5] for a, b in pairwise(ends)]
+        pitch = torch.stack([piece.mean(0) for piece in pieces]).argmax(-1)
+        assert len(labels) == len(joins) + 1
+        assert torch.equal(pitch.argsort(stable=True), labels.argsort(stable=True))
+
+
+def test_a_boundary_is_between_two_digits(digits: ModuleType) -> None:
+    path = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 1]])
+    middle = torch.tensor([3.5 * digits.SECONDS])  # of frames 3 and 4, which are blank
+    torch.testing.assert_close(digits.boundaries(path).float(), middle)
+    soft = torch.tensor([[0.1, 0.9, 0.0], [0.2, 0.5, 0.3], [0.2, 0.2, 0.6], [0.0, 0.0, 1.0]])
+    torch.testing.assert_close(digits.boundaries(torch.stack([soft, soft]))[1].float(), torch.tensor([0.03]))
+
+
+def test_errors_are_edits(digits: ModuleType) -> None:
+    frames = [[1, 1, 0, 1, 2, 9], [0, 0, 0, 0, 0, 0], [3, 0, 4, 4, 0, 0]]
+    labels = torch.tensor([[1, 1, 2], [5, 6, 7], [3, 5, 0]])
+    batch = digits.Batch(torch.empty(0), labels, (torch.tensor([5, 6, 6]), torch.tensor([3, 3, 2])), [])
+    assert digits.errors(torch.eye(11)[torch.tensor(frames)], batch) == 0 + 3 + 1
+
+
+def test_the_fine_spreads_digits_over_their_sound(digits: ModuleType, tmp_path: Path) -> None:
+    strings = digits.read_strings(record(tmp_path, range(5, 8)), takes=range(5, 1000), rounds=3, seed=0)
+    options = Namespace(output=tmp_path, epochs=5, fined=5, minutes=60.0, seed=0, resume=False)
+    lengths = []
+    for name in ("l2", "l2, fined"):
+        model, _ = digits.train(name, strings, options, progress.Progress(disable=True))
+        lengths.append(float(digits.evaluate(digits.RUNS[name], model, strings)[5]))
+    assert lengths[0] < 80  # ms, of 225
+    assert lengths[1] > 160
+
+
+def test_the_curve_under_negentropy_is_torchs(digits: ModuleType, tmp_path: Path) -> None:
+    strings = digits.read_strings(record(tmp_path, range(5, 7)), takes=range(5, 1000), rounds=3, seed=0)
+    strings = [(features.double(), *others) for features, *others in strings]
+    options = Namespace(output=tmp_path, epochs=5, fined=0, minutes=60.0, seed=0, resume=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        ours, theirs = (
+            [epoch["loss"] for epoch in digits.train(name, strings, options, progress.Progress(disable=True))[1]]
+            for name in ("negentropy", digits.TORCH)
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours[-1] < ours[0] / 2
+    assert ours == pytest.approx(theirs, rel=1e-9)
+
+
+def test_a_run_that_was_cut_short_goes_on(
+    digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, range(4, 6))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    command = [str(tmp_path), "--epochs", "2", "--fined", "1"]
+    digits.main([*command, "--output", str(whole)])
+    printed = capsys.readouterr().out
+    digits.main([*command, "--output", str(parts), "--minutes", "0"])
+    digits.main([*command, "--output", str(parts), "--resume"])
+    rows = (whole / "digits.md").read_text(encoding="utf-8")
+    assert rows in printed
+    assert [row.split(" | ")[0][2:] for row in rows.splitlines()[2:9]] == list(digits.RUNS)
+    assert all(float(apart) < 1e-3 for apart in rows.splitlines()[-1].split(": ")[1].split(", "))
+    for name in digits.RUNS:
+        saved = [torch.load(folder / f"{name}.pt", weights_only=True) for folder in (whole, parts)]
+        assert len(saved[0]["history"]) == len(saved[1]["history"]) == 2
+        assert all(torch.equal(saved[0]["model"][key], saved[1]["model"][key]) for key in saved[0]["model"])
+    assert (whole / "digits.png").stat().st_size > 10_000
+
+
+def test_a_folder_without_recordings_is_named(digits: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="must hold"):
+        digits.main([str(tmp_path), "--output", str(tmp_path / "out")])
