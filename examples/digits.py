@@ -32,8 +32,8 @@ RATE, HOP, BANDS = 8000, 80, 40  # samples a second, samples a frame, bands of t
 STRIDE, SECONDS = 2, 2 * HOP / RATE  # the network gives scores for every second frame, so many seconds apart
 BATCH = 16  # strings of a step
 OMEGAS = {"negentropy": bx.Negentropy(), "Tsallis 1.5": bx.Tsallis(1.5), "l2": bx.SquaredL2()}
-TORCH, FINED = "F.ctc_loss", ", fined"
-RUNS = {TORCH: bx.Negentropy(), **OMEGAS, **{name + FINED: omega for name, omega in OMEGAS.items()}}
+TORCH, PENALTY = "F.ctc_loss", ", blank penalty"
+RUNS = {TORCH: bx.Negentropy(), **OMEGAS, **{name + PENALTY: omega for name, omega in OMEGAS.items()}}
 
 String = tuple[Tensor, Tensor, Tensor]  # features (frames, BANDS), labels (digits,), seconds of joins (digits − 1,)
 Trained = tuple[nn.Module, list[dict[str, float]]]  # a network; loss and seconds of each epoch
@@ -101,12 +101,12 @@ class Network(nn.Module):
         return self.last(hidden.mT)
 
 
-def loss_of(name: str, scores: Tensor, batch: Batch, fined: bool) -> Tensor:
-    """The CTC loss of a run; if it is fined, each blank of an alignment costs 1 more."""
+def loss_of(name: str, scores: Tensor, batch: Batch, penalty: bool) -> Tensor:
+    """The CTC loss of a run; with a penalty, each blank of an alignment costs 1 more."""
     if name == TORCH:
         return ctc_loss(scores.log_softmax(-1).transpose(0, 1), batch.labels, *batch.lengths)
     criterion = CTCLoss(omega=RUNS[name])
-    if not fined:
+    if not penalty:
         return criterion(scores, batch.labels, lengths=batch.lengths)
     normalised = criterion.distribution(scores, batch.labels, lengths=batch.lengths).log_probs
     p = bx.CTC(normalised - (torch.arange(11) == 0).float(), batch.labels, lengths=batch.lengths, omega=RUNS[name])
@@ -131,12 +131,12 @@ def train(name: str, strings: Sequence[String], options: argparse.Namespace, bar
             break
         begun, total = time.monotonic(), 0.0
         torch.manual_seed(options.seed + epoch)
-        fined = name.endswith(FINED) and epoch < options.fined
+        penalty = name.endswith(PENALTY) and epoch < options.penalty_epochs
         for step, batch in enumerate(batches(strings, BATCH, random.Random(options.seed + epoch)), 1):
             done = (epoch + step / steps) / options.epochs  # the step size rises, stays, and falls to 0
             optimizer.param_groups[0]["lr"] = 0.002 * min(1, 7 * done, 1.5 * (1 - done))
             optimizer.zero_grad()
-            loss = loss_of(name, model(batch.features), batch, fined)
+            loss = loss_of(name, model(batch.features), batch, penalty)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
@@ -202,7 +202,7 @@ def table(runs: dict[str, Trained], strings: Sequence[String]) -> str:
 
 @torch.no_grad()
 def figure(runs: dict[str, Trained], string: String) -> Figure:
-    """A spectrogram, and the posteriors of its digits under two Ω, without and with the fine."""
+    """A spectrogram, and the posteriors of its digits under two Ω, without and with the penalty."""
     features, labels, joins = string
     (batch,) = batches([string], 1)
     drawn = Figure(figsize=(10, 8.5), layout="constrained")
@@ -210,7 +210,7 @@ def figure(runs: dict[str, Trained], string: String) -> Figure:
     ends = [0, *joins.tolist(), len(features) * HOP / RATE]
     top.imshow(features.T.numpy(), origin="lower", aspect="auto", extent=(0, ends[-1], 0, 1), cmap="magma")
     top.set(title="log-mel spectrogram; dashed: true boundaries; black: those of the best alignment", yticks=[])
-    for ax, (name, start) in zip(axes, product(("negentropy", "l2"), ("", FINED)), strict=True):
+    for ax, (name, start) in zip(axes, product(("negentropy", "l2"), ("", PENALTY)), strict=True):
         p = align(RUNS[name], runs[name + start][0](batch.features), batch)
         for place, label in enumerate(labels.tolist(), 1):
             share = p.expected_path[0, :, place].numpy()
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--epochs", type=int, default=10, help="epochs of each run")
     add("--minutes", type=float, default=30, help="of training; each run has its share, and at least one epoch")
     add("--resume", action="store_true", help="go on from the checkpoints")
-    add("--fined", type=int, default=3, help="first epochs of a fined run, in which each blank costs 1 more")
+    add("--penalty-epochs", type=int, default=3, help="first epochs of a run with a blank penalty: blanks cost 1 more")
     add("--seed", type=int, default=0, help="for the weights, the strings and their order")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)

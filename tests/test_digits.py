@@ -63,11 +63,11 @@ def test_errors_are_edits(digits: ModuleType) -> None:
     assert digits.errors(torch.eye(11)[torch.tensor(frames)], batch) == 0 + 3 + 1
 
 
-def test_the_fine_spreads_digits_over_their_sound(digits: ModuleType, tmp_path: Path) -> None:
+def test_a_blank_penalty_spreads_digits_over_their_sound(digits: ModuleType, tmp_path: Path) -> None:
     strings = digits.read_strings(record(tmp_path, range(5, 8)), takes=range(5, 1000), rounds=3, seed=0)
-    options = Namespace(output=tmp_path, epochs=5, fined=5, minutes=60.0, seed=0, resume=False)
+    options = Namespace(output=tmp_path, epochs=5, penalty_epochs=5, minutes=60.0, seed=0, resume=False)
     lengths = []
-    for name in ("l2", "l2, fined"):
+    for name in ("l2", "l2, blank penalty"):
         model, _ = digits.train(name, strings, options, progress.Progress(disable=True))
         lengths.append(float(digits.evaluate(digits.RUNS[name], model, strings)[5]))
     assert lengths[0] < 80  # ms, of 225
@@ -77,7 +77,7 @@ def test_the_fine_spreads_digits_over_their_sound(digits: ModuleType, tmp_path: 
 def test_the_curve_under_negentropy_is_torchs(digits: ModuleType, tmp_path: Path) -> None:
     strings = digits.read_strings(record(tmp_path, range(5, 7)), takes=range(5, 1000), rounds=3, seed=0)
     strings = [(features.double(), *others) for features, *others in strings]
-    options = Namespace(output=tmp_path, epochs=5, fined=0, minutes=60.0, seed=0, resume=False)
+    options = Namespace(output=tmp_path, epochs=5, penalty_epochs=0, minutes=60.0, seed=0, resume=False)
     torch.set_default_dtype(torch.float64)
     try:
         ours, theirs = (
@@ -95,7 +95,7 @@ def test_a_run_that_was_cut_short_goes_on(
 ) -> None:
     record(tmp_path, range(4, 6))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    command = [str(tmp_path), "--epochs", "2", "--fined", "1"]
+    command = [str(tmp_path), "--epochs", "2", "--penalty-epochs", "1"]
     digits.main([*command, "--output", str(whole)])
     printed = capsys.readouterr().out
     digits.main([*command, "--output", str(parts), "--minutes", "0"])
