@@ -124,10 +124,13 @@ def _lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> 
     return torch.tensor(size, device=device).expand(*batch, 2).contiguous()
 
 
-@kept
 def bands(band: float, count: int, device: torch.device) -> Tensor:
     """(count,) in the wide dtype, rounded up: what is on the edge of a band stays inside."""
-    dtype = wide_dtype(device)
+    return _bands(band, count, wide_dtype(device), device)
+
+
+@kept
+def _bands(band: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if dtype == torch.float32 and np.float32(band) < band:
         band = float(np.nextafter(np.float32(band), np.float32(math.inf)))
     return torch.full((count,), band, dtype=dtype, device=device)
