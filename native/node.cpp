@@ -23,11 +23,11 @@ void for_edges(Matrix of, int64_t column, Body body) {
 
 // A vector as Ω computes with it is the doubles of W nodes for one edge, or their floats for two.
 V first_edge(V v) { return v; }
-V first_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 0, 1, 2, 3)); }
-V second_edge(Vec<float> v) { return convert<double, float>(__builtin_shufflevector(v, v, 4, 5, 6, 7)); }
+V first_edge(Vec<float> v) { return convert<double, float>(shuffled<0, 1, 2, 3>(v, v)); }
+V second_edge(Vec<float> v) { return convert<double, float>(shuffled<4, 5, 6, 7>(v, v)); }
 Vec<float> two_edges(V first, V second) {
     const Part<float, 4> low = convert<float, double>(first), high = convert<float, double>(second);
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+    return shuffled<0, 1, 2, 3, 4, 5, 6, 7>(low, high);
 }
 
 // The scores of W nodes, less `base`, in Ω's precision.

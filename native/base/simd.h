@@ -346,26 +346,38 @@ inline bool any(Mask mask) {
 #endif
 }
 
+// Lanes of a, and after them those of b, by their places.
+template <int... places, class V>
+__attribute__((always_inline)) inline auto shuffled(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, places...);
+#else
+    constexpr int lanes = sizeof(V) / sizeof(a[0]);
+    typedef std::decay_t<decltype(a[0])> Result __attribute__((vector_size(sizeof(a[0]) * sizeof...(places))));
+    return Result{(places < lanes ? a[places % lanes] : b[places % lanes])...};
+#endif
+}
+
 // lane l of v[k] and lane k of v[l] change places.
 __attribute__((always_inline)) inline void transpose(Vec<float>* v) {
     Vec<float> a[8], b[8];
 #pragma GCC unroll 8
     for (int k = 0; k < 8; k += 2) {
-        a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+        a[k] = shuffled<0, 8, 1, 9, 4, 12, 5, 13>(v[k], v[k + 1]);
+        a[k + 1] = shuffled<2, 10, 3, 11, 6, 14, 7, 15>(v[k], v[k + 1]);
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 8; k += 4) {
 #pragma GCC unroll 8
         for (int n = 0; n < 2; ++n) {
-            b[k + 2 * n] = __builtin_shufflevector(a[k + n], a[k + n + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            b[k + 2 * n + 1] = __builtin_shufflevector(a[k + n], a[k + n + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+            b[k + 2 * n] = shuffled<0, 1, 8, 9, 4, 5, 12, 13>(a[k + n], a[k + n + 2]);
+            b[k + 2 * n + 1] = shuffled<2, 3, 10, 11, 6, 7, 14, 15>(a[k + n], a[k + n + 2]);
         }
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 4; ++k) {
-        v[k] = __builtin_shufflevector(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        v[k + 4] = __builtin_shufflevector(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        v[k] = shuffled<0, 1, 2, 3, 8, 9, 10, 11>(b[k], b[k + 4]);
+        v[k + 4] = shuffled<4, 5, 6, 7, 12, 13, 14, 15>(b[k], b[k + 4]);
     }
 }
 
@@ -373,13 +385,13 @@ __attribute__((always_inline)) inline void transpose(Vec<double>* v) {
     Vec<double> a[4];
 #pragma GCC unroll 8
     for (int k = 0; k < 4; k += 2) {
-        a[k] = __builtin_shufflevector(v[k], v[k + 1], 0, 4, 2, 6);
-        a[k + 1] = __builtin_shufflevector(v[k], v[k + 1], 1, 5, 3, 7);
+        a[k] = shuffled<0, 4, 2, 6>(v[k], v[k + 1]);
+        a[k + 1] = shuffled<1, 5, 3, 7>(v[k], v[k + 1]);
     }
 #pragma GCC unroll 8
     for (int k = 0; k < 2; ++k) {
-        v[k] = __builtin_shufflevector(a[k], a[k + 2], 0, 1, 4, 5);
-        v[k + 2] = __builtin_shufflevector(a[k], a[k + 2], 2, 3, 6, 7);
+        v[k] = shuffled<0, 1, 4, 5>(a[k], a[k + 2]);
+        v[k + 2] = shuffled<2, 3, 6, 7>(a[k], a[k + 2]);
     }
 }
 
@@ -396,14 +408,14 @@ __attribute__((always_inline)) inline Vec<R> sum_rows(Vec<R>* v) {
 // Combines the lanes; every lane gets the result.
 template <class Op>
 inline Vec<float> across_lanes(Vec<float> v, Op op) {
-    v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
-    v = op(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
-    return op(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+    v = op(v, shuffled<4, 5, 6, 7, 0, 1, 2, 3>(v, v));
+    v = op(v, shuffled<2, 3, 0, 1, 6, 7, 4, 5>(v, v));
+    return op(v, shuffled<1, 0, 3, 2, 5, 4, 7, 6>(v, v));
 }
 template <class Op>
 inline Vec<double> across_lanes(Vec<double> v, Op op) {
-    v = op(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
-    return op(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+    v = op(v, shuffled<2, 3, 0, 1>(v, v));
+    return op(v, shuffled<1, 0, 3, 2>(v, v));
 }
 template <class R>
 inline Vec<R> greatest_lane(Vec<R> v) {
