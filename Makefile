@@ -69,12 +69,12 @@ docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# A second copy of the package with instrumented kernels, in two processes; -S keeps the editable install out of their way.
+# A second copy of the package with instrumented kernels for this machine, in two processes; -S keeps the editable install out of their way.
 SANITIZED := (native or hyper or lattice or tables or exp_space or neighbors) and not compile and not export and not want_of_memory
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	rm -rf build/sanitize
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/site \
-	  -C build-dir=build/sanitize/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined .
+	  -C build-dir=build/sanitize/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined $(FOR_HERE) .
 	printf '%s\n' 'dtw or lattice or tables or series or short or neighbors' 'not (dtw or lattice or tables or series or short or neighbors)' | \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
