@@ -25,7 +25,7 @@ _Target = triton.backends.compiler.GPUTarget
 TARGETS = {f"sm_{arch}": _Target("cuda", arch, 32) for arch in (80, 90, 100)} | {"gfx942": _Target("hip", "gfx942", 64)}
 REGISTERS = {"cuda": 65536, "hip": 131072}  # of a block
 THREADS, SHARED = 1024, 48 * 1024  # on all of them
-PARKED = 16  # bytes
+PARKED = 16  # bytes a thread that the assembler puts away at most, though they fit
 
 FLOAT32, FLOAT64 = torch.float32, torch.float64
 QUICK = "chain from scores", 17, "negentropy", FLOAT32
