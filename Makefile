@@ -69,7 +69,8 @@ docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# A second copy of the package with instrumented kernels for this machine, in two processes; -S keeps the editable install out of their way.
+# A second copy of the package with instrumented kernels for this machine, in two processes; -S keeps the editable install
+# out of their way.
 SANITIZED := (native or hyper or lattice or tables or exp_space or neighbors) and not compile and not export and not want_of_memory
 sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	rm -rf build/sanitize
