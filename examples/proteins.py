@@ -194,11 +194,11 @@ def draw(learnt: dict[str, Any], pairs: Sequence[Pair]) -> Figure:
     *maps, last = figure.subplots(1, len(learnt) + 1)
     for ax, (name, of_omega) in zip(maps, learnt.items(), strict=True):
         shares = of_omega["model"](collate([pair]), OMEGAS[name])[0]
-        ax.imshow(shares.sqrt(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        ax.plot(pair.truth[:, 1], pair.truth[:, 0], ".", color="tab:orange", markersize=1.5)
+        ax.imshow(shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        ax.plot(*pair.truth.T.flip(0).numpy(), ".", color="tab:orange", markersize=1.5)
         ax.set_title(f"{name} ({int((shares > 0).sum())} of {shares.numel()} above 0)", loc="left", fontsize=9)
     matrix = learnt["negentropy"]["model"].learnt.matrix[:20, :20] / HALF_BIT
-    last.plot(blosum62()[:20, :20].flatten(), ((matrix + matrix.T) / 2).flatten(), ".", markersize=3)
+    last.plot(blosum62()[:20, :20].flatten().numpy(), ((matrix + matrix.T) / 2).flatten().numpy(), ".", markersize=3)
     last.axline((0, 0), slope=1, color="0.7", linewidth=0.8)
     last.set(xlabel="BLOSUM62", ylabel="learnt")
     last.set_title("scores of letters, in half-bits", loc="left", fontsize=9)
