@@ -19,25 +19,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import protein_pairs
 import torch
 from matplotlib.figure import Figure
-from protein_pairs import (
-    GAPS,
-    HALF_BIT,
-    LETTERS,
-    Batch,
-    Pair,
-    batches,
-    blosum62,
-    by_parasail,
-    collate,
-    counted,
-    measure,
-    read,
-    similar,
-    split,
-    tuned,
-)
+from protein_pairs import GAPS, HALF_BIT, LETTERS, Batch, Pair, batches, blosum62, collate, measure, similar
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -72,20 +57,24 @@ class Substitution(nn.Module):
 class Convolution(Substitution):
     """Scores and gaps that depend on the neighbours too; their mean with those that were learnt without."""
 
-    def __init__(self, learnt: Substitution, size: int = 32, width: int = 11) -> None:
+    def __init__(self, learnt: Substitution, size: int = 32, width: int = 7) -> None:
         super().__init__()
         self.load_state_dict(learnt.state_dict())
         self.learnt = learnt.requires_grad_(False)
         self.letters = nn.Embedding(len(LETTERS), 20, padding_idx=LETTERS.index("-"))
         self.letters.weight.data[:-1] = blosum62()[:-1, :20] / 4
-        self.window = nn.Conv1d(20, size, width, padding="same")
+        self.first = nn.Conv1d(20, size, width, padding="same")
+        self.second = nn.Conv1d(size, size, width, padding="same")
         self.drop = nn.Dropout(0.3)
         self.scores, self.own_gaps = nn.Linear(size, 16), nn.Linear(size, len(MODES) * 2)
         nn.init.zeros_(self.own_gaps.weight)
 
     def encode(self, letters: Tensor) -> tuple[Tensor, Tensor]:
         """What residues add to scores (B, N, 16), and to gaps (modes, 2, B, N)."""
-        seen = self.drop(self.window(self.drop(self.letters(letters)).mT).relu().mT)
+        is_real = (letters != LETTERS.index("-")).unsqueeze(1)
+        narrow = self.first(self.drop(self.letters(letters)).mT).relu() * is_real
+        wide = self.second(self.drop(narrow)).relu() * is_real
+        seen = self.drop(narrow + wide).mT
         return self.scores(seen), self.own_gaps(seen).unflatten(-1, self.gaps.shape).permute(2, 3, 0, 1)
 
     def alignments(self, batch: Batch, omega: bx.Regularizer) -> list[bx.Alignment]:
@@ -168,20 +157,23 @@ def learn(name: str, fold: int, folds: Sequence[Sequence[Pair]], asked: argparse
 
 def table(folds: Sequence[Sequence[Pair]], learnt: Sequence[dict[str, Any]]) -> str:
     """Means over all pairs with a TM-score above 0.5, each aligned by what was learnt from other folds."""
-    pairs, start, omega = [p for fold in folds for p in similar(fold)], Substitution(), OMEGAS["negentropy"]
+    start = partial(most_accurate, Substitution(), OMEGAS["negentropy"])
+    defaults = [torch.cat([measure(way, similar(f)) for f in folds]) for way in (protein_pairs.by_parasail, start)]
     rows = {
-        "BLOSUM62, gaps 11 and 1, by parasail | | best": measure(by_parasail, pairs),
-        "BLOSUM62, gaps 11 and 1 | negentropy | most accurate": measure(partial(most_accurate, start, omega), pairs),
-        "BLOSUM62, tuned gaps | | best": tuned(lambda _: blosum62(), folds),
-        "counted matrix, tuned gaps | | best": tuned(counted, folds),
+        "BLOSUM62, gaps 11 and 1, by parasail | | best": (defaults[0], ""),
+        "BLOSUM62, gaps 11 and 1 | negentropy | most accurate": (defaults[1], ""),
+        "BLOSUM62, tuned gaps | | best": (protein_pairs.tuned(lambda _: blosum62(), folds), ""),
+        "counted matrix, tuned gaps | | best": (protein_pairs.tuned(protein_pairs.counted, folds), ""),
     }
-    lines = ["| scores | Ω | alignment | F1 | within 2 | s a fold |", "|---|---|---|---:|---:|---:|"]
-    lines += [f"| {name} | {found[:, 0].mean():.3f} | {found[:, 1].mean():.3f} | |" for name, found in rows.items()]
     for kind, name, way in product(KINDS, OMEGAS, DECODERS):
         results = [of_fold[name]["results"][kind] for of_fold in learnt]
-        exact, near = torch.cat([result[way] for result in results]).mean(0)
-        seconds = torch.cat([result["seconds"] for result in results]).mean()
-        lines.append(f"| learnt: {kind} and gaps | {name} | {way} | {exact:.3f} | {near:.3f} | {seconds:.0f} |")
+        seconds = f"{torch.cat([result['seconds'] for result in results]).mean():.0f}"
+        rows[f"learnt: {kind} and gaps | {name} | {way}"] = torch.cat([result[way] for result in results]), seconds
+    lines = ["| scores | Ω | alignment | F1 | to parasail | within 2 | s a fold |", "|---|---|---|---:|---:|---:|---:|"]
+    for name, (found, seconds) in rows.items():
+        (exact, near), gain = found.mean(0), (found - defaults[0])[:, 0]
+        to_default = f"{gain.mean():+.3f} ± {gain.std() / len(gain) ** 0.5:.3f}"
+        lines.append(f"| {name} | {exact:.3f} | {to_default} | {near:.3f} | {seconds} |")
     return "\n".join(lines)
 
 
@@ -223,7 +215,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     asked.output.mkdir(parents=True, exist_ok=True)
     with asked.data.open(encoding="utf-8") as lines:
-        folds = split(read(lines), asked.folds, asked.seed)
+        folds = protein_pairs.split(protein_pairs.read(lines), asked.folds, asked.seed)
     end, learnt = time.monotonic() + 60 * asked.minutes, []
     try:
         while len(learnt) < asked.folds and time.monotonic() < end:

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import bellmax as bx
+
 pytest.importorskip("matplotlib")
 pytest.importorskip("parasail")
 pytest.importorskip("rich")
@@ -146,3 +148,12 @@ def test_the_command_learns_reports_draws_and_goes_on(
     monkeypatch.setattr(sys, "argv", [*command, "--seed", "1"])
     with pytest.raises(SystemExit, match="was made with"):
         proteins.main()
+
+
+def test_padding_changes_nothing(pairs: ModuleType, proteins: ModuleType) -> None:
+    torch.manual_seed(0)
+    model, (short, *others) = proteins.Convolution(proteins.Substitution()).eval(), pairs.read(lines(3))
+    with torch.no_grad():
+        torch.nn.init.normal_(model.own_gaps.weight, std=0.1)
+        alone, padded = (model(pairs.collate(some), bx.Negentropy())[0] for some in ([short], [short, *others]))
+    torch.testing.assert_close(padded[: len(short.a), : len(short.b)], alone, rtol=1e-4, atol=1e-6)
