@@ -1,0 +1,152 @@
+"""Pairs of proteins with the alignments of their structures, for proteins.py: files, folds, batches, baselines."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import parasail
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+import bellmax as bx
+
+LETTERS = "ARNDCQEGHILKMFPSTWYVX-"  # X for an unknown residue, the last for padding
+HALF_BIT = math.log(2) / 2  # the unit of BLOSUM62, in nats: then γ = 1 gives probabilities
+GAPS = -11.0, -1.0  # the customary ones for BLOSUM62: the first element of a gap, each further one
+GRID = [(-opening, -extending) for opening in (6.0, 8.0, 11.0, 14.0, 18.0) for extending in (0.5, 1.0)]
+
+
+class Pair(NamedTuple):
+    names: frozenset[str]  # of the chains, and their sequences
+    a: Tensor  # (N,) letters
+    b: Tensor  # (M,)
+    similarity: float  # the larger of the two TM-scores
+    truth: Tensor  # (K, 2) aligned residues
+
+
+class Batch(NamedTuple):
+    a: Tensor  # (B, N)
+    b: Tensor  # (B, M)
+    lengths: tuple[Tensor, Tensor]
+    truth: Tensor  # (B, N, M), 0 or 1
+
+
+def read(lines: Iterable[str]) -> list[Pair]:
+    """Lines as DeepBLAST publishes them, separated by tabs: two names, two TM-scores, a distance, two sequences, and a
+    string with ":" or "." for two residues that are aligned, "1" and "2" for one without a partner."""
+    pairs = []
+    for line in lines:
+        *names, first, second, _, a, b, steps = line.rstrip("\n").split("\t")
+        at = torch.tensor([(step != "2", step != "1") for step in steps]).cumsum(0) - 1
+        truth = at[torch.tensor([step in ":." for step in steps])]
+        letters = (torch.tensor([LETTERS.index(letter) for letter in text]) for text in (a, b))
+        pairs.append(Pair(frozenset((*names, a, b)), *letters, max(float(first), float(second)), truth))
+    return pairs
+
+
+def split(pairs: Iterable[Pair], folds: int, seed: int) -> list[list[Pair]]:
+    """Folds of about the same size; pairs that share a chain or a sequence, also by way of others, are in one fold."""
+    groups: list[tuple[frozenset[str], list[Pair]]] = []
+    for pair in pairs:
+        related = [group for group in groups if group[0] & pair.names]
+        groups = [group for group in groups if not group[0] & pair.names]
+        groups.append((pair.names.union(*(g[0] for g in related)), [pair, *(p for g in related for p in g[1])]))
+    random.Random(seed).shuffle(groups)
+    found: list[list[Pair]] = [[] for _ in range(folds)]
+    for _, members in sorted(groups, key=lambda group: -len(group[1])):
+        min(found, key=lambda fold: (len(similar(fold)), len(fold))).extend(members)
+    return found
+
+
+def similar(pairs: Iterable[Pair], least: float = 0.5, cells: float = math.inf) -> list[Pair]:
+    return [pair for pair in pairs if pair.similarity > least and len(pair.a) * len(pair.b) <= cells]
+
+
+def batches(pairs: Iterable[Pair], cells: int = 100_000) -> list[list[Pair]]:
+    """Pairs of similar lengths together, up to so many cells, of which at most half are padding."""
+    found: list[list[Pair]] = [[]]
+    for pair in sorted(pairs, key=lambda p: (round(2 * math.log2(len(p.a))), len(p.b))):
+        tried = [*found[-1], pair]
+        size = len(tried) * max(len(p.a) for p in tried) * max(len(p.b) for p in tried)
+        if found[-1] and size > min(cells, 2 * sum(len(p.a) * len(p.b) for p in tried)):
+            found.append([pair])
+        else:
+            found[-1] = tried
+    return found
+
+
+def collate(pairs: Sequence[Pair]) -> Batch:
+    sides = [p.a for p in pairs], [p.b for p in pairs]
+    a, b = (pad_sequence(side, batch_first=True, padding_value=LETTERS.index("-")) for side in sides)
+    truth = torch.zeros(len(pairs), a.shape[1], b.shape[1])
+    for own, pair in zip(truth, pairs, strict=True):
+        own[tuple(pair.truth.T)] = 1
+    rows, columns = (torch.tensor([len(sequence) for sequence in side]) for side in sides)
+    return Batch(a, b, (rows, columns), truth)
+
+
+def blosum62() -> Tensor:
+    at = [parasail.blosum62.mapper[ord(letter)] for letter in LETTERS]
+    return torch.tensor(parasail.blosum62.matrix.tolist(), dtype=torch.float32)[at][:, at]
+
+
+def counted(pairs: Iterable[Pair]) -> Tensor:
+    """Log-odds of letters that are aligned, in half-bits."""
+    seen = torch.ones(len(LETTERS), len(LETTERS))
+    for pair in pairs:
+        a, b = pair.a[pair.truth[:, 0]], pair.b[pair.truth[:, 1]]
+        seen.index_put_((torch.cat((a, b)), torch.cat((b, a))), torch.ones(()), accumulate=True)
+    share = seen / seen.sum()
+    matrix = (share / (share.sum(0) * share.sum(1, keepdim=True))).log() / HALF_BIT
+    matrix[20:] = matrix[:, 20:] = 0
+    return matrix
+
+
+def f1(alignment: Tensor, truth: Tensor, within: int = 0) -> float:
+    """A pair is right if the true partner of its first residue is at most ``within`` residues away."""
+    found = alignment[(alignment >= 0).all(-1)]
+    partner = torch.full((int(max(truth[:, 0].max(), alignment[:, 0].max())) + 1,), -1_000_000)
+    partner[truth[:, 0]] = truth[:, 1]
+    right = (partner[found[:, 0]] - found[:, 1]).abs() <= within
+    return 2 * int(right.sum()) / (len(found) + len(truth))
+
+
+@torch.no_grad()
+def measure(decode: Callable[[Batch], Tensor], pairs: Iterable[Pair]) -> Tensor:
+    """F1, exact and within 2 residues, of the alignments (B, L, 2) of each batch."""
+    found = []
+    for together in batches(pairs):
+        for alignment, pair in zip(decode(collate(together)), together, strict=True):
+            found.append([f1(alignment, pair.truth), f1(alignment, pair.truth, within=2)])
+    return torch.tensor(found)
+
+
+def best(matrix: Tensor, gaps: tuple[float, float], batch: Batch) -> Tensor:
+    options = {"gap_open": gaps[0], "gap_extend": gaps[1], "lengths": batch.lengths, "omega": "hard"}
+    return bx.Alignment.from_sequences(matrix, batch.a, batch.b, **options).best_alignment()
+
+
+def by_parasail(batch: Batch) -> list[Tensor]:
+    found = []
+    for a, b, rows, columns in zip(batch.a.tolist(), batch.b.tolist(), *batch.lengths, strict=True):
+        texts = ("".join(LETTERS[n] for n in side[:own]) for side, own in ((a, rows), (b, columns)))
+        traced = parasail.nw_trace_striped_16(*texts, -int(GAPS[0]), -int(GAPS[1]), parasail.blosum62).traceback
+        real = torch.tensor([(x != "-", y != "-") for x, y in zip(traced.query, traced.ref, strict=True)])
+        found.append(torch.where(real, real.cumsum(0) - 1, -1))
+    return found
+
+
+def tuned(matrix_of: Callable[[Sequence[Pair]], Tensor], folds: Sequence[Sequence[Pair]]) -> Tensor:
+    """With the gaps that are best on the other folds."""
+    found = []
+    for n, fold in enumerate(folds):
+        others = similar(pair for k, other in enumerate(folds) if k != n for pair in other)
+        matrix = matrix_of(others)
+        gaps = max(GRID, key=lambda gaps: float(measure(partial(best, matrix, gaps), others)[:, 0].mean()))
+        found.append(measure(partial(best, matrix, gaps), similar(fold)))
+    return torch.cat(found)
