@@ -17,7 +17,7 @@ import bellmax as bx
 
 LETTERS = "ARNDCQEGHILKMFPSTWYVX-"  # X for an unknown residue, the last for padding
 HALF_BIT = math.log(2) / 2  # the unit of BLOSUM62, in nats: then γ = 1 gives probabilities
-GAPS = -11.0, -1.0  # the customary ones for BLOSUM62: the first element of a gap, each further one
+GAPS = -11.0, -1.0  # the first element of a gap, each further one; BLAST's 11 and 1 would be -12 and -1
 GRID = [(-opening, -extending) for opening in (6.0, 8.0, 11.0, 14.0, 18.0) for extending in (0.5, 1.0)]
 
 

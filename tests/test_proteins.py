@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,6 +134,10 @@ def test_the_command_learns_reports_draws_and_goes_on(
         proteins.main()
 
     monkeypatch.setattr(sys, "argv", command)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(proteins, "train", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(SystemExit, match="stopped; the same command goes on"):
+            proteins.main()
     proteins.main()
     assert (output / "proteins.png").stat().st_size > 10_000
     table = (output / "table.md").read_text(encoding="utf-8")
