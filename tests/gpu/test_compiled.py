@@ -110,7 +110,7 @@ def test_every_kernel_fits(
         sweeps = launches_by_sweep(log, BY_NAME[name], 4, size, omega, dtype)
     del sweeps["value"]  # a part of what "forward" does
     kernels = {launch.compiled: launch for launches in sweeps.values() for launch in launches}.values()
-    assert len(kernels) >= 4
+    assert len(kernels) >= (2 if omega == "hard" else 4)  # nothing is swept for a second derivative of 0
     assert [launch.kernel for launch in kernels if not has_wide_offsets(launch)] == []
     for launch, arch in product(kernels, targets):
         registers, spilled, parked = resources(launch, TARGETS[arch], tmp_path)
