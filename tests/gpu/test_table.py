@@ -165,7 +165,8 @@ PAIRS = ("l2", FLOAT32), ("negentropy", FLOAT64), ("tsallis1.5", FLOAT32), ("har
 )
 def test_structures(name: str, omega: str, dtype: torch.dtype, launches: Log) -> None:
     assert_derivatives(STRUCTURES[name][0], random_scores(name, dtype), OMEGAS[omega])
-    assert set(launches.kernels) == {"table_forward", "table_backward", "table_tangents"}
+    second = {"table_tangents"} if omega != "hard" else set()  # its second derivative is 0, and nothing is swept
+    assert set(launches.kernels) == {"table_forward", "table_backward"} | second
 
 
 @slow
