@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <string>
+#include <thread>
 #include <vector>
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
@@ -65,5 +66,7 @@ void run_on_threads(int threads, Work work, void* data) {
     work(data);
     for (std::thread& other : others) other.join();
 }
+
+void give_way() { std::this_thread::yield(); }
 
 }  // namespace bellmax

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <thread>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -22,6 +21,9 @@ namespace bellmax {
 // Calls work(data) on up to so many threads at once, and returns when all have. They are those of the OpenMP runtime that
 // torch has loaded: a second pool would compete with it for the cores.
 void run_on_threads(int threads, void (*work)(void*), void* data);
+
+// Lets another thread run. (The header of std::thread takes longer to compile than some kernels.)
+void give_way();
 
 inline namespace BELLMAX_ARCH {
 
@@ -125,7 +127,7 @@ public:
         for (int spins = 0; counters[static_cast<std::size_t>(n)].done.load(std::memory_order_acquire) < done; ++spins) {
             failure.rethrow();
             if (spins > 1000) {
-                std::this_thread::yield();
+                give_way();
             } else {
                 pause();
             }
