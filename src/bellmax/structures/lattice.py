@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_tensor
+from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.grid import bands, whole_lengths
 from bellmax.layouts.lattice import LatticeLayout, graph_of
@@ -303,7 +303,7 @@ class Lattice:
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
                 every entry has a place in.
-            band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
+            band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
             minimize: whether scores are costs: then the value is a smoothed least cost.
@@ -399,6 +399,7 @@ class LatticePaths(NamedScores):
         self.lattice = lattice
         self.sense = -1 if minimize else 1
         self.structure = lattice._structures[self.sense]
+        check_band(band)
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
