@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
-from importlib.metadata import metadata
 
 import pytest
 
@@ -43,10 +41,3 @@ def test_what_is_not_there_says_so() -> None:
         _ = bx.compat.sktime
     assert set(bx.__all__) == set(dir(bx))
     assert all(hasattr(bx, name) for name in bx.__all__)
-
-
-def test_links_of_the_readme_work_on_a_package_index() -> None:
-    text = metadata("bellmax").json["description"]
-    links = re.findall(r"\]\(([^)]*)\)", text)
-    assert len(links) > 20
-    assert all(link.startswith("https://") for link in links)
