@@ -63,6 +63,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/lattices.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/limits.py
 	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site
