@@ -1,5 +1,5 @@
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 LIBRARY := .venv/library
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*.* native/*/*)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,16 @@ def test_what_is_not_there_says_so() -> None:
         _ = bx.compat.sktime
     assert set(bx.__all__) == set(dir(bx))
     assert all(hasattr(bx, name) for name in bx.__all__)
+
+
+def test_one_version_everywhere() -> None:
+    root = Path(__file__).parents[1]
+    if not (root / "pyproject.toml").exists():
+        pytest.skip("not run from a checkout")
+    for name, line in {
+        "pyproject.toml": rf'^version = "{re.escape(bx.__version__)}"$',
+        "CITATION.cff": rf"^version: {re.escape(bx.__version__)}$",
+        "conda/recipe.yaml": rf'^  version: "{re.escape(bx.__version__)}"$',
+        "CHANGELOG.md": rf"^## {re.escape(bx.__version__)}$",
+    }.items():
+        assert re.search(line, (root / name).read_text(encoding="utf-8"), re.MULTILINE), name
