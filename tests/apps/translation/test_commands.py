@@ -118,8 +118,21 @@ def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
     text = (tmp_path / "table.md").read_text()
     assert "## fr → en" in text
-    assert "| softmax |" in text
+    assert "| softmax | 0 |" in text
     assert "begun" not in run(*options)
+
+
+def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=None))
+    options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
+    run("table", data, "--output", tmp_path, *options)
+    assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["seed"] for row in rows] == [1, 2]
+    text = (tmp_path / "table.md").read_text()
+    mean = sum(row["bleu"] for row in rows) / 2
+    assert f"| l2 | mean | {mean:.2f} | +0.00 |" in text
+    assert "softmax" not in text
 
 
 def test_cools_down(data: Path, tmp_path: Path) -> None:
