@@ -44,6 +44,9 @@ Target = Annotated[str, typer.Option(help="Target language: the file extension."
 Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
 Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
+GammaStart = Annotated[
+    float, typer.Option(help="γ of the attention starts at this many times its usual value, and falls to it.")
+]
 Width = Annotated[int, typer.Option(help="Beam width; 1 for greedy search.")]
 
 
@@ -60,6 +63,7 @@ def train(
     step_size: StepSize = 0.002,
     decay: Decay = 0.5,
     cool_down: CoolDown = 0,
+    gamma_start: GammaStart = 1.0,
     size: Size = 256,
     tokens: Tokens = 1500,
     dropout: Dropout = 0.3,
@@ -81,6 +85,7 @@ def train(
             pieces=pieces,
             longest=longest,
             tokens=tokens,
+            gamma_start=gamma_start,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
 
@@ -160,6 +165,7 @@ def table(
     step_size: StepSize = 0.002,
     decay: Decay = 0.5,
     cool_down: CoolDown = 0,
+    gamma_start: GammaStart = 1.0,
     size: Size = 256,
     tokens: Tokens = 1500,
     dropout: Dropout = 0.3,
@@ -175,7 +181,7 @@ def table(
     with one_sentence():
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
-            "decay": decay, "cool_down": cool_down, "size": size, "tokens": tokens,
+            "decay": decay, "cool_down": cool_down, "gamma_start": gamma_start, "size": size, "tokens": tokens,
             "dropout": dropout, "pieces": pieces,
         }  # fmt: skip
         seeds, trained = seed or [0], {}
