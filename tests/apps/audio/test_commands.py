@@ -100,12 +100,14 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (["align", "WAV", "nowhere.mid"], "nowhere.mid cannot be read as MIDI"),
         (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'harmonic' or 'chroma', got 'mfcc'"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
+        (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
     ],
 )
 def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
     (tmp_path / "piece").mkdir()
-    places = {"WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
+    music.write_piece(tmp_path / "ONE", "piece", 0)
+    places = {"ONE": tmp_path / "ONE", "WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
     said = run(*(places.get(arg, arg) for arg in args), status=2)
     assert message in " ".join(said.split())
     assert "Traceback" not in said

@@ -104,7 +104,7 @@ def evaluate(
             def told(text: str, steps: int) -> None:
                 progress.update(bar, advance=steps, description=text)
                 if not console.is_terminal:
-                    console.print(text, highlight=False)
+                    console.print(text, highlight=False, soft_wrap=True)
 
             folds = evaluation.experiment(data, output / "pieces", told)
         text = evaluation.markdown(folds)

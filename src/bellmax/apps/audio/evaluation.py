@@ -239,6 +239,8 @@ def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> li
     A finished fold is written to ``output``, and is not computed again.
     """
     recordings = list(read(data))
+    if len(recordings) < 2:
+        raise ValueError(f"{data} must hold at least two pieces, got one")
     paths = [output / f"{recording.name}.json" for recording in recordings]
     output.mkdir(parents=True, exist_ok=True)
     linear, harmonic = [], []
