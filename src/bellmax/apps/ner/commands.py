@@ -25,6 +25,7 @@ from bellmax.apps.commands import (
     Run,
     RunFolder,
     Seed,
+    Seeds,
     StepSize,
     TableFolder,
     one_sentence,
@@ -205,10 +206,13 @@ def table(
     dropout: Dropout = 0.5,
     word_size: WordSize = 300,
     warm_up: WarmUp = 0,
-    seed: Seed = 0,
+    seed: Seeds = None,
     jobs: Jobs = 1,
 ) -> None:
-    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume."""
+    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume.
+
+    Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
+    """
     with one_sentence():
         gammas = {
             name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
@@ -217,15 +221,16 @@ def table(
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
             "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout,
-            "word_size": word_size, "seed": seed,
+            "word_size": word_size,
         }  # fmt: skip
-        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), output)}
+        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), seed or [0], output)}
         trained = {}
         for run, cell in cells.items():
             own = {
                 "omega": cell.omega,
                 "gamma": gammas[cell.omega],
                 "loss": cell.loss,
+                "seed": cell.seed,
                 "warm_up": None if cell.omega == "negentropy" else warm_up,
                 "embeddings": vectors.get(cell.data.resolve().name),
             }
