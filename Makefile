@@ -1,5 +1,5 @@
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 LIBRARY := .venv/library
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*.* native/*/*)
@@ -63,6 +63,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/lattices.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/limits.py
 	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site

@@ -49,6 +49,7 @@ README = (  # label in the README, file, table, shape, task, peer
     ),
     ("the same, of short series", "dtw", "collections", (128, 24), None, "dtaidistance"),
 )
+DOCS = "https://github.com/bellmax/bellmax/blob/main/docs/benchmarks"  # a package index shows the README, too
 BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.DOTALL)
 
 
@@ -318,7 +319,7 @@ def readme_table(results: dict[str, Any]) -> str:
     for what, name, part, shape, task, peer in README:
         row = next(r for r in results[name][part] if tuple(r["shape"]) == shape and r.get("task") == task)
         ours = row["bellmax" if "bellmax" in row else "bellmax, hard"]
-        lines.append([what, shown(shape), factor(ratio(row[peer], ours)), f"[{name}](docs/benchmarks/{name}.md)"])
+        lines.append([what, shown(shape), factor(ratio(row[peer], ours)), f"[{name}]({DOCS}/{name}.md)"])
     return "\n".join(table("| shape | slower by: | page", lines)[1:]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A demo page of bellmax on synthetic data: alignment, tagging, attention, and a custom dynamic program."""
+"""A demo page of bellmax on data made here: series, tags, speech, proteins, a parse, attention, and a custom graph."""
 
 from __future__ import annotations
 
@@ -120,6 +120,93 @@ def _train(words: list[str], omega: bx.Regularizer) -> tuple[torch.nn.Embedding,
     return embedding, crf
 
 
+# --- letters of a word in frames
+
+ALPHABET, WORD = "·ehlo", "hello"  # the blank first
+
+
+def spell() -> dict[str, Any]:
+    print("Find the letters of a word in the scores of a network that is not sure …")
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.tensor([ALPHABET.index(letter) for letter in WORD])
+    scores = torch.randn(32, len(ALPHABET), generator=generator)
+    near = torch.exp(-((torch.arange(32)[:, None] - torch.tensor([3, 9, 16, 21, 28])) / 2).square() / 2)
+    scores[:, 0] += 1.8 * (1 - near.sum(-1))
+    scores.index_add_(1, targets, 3 * near)
+
+    def frame(omega: bx.Regularizer) -> dict[str, Any]:
+        return packed(bx.CTC(scores, targets, omega=omega).expected_path.T)
+
+    best = bx.CTC(scores, targets)
+    print(f"  the best alignment: {''.join(ALPHABET[k] for k in best.best_labels())}\n")
+    return {"alphabet": ALPHABET, "word": WORD, "best": best.best_labels().tolist(), "frames": frames(frame)}
+
+
+# --- two proteins
+
+PROTEINS = "HEAGAWGHEE", "PAWHEAE"
+ACIDS = "AEGHPW"
+BLOSUM62 = torch.tensor(
+    [
+        [4, -1, 0, -2, -1, -3],
+        [-1, 5, -2, 0, -1, -3],
+        [0, -2, 6, -2, -2, -2],
+        [-2, 0, -2, 8, -2, -2],
+        [-1, -1, -2, -2, 7, -4],
+        [-3, -3, -2, -2, -4, 11],
+    ],
+    dtype=torch.float64,
+)
+
+
+def match() -> dict[str, Any]:
+    print("Align two short proteins with gaps …")
+    a, b = (torch.tensor([ACIDS.index(letter) for letter in text]) for text in PROTEINS)
+
+    def alignment(omega: bx.Regularizer) -> bx.Alignment:
+        return bx.Alignment.from_sequences(BLOSUM62 / 2, a, b, gap_open=-4.0, gap_extend=-0.5, omega=omega)
+
+    found = frames(lambda omega: packed(alignment(omega).expected_path))
+    best = alignment(bx.Hard()).best_alignment()
+    pairs = best[(best >= 0).any(-1)]
+    lines = ["".join(text[k] if k >= 0 else "-" for k in side) for text, side in zip(PROTEINS, pairs.T, strict=True)]
+    print("  " + "\n  ".join(lines) + "\n")
+    return {"proteins": PROTEINS, "best": pairs.tolist(), "lines": lines, "frames": found}
+
+
+# --- a parse
+
+WORDS = ["she", "saw", "stars", "with", "telescopes"]
+ARCS = {  # scores of head and modifier; 0 is the root
+    (0, 2): 3.0,
+    (2, 1): 2.5,
+    (2, 3): 2.5,
+    (2, 4): 1.3,
+    (3, 4): 1.0,
+    (4, 5): 2.5,
+}
+
+
+def parse() -> dict[str, Any]:
+    print("Parse a sentence that has two readings …")
+    scores = torch.zeros(len(WORDS) + 1, len(WORDS) + 1)
+    for arc, score in ARCS.items():
+        scores[arc] = score
+
+    def frame(omega: bx.Regularizer) -> dict[str, Any]:
+        p = bx.DependencyTrees(scores, omega=omega)
+        _, trees = p.topk(3)
+        heads = [(tree > 0).double().argmax(0)[1:].tolist() for tree in trees]
+        listed = zip(p.log_prob(trees).exp().tolist(), heads, strict=True)
+        best = [{"probability": q, "heads": own} for q, own in listed if q > 0]
+        return {**packed(p.expected_path), "best": best}
+
+    found = frames(frame)
+    dense, sparse = (found[name][8]["best"][0]["probability"] for name in OMEGAS)
+    print(f"  at γ = {GAMMAS[8]}, the best tree has {dense:.2f} under negentropy, {sparse:.2f} under l2\n")
+    return {"words": WORDS, "frames": found}
+
+
 # --- attention
 
 KEYS = ["the", "old", "man", "in", "the", "blue", "shirt", "reads", "a", "paper"]
@@ -187,7 +274,8 @@ def main() -> None:
     begun = time.perf_counter()
     torch.set_default_dtype(torch.float64)
     print("bellmax smooths the max in a dynamic program: its value and its solution become layers.\n")
-    data = {"gammas": GAMMAS, "align": align(), "tag": tag(), "attend": attend(), "follow": follow()}
+    parts = align, tag, spell, match, parse, attend, follow
+    data = {"gammas": GAMMAS, **{part.__name__: part() for part in parts}}
     page = Path(__file__).with_name("demo.html").read_text(encoding="utf-8")
     output.mkdir(parents=True, exist_ok=True)
     # "</" would end the script that holds the data.

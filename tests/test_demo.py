@@ -51,7 +51,7 @@ def test_holds_what_the_library_found(page: str) -> None:
 def test_the_controls_move_the_pictures(page: str, tmp_path: Path) -> None:
     check = """
     <script>
-    const seen = [], names = ["align", "tag", "attend", "follow"];
+    const seen = [], names = ["align", "tag", "spell", "match", "parse", "attend", "follow"];
     const look = () => seen.push(names.map(name => document.getElementById(name).innerHTML.length));
     window.onerror = message => { document.body.dataset.error = message; };
     look();

@@ -24,7 +24,7 @@ FLOORS = (
     ("distribution",),
     ("structures",),
     ("losses", "series", "checking"),
-    ("nn", "plots", "onnx", "sklearn", "compat", "chain", "dag", "dtw"),
+    ("nn", "plots", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "cli", "__main__", ""),
 )
 

@@ -122,8 +122,10 @@ def test_bad_outputs_are_named(out: Any, message: str) -> None:
         bx.dtw_cdist(series(*LENGTHS), out=out)
 
 
-def test_memory_of_many_pairs_is_that_of_the_result() -> None:
+@pytest.mark.parametrize("client", ["None", "ThreadPoolExecutor(2)"])
+def test_memory_of_many_pairs_is_that_of_the_result(client: str) -> None:
     code = r"""
+from concurrent.futures import ThreadPoolExecutor
 import re, torch, bellmax as bx
 def kilobytes(name):
     return int(re.search(name + r":\s+(\d+)", open("/proc/self/status").read())[1])
@@ -131,10 +133,11 @@ torch.set_num_threads(1)
 xs = torch.randn(6000, 2)
 bx.dtw_cdist(xs[:50], omega="hard")
 before = kilobytes("VmRSS")
-bx.dtw_cdist(xs, omega="hard")
+bx.dtw_cdist(xs, omega="hard", client=CLIENT)
 print((kilobytes("VmHWM") - before) * 1024 / len(xs) ** 2)  # getrusage would count the memory of the parent
 """
     if sys.platform != "linux":
         pytest.skip("peak memory is read from Linux")
+    code = code.replace("CLIENT", client)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 3.5 < float(done.stdout) < 6

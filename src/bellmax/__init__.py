@@ -40,7 +40,7 @@ from bellmax.structures.transducer import Transducer
 from bellmax.structures.tree import Tree
 
 if TYPE_CHECKING:
-    from bellmax import compat, nn, plots, sklearn
+    from bellmax import cluster, compat, nn, plots, sklearn
 
     __version__: str
 
@@ -73,6 +73,7 @@ __all__ = [
     "backend_info",
     "cell",
     "check_regularizer",
+    "cluster",
     "column",
     "compat",
     "corner",
@@ -97,7 +98,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules, and the version, when they are first asked for."""
-    if name in ("nn", "plots", "compat", "sklearn"):
+    if name in ("nn", "plots", "compat", "cluster", "sklearn"):
         return import_module(f"bellmax.{name}")
     if name == "__version__":
         from importlib.metadata import version

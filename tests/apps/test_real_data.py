@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sacrebleu
+import torch
 from support.data import folder
 
 import bellmax.apps.audio.align as aligning
+from bellmax.apps.audio import features
+from bellmax.apps.audio.evaluation import constant_costs, measure, straight_line
 from bellmax.apps.audio.evaluation import read as read_pieces
+from bellmax.apps.audio.model import Linear, Piece
 from bellmax.apps.ner.schemes import entities
 from bellmax.apps.ner.tagging import Config
 from bellmax.apps.translation.data import Vocabulary, read_pairs
@@ -32,6 +36,16 @@ def test_multi30k_comes_back_from_its_tokens() -> None:
     vocabulary = Vocabulary.of("en", lines, least=1)
     again = [vocabulary.decode(vocabulary.encode(line)) for line in lines]
     assert sacrebleu.corpus_bleu(again, [lines]).score > 98
+
+
+def test_paths_that_hear_nothing_on_bach10() -> None:
+    measured = []
+    for recording in read_pieces(folder("bach10")):
+        frames = 1 + len(recording.audio) // features.HOP
+        piece = Piece(torch.empty(frames, 8), Linear().columns(recording.score, frames), recording.truth)
+        measured.append([measure(piece.truth, path(piece))["seconds"] for path in (constant_costs, straight_line)])
+    np.testing.assert_allclose(np.mean(measured, 0), [14.64, 1.17], atol=0.005)  # "Random θ" of the paper has the first
+    np.testing.assert_allclose(np.std(measured, 0, ddof=1), [2.63, 0.58], atol=0.005)
 
 
 def test_weights_that_ship_find_the_notes_of_a_chorale() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -31,6 +32,7 @@ Decay = Annotated[float, typer.Option(help="Factor for the learning rate after a
 CoolDown = Annotated[int, typer.Option(help="Number of last epochs in which the learning rate decays nearly to 0.")]
 Dropout = Annotated[float, typer.Option(help="Dropout probability.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Random seed, repeatable. Default 0.")]
 Resume = Annotated[
     bool, typer.Option(help="Resume the run from its last epoch. Only epochs and minutes may differ from before.")
 ]
@@ -126,6 +128,35 @@ def train_table(
     (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
     write_json(output / "table.json", rows)
     tell(text)
+
+
+def seeded(name: str, seed: int, seeds: Sequence[int]) -> str:
+    """The folder name of a run: with its seed if there are several.
+
+    >>> seeded("l2", 1, [1]), seeded("l2", 1, [0, 1])
+    ('l2', 'l2-1')
+    """
+    return name if len(seeds) == 1 else f"{name}-{seed}"
+
+
+def with_means(rows: Sequence[dict[str, Any]], *by: str) -> list[dict[str, Any]]:
+    """The rows; after several that share the entries ``by``, a row of the means of their numbers, with seed "mean".
+
+    >>> with_means([{"omega": "l2", "seed": 0, "f1": 3.0}, {"omega": "l2", "seed": 1, "f1": 4.0}], "omega")[2:]
+    [{'omega': 'l2', 'seed': 'mean', 'f1': 3.5}]
+    """
+    found = []
+    for key in dict.fromkeys(tuple(row[name] for name in by) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in by) == key]
+        found += own
+        if len(own) > 1:
+            means = {name: fmean(row[name] for row in own) for name, first in own[0].items() if _is_number(first)}
+            found.append(own[0] | means | {"seed": "mean"})
+    return found
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, (int, float))
 
 
 def _written(options: Mapping[str, object]) -> Iterator[str]:

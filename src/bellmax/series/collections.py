@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from hashlib import sha256
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -20,6 +20,17 @@ from bellmax.backends.choice import backend_for
 from bellmax.inputs import Numbers, answers_near_misses, as_collection, as_floating
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.costs import Cost, as_power
+from bellmax.series.jobs import (
+    CELLS_OF_BLOCK,
+    Advance,
+    Block,
+    Job,
+    Tensors,
+    check_client,
+    found_in,
+    mean_length,
+    parts,
+)
 from bellmax.series.outputs import Fresh, Out, Output, output
 from bellmax.series.pairs import Measure, measure_of
 from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
@@ -112,6 +123,8 @@ def dtw_cdist(
     gamma: Gamma | None = ...,
     divergence: str | None = ...,
     out: None = ...,
+    client: Any = ...,
+    checkpoint: str | os.PathLike[str] | None = ...,
     max_cells: int = ...,
     progress: bool = ...,
 ) -> Tensor: ...
@@ -128,6 +141,8 @@ def dtw_cdist(
     gamma: Gamma | None = ...,
     divergence: str | None = ...,
     out: Out,
+    client: Any = ...,
+    checkpoint: str | os.PathLike[str] | None = ...,
     max_cells: int = ...,
     progress: bool = ...,
 ) -> Any: ...
@@ -144,6 +159,8 @@ def dtw_cdist(
     gamma: Gamma | None = None,
     divergence: str | None = None,
     out: Out | None = None,
+    client: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     max_cells: int = CELLS,
     progress: bool = False,
 ) -> Any:
@@ -167,6 +184,9 @@ def dtw_cdist(
             shape (K, L) whose blocks can be assigned, such as a zarr array; or a path that ends with ".npy" (a file) or
             ".zarr" (a folder, which needs ``pip install zarr``). At a path the same call goes on where an earlier one
             was interrupted: the blocks that are finished are listed beside it, in a file that ends with ".blocks".
+        client: computes the blocks, without gradients: a ``dask.distributed.Client``, which gets the series once for
+            each worker (``pip install 'bellmax[cluster]'``), or a ``concurrent.futures.Executor``.
+        checkpoint: a folder in which finished blocks stay, without gradients: the same call goes on from there.
         max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
         progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
@@ -180,30 +200,39 @@ def dtw_cdist(
     tensor([[14.,  1.,  2.],
             [10.,  2.,  2.]])
     """
+    check_client(client)
+    job = pairs_job(xs, ys, cost=cost, band=band, omega=omega, gamma=gamma, divergence=divergence, max_cells=max_cells)
+    left, right = job.left, job.right
+    elsewhere = [
+        name for name, given in (("out", out), ("client", client), ("checkpoint", checkpoint)) if given is not None
+    ]
+    wanted = job.measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
+    if left and right and (is_transformed(*left, *right) or (wanted and torch.is_grad_enabled() and not elsewhere)):
+        if elsewhere:
+            raise ValueError(f"{elsewhere[0]} must be None under torch.func, torch.compile and forward mode")
+        return _with_gradients(job.measure, left, right, max_cells, progress)
+    to = output(out, (len(left), len(right)), left[0] if left else None, job.fingerprint)
+    return job.all(to, client, checkpoint, progress)
+
+
+def pairs_job(
+    xs: Collection,
+    ys: Collection | None = None,
+    *,
+    cost: Cost = "sqeuclidean",
+    band: float | None = None,
+    omega: str | Regularizer = "negentropy",
+    gamma: Gamma | None = None,
+    divergence: str | None = None,
+    max_cells: int = CELLS,
+) -> Pairs:
+    """What :func:`dtw_cdist` computes."""
     measure = measure_of(cost, band, resolve(omega, gamma), divergence)
     check_single_gamma(measure)
     if max_cells < 1:
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
     lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
-    left, right = lists[0], lists[-1]
-    wanted = measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
-    if left and right and (is_transformed(*left, *right) or (wanted and torch.is_grad_enabled() and out is None)):
-        if out is not None:
-            raise ValueError("out must be None under torch.func, torch.compile and forward mode")
-        return _with_gradients(measure, left, right, max_cells, progress)
-    first = left[0] if left else None
-    to = output(out, (len(left), len(right)), first, partial(_fingerprint, measure, left, right))
-    return all_pairs(measure, left, right, max_cells, progress, to)
-
-
-def _fingerprint(measure: Measure, left: list[Tensor], right: list[Tensor]) -> str:
-    """Tells pairs from others: by their series and how they are compared."""
-    cost = getattr(measure.cost, "__qualname__", type(measure.cost)) if callable(measure.cost) else measure.cost
-    found = sha256(repr((cost, measure.band, measure.omega, measure.divergence, _TILE)).encode())
-    for series in (*left, *right):
-        found.update(repr((series.dtype, series.shape)).encode())
-        found.update(series.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+    return Pairs(measure, lists[0], lists[-1], max_cells)
 
 
 def _with_gradients(
@@ -242,55 +271,63 @@ def _gathered(measure: Measure, rows: list[Run], columns: list[Run], progress: b
     return torch.cat(found)[where]
 
 
-def all_pairs(
-    measure: Measure,
-    left: list[Tensor],
-    right: list[Tensor],
-    max_cells: int = CELLS,
-    progress: bool = False,
-    to: Output | None = None,
-) -> Any:
-    """f or its divergence of all pairs, (K, L), without gradients and with no other memory of that size."""
-    to = to or Fresh((len(left), len(right)))
-    with torch.no_grad(), bar(progress, _num_pairs(len(left), len(right), left is right)) as advance:
-        for rows, columns, tile in _tiles(measure, left, right, max_cells, to, advance):
-            to.write(rows, columns, tile, mirrored=left is right)
-    return to.matrix
+class Pairs(Job):
+    """f of all pairs: if the rows are the columns, blocks and not their mirror images."""
+
+    def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int = CELLS) -> None:
+        super().__init__(measure, left, right)
+        self._max_cells = max_cells
+        step = math.isqrt(CELLS_OF_BLOCK // (mean_length(left) * mean_length(right)))
+        self._step = max(1, min(step, _TILE))
+
+    def blocks(self) -> list[Block]:
+        sides = product(parts(len(self.left), self._step), parts(len(self.right), self._step))
+        return [Block(*sides) for sides in sides if not self.is_symmetric or sides[0].start <= sides[1].start]
+
+    def _is_diagonal(self, block: Block) -> bool:
+        return self.is_symmetric and block.rows == block.columns
+
+    def compute(self, block: Block, advance: Advance = lambda done: None) -> Tensors:
+        rows = runs_of(self.left[block.rows], self._max_cells)
+        columns = rows if self._is_diagonal(block) else runs_of(self.right[block.columns], self._max_cells)
+        return (_tile(self.measure, rows, columns, advance),)
+
+    def size(self, block: Block) -> int:
+        return _num_pairs(len(self.left[block.rows]), len(self.right[block.columns]), self._is_diagonal(block))
+
+    def all(
+        self,
+        to: Output | None = None,
+        client: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """f or its divergence, (K, L), without gradients and with no other memory of that size."""
+        shape = len(self.left), len(self.right)
+        to = to or Fresh(shape)
+        with torch.no_grad(), bar(progress, _num_pairs(*shape, self.is_symmetric)) as advance:
+            halves = self._halves() if self.measure.divergence is not None and 0 not in shape else None
+            for block, (tile,) in found_in(self, client, checkpoint, to.has, advance):
+                if halves is not None:
+                    tile -= halves[0][block.rows].unsqueeze(-1) + halves[1][block.columns]
+                    if self._is_diagonal(block):
+                        tile.fill_diagonal_(0)
+                to.write(block, tile, mirrored=self.is_symmetric)
+        return to.matrix
+
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        """Half of f of every series with itself, (K,) and (L,)."""
+        of_rows = self._with_itself(self.left)
+        return of_rows, of_rows if self.is_symmetric else self._with_itself(self.right)
+
+    def _with_itself(self, series: list[Tensor]) -> Tensor:
+        found = (
+            _with_itself(self.measure, runs_of(series[part], self._max_cells)) for part in parts(len(series), _TILE)
+        )
+        return torch.cat(list(found)) / 2
 
 
-def _tiles(
-    measure: Measure,
-    left: list[Tensor],
-    right: list[Tensor],
-    max_cells: int,
-    to: Output,
-    advance: Callable[[int], object],
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows, columns and what is in them; if the rows are the columns, a tile and not its mirror image."""
-    sides = [[slice(at, min(at + _TILE, len(side))) for at in range(0, len(side), _TILE)] for side in (left, right)]
-    rows = [runs_of(left[part], max_cells) for part in sides[0]]
-    columns = rows if right is left else [runs_of(right[part], max_cells) for part in sides[1]]
-    halves = None
-    if measure.divergence is not None:
-        of_rows = [_with_itself(measure, runs) / 2 for runs in rows]
-        of_columns = of_rows if rows is columns else [_with_itself(measure, runs) / 2 for runs in columns]
-        halves = of_rows, of_columns
-    for r, c in product(range(len(rows)), range(len(columns))):
-        here = sides[0][r], sides[1][c]
-        if rows is columns and c < r:
-            continue
-        if to.has(*here):
-            advance(_num_pairs(len(left[here[0]]), len(right[here[1]]), rows[r] is columns[c]))
-            continue
-        tile = _tile(measure, rows[r], columns[c], advance)
-        if halves is not None:
-            tile -= halves[0][r].unsqueeze(-1) + halves[1][c]
-            if rows[r] is columns[c]:
-                tile.fill_diagonal_(0)
-        yield *here, tile
-
-
-def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Callable[[int], object]) -> Tensor:
+def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Advance) -> Tensor:
     """f of the pairs of some runs."""
     tile = None
     for row, column, i, j in _blocks(rows, columns):

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bellmax.series.jobs import Block
+
 Out: TypeAlias = "Tensor | NDArray[Any] | os.PathLike[str] | str | Any"
 
 
@@ -23,19 +25,19 @@ class Output(Protocol):
         """What the caller gets."""
         ...
 
-    def has(self, rows: slice, columns: slice) -> bool:
+    def has(self, block: Block) -> bool:
         """Whether a block was written by an earlier call."""
         ...
 
-    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
-        """Write a block and, if ``mirrored``, its mirror image."""
+    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
+        """Write what is in a block and, if ``mirrored``, its mirror image."""
         ...
 
 
-def _assign(matrix: Any, rows: slice, columns: slice, block: Any, mirrored: bool) -> None:
-    matrix[rows, columns] = block
+def _assign(matrix: Any, block: Block, tile: Any, mirrored: bool) -> None:
+    matrix[block.rows, block.columns] = tile
     if mirrored:
-        matrix[columns, rows] = block.T
+        matrix[block.columns, block.rows] = tile.T
 
 
 class Fresh:
@@ -47,13 +49,13 @@ class Fresh:
         if 0 in shape:
             self.matrix = torch.zeros(shape)
 
-    def has(self, rows: slice, columns: slice) -> bool:
+    def has(self, block: Block) -> bool:
         return False
 
-    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
+    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
         if self.matrix.shape != self._shape:
-            self.matrix = block.new_empty(self._shape)
-        _assign(self.matrix, rows, columns, block, mirrored)
+            self.matrix = tile.new_empty(self._shape)
+        _assign(self.matrix, block, tile, mirrored)
 
 
 class Given:
@@ -70,12 +72,11 @@ class Given:
             raise ValueError(f"out must hold floating point numbers, got dtype {matrix.dtype}")
         self.matrix = matrix
 
-    def has(self, rows: slice, columns: slice) -> bool:
+    def has(self, block: Block) -> bool:
         return False
 
-    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
-        given = block if isinstance(self.matrix, Tensor) else block.cpu().numpy()
-        _assign(self.matrix, rows, columns, given, mirrored)
+    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
+        _assign(self.matrix, block, tile if isinstance(self.matrix, Tensor) else tile.cpu().numpy(), mirrored)
 
 
 class AtPath(Given):
@@ -103,18 +104,18 @@ class AtPath(Given):
         super().__init__(_open(path, shape, dtype, anew=not blocks), shape)
 
     @staticmethod
-    def _line(rows: slice, columns: slice) -> str:
-        return f"{rows.start}:{rows.stop} {columns.start}:{columns.stop}\n"
+    def _line(block: Block) -> str:
+        return f"{block.rows.start}:{block.rows.stop} {block.columns.start}:{block.columns.stop}\n"
 
-    def has(self, rows: slice, columns: slice) -> bool:
-        return self._line(rows, columns) in self._finished
+    def has(self, block: Block) -> bool:
+        return self._line(block) in self._finished
 
-    def write(self, rows: slice, columns: slice, block: Tensor, mirrored: bool) -> None:
-        super().write(rows, columns, block, mirrored)
+    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
+        super().write(block, tile, mirrored)
         if isinstance(self.matrix, np.memmap):
             self.matrix.flush()
         with self._list.open("a") as file:
-            file.write(self._line(rows, columns))
+            file.write(self._line(block))
 
 
 def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], anew: bool) -> Any:

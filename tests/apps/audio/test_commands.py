@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Toys are learnt in a tenth of the steps."""
     learn = evaluation.learn
-    monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=200: learn(*args, iterations=iterations // 10))
+    monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=300: learn(*args, iterations=iterations // 10))
 
 
 def test_aligns(data: Path, tmp_path: Path) -> None:
@@ -70,17 +70,30 @@ def test_learns_and_uses_what_it_learnt(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_evaluates(data: Path, tmp_path: Path) -> None:
+def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = run("evaluate", data, "--output", tmp_path)
-    rows = json.loads((tmp_path / "audio.json").read_text())
-    by_name = {row["name"]: row for row in rows}
-    for name in ("the paper's features: pretrained", "harmonic features: end-to-end, l2", "random θ"):
-        assert name in said
-        assert len(by_name[name]["test"]) == 2
-    assert by_name["harmonic features: end-to-end, l2"]["test"][0]["ms"] < 100
-    assert by_name["random θ"]["test"][0]["ms"] > 100
-    assert "| random θ |" in (tmp_path / "audio.md").read_text()
+    assert "two: harmonic features: end-to-end, l2, hard DTW of θ" in said
+    text = (tmp_path / "audio.md").read_text()
+    assert "| the paper's features: end-to-end from zeros, l2 | most expected overlap |" in text
+    assert "| constant θ | hard DTW of θ | 1.85 ± 0.15 | 1.85 ± 0.15 | 14.64 ± 2.63 | 14.64 ± 0.29 |" in text
+    found = {
+        (row["name"], row["decoding"]): row for row in json.loads((tmp_path / "pieces/one.json").read_text())["rows"]
+    }
+    hard = {name: row for (name, decoding), row in found.items() if decoding == "hard DTW of θ"}
+    assert hard["harmonic features: end-to-end, l2"]["test"]["seconds"] < 0.1 < hard["random θ"]["test"]["seconds"]
+    both = [
+        found["the paper's features: end-to-end, l2", way]["onsets"] for way in (evaluation.HARD, evaluation.OVERLAP)
+    ]
+    assert both[0] != both[1]
     assert matplotlib.image.imread(tmp_path / "audio-maps.png").std() > 0
+
+    computed = []
+    fold = evaluation.fold
+    monkeypatch.setattr(evaluation, "fold", lambda *args: computed.append(args[2]) or fold(*args))
+    (tmp_path / "pieces/two.json").unlink()
+    run("evaluate", data, "--output", tmp_path)
+    assert computed == [1]
+    assert (tmp_path / "audio.md").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +103,7 @@ def test_evaluates(data: Path, tmp_path: Path) -> None:
         (["align", "WAV", "nowhere.mid"], "nowhere.mid does not exist"),
         (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'harmonic' or 'chroma', got 'mfcc'"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
+        (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
         (["align", "WAV", "MIDI", "--weights", "MIDI"], "one.mid cannot be read as JSON"),
         (
@@ -110,7 +124,8 @@ def test_errors_are_a_sentence(
     monkeypatch.setattr(aligning, "align", None)  # errors come before the work
     before = {path: path.read_bytes() for path in (data / "one").iterdir()}
     (tmp_path / "piece").mkdir()
-    places = {"WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
+    music.write_piece(tmp_path / "ONE", "piece", 0)
+    places = {"ONE": tmp_path / "ONE", "WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
     said = run(*(places.get(arg, arg) for arg in args), status=2)
     assert message in " ".join(said.split())
     assert "Traceback" not in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from itertools import product
 from pathlib import Path
 
 import matplotlib.image
@@ -337,15 +338,28 @@ def test_vectors_begin_the_table(few: Path, tmp_path: Path) -> None:
 
 
 def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
-    options = ["table", few, "--output", tmp_path, "--epochs", 1, "--jobs", 2, "--omega", "l2=2", *SMALL]
+    options = ["table", few, "--output", tmp_path, "--epochs", 1, "--jobs", 2, "--omega", "l2=2", "--seed", 3, *SMALL]
     said = run(*options)
     assert f"{tmp_path / few.name / 'l2-relaxed'}: begun" in said.replace("\n", "")
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [(row["omega"], row["gamma"], row["loss"]) for row in rows] == [("l2", 2, "surrogate"), ("l2", 2, "relaxed")]
     assert all(0 <= row["test_f1"] <= 100 and row["epochs"] == 1 for row in rows)
     text = (tmp_path / "table.md").read_text()
-    assert "| l2 | 2 | surrogate | " in text
+    assert "| l2 | 2 | surrogate | 3 | " in text
     assert "begun" not in run(*options)
+
+
+def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path) -> None:
+    small = ["--epochs", 1, "--omega", "l2", *SMALL]
+    for loss, seed in product(("surrogate", "relaxed"), (0, 1)):
+        folder = tmp_path / few.name / f"l2-{loss}-{seed}"
+        run("train", few, "--output", folder, "--loss", loss, "--seed", seed, *small)
+        (folder / "done").touch()
+    assert "begun" not in run("table", few, "--output", tmp_path, "--seed", 0, "--seed", 1, *small)
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [(row["loss"], row["seed"]) for row in rows] == list(product(("surrogate", "relaxed"), (0, 1)))
+    mean = sum(row["dev_f1"] for row in rows[:2]) / 2
+    assert re.search(rf"\| l2 \| 1 \| surrogate \| mean \| \S+ \| {mean:.2f} \|", (tmp_path / "table.md").read_text())
 
 
 @pytest.mark.parametrize(

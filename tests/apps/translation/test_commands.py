@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from bellmax.apps import runs
 from bellmax.apps.translation import translating
 from bellmax.apps.translation.commands import app
+from bellmax.apps.translation.translating import Translating
+from bellmax.nn import SegmentationAttention
 
 from . import language
 
@@ -155,8 +158,21 @@ def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
     text = (tmp_path / "table.md").read_text()
     assert "## fr → en" in text
-    assert "| softmax |" in text
+    assert "| softmax | 0 |" in text
     assert "begun" not in run(*options)
+
+
+def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=None))
+    options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
+    run("table", data, "--output", tmp_path, *options)
+    assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["seed"] for row in rows] == [1, 2]
+    text = (tmp_path / "table.md").read_text()
+    mean = sum(row["bleu"] for row in rows) / 2
+    assert f"| l2 | mean | {mean:.2f} | +0.00 |" in text
+    assert "softmax" not in text
 
 
 def test_cools_down(data: Path, tmp_path: Path) -> None:
@@ -164,6 +180,34 @@ def test_cools_down(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, *options)
     history = json.loads((tmp_path / "history.json").read_text())
     assert [record["step_size"] for record in history] == [0.004, 0.004, 0.002]
+
+
+def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    forward = SegmentationAttention.forward
+
+    def noted(self: SegmentationAttention, *args: object, **more: object) -> object:
+        used.append((self.training, self.omega.gamma))
+        return forward(self, *args, **more)
+
+    monkeypatch.setattr(SegmentationAttention, "forward", noted)
+    options = ["--attention", "l2", "--gamma-start", 4, "--cool-down", 1, *SMALL]
+    run("train", data, "--output", tmp_path / "whole", "--epochs", 3, *options)
+    assert list(dict.fromkeys(used)) == [(True, 40), (False, 10), (True, 20), (True, 10)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Translating, "batches", interrupted_in_the_second(Translating.batches))
+        run("train", data, "--output", tmp_path / "parts", "--epochs", 3, *options, status=130)
+    run("train", data, "--output", tmp_path / "parts", "--epochs", 3, "--resume")
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., object]:
+    def interrupted(self: Translating, epoch: int) -> object:
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return batches(self, epoch)
+
+    return interrupted
 
 
 @pytest.mark.parametrize(
@@ -178,6 +222,7 @@ def test_cools_down(data: Path, tmp_path: Path) -> None:
             ["train", "DATA", "--output", "RUN", "--epochs", "2", "--cool-down", "3"],
             "cool_down must be from 0 to the 2 epochs, got 3",
         ),
+        (["train", "DATA", "--output", "RUN", "--gamma-start", "0"], "gamma_start must be above 0, got 0.0"),
         (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
     ],
 )

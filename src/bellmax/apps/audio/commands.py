@@ -98,7 +98,7 @@ def train(
         for recording in evaluation.read(data):
             typer.echo(f"listening to {recording.name}")
             pieces.append(evaluation.Heard(recording, features.harmonic(recording.audio)))
-        found = dict(evaluation.learnt(Harmonic(share=0), pieces))
+        found = {name: weights for name, weights, _ in evaluation.learnt(Harmonic(share=0), pieces)}
         names = [heard.recording.name for heard in pieces]
         write_json(output, {"weights": found["end-to-end, l2"].tolist(), "pieces": names})
     typer.echo(f"{output}: {Harmonic().size()} weights learnt on {len(names)} pieces")
@@ -107,34 +107,30 @@ def train(
 @app.command()
 def evaluate(
     data: Data,
-    output: Annotated[Path | None, typer.Option(help="Folder for audio.md, audio.json and the figure.")] = None,
-    force: Force = False,
+    output: Annotated[
+        Path, typer.Option(help="Folder for audio.md, the figure, and the results piece by piece.")
+    ] = Path("audio"),
 ) -> None:
-    """Leave-one-out evaluation: train on the other pieces, align this one; end to end, pretrained and random costs."""
+    """Leave-one-out evaluation: train on the other pieces, align this one. Run it again to resume."""
+    from bellmax.apps.audio.figure import draw_maps
+
     console = Console()
     with one_sentence():
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            check_outputs({"--output": output / "audio.json"}, [], force=force)
         pieces = sum(1 for path in data.iterdir() if path.is_dir()) if data.is_dir() else 0
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("", total=pieces * 8)
+            bar = progress.add_task("", total=pieces * evaluation.STEPS)
 
-            def told(text: str) -> None:
-                progress.update(bar, advance=1, description=text)
+            def told(text: str, steps: int) -> None:
+                progress.update(bar, advance=steps, description=text)
                 if not console.is_terminal:
-                    console.print(text, highlight=False)
+                    console.print(text, highlight=False, soft_wrap=True)
 
-            rows, onsets = evaluation.experiment(data, told)
-        text = evaluation.markdown(rows)
+            folds = evaluation.experiment(data, output / "pieces", told)
+        text = evaluation.markdown(folds)
         console.print(text, highlight=False, soft_wrap=True)
-        if output is None:
-            return
-        from bellmax.apps.audio.figure import draw_maps
-
         (output / "audio.md").write_text(f"{origin()}\n\n{text}", encoding="utf-8")
-        write_json(output / "audio.json", [vars(row) for row in rows])
-        truth = onsets.pop("truth")
-        shown = {name: own for name, own in onsets.items() if "l2" not in name}
-        draw_maps(truth, shown, "A piece that was left out of training").savefig(output / "audio-maps.png", dpi=120)
+        figure = draw_maps(
+            np.array(folds[0]["truth"]), evaluation.maps(folds[0]), "A piece that was left out of training"
+        )
+        figure.savefig(output / "audio-maps.png", dpi=120)

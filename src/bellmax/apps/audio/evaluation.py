@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +20,19 @@ from torch import Tensor
 import bellmax.apps.audio.features as features
 from bellmax.apps.audio.model import Harmonic, Linear, Model, Piece, area, batch, cost_of_classes, learn, onset_frames
 from bellmax.apps.audio.score import Score, read_midi, read_truth
+from bellmax.apps.files import read_json, write_json
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
+from bellmax.structures.dtw import DTW
 
-# Ω of each training stage: a smooth one first, for roughly right alignments, then one close to the hard max, which is
-# used for evaluation.
-LINEAR: dict[str, tuple[Regularizer, ...]] = {
-    "negentropy": (Negentropy(1.0), Negentropy(0.2)),
-    "l2": (SquaredL2(3.0), SquaredL2(0.6)),
+NEGENTROPY = Negentropy()
+OMEGAS: dict[str, Regularizer] = {"negentropy": NEGENTROPY, "l2": SquaredL2()}
+HARD, OVERLAP = "hard DTW of θ", "most expected overlap"
+PAPER = {
+    ("constant θ", HARD): ("14.64 ± 2.63", "14.64 ± 0.29"),
+    ("the paper's features: pretrained", HARD): ("1.80 ± 0.14", "3.69 ± 2.85"),
+    ("the paper's features: end-to-end, negentropy", HARD): ("0.17 ± 0.01", "1.07 ± 0.61"),
 }
-HARMONIC: dict[str, tuple[Regularizer, ...]] = {"negentropy": (Negentropy(),), "l2": (SquaredL2(),)}
+"""Table 2 of the paper, train and test. Its "Random θ" is beside a constant θ, which it seems to be."""
 
 
 @dataclass(frozen=True)
@@ -68,112 +73,124 @@ class Heard:
 
 # --- measures
 
-MEASURES = "events", "frames", "ms", "within_50", "within_100"
+Onsets = NDArray[np.float64]
 
 
-def measure(piece: Piece, begins: NDArray[np.float64]) -> dict[str, float]:
-    """Errors of onsets (M,), in seconds, against the truth.
+def measure(truth: Onsets, found: Onsets) -> dict[str, float]:
+    """Errors of onsets (M,), in seconds.
 
-    ``events``: the deviation of the paper, the mean error over frames, in events; ``frames`` and ``ms``: the mean error
-    of the onsets; ``within_50`` and ``within_100``: the shares of onsets within 50 and 100 ms.
+    ``seconds``: the mean over the columns of the score, which are a silence that begins at 0, and the events;
+    ``within_50`` and ``within_100``: the shares of events within 50 and 100 ms.
+
+    >>> measure(np.array([1.0]), np.array([1.0625]))
+    {'seconds': 0.03125, 'within_50': 0.0, 'within_100': 1.0}
     """
-    time = features.seconds(np.arange(piece.frames))
-    at, true = (np.searchsorted(onsets, time, side="right") for onsets in (begins, piece.truth))
-    error = 1000 * np.abs(begins - piece.truth)
+    error = np.abs(found - truth)
     return {
-        "events": float(np.abs(at - true).mean()),
-        "frames": float(error.mean() / 1000 * features.RATE / features.HOP),
-        "ms": float(error.mean()),
-        "within_50": float((error <= 50).mean()),
-        "within_100": float((error <= 100).mean()),
+        "seconds": float(error.sum() / (len(error) + 1)),
+        "within_50": float((error <= 0.05).mean()),
+        "within_100": float((error <= 0.1).mean()),
     }
 
 
-def aligned(model: Model, weights: Tensor, piece: Piece) -> NDArray[np.float64]:
+# --- alignments
+
+
+def by_costs(theta: Tensor, piece: Piece) -> Onsets:
     """The onsets (M,) in seconds, by the alignment of least cost."""
-    return by_costs(model.costs(weights, piece.heard, piece.columns.keys), piece)
-
-
-def by_costs(theta: Tensor, piece: Piece) -> NDArray[np.float64]:
     return np.asarray(features.seconds(onset_frames(theta, piece.columns).numpy()))
 
 
-# --- the experiment
+def by_overlap(theta: Tensor, piece: Piece, omega: Regularizer = NEGENTROPY) -> Onsets:
+    """The onsets (M,) by the alignment whose cells have the largest sum in ∇DTW_Ω(θ)."""
+    return by_costs(-DTW(theta, omega=omega).expected_path, piece)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method, and its measures by fold: the mean over the training pieces, and the piece left out."""
+def straight_line(piece: Piece) -> Onsets:
+    """The onsets (M,) if all columns last equally long."""
+    columns = len(piece.truth) + 1
+    return np.asarray(features.seconds(np.arange(1.0, columns) * (piece.frames / columns)))
+
+
+def constant_costs(piece: Piece) -> Onsets:
+    """The onsets (M,) by a constant θ, where ties go to the frame before in the same column, from the end.
+
+    All alignments that pass a frame only once cost the same. In this one each column but the last has one frame.
+    """
+    return np.asarray(features.seconds(np.arange(1, len(piece.truth) + 1)))
+
+
+# --- methods
+
+
+class Found(NamedTuple):
+    """The onsets that a method found in each piece; None where it was not used."""
 
     name: str
-    train: list[dict[str, float]]
-    test: list[dict[str, float]]
+    decoding: str
+    onsets: Sequence[Onsets | None]
 
 
-def learnt(model: Model, pieces: Sequence[Heard]) -> Iterator[tuple[str, Tensor]]:
-    """Weights of the pretrained classifier, then those trained end to end from there under each Ω."""
+def learnt(
+    model: Model, pieces: Sequence[Heard], *, iterations: int = 40, from_zeros: int = 0
+) -> Iterator[tuple[str, Tensor, Regularizer]]:
+    """Weights of the pretrained classifier, then those trained end to end, by name, with their Ω.
+
+    End-to-end training starts from the pretrained weights and, with ``from_zeros`` iterations, also from 0.
+    """
     of = batch([heard.piece(model) for heard in pieces])
-    begin = torch.zeros(model.size(), dtype=torch.float64)
-    first = learn(model, lambda weights: cost_of_classes(model, weights, of), begin)
-    yield "pretrained", first
-    stages, iterations = (LINEAR, 70) if isinstance(model, Linear) else (HARMONIC, 40)
-    for name, omegas in stages.items():
-        weights = first
-        for omega in omegas:
-            loss = partial(area, model, of=of, omega=omega)
-            weights = learn(model, loss, weights, iterations=iterations)
-        yield f"end-to-end, {name}", weights
+    zeros = torch.zeros(model.size(), dtype=torch.float64)
+    first = learn(model, partial(cost_of_classes, model, of=of), zeros)
+    yield "pretrained", first, NEGENTROPY
+    for name, omega in OMEGAS.items():
+        loss = partial(area, model, of=of, omega=omega)
+        yield f"end-to-end, {name}", learn(model, loss, first, iterations=iterations), omega
+        if from_zeros:
+            yield f"end-to-end from zeros, {name}", learn(model, loss, zeros, iterations=from_zeros), omega
 
 
-def highest_pitches(pieces: Sequence[Heard]) -> set[int]:
-    return {max(sounding) for heard in pieces for sounding in heard.recording.score.sounding}
+def baselines(every: Sequence[Heard], seed: int) -> Iterator[Found]:
+    """Methods that learn nothing."""
+    pieces = [heard.piece(Linear()) for heard in every]
+    yield Found("straight line", "–", [straight_line(piece) for piece in pieces])
+    yield Found("constant θ", HARD, [constant_costs(piece) for piece in pieces])
+    yield Found("constant θ", OVERLAP, [by_overlap(torch.zeros(piece.shape).double(), piece) for piece in pieces])
+    generator = torch.Generator().manual_seed(seed)
+    costs = [torch.randn(piece.shape, generator=generator).double() for piece in pieces]
+    yield Found("random θ", HARD, list(map(by_costs, costs, pieces)))
+    yield Found("random θ", OVERLAP, list(map(by_overlap, costs, pieces)))
 
 
-def experiment(data: Path, told: Callable[[str], None]) -> tuple[list[Row], dict[str, Any]]:
-    """All folds of all methods, and the data for a figure of the first fold. ``told`` gets a message per step."""
-    recordings = []
-    heard_by: tuple[list[Heard], list[Heard]] = [], []
-    for recording in read(data):
-        told(f"listening to {recording.name}")
-        recordings.append(recording)
-        for every, listen in zip(heard_by, (features.of_paper, features.harmonic), strict=True):
-            every.append(Heard(recording, listen(recording.audio)))
-    found: dict[str, Row] = {}
-    figure: dict[str, Any] = {}
-    for fold, left_out in enumerate(recordings):
-        for title, every in zip(("the paper's features", "harmonic features"), heard_by, strict=True):
-            others = [heard for heard in every if heard.recording is not left_out]
-            # The harmonic model is trained with few columns, and evaluated with columns that follow the score's tempo.
-            is_harmonic = every is heard_by[1]
-            model: Model = Harmonic(share=0) if is_harmonic else Linear(highest_pitches(others))
-            using: Model = Harmonic() if is_harmonic else model
-            pieces = [heard.piece(using) for heard in every]
-            for name, weights in learnt(model, others):
-                told(f"{left_out.name}: {title}, {name}")
-                onsets = [aligned(using, weights, piece) for piece in pieces]
-                _note(found, f"{title}: {name}", pieces, onsets, fold)
-                if fold == 0:
-                    figure[f"{title}: {name}"] = onsets[0]
-            if not is_harmonic:
-                torch.manual_seed(fold)
-                onsets = [by_costs(torch.randn(p.frames, p.columns.keys.shape[1]).double(), p) for p in pieces]
-                _note(found, "random θ", pieces, onsets, fold)
-        told(f"{left_out.name}: synctoolbox")
-        peer = by_synctoolbox(left_out)
-        if peer is not None:
-            piece = heard_by[1][fold].piece(Harmonic(share=0))
-            found.setdefault("synctoolbox", Row("synctoolbox", [], [])).test.append(measure(piece, peer))
-    figure["truth"] = recordings[0].truth
-    return list(found.values()), figure
+def with_features_of_paper(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
+    """The classifier of the paper, trained on the other pieces."""
+    others = _without(every, left_out)
+    model = Linear(min(sounding) for heard in others for sounding in heard.recording.score.sounding)
+    pieces = [heard.piece(model) for heard in every]
+    for name, weights, omega in learnt(model, others, iterations=300, from_zeros=100):
+        costs = [model.costs(weights, piece.heard, piece.columns.keys) for piece in pieces]
+        yield Found(f"the paper's features: {name}", HARD, list(map(by_costs, costs, pieces)))
+        soft = [by_overlap(theta, piece, omega) for theta, piece in zip(costs, pieces, strict=True)]
+        yield Found(f"the paper's features: {name}", OVERLAP, soft)
 
 
-def _note(
-    found: dict[str, Row], name: str, pieces: Sequence[Piece], onsets: Sequence[NDArray[np.float64]], fold: int
-) -> None:
-    row = found.setdefault(name, Row(name, [], []))
-    measured = [measure(piece, own) for piece, own in zip(pieces, onsets, strict=True)]
-    row.test.append(measured.pop(fold))
-    row.train.append({name: float(np.mean([m[name] for m in measured])) for name in MEASURES})
+def with_harmonic_features(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
+    """The harmonic model, trained with few columns, and evaluated with columns that follow the score's tempo."""
+    model = Harmonic()
+    pieces = [heard.piece(model) for heard in every]
+    for name, weights, _ in learnt(Harmonic(share=0), _without(every, left_out)):
+        costs = (model.costs(weights, piece.heard, piece.columns.keys) for piece in pieces)
+        yield Found(f"harmonic features: {name}", HARD, list(map(by_costs, costs, pieces)))
+
+
+def _without(every: Sequence[Heard], left_out: int) -> list[Heard]:
+    return [heard for number, heard in enumerate(every) if number != left_out]
+
+
+def with_synctoolbox(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
+    """A peer that is not trained, if it is installed."""
+    onsets = by_synctoolbox(every[left_out].recording)
+    if onsets is not None:
+        yield Found("synctoolbox", "–", [onsets if n == left_out else None for n in range(len(every))])
 
 
 def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
@@ -210,23 +227,85 @@ def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
     return np.asarray(np.interp(recording.score.onsets, score, audio))
 
 
+# --- the experiment
+
+STEPS = 20
+"""Number of messages per piece: one row of the table each, and one for listening."""
+
+
+def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> list[dict[str, Any]]:
+    """All folds of all methods. ``told`` gets a message and the number of steps that are done with it.
+
+    A finished fold is written to ``output``, and is not computed again.
+    """
+    recordings = list(read(data))
+    if len(recordings) < 2:
+        raise ValueError(f"{data} must hold at least two pieces, got one")
+    paths = [output / f"{recording.name}.json" for recording in recordings]
+    output.mkdir(parents=True, exist_ok=True)
+    linear, harmonic = [], []
+    if not all(path.exists() for path in paths):
+        for recording in recordings:
+            linear.append(Heard(recording, features.of_paper(recording.audio)))
+            harmonic.append(Heard(recording, features.harmonic(recording.audio)))
+            told(f"listening to {recording.name}", 1)
+    for number, path in enumerate(paths):
+        if path.exists():
+            told(f"{path} is there already", STEPS - 1)
+        else:
+            write_json(path, fold(linear, harmonic, number, told))
+    return [read_json(path) for path in paths]
+
+
+def fold(
+    linear: Sequence[Heard], harmonic: Sequence[Heard], left_out: int, told: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """The true onsets of a piece, and a row for each method: its onsets there, and its measures there and elsewhere."""
+    truths = [heard.recording.truth for heard in linear]
+    rows = []
+    for found in chain(
+        baselines(linear, left_out),
+        with_features_of_paper(linear, left_out),
+        with_harmonic_features(harmonic, left_out),
+        with_synctoolbox(linear, left_out),
+    ):
+        told(f"{linear[left_out].recording.name}: {found.name}, {found.decoding}", 1)
+        both = zip(truths, found.onsets, strict=True)
+        measured = [None if own is None else measure(truth, own) for truth, own in both]
+        test, others = measured.pop(left_out), [own for own in measured if own is not None]
+        train = {name: float(np.mean([own[name] for own in others])) for name in others[0]} if others else None
+        onsets = np.asarray(found.onsets[left_out]).tolist()
+        rows.append({"name": found.name, "decoding": found.decoding, "train": train, "test": test, "onsets": onsets})
+    return {"truth": truths[left_out].tolist(), "rows": rows}
+
+
+def maps(of: dict[str, Any]) -> dict[str, Onsets]:
+    """The onsets of a fold to draw: by hard DTW, before and after end-to-end training."""
+    return {
+        row["name"]: np.array(row["onsets"])
+        for row in of["rows"]
+        if row["decoding"] == HARD and row["name"].endswith((": pretrained", ": end-to-end, negentropy"))
+    }
+
+
 # --- the page
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(folds: Sequence[dict[str, Any]]) -> str:
     """A table; ± is the standard deviation over folds."""
     lines = [
-        "| | events, train | events, test | frames, test | ms, test | within 50 ms | within 100 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| | decoded by | train, s | test, s | paper: train | test | within 50 ms | within 100 ms |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in rows:
-        cells = [_mean(row.train, "events", 2), _mean(row.test, "events", 2), _mean(row.test, "frames", 1)]
-        cells += [_mean(row.test, "ms", 0)]
-        cells += [f"{100 * np.mean([m[name] for m in row.test]):.0f} %" for name in ("within_50", "within_100")]
-        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    for rows in zip(*(of["rows"] for of in folds), strict=True):
+        name, decoding = rows[0]["name"], rows[0]["decoding"]
+        cells = [name, decoding, _mean([row["train"] for row in rows]), _mean([row["test"] for row in rows])]
+        cells += PAPER.get((name, decoding), ("", ""))
+        cells += [f"{100 * np.mean([row['test'][m] for row in rows]):.0f} %" for m in ("within_50", "within_100")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _mean(measured: Sequence[dict[str, float]], name: str, digits: int) -> str:
-    values = [m[name] for m in measured]
-    return f"{np.mean(values):.{digits}f} ± {np.std(values):.{digits}f}" if values else "–"
+def _mean(measured: Sequence[dict[str, float] | None]) -> str:
+    values = [own["seconds"] for own in measured if own is not None]
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" if values else "–"

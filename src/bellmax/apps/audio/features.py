@@ -25,7 +25,7 @@ NEIGHBOURS = (-12, -1, 1)
 """Semitones to pitches that have energy when another key sounds, not this one."""
 
 
-def seconds(frames: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
+def seconds(frames: float | NDArray[np.int64] | NDArray[np.float64]) -> float | NDArray[np.float64]:
     """The time at which a frame begins."""
     return frames * HOP / RATE
 

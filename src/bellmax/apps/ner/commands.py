@@ -26,6 +26,7 @@ from bellmax.apps.commands import (
     Run,
     RunFolder,
     Seed,
+    Seeds,
     Split,
     StepSize,
     TableFolder,
@@ -206,22 +207,25 @@ def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence
 def table(
     data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
     output: TableFolder,
-    epochs: Epochs = 15,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
     embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
     omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2.")] = None,
-    optimizer: Optimizer = "sgd",
-    step_size: StepSize = 0.01,
-    decay: Decay = 1.0,
-    cool_down: CoolDown = 0,
-    sentences: Sentences = 8,
-    dropout: Dropout = 0.5,
-    word_size: WordSize = 300,
-    warm_up: WarmUp = 0,
-    seed: Seed = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    sentences: Sentences = DEFAULT.sentences,
+    dropout: Dropout = DEFAULT.dropout,
+    word_size: WordSize = DEFAULT.word_size,
+    warm_up: WarmUp = DEFAULT.warm_up,
+    seed: Seeds = None,
     jobs: Jobs = 1,
 ) -> None:
-    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume."""
+    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume.
+
+    Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
+    """
     with one_sentence():
         gammas = {
             name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
@@ -230,15 +234,16 @@ def table(
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
             "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout,
-            "word_size": word_size, "seed": seed,
+            "word_size": word_size,
         }  # fmt: skip
-        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), output)}
+        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), seed or [0], output)}
         trained = {}
         for run, cell in cells.items():
             own = {
                 "omega": cell.omega,
                 "gamma": gammas[cell.omega],
                 "loss": cell.loss,
+                "seed": cell.seed,
                 "warm_up": None if cell.omega == "negentropy" else warm_up,
                 "embeddings": vectors.get(cell.data.resolve().name),
             }

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bellmax.apps.commands import seeded, with_means
 from bellmax.apps.files import read_json
 from bellmax.apps.ner.data import Corpus
 from bellmax.apps.ner.tagging import evaluate, load
@@ -22,16 +23,17 @@ class Cell:
     data: Path
     omega: str
     loss: str
+    seed: int
     run: Path
 
 
-def cells(data: Sequence[Path], omegas: Sequence[str], output: Path) -> list[Cell]:
+def cells(data: Sequence[Path], omegas: Sequence[str], seeds: Sequence[int], output: Path) -> list[Cell]:
     names = [folder.resolve().name for folder in data]
     if len(set(names)) < len(names):
         raise ValueError(f"folders of data must have different names, got {names}")
     return [
-        Cell(folder, omega, loss, output / name / f"{omega}-{loss}")
-        for (folder, name), omega, loss in product(zip(data, names, strict=True), omegas, LOSSES)
+        Cell(folder, omega, loss, seed, output / name / seeded(f"{omega}-{loss}", seed, seeds))
+        for (folder, name), omega, loss, seed in product(zip(data, names, strict=True), omegas, LOSSES, seeds)
     ]
 
 
@@ -46,6 +48,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "omega": cell.omega,
         "gamma": config.gamma,
         "loss": cell.loss,
+        "seed": config.settings.seed,
         "epochs": len(history),
         "best_epoch": int(best["epoch"]),
         "dev_f1": best["f1"],
@@ -59,20 +62,21 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """One table per dataset."""
     lines: list[str] = []
     for name in dict.fromkeys(row["data"] for row in rows):
-        own = [row for row in rows if row["data"] == name]
-        best = max(row["test_f1"] for row in own)
+        own = with_means([row for row in rows if row["data"] == name], "omega", "loss")
+        means = [row for row in own if row["seed"] == "mean"]
+        best = max(row["test_f1"] for row in means or own)
         lines += [
             f"## {name}",
             "",
-            "| Ω | γ | loss | test F1 | dev F1 | best epoch | tags per word | s per epoch |",
-            "|---|---:|---|---:|---:|---:|---:|---:|",
+            "| Ω | γ | loss | seed | test F1 | dev F1 | best epoch | tags per word | s per epoch |",
+            "|---|---:|---|---:|---:|---:|---:|---:|---:|",
         ]
         for row in own:
             test = f"{row['test_f1']:.2f}"
             test = f"**{test}**" if row["test_f1"] == best else test
             lines.append(
-                f"| {row['omega']} | {row['gamma']:g} | {row['loss']} | {test} "
-                f"| {row['dev_f1']:.2f} | {row['best_epoch']} of {row['epochs']} | {row['tags_per_word']:.2f} "
+                f"| {row['omega']} | {row['gamma']:g} | {row['loss']} | {row['seed']} | {test} "
+                f"| {row['dev_f1']:.2f} | {row['best_epoch']:g} of {row['epochs']:g} | {row['tags_per_word']:.2f} "
                 f"| {row['seconds_per_epoch']:.0f} |"
             )
         lines.append("")

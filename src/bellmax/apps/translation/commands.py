@@ -12,7 +12,6 @@ import typer
 import bellmax.apps.training as training
 import bellmax.apps.translation.translating as translating
 from bellmax.apps.commands import (
-    CoolDown,
     Decay,
     Dropout,
     Epochs,
@@ -24,13 +23,16 @@ from bellmax.apps.commands import (
     Run,
     RunFolder,
     Seed,
+    Seeds,
     Split,
     StepSize,
     TableFolder,
     given_options,
     one_sentence,
+    seeded,
     train_into,
     train_table,
+    with_means,
 )
 from bellmax.apps.files import check_outputs, chunks, read_json
 from bellmax.apps.translation.data import SPLITS, read_pairs
@@ -42,9 +44,19 @@ DEFAULT = translating.Config()
 Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
 Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
 Target = Annotated[str, typer.Option(help="Target language: the file extension.")]
+CoolDown = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of last epochs in which the learning rate decays nearly to 0. "
+        f"Default {DEFAULT.settings.cool_down}, or all if they are fewer."
+    ),
+]
 Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
 Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
+GammaStart = Annotated[
+    float, typer.Option(help="γ of the attention starts at this many times its usual value, and falls to it.")
+]
 Width = Annotated[int, typer.Option(help="Beam width; 1 for greedy search.")]
 
 
@@ -61,7 +73,8 @@ def train(
     optimizer: Optimizer = DEFAULT.settings.optimizer,
     step_size: StepSize = DEFAULT.settings.step_size,
     decay: Decay = DEFAULT.settings.decay,
-    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    cool_down: CoolDown = None,
+    gamma_start: GammaStart = DEFAULT.gamma_start,
     size: Size = DEFAULT.size,
     tokens: Tokens = DEFAULT.tokens,
     dropout: Dropout = DEFAULT.dropout,
@@ -76,9 +89,8 @@ def train(
 ) -> None:
     """Train a translator. The best weights on dev, by BLEU, are kept. After Ctrl-C the run can be used and resumed."""
     with one_sentence():
-        given = given_options(context)
-        if "cool_down" not in given:
-            cool_down = min(cool_down, max(epochs, 0))
+        if cool_down is None:
+            cool_down = min(DEFAULT.settings.cool_down, max(epochs, 0))
         config = translating.Config(
             source=source,
             target=target,
@@ -89,9 +101,12 @@ def train(
             pieces=pieces,
             longest=longest,
             tokens=tokens,
+            gamma_start=gamma_start,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
-        train_into(output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given)
+        train_into(
+            output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given_options(context)
+        )
 
 
 @app.command()
@@ -158,34 +173,42 @@ def table(
     data: Data,
     output: TableFolder,
     pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable. Default fr-en and en-fr.")] = None,
-    epochs: Epochs = 10,
+    attention: Annotated[
+        list[str] | None, typer.Option(help=f"Attention, repeatable. Default {', '.join(ATTENTIONS)}.")
+    ] = None,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
-    optimizer: Optimizer = "adamw",
-    step_size: StepSize = 0.002,
-    decay: Decay = 0.5,
-    cool_down: CoolDown = 0,
-    size: Size = 256,
-    tokens: Tokens = 1500,
-    dropout: Dropout = 0.3,
-    pieces: Pieces = 0,
-    seed: Seed = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = None,
+    gamma_start: GammaStart = DEFAULT.gamma_start,
+    size: Size = DEFAULT.size,
+    tokens: Tokens = DEFAULT.tokens,
+    dropout: Dropout = DEFAULT.dropout,
+    pieces: Pieces = DEFAULT.pieces,
+    seed: Seeds = None,
     jobs: Jobs = 1,
     width: Width = 5,
 ) -> None:
-    """Train with each attention at the same budget, and write a table. Run it again to resume."""
+    """Train with each attention at the same budget, and write a table. Run it again to resume.
+
+    Runs are in OUTPUT/PAIR/ATTENTION or, with several seeds, in OUTPUT/PAIR/ATTENTION-SEED.
+    """
     with one_sentence():
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
-            "decay": decay, "cool_down": cool_down, "size": size, "tokens": tokens,
-            "dropout": dropout, "pieces": pieces, "seed": seed,
+            "decay": decay, "cool_down": cool_down, "gamma_start": gamma_start, "size": size, "tokens": tokens,
+            "dropout": dropout, "pieces": pieces,
         }  # fmt: skip
-        trained = {}
-        for pair, kind in product(pairs or ("fr-en", "en-fr"), ATTENTIONS):
+        seeds, trained = seed or [0], {}
+        for pair, kind, own_seed in product(pairs or ("fr-en", "en-fr"), attention or ATTENTIONS, seeds):
             source, _, target = pair.partition("-")
             if not (source and target):
                 raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
-            own = {"source": source, "target": target, "attention": kind}
-            trained[output / pair / kind] = ["translation", "train", str(data)], shared | own
+            own = {"source": source, "target": target, "attention": kind, "seed": own_seed}
+            run = output / pair / seeded(kind, own_seed, seeds)
+            trained[run] = ["translation", "train", str(data)], shared | own
         train_table(output, trained, jobs, "bleu", lambda run: _measure(data, run, width), _markdown)
 
 
@@ -198,6 +221,7 @@ def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
     return {
         "pair": f"{config.source}-{config.target}",
         "attention": config.attention,
+        "seed": config.settings.seed,
         **found,
         "dev_bleu": best["bleu"],
         "best_epoch": best["epoch"],
@@ -209,19 +233,22 @@ def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
 def _markdown(rows: list[dict[str, Any]]) -> str:
     lines = []
     for pair in dict.fromkeys(row["pair"] for row in rows):
-        own = [row for row in rows if row["pair"] == pair]
+        own = with_means([row for row in rows if row["pair"] == pair], "attention")
+        first = own[0]["attention"]
+        beside = {row["seed"]: row for row in own if row["attention"] == first}
         lines += [
             f"## {pair.replace('-', ' → ')}",
             "",
-            "| attention | test BLEU | to softmax | dev BLEU | best epoch | tokens/s | to softmax | attended | > 0.1 |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+            f"| attention | seed | test BLEU | to {first} | dev BLEU | best epoch | tokens/s | to {first} "
+            "| attended | > 0.1 |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for row in own:
-            speed = row["tokens_per_second"]
+            other, speed = beside[row["seed"]], row["tokens_per_second"]
             lines.append(
-                f"| {row['attention']} | {row['bleu']:.2f} | {row['bleu'] - own[0]['bleu']:+.2f} "
-                f"| {row['dev_bleu']:.2f} | {row['best_epoch']:.0f} of {row['epochs']} "
-                f"| {speed:.0f} | {speed / own[0]['tokens_per_second']:.2f}× | {row['attended']:.2f} "
+                f"| {row['attention']} | {row['seed']} | {row['bleu']:.2f} | {row['bleu'] - other['bleu']:+.2f} "
+                f"| {row['dev_bleu']:.2f} | {row['best_epoch']:g} of {row['epochs']:g} "
+                f"| {speed:.0f} | {speed / other['tokens_per_second']:.2f}× | {row['attended']:.2f} "
                 f"| {row['clearly']:.2f} |"
             )
         lines += ["", f"{own[0]['signature']}", ""]

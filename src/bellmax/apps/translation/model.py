@@ -34,7 +34,7 @@ class PlainAttention(nn.Module):
         return weights @ keys, weights
 
 
-def attention(kind: str, size: int) -> nn.Module:
+def attention(kind: str, size: int) -> PlainAttention | SegmentationAttention:
     """Attention by name; γ as in appendix C.3 of the paper.
 
     With γ = 1 sparsemax puts all weight on one word after a few steps, and then its gradient is 0.

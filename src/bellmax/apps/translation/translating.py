@@ -32,6 +32,8 @@ class Config(training.Config):
         pieces: BPE vocabulary size of each language; 0 for whole words.
         longest: maximum number of tokens of a training sentence.
         tokens: maximum batch size in tokens, with padding.
+        gamma_start: γ of the attention starts at this many times its usual value, and falls by the same factor after
+            each epoch. It has its usual value when the cool-down starts (without one, in the last epoch), and on dev.
         settings: how to train.
 
     """
@@ -48,6 +50,21 @@ class Config(training.Config):
     pieces: int = 0
     longest: int = 50
     tokens: int = 600
+    gamma_start: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.gamma_start > 0:
+            raise ValueError(f"gamma_start must be above 0, got {self.gamma_start}")
+
+    def gamma_at(self, epoch: int) -> float:
+        """γ in an epoch, counted from 0, as a multiple of its usual value.
+
+        >>> config = Config(gamma_start=4.0, settings=training.Settings(epochs=4, cool_down=2))
+        >>> [config.gamma_at(epoch) for epoch in range(4)]
+        [4.0, 2.0, 1.0, 1.0]
+        """
+        falling = self.settings.epochs - max(self.settings.cool_down, 1)
+        return float(self.gamma_start ** (1 - epoch / falling)) if epoch < falling else 1.0
 
     def model(self, source: Vocabulary, target: Vocabulary) -> Translator:
         """An untrained translator."""
@@ -76,8 +93,10 @@ class Translating(training.Task[list[int]]):
         if not self._members:
             raise ValueError(f"no training pair has 1 to {config.longest} tokens on both sides")
         self._device = next(model.parameters()).device
+        self._gamma = model.attention.omega.gamma
 
     def batches(self, epoch: int) -> Sequence[list[int]]:
+        self.model.attention.omega.gamma = self._config.gamma_at(epoch) * self._gamma
         generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
         return self._train.buckets(self._members, self._config.tokens, generator)
 
@@ -91,7 +110,8 @@ class Translating(training.Task[list[int]]):
     tokens = items
 
     def evaluate(self) -> training.Record:
-        """Perplexity, and BLEU with greedy search."""
+        """Perplexity, and BLEU with greedy search, with the usual γ."""
+        self.model.attention.omega.gamma = self._gamma
         total = words = 0.0
         with torch.no_grad():
             for members in self._dev.buckets(range(len(self._dev.pairs)), 4 * self._config.tokens):

@@ -1,0 +1,249 @@
+"""A call as blocks of pairs, which this process or the workers of a client compute, and a folder in which they stay."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from bellmax.series.pairs import Measure
+
+Tensors: TypeAlias = "tuple[Tensor, ...]"
+Advance: TypeAlias = "Callable[[int], object]"
+Found: TypeAlias = "Iterator[tuple[Block, Tensors]]"
+
+CELLS_OF_BLOCK = 2**34  # seconds of work: what an interruption loses, and what a worker does at a time
+_AHEAD = 4  # blocks for each worker that are computed or wait
+_ATTEMPTS = 3  # to send the series anew, if all workers that held them are gone
+
+
+class Block(NamedTuple):
+    """Some series of each side."""
+
+    rows: slice
+    columns: slice
+
+    def __str__(self) -> str:
+        rows, columns = (f"{side.start}–{side.stop - 1}" for side in self)
+        return f"rows {rows} against columns {columns}"
+
+
+def parts(count: int, step: int) -> list[slice]:
+    """The numbers from 0 to ``count``, ``step`` at a time."""
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def mean_length(series: list[Tensor]) -> int:
+    return max(1, sum(map(len, series)) // max(1, len(series)))
+
+
+class Job(ABC):
+    """What a call computes of the pairs of two collections, which may be one; it can be pickled."""
+
+    def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor]) -> None:
+        self.measure, self.left, self.right = measure, left, right
+
+    @property
+    def is_symmetric(self) -> bool:
+        return self.left is self.right
+
+    @abstractmethod
+    def blocks(self) -> list[Block]: ...
+
+    @abstractmethod
+    def compute(self, block: Block, advance: Advance = lambda done: None) -> Tensors:
+        """What is found in a block; ``advance`` is called with how much of it was done."""
+
+    @abstractmethod
+    def size(self, block: Block) -> int:
+        """What the calls of ``advance`` sum up to."""
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """What tells the job from others of the same measure and series."""
+        return ()
+
+    def fingerprint(self) -> str:
+        """Tells jobs apart: by their series and how they are compared."""
+        measure = self.measure
+        cost = getattr(measure.cost, "__qualname__", type(measure.cost)) if callable(measure.cost) else measure.cost
+        kept = (type(self).__name__, cost, measure.band, measure.omega, measure.divergence, *self.options)
+        found = sha256(repr(kept).encode())
+        for series in (*self.left, *([] if self.is_symmetric else self.right)):
+            found.update(repr((series.dtype, series.shape)).encode())
+            found.update(series.detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        right = None if self.is_symmetric else _packed(self.right)
+        return {**vars(self), "left": _packed(self.left), "right": right}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        left, right = (side and list(side[0].split(side[1])) for side in (state["left"], state["right"]))
+        vars(self).update(state, left=left, right=left if right is None else right)
+
+
+def _packed(collection: list[Tensor]) -> tuple[Tensor, list[int]]:
+    """Two objects in place of thousands. Both sides of a job have series, or it has no blocks."""
+    return torch.cat([series.detach() for series in collection]), list(map(len, collection))
+
+
+# --- where blocks are computed
+
+
+def check_client(client: Any) -> None:
+    if client is not None and not callable(getattr(client, "submit", None)):
+        raise ValueError(
+            "client must have a method submit(function, *arguments), such as a dask.distributed.Client or a "
+            f"concurrent.futures.Executor, got a {type(client).__name__}"
+        )
+
+
+def found_in(
+    job: Job, client: Any, checkpoint: str | os.PathLike[str] | None, is_done: Callable[[Block], bool], advance: Advance
+) -> Found:
+    """The blocks that are not done, and what is found in them: first those of the folder, then the others."""
+    folder = None if checkpoint is None else Folder(Path(checkpoint), job.fingerprint())
+    missing = []
+    for block in job.blocks():
+        if is_done(block):
+            advance(job.size(block))
+        elif folder is not None and folder.has(block):
+            advance(job.size(block))
+            yield block, folder.read(block)
+        else:
+            missing.append(block)
+    found = ((block, job.compute(block, advance)) for block in missing)
+    for block, tensors in found if client is None else _by_client(job, missing, client, advance):
+        if folder is not None:
+            folder.write(block, tensors)
+        yield block, tensors
+
+
+def _compute(job: Job, block: Block) -> Tensors:
+    """What a worker does."""
+    with torch.no_grad():
+        return tuple(tensor.cpu() for tensor in job.compute(block))
+
+
+class _Sent:
+    """A job, sent to workers: once, if the client can scatter it as Dask does, or else with each block."""
+
+    def __init__(self, job: Job, client: Any) -> None:
+        self._job, self._client = job, client
+        self._scatter = getattr(client, "scatter", None)
+        self._threads = getattr(client, "nthreads", None)
+        self._submit = client.submit if self._scatter is None else partial(client.submit, pure=False)
+        self.attempts = 0
+        self.send()
+
+    def send(self) -> None:
+        self.attempts += 1
+        self._there = self._job if self._scatter is None else self._scatter(self._job, broadcast=True, hash=False)
+
+    def submit(self, block: Block) -> Any:
+        return self._submit(_compute, self._there, block)
+
+    @property
+    def most(self) -> int:
+        """How many blocks to have submitted: some for each worker, whose number may change."""
+        threads = (os.cpu_count() or 1) if self._threads is None else sum(self._threads().values())
+        return _AHEAD * max(1, threads)
+
+
+def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> Found:
+    """Blocks in their order. If one fails, those that were submitted come first, then the error."""
+    if not blocks:
+        return
+    sent, waiting, failure = _Sent(job, client), deque(blocks), None
+    flying: deque[tuple[Block, Any, int]] = deque()
+    try:
+        while flying or (waiting and failure is None):
+            while waiting and failure is None and len(flying) < sent.most:
+                block = waiting.popleft()
+                flying.append((block, sent.submit(block), sent.attempts))
+            block, future, attempt = flying[0]
+            found, error = _result(future)
+            flying.popleft()
+            if error is None:
+                advance(job.size(block))
+                yield block, found
+            elif isinstance(error, CancelledError) and attempt < _ATTEMPTS:  # the series are nowhere any more
+                if attempt == sent.attempts:
+                    sent.send()
+                waiting.appendleft(block)
+            else:
+                failure = failure or (block, error)
+    finally:
+        for _, future, _ in flying:
+            if hasattr(future, "cancel"):
+                future.cancel()
+    if failure is not None:
+        raise RuntimeError(sentence(*failure)) from failure[1]
+
+
+def _result(future: Any) -> tuple[Tensors, Exception | None]:
+    try:
+        return future.result(), None
+    except Exception as error:
+        return (), error
+
+
+def sentence(block: Block, error: BaseException) -> str:
+    """What failed, and the first sentence of why."""
+    cause = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return f"{block} could not be computed: {type(error).__name__}{': ' if cause else ''}{cause}"
+
+
+# --- where they stay
+
+
+class Folder:
+    """A folder of finished blocks, a file for each, and a fingerprint of the job they belong to."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, mark = path, path / "fingerprint"
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"checkpoint must be a folder, got the file {path}")
+        path.mkdir(parents=True, exist_ok=True)
+        is_used = any(not entry.name.startswith(mark.name) for entry in path.iterdir())
+        if not mark.exists():
+            if is_used:
+                raise ValueError(f"checkpoint must be a new or empty folder, or what the same call left, got {path}")
+            replace(mark, lambda file: file.write_text(fingerprint))
+        if mark.read_text() != fingerprint:
+            raise ValueError(
+                f"checkpoint must be the folder of the same series and options, got {path}, which holds blocks of "
+                "others: remove it, or give another"
+            )
+
+    def _file(self, block: Block) -> Path:
+        rows, columns = block
+        return self.path / f"rows-{rows.start}-{rows.stop}-columns-{columns.start}-{columns.stop}.pt"
+
+    def has(self, block: Block) -> bool:
+        return self._file(block).exists()
+
+    def read(self, block: Block) -> Tensors:
+        found: Tensors = torch.load(self._file(block), weights_only=True)
+        return found
+
+    def write(self, block: Block, found: Tensors) -> None:
+        replace(self._file(block), partial(torch.save, found))
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file at once or not at all."""
+    beside = path.with_name(f"{path.name}.{uuid4().hex}")  # others may write the same
+    write(beside)
+    os.replace(beside, path)

@@ -1,0 +1,65 @@
+"""A process that dies in the middle of a training is started again by ``torchrun``, and nothing is lost or changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from .ner import corpus
+
+# Two trainings. In the second epoch of the second one, a process kills itself once the first epoch is saved.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import torch.distributed as distributed
+import bellmax.apps.training as training
+from bellmax.apps.ner.commands import app
+
+data, whole, killed, *options = sys.argv[1:]
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+train_epoch = training._epoch
+
+def kill_in_second_epoch(*arguments):
+    if is_first and distributed.get_rank() == 1 and arguments[4] == 1:
+        while not (Path(killed) / "last.pt").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train_epoch(*arguments)
+
+distributed.init_process_group("gloo")
+if is_first:
+    app(["train", data, "--output", whole, *options], standalone_mode=False)
+training._epoch = kill_in_second_epoch
+app(["train", data, "--output", killed, "--resume", *options], standalone_mode=False)
+Path(killed, "restarts").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
+distributed.destroy_process_group()
+"""
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1"
+OPTIONS = "--epochs 3 --minutes 9 --word-size 8 --sentences 5 --optimizer adamw"
+
+
+def test_a_killed_process_comes_back_and_resumes(tmp_path: Path) -> None:
+    data = corpus.write(tmp_path / "data", {"train": 14, "dev": 3, "test": 3})
+    script, runs = tmp_path / "trainings.py", (tmp_path / "whole", tmp_path / "killed")
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *TORCHRUN.split(), script, data, *runs, *OPTIONS.split()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (runs[1] / "restarts").read_text() == "1"
+    whole, killed = (torch.load(run / "last.pt", weights_only=True) for run in runs)
+    assert whole["model"].keys() == killed["model"].keys()
+    assert all(killed["model"][name].equal(weight) for name, weight in whole["model"].items())
+    losses = [[record["loss"] for record in saved["history"]] for saved in (whole, killed)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+    assert json.loads((runs[1] / "history.json").read_text()) == killed["history"]

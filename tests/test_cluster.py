@@ -1,0 +1,302 @@
+"""Calls on workers of a client and as tasks, which lose workers and drivers, against one process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from distributed import Client, KilledWorker, LocalCluster
+from support.checks import close
+from support.inside import collections, jobs, neighbors
+from torch import Tensor
+
+import bellmax as bx
+
+BLOCKS = 21  # three of 18 series on each side
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collections, "_TILE", 3)
+    monkeypatch.setattr(neighbors, "_QUERIES", 3)
+    monkeypatch.setattr(neighbors, "CELLS_OF_BLOCK", 1)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two processes, which come back after they were killed."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as found:
+        yield found
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as found:
+        yield found
+
+
+def series() -> Tensor:
+    """(18, 5), and each begins with its number."""
+    numbers = torch.arange(18.0)
+    return torch.stack([numbers, *torch.randn(4, 18, generator=torch.Generator().manual_seed(0))], 1)
+
+
+class Cost:
+    """The squared distance, which is asked once for each block, and notes it in a file; ``event`` may do more."""
+
+    def __init__(self, notes: Path, event: Any = None) -> None:
+        self.notes, self.event = notes, event
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        with self.notes.open("a") as file:
+            file.write(f"rows-{int(x[0, 0, 0])}-columns-{int(y[0, 0, 0])}\n")
+        if self.event is not None:
+            self.event(len(self.noted))
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+    @property
+    def noted(self) -> list[str]:
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+
+class Kill:
+    """Kills a process, or that in which it is, once, when some blocks were kept; notes those."""
+
+    def __init__(self, checkpoint: Path, pid: int | None = None) -> None:
+        self.checkpoint, self.pid, self.notes = checkpoint, pid, checkpoint.with_name("killed")
+
+    def __call__(self, calls: int) -> None:
+        if calls < 5 or self.notes.exists():
+            return
+        with suppress(FileExistsError), self.notes.open("x") as file:
+            until = time.monotonic() + 120
+            while len(kept(self.checkpoint)) < 3 and time.monotonic() < until:
+                time.sleep(0.01)
+            file.write("\n".join(kept(self.checkpoint)))
+            file.flush()
+            os.kill(self.pid or os.getpid(), signal.SIGKILL)
+
+
+def kept(checkpoint: Path) -> list[str]:
+    """The blocks in a folder, as they are noted."""
+    names = (path.stem.split("-") for path in checkpoint.glob("*.pt"))
+    return sorted(f"rows-{row}-columns-{column}" for _, row, _, _, column, _ in names)
+
+
+def fail(calls: int) -> None:
+    if calls == 6:
+        raise ZeroDivisionError("no such cell. At all")
+
+
+class Lazy:
+    """A client that computes a block when it is asked for it."""
+
+    def __init__(self) -> None:
+        self.under_way, self.most = 0, 0
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        return SimpleNamespace(result=partial(self.result, function, *arguments))
+
+    def result(self, function: Any, *arguments: Any) -> Any:
+        self.under_way -= 1
+        return function(*arguments)
+
+
+# --- workers
+
+
+def one_process(folder: Path) -> Tensor:
+    return bx.dtw_cdist(series(), cost=Cost(folder / "of one process"), out=torch.empty(18, 18))
+
+
+def test_a_worker_may_die(client: Client, tmp_path: Path) -> None:
+    checkpoint, out = tmp_path / "blocks", torch.empty(18, 18)
+    kill = Kill(checkpoint)
+    cost = Cost(tmp_path / "notes", kill)
+    bx.dtw_cdist(series(), cost=cost, client=client, checkpoint=checkpoint, out=out)
+    close(out, one_process(tmp_path), 0)
+    before = kill.notes.read_text().splitlines()
+    assert len(before) >= 3
+    assert all(cost.noted.count(block) == 1 for block in before)
+    assert set(cost.noted) == set(kept(checkpoint))
+    assert len(kept(checkpoint)) == BLOCKS
+
+
+def test_the_driver_may_die(client: Client, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "blocks"
+    code = f"""
+from test_cluster import *
+collections._TILE = 3
+cost = Cost(Path({str(tmp_path / "notes")!r}), Kill(Path({str(checkpoint)!r}), os.getpid()))
+bx.dtw_cdist(series(), cost=cost, client=Client({client.scheduler.address!r}), checkpoint={str(checkpoint)!r})
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before, rest = kept(checkpoint), Cost(tmp_path / "rest")
+    assert 3 <= len(before) < BLOCKS
+    close(bx.dtw_cdist(series(), cost=rest, client=client, checkpoint=checkpoint), one_process(tmp_path), 0)
+    assert sorted([*before, *rest.noted]) == kept(checkpoint)
+    assert len(rest.noted) == BLOCKS - len(before)
+
+
+def test_a_block_that_fails_for_good_is_named(client: Client, tmp_path: Path) -> None:
+    checkpoint, cost = tmp_path / "blocks", Cost(tmp_path / "notes", fail)
+    sentence = r"^rows \d+–\d+ against columns \d+–\d+ could not be computed: ZeroDivisionError: no such cell$"
+    with pytest.raises(RuntimeError, match=sentence):
+        bx.dtw_cdist(series(), cost=cost, client=client, checkpoint=checkpoint)
+    before, rest = kept(checkpoint), Cost(tmp_path / "rest")
+    assert len(before) >= 5
+    assert set(before) == {*cost.noted[:5], *cost.noted[6:]}
+    bx.dtw_cdist(series(), cost=rest, checkpoint=checkpoint)
+    assert sorted([*before, *rest.noted]) == kept(checkpoint)
+
+
+def test_series_are_sent_anew_if_no_worker_has_them() -> None:
+    class Forgetful(Lazy):
+        sent = 0
+
+        def scatter(self, data: Any, broadcast: bool, hash: bool) -> Any:
+            self.sent += 1
+            return self.sent, data
+
+        def nthreads(self) -> dict[str, int]:
+            return {"worker": 1}
+
+        def submit(self, function: Any, *arguments: Any, pure: bool) -> Any:
+            (number, data), block = arguments
+            return super().submit(function if number > self.lost else self.lose, data, block)
+
+        def lose(self, data: Any, block: Any) -> None:
+            raise CancelledError("lost dependencies")
+
+    client = Forgetful()
+    client.lost = 2
+    close(bx.dtw_cdist(series(), client=client), bx.dtw_cdist(series()), 0)
+    assert (client.sent, client.most) == (3, 4)
+    client.lost = 9
+    with pytest.raises(
+        RuntimeError, match="rows 0–2 against columns 0–2 could not be computed: CancelledError: lost dep"
+    ):
+        bx.dtw_cdist(series(), client=client)
+
+
+def test_of_a_lost_worker_one_sentence_is_said() -> None:
+    block = jobs.Block(slice(0, 3), slice(6, 9))
+    said = jobs.sentence(block, KilledWorker("task", SimpleNamespace(address="tcp://somewhere:1"), 3))
+    assert said.startswith("rows 0–2 against columns 6–8 could not be computed: KilledWorker: Attempted to run task")
+    assert ". " not in said
+
+
+# --- any client
+
+
+@pytest.mark.parametrize("which", ["threads", "client"])
+def test_a_client_computes_what_one_process_does(which: str, request: pytest.FixtureRequest) -> None:
+    client, xs = request.getfixturevalue(which), [*series()[:, :5], torch.ones(3)]
+    for ys, options in ((None, {"divergence": "debiased"}), (xs[:7], {"omega": "hard", "band": 2})):
+        close(bx.dtw_cdist(xs, ys, client=client, **options), bx.dtw_cdist(xs, ys, **options), 1e-6)
+        got, expected = (bx.dtw_neighbors(xs, ys, k=2, client=by, **options) for by in (client, None))
+        assert got.indices.equal(expected.indices)
+        close(got.distances, expected.distances, 1e-6)
+
+
+def test_few_blocks_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Lazy()
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    close(bx.dtw_cdist(series(), client=client), bx.dtw_cdist(series()), 0)
+    assert client.most == 8
+
+
+# --- folders
+
+
+def test_neighbours_go_on_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    xs, checkpoint = series(), tmp_path / "found"
+    expected = bx.dtw_neighbors(xs, k=2)
+    assert bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint, client=threads).indices.equal(expected.indices)
+    files = sorted(checkpoint.glob("*.pt"))
+    assert len(files) == 6
+    files[3].unlink()
+    torch.save((torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)), files[0])  # which is taken as it is
+    got = bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint).indices
+    assert not got[:3].any()
+    assert got[3:].equal(expected.indices[3:])
+
+
+def test_a_folder_of_others_is_not_touched(tmp_path: Path) -> None:
+    xs, checkpoint = series(), tmp_path / "blocks"
+    bx.dtw_cdist(xs, checkpoint=checkpoint)
+    for others, options in ((xs[1:], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
+        with pytest.raises(
+            ValueError, match=r"checkpoint must be the folder of the same series and options, got .*blocks"
+        ):
+            bx.dtw_cdist(others, checkpoint=checkpoint, **options)
+    for k, name in ((1, "one"), (2, "one")):
+        if k == 1:
+            bx.dtw_neighbors(xs, k=k, checkpoint=tmp_path / name)
+        else:
+            with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
+                bx.dtw_neighbors(xs, k=k, checkpoint=tmp_path / name)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="checkpoint must be a new or empty folder, or what the same call left, got"):
+        bx.dtw_cdist(xs, checkpoint=tmp_path / "mine")
+    with pytest.raises(ValueError, match="checkpoint must be a folder, got the file"):
+        bx.dtw_cdist(xs, checkpoint=tmp_path / "mine" / "thesis.tex")
+
+
+@pytest.mark.parametrize("function", [bx.dtw_cdist, bx.dtw_neighbors])
+def test_bad_clients_are_named(function: Any) -> None:
+    with pytest.raises(ValueError, match=r"client must have a method submit\(function, \*arguments\), .* got a str"):
+        function(series(), client="tcp://scheduler:8786", **({"k": 1} if function is bx.dtw_neighbors else {}))
+
+
+# --- plans
+
+
+@pytest.mark.parametrize("function", [bx.dtw_cdist, bx.dtw_neighbors])
+def test_tasks_can_be_pickled_and_run_anywhere(function: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"omega": "hard"} if function is bx.dtw_cdist else {"k": 2, "band": 1}
+    xs, ys = series(), series()[:7] + 1
+    tasks = bx.cluster.plan(function, xs, ys, checkpoint=tmp_path / "blocks", **options)
+    assert tasks == bx.cluster.plan(function, xs, ys, checkpoint=tmp_path / "blocks", **options)
+    assert len(tasks) == (18 if function is bx.dtw_cdist else 6)
+    for task in reversed(tasks):
+        sent = pickle.dumps(task)
+        assert len(sent) < 1000
+        pickle.loads(sent).run()
+    assert len(list((tmp_path / "blocks").glob("*.pt"))) == len(tasks)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").iterdir()}
+    tasks[0].run()
+    got, expected = (function(xs, ys, checkpoint=folder, **options) for folder in (tmp_path / "blocks", None))
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").iterdir()}
+    for each, right in zip(got, expected, strict=True):
+        close(each, right, 0)
+
+
+def test_tasks_say_what_went_wrong(tmp_path: Path) -> None:
+    tasks = bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "a", cost=Cost(tmp_path / "notes", fail))
+    for task in tasks[:5]:
+        task.run()
+    with pytest.raises(
+        RuntimeError, match="rows 0–2 against columns 15–17 could not be computed: ZeroDivisionError: no"
+    ):
+        tasks[5].run()
+    with pytest.raises(ValueError, match=r"function must be bx.dtw_cdist or bx.dtw_neighbors, got <function dtw "):
+        bx.cluster.plan(bx.dtw, series(), checkpoint=tmp_path / "b")
