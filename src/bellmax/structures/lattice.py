@@ -255,7 +255,8 @@ class Lattice:
         self._classes = {(score, dim, axis.place) for score, dim, axis in axes if axis.kind == "at"}
         coefficients = [term.coefficient for terms in self._table.terms for term in terms if term.score == 0]
         self._is_whole = all(c % 1 == 0 for c in coefficients)
-        self._sign = (min(coefficients, default=0) >= 0) - (max(coefficients, default=0) <= 0)  # of all of the first score's; else 0
+        signs = {1 if c > 0 else -1 for c in coefficients if c}
+        self._sign = signs.pop() if len(signs) == 1 else 0  # of all coefficients of the first score
         self._most_of_an_entry = 1 if self._table.uses_once(0) else math.inf
         self._structures = {sense: self._table._replace(sense=sense).name for sense in (1, -1)}
         self._layouts = {sense: LAYOUTS[name] for sense, name in self._structures.items()}
