@@ -9,10 +9,10 @@ slot is a kind of score: of a node in a state, of a move, of a start, of an end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,26 +52,32 @@ class LatticeLayout:
     def __init__(self, table: Table) -> None:
         self.table, self.sense = table, table.sense
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
-        self._extents = list(dict.fromkeys(_extents(table)))
+        self._extents = _extents(table)
+        self.has_one_size = all(len(reads) == 1 for reads in self._extents.values())
         masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
         self.windows = [None if hidden else _window(t) for t, hidden in zip(table.terms, masked, strict=True)]
 
     # --- sizes
 
     def size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
-        """Rows and columns of the grid: every entry of every score, label and mask has its place in it."""
+        """Rows and columns of the grid: all that is read of a score, label or mask has its place in it."""
         return self.size_of((*theta, *index[2:]))
 
     def size_of(self, tensors: Tensors) -> tuple[int, int]:
         """The same from scores, labels and masks with any batch dimensions."""
-        rows = columns = 1
-        for number, dim, offset, follows_rows in self._extents:
-            size = tensors[number].shape[dim] - offset
-            if follows_rows:
-                rows = max(rows, size)
-            else:
-                columns = max(columns, size)
-        return rows, columns
+        return self._size(tensors, max)
+
+    def least_size_of(self, tensors: Tensors) -> tuple[int, int]:
+        """The same where one place is enough for an entry that is read at several."""
+        return self._size(tensors, min)
+
+    def _size(self, tensors: Tensors, of_one: Callable[[Iterable[int]], int]) -> tuple[int, int]:
+        sizes = [1, 1]
+        for (of_rows, *dims), reads in self._extents.items():
+            own = [tensors[number].shape[dim] for number, dim in dims]
+            size = of_one(min(n - offset for n, offset in zip(own, offsets, strict=True)) for offsets in reads)
+            sizes[1 - of_rows] = max(sizes[1 - of_rows], size)
+        return sizes[0], sizes[1]
 
     def _masks(self, index: Tensors) -> Tensors:
         return index[2 + self.table.labels :]
@@ -293,17 +299,21 @@ def _window(terms: tuple[Term, ...]) -> tuple[int, int] | None:
     return -i.offset, -j.offset
 
 
-def _extents(table: Table) -> Iterator[tuple[int, int, int, bool]]:
-    """What the size of the grid follows from: a dimension, from the last, of a tensor, among the scores, labels and
-    masks, and the offset of the cell's place along it; whether it is along rows."""
+def _extents(table: Table) -> dict[tuple[Any, ...], set[tuple[int, ...]]]:
+    """What the size of the grid follows from: whether it is along rows, and dimensions that are read together, each as
+    the number of a tensor, among scores, labels and masks, and a dimension of it, from the last; and the offsets of the
+    cell's places along them wherever they are read."""
     scores, masks = len(table.scores), len(table.scores) + table.labels
+    found: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
     for _, term, is_mask in table.reads:
         number = term.score + masks if is_mask else term.score
-        for dim, axis in enumerate(term.axes, -len(term.axes)):
-            if axis.is_label:
-                yield scores + axis.place, -1, axis.offset, axis.follows_rows
-            elif axis.kind != "at":
-                yield number, dim, axis.offset, axis.follows_rows
+        for of_rows in (True, False):
+            axes = [(a, dim) for dim, a in enumerate(term.axes, -len(term.axes))]
+            own = [(a, dim) for a, dim in axes if (a.follows_rows if of_rows else a.follows_columns)]
+            dims = [(scores + a.place, -1) if a.is_label else (number, dim) for a, dim in own]
+            if dims:
+                found.setdefault((of_rows, *dims), set()).add(tuple(a.offset for a, _ in own))
+    return found
 
 
 # --- reading a score by cell

@@ -312,7 +312,7 @@ class Lattice:
                 numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
-                every entry has a place in.
+                every entry has a place in. They must be given where entries have several.
             band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
@@ -441,6 +441,13 @@ class LatticePaths(NamedScores):
             self._keep(f"_integers_{number}", _expanded(tensor, batch, own), own)
         read = *self._scores, *(tensor for tensor, _ in integers.values())
         self._size = self._layout.size_of(read)
+        if lengths is None and not self._layout.has_one_size:
+            least = self._layout.least_size_of(read)
+            if least != self._size:
+                sizes = " to ".join("{} × {}".format(*size) for size in (least, self._size))
+                raise ValueError(
+                    f"lengths must be given, since a tensor is read at several places: {sizes} cells fit it"
+                )
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
             if own_lengths
