@@ -12,7 +12,7 @@ import torch
 from support.checks import close
 from support.kernels import needs_kernels
 from support.problems import OMEGAS, for_derivatives, potentials, two_kinds
-from support.recursions import RECURSIONS, Recursion, Tensors
+from support.recursions import RECURSIONS, Recursion, Tensors, segments
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -502,7 +502,8 @@ def test_counts_of_paths() -> None:
 
 @two_kinds
 def test_flat_segments_are_the_factored_ones_under_negentropy_alone(omega: bx.Regularizer) -> None:
-    flat, factored = (RECURSIONS[f"semi-Markov{kind}"] for kind in (", flat", ""))
+    flat, factored = segments(flat=True), segments(flat=False)
     tensors = factored.tensors(6, 1)
     values = [one.lattice.paths(tensors, omega=omega).value for one in (flat, factored)]
+    close(values[0], flat.value(tensors, 6, 1, omega))
     assert torch.isclose(*values) == isinstance(omega, bx.Negentropy)

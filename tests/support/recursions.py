@@ -196,7 +196,7 @@ def _flat_into(t: Tensors, i: int, j: int, k: int) -> Scored:
     return first + [((i - d, j, a), score + t[f"{a}{k}"]) for d, score in steps for a in (0, 1)]
 
 
-def _segments(flat: bool) -> Recursion:
+def segments(flat: bool) -> Recursion:
     return Recursion(
         bx.Lattice(
             _segment_moves(flat),
@@ -474,8 +474,7 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, n, m: [((n - 1, m - 1, 0), 0.0), ((n - 1, m - 1, 1), 0.25)],
         has_columns=False,
     ),
-    "semi-Markov": _segments(flat=False),
-    "semi-Markov, flat": _segments(flat=True),
+    "semi-Markov": segments(flat=False),
     "states within a cell": Recursion(
         bx.Lattice(
             [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.column("stay")), bx.Move(0, 0, 0, 1, bx.row("change"))],
