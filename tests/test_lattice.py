@@ -92,6 +92,26 @@ def test_batches_of_lengths_in_a_band_are_lattices_of_their_own(name: str, omega
             close(p.value[b], one.value(tensors, rows, columns, chosen, inside))  # type: ignore[arg-type]
 
 
+@needs_kernels
+@each_recursion
+def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.Regularizer) -> None:
+    """Kernels against ``lattice.dag``: its end is a node of its own even where paths end at one node."""
+    one = RECURSIONS[name]
+    lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
+    n, m = torch.tensor(lengths).unbind(1)
+    tensors = with_grad({name: t.expand(len(lengths), *t.shape) for name, t in one.tensors(5, 6).items()})
+    p = one.lattice.paths(tensors, lengths=(n, m), band=0.5, omega=omega)
+    has_sink = p._layout.has_sink(p._plain_theta(), p._index)
+    with bx.use_backend("reference"):
+        graph = one.lattice.dag(*p._size).paths(p._expanded().weights, omega=omega)
+        wanted = graph.value - omega.max(torch.zeros(1, dtype=torch.float64)) * ~has_sink
+        close(p.value, wanted)
+        right = first_and_second(wanted[wanted.isfinite()].sum(), tensors)
+    assert wanted.isfinite().any()
+    for got, own in zip(first_and_second(p.value[wanted.isfinite()].sum(), tensors), right, strict=True):
+        close(got, own, 1e-8)
+
+
 @each_recursion
 def test_shared_scores_gather_the_gradients_of_the_batch(name: str, backend: str) -> None:
     one = RECURSIONS[name]
