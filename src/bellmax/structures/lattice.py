@@ -417,20 +417,13 @@ class LatticePaths(NamedScores):
         self._check_classes(scores)
         labels, masks = self._read_labels(tensors)
         integers = labels | masks
-        pairs = [*scores.values(), *integers.values()]
+        device = next(iter(scores.values()))[0].device
         own_lengths = (
             []
             if lengths is None
-            else [as_lengths(f"lengths[{n}]", part, pairs[0][0].device) for n, part in enumerate(as_pair(lengths))]
+            else [as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths))]
         )
-        shapes = [t.shape[: t.ndim - own] for t, own in pairs] + [length.shape for length in own_lengths]
-        try:
-            batch = _common_shape([shape for shape in shapes if len(shape)])
-        except RuntimeError:
-            named = (scores | integers).items()
-            got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
-            got |= {f"lengths[{n}]": tuple(own.shape) for n, own in enumerate(own_lengths)}
-            raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
+        batch = common_batch(scores | integers | {f"lengths[{n}]": (own, 0) for n, own in enumerate(own_lengths)})
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
         scores[first] = _expanded(tensor, batch, own), own
@@ -727,10 +720,16 @@ class LatticePaths(NamedScores):
         return self._restrict(allowed)._expanded().weights.detach() > -math.inf
 
 
-def _common_shape(shapes: Sequence[torch.Size]) -> torch.Size:
+def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
+    """The batch shape of tensors, each with its number of dimensions of its own."""
+    shapes = [t.shape[: t.ndim - own] for t, own in named.values() if t.ndim > own]
     if all(shape == shapes[0] for shape in shapes):
         return shapes[0] if shapes else torch.Size()
-    shape: torch.Size = torch.broadcast_shapes(*shapes)
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        got = {name: tuple(t.shape) for name, (t, _) in named.items() if not name.startswith("_")}
+        raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
     return shape
 
 
