@@ -23,7 +23,7 @@ from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.graphs import COUNTS_VARY
 from bellmax.structures.named import NamedScores
-from bellmax.tensors import Gamma, inner, wide_dtype
+from bellmax.tensors import Gamma, inner
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
@@ -638,7 +638,7 @@ class LatticePaths(NamedScores):
             none = torch.zeros(self.batch_shape, dtype=torch.bool, device=self.device)
             return none, ~none
         first = torch.where(sign * value > 0, self.sense * sign * 1.0, -self.sense * sign * math.inf)
-        best = self._with((first.to(wide_dtype(self.device)), *self._free_rest()), Hard())
+        best = self._with((first.to(value.dtype), *self._free_rest()), Hard())
         most, wanted = (sign * t.reshape(*self.batch_shape, -1) for t in (best.expected_path, value))
         is_one = best.value.isfinite() & (most == wanted).all(-1)
         is_count = (wanted >= 0) & ((wanted == wanted.round()) | (not self.lattice._is_whole))
