@@ -9,7 +9,7 @@ slot is a kind of score: of a node in a state, of a move, of a start, of an end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,8 +52,9 @@ class LatticeLayout:
     def __init__(self, table: Table) -> None:
         self.table, self.sense = table, table.sense
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
-        self._extents = _extents(table)
-        self.has_one_size = all(len(reads) == 1 for reads in self._extents.values())
+        self._reads = list(dict.fromkeys(_reads(table)))
+        read = [(of_rows, first[:2], *(dim[:2] for dim in beside)) for of_rows, first, beside in self._reads]
+        self.has_one_size = len(set(read)) == len(read)
         masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
         self.windows = [None if hidden else _window(t) for t, hidden in zip(table.terms, masked, strict=True)]
 
@@ -65,19 +66,26 @@ class LatticeLayout:
 
     def size_of(self, tensors: Tensors) -> tuple[int, int]:
         """The same from scores, labels and masks with any batch dimensions."""
-        return self._size(tensors, max)
+        rows = columns = 1
+        for of_rows, (number, dim, offset), beside in self._reads:
+            size = tensors[number].shape[dim] - offset
+            for other, dim_beside, offset_beside in beside:
+                size = min(size, tensors[other].shape[dim_beside] - offset_beside)
+            if of_rows:
+                rows = max(rows, size)
+            else:
+                columns = max(columns, size)
+        return rows, columns
 
     def least_size_of(self, tensors: Tensors) -> tuple[int, int]:
         """The same where one place is enough for an entry that is read at several."""
-        return self._size(tensors, min)
-
-    def _size(self, tensors: Tensors, of_one: Callable[[Iterable[int]], int]) -> tuple[int, int]:
-        sizes = [1, 1]
-        for (of_rows, *dims), reads in self._extents.items():
-            own = [tensors[number].shape[dim] for number, dim in dims]
-            size = of_one(min(n - offset for n, offset in zip(own, offsets, strict=True)) for offsets in reads)
-            sizes[1 - of_rows] = max(sizes[1 - of_rows], size)
-        return sizes[0], sizes[1]
+        sizes: dict[tuple[Any, ...], int] = {}
+        for of_rows, first, beside in self._reads:
+            dims = (of_rows, *((number, dim) for number, dim, _ in (first, *beside)))
+            size = min(tensors[number].shape[dim] - offset for number, dim, offset in (first, *beside))
+            sizes[dims] = min(sizes.get(dims, size), size)
+        rows, columns = (max((n for dims, n in sizes.items() if dims[0] == of), default=1) for of in (True, False))
+        return rows, columns
 
     def _masks(self, index: Tensors) -> Tensors:
         return index[2 + self.table.labels :]
@@ -299,21 +307,25 @@ def _window(terms: tuple[Term, ...]) -> tuple[int, int] | None:
     return -i.offset, -j.offset
 
 
-def _extents(table: Table) -> dict[tuple[Any, ...], set[tuple[int, ...]]]:
-    """What the size of the grid follows from: whether it is along rows, and dimensions that are read together, each as
-    the number of a tensor, among scores, labels and masks, and a dimension of it, from the last; and the offsets of the
-    cell's places along them wherever they are read."""
+_Dim = tuple[int, int, int]
+
+
+def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
+    """What the size of the grid follows from, for each place where a tensor is read: whether it is along rows, and the
+    dimension, and those beside it, that must have an entry there, as the number of a tensor among scores, labels and
+    masks, a dimension of it, from the last, and the offset of the cell's place along it."""
     scores, masks = len(table.scores), len(table.scores) + table.labels
-    found: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
     for _, term, is_mask in table.reads:
         number = term.score + masks if is_mask else term.score
-        for of_rows in (True, False):
-            axes = [(a, dim) for dim, a in enumerate(term.axes, -len(term.axes))]
-            own = [(a, dim) for a, dim in axes if (a.follows_rows if of_rows else a.follows_columns)]
-            dims = [(scores + a.place, -1) if a.is_label else (number, dim) for a, dim in own]
+        axes = list(enumerate(term.axes, -len(term.axes)))
+        for of_rows, kinds in ((True, "ix"), (False, "jy")):
+            dims = [
+                (scores + axis.place, -1, axis.offset) if axis.is_label else (number, dim, axis.offset)
+                for dim, axis in axes
+                if axis.kind in kinds
+            ]
             if dims:
-                found.setdefault((of_rows, *dims), set()).add(tuple(a.offset for a, _ in own))
-    return found
+                yield of_rows, dims[0], tuple(dims[1:])
 
 
 # --- reading a score by cell
