@@ -97,21 +97,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.max_iter_barycenter = max_iter_barycenter
-        self.tol = tol
-        self.length = length
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._take(locals())
 
     @property
     def _n_features_out(self) -> int:
@@ -249,14 +235,7 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
         divergence: str | None = None,
         n_jobs: int | None = None,
     ) -> None:
-        self.length = length
-        self.max_iter_barycenter = max_iter_barycenter
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
+        self._take(locals())
 
     def fit(self, X: Collection, y: Any) -> DTWBarycenterClassifier:
         series, labels = self._read_with_targets(X, y)
