@@ -64,11 +64,8 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/lattices.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/overhead.py
-<<<<<<< HEAD
 	$(BIN)/python benchmarks/limits.py
-=======
 	$(if $(BELLMAX_DATA),$(BIN)/python benchmarks/neighbors.py $(BELLMAX_DATA)/timeseries)
->>>>>>> cluster
 	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site
