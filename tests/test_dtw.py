@@ -167,7 +167,7 @@ def test_equals_the_grid_and_enumeration(name: str, band: float | None, omega: b
 
 def test_a_band_always_leaves_a_path(backend: str) -> None:
     n, m = torch.meshgrid(torch.arange(1, 8), torch.arange(1, 10), indexing="ij")
-    for band in (0, 0.7, 2):
+    for band in (0, 1.4, 2):
         p = bx.DTW(torch.zeros(7, 9, 7, 9), lengths=(n.contiguous(), m.contiguous()), band=band)
         assert (p.num_paths >= 1).all()
         for i, j in ((1, 9), (4, 9), (7, 2), (6, 7), (5, 5)):
@@ -858,6 +858,7 @@ def test_bad_input_is_named(backend: str) -> None:
         (lambda: bx.DTW(cost + 0j), "cost must hold real numbers, got dtype torch.complex64"),
         (lambda: bx.DTW([[0.0, 1.0], [2.0]]), "cost must be a rectangular array, got entries of different shapes"),
         (lambda: bx.DTW(cost, band=-1), "band must be at least 0, got -1"),
+        (lambda: bx.DTW(cost, band=0.1), r"band must be a number of steps, 0 or at least 1, got 0.1"),
         (lambda: bx.DTW(cost, band=math.nan), "band must be at least 0, got nan"),
         (lambda: bx.DTW(cost, omega="softmin"), "omega must be a Regularizer or one of .* got 'softmin'"),
         (lambda: bx.DTW(cost, lengths=threes), r"lengths must be a pair \(lengths_a, lengths_b\), got Tensor"),

@@ -37,6 +37,18 @@ def check_choice(name: str, given: object, choices: Collection[str], other: str 
         raise ValueError(f"{name} must be {other}one of {', '.join(map(repr, choices))}, got {given!r}")
 
 
+def check_band(band: float | None) -> None:
+    """Raise a ValueError for what is no width of a band; a share of the length, as in the UCR archive, is none."""
+    if band is None:
+        return
+    if not band >= 0:
+        raise ValueError(f"band must be at least 0, got {band}")
+    if 0 < band < 1:
+        raise ValueError(
+            f"band must be a number of steps, 0 or at least 1, got {band}: for a share of N steps give int({band} * N)"
+        )
+
+
 def as_tensor(name: str, given: object) -> Tensor:
     """Numbers of any kind as a tensor: floating point as it was given, integers and bools as int64."""
     if isinstance(given, Tensor):

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+import bellmax.apps.training as training
 from bellmax.apps.training import Settings, Task, clip_gradients, fit
 
 
@@ -106,8 +107,38 @@ def test_says_how_it_goes(tmp_path: Path) -> None:
         assert "dev score" in text
 
 
+def test_lines_in_place_of_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for every in (0.0, 3600.0):
+        monkeypatch.setattr(training, "EVERY", every)
+        console = Console(record=True, force_terminal=False, width=120, file=io.StringIO())
+        fit(Regression(), Settings(epochs=2), tmp_path, console=console)
+        said[every] = console.export_text().splitlines()
+    assert [line for line in said[0.0] if " batches" not in line] != said[0.0]
+    assert len(said[0.0]) == 22
+    assert said[0.0][9].startswith("epoch 1/2: 10 of 10 batches, loss ")
+    assert len(said[3600.0]) == 2
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(Regression(), Settings(epochs=1), tmp_path)
+    before = (tmp_path / "last.pt").read_bytes()
+
+    def full(what: object, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 736128 vs 736020")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ValueError, match=r"\w+.pt cannot be written: its disk has \d+\.\d MB left"):
+        fit(Regression(), Settings(epochs=2), tmp_path, resume=True)
+    assert (tmp_path / "last.pt").read_bytes() == before
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_a_loss_that_explodes_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"the loss became (inf|nan) in epoch \d: try a smaller learning rate"):
+    with pytest.raises(
+        FloatingPointError, match=r"the loss became (inf|nan), in epoch \d: try a learning rate below 1e"
+    ):
         fit(Regression(), Settings(epochs=30, step_size=1e30, clip=1e30), tmp_path)
 
 

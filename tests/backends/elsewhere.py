@@ -66,7 +66,7 @@ def two_states(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]
 def warping(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
     cost = leaf(scores(2, 5, 6).abs(), put)
     lengths = put(torch.tensor([5, 3])), put(torch.tensor([6, 2]))
-    return bx.DTW(cost, lengths=lengths, band=0.7, omega=omega), [cost]
+    return bx.DTW(cost, lengths=lengths, band=1.4, omega=omega), [cost]
 
 
 def ctc(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:

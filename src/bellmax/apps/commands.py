@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 import bellmax.apps.training as training
+from bellmax.apps.files import write_json
 from bellmax.apps.runs import train_all
 
 Run = Annotated[Path, typer.Argument(help="The folder that 'train' wrote.")]
@@ -32,7 +33,11 @@ CoolDown = Annotated[int, typer.Option(help="Number of last epochs in which the 
 Dropout = Annotated[float, typer.Option(help="Dropout probability.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Random seed, repeatable. Default 0.")]
-Resume = Annotated[bool, typer.Option(help="Resume the run from its last epoch.")]
+Resume = Annotated[
+    bool, typer.Option(help="Resume the run from its last epoch. Only epochs and minutes may differ from before.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace what was written before.")]
+Split = Annotated[str, typer.Option(help="train, dev or test.")]
 Jobs = Annotated[int, typer.Option(help="Number of runs in parallel.")]
 
 
@@ -41,25 +46,59 @@ def one_sentence() -> Iterator[None]:
     """Turn errors about the input into one line, without a traceback."""
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, BrokenPipeError):
         raise
     except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
         typer.secho(f"Error: {error}", fg="red", err=True)
         raise typer.Exit(2) from None
 
 
-def train_into(output: Path, resume: bool, train: Callable[[Console | None], training.State], metric: str) -> None:
-    """Call ``train`` with a console (None but in the first process), unless ``output`` holds a run; handle Ctrl-C."""
-    if training.is_begun(output) and not resume:
-        raise ValueError(f"{output} holds a run already: add --resume to go on with it, or name another folder")
-    console = Console() if os.environ.get("RANK", "0") == "0" else None
+def given_options(context: typer.Context) -> set[str]:
+    """Names of the parameters that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def train_into(
+    output: Path,
+    data: Path,
+    config: training.Config,
+    train: Callable[..., training.State],
+    metric: str,
+    *,
+    resume: bool,
+    force: bool,
+    given: Collection[str],
+) -> None:
+    """Train on a folder of data into a folder that holds no run, or one to go on with or to replace; handle Ctrl-C.
+
+    Options that are not in ``given`` are those of the run to go on with.
+    """
+    if resume and force:
+        raise ValueError("either --resume or --force may be given: one goes on with a run, the other replaces it")
+    if output.resolve() == data.resolve():
+        raise ValueError(f"output must be another folder than that of the data, got {output}")
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first and not (resume or force or training.is_empty(output)):
+        raise ValueError(
+            f"{output} holds a run already: add --resume to go on with it or --force to replace it, or name another "
+            "folder"
+        )
+    if resume and training.is_begun(output):
+        config = config.filled(output, given)
+    console = Console() if is_first else None
     try:
-        state = train(console)
+        state = train(data, output, config, resume=resume, console=console)
     except KeyboardInterrupt:
-        typer.echo(f"\ninterrupted: {output} can be used as it is, or resumed with --resume", err=True)
+        usable = (output / "best.pt").exists()
+        what = (
+            "can be used as it is, or resumed with --resume" if usable else "has no weights yet: --resume begins again"
+        )
+        typer.echo(f"\ninterrupted: {output} {what}", err=True)
         raise typer.Exit(130) from None
     if console is not None:
-        console.print(f"{output}: dev {metric} {state.best:.2f} after {len(state.history)} epochs", highlight=False)
+        best = f"dev {metric} {state.best:.2f} after {len(state.history)} epochs"
+        console.print(f"{output}: {best}", highlight=False, soft_wrap=True)
 
 
 def train_table(
@@ -87,7 +126,7 @@ def train_table(
         rows.append(measure(run))
     text = markdown(rows)
     (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
-    training.write_json(output / "table.json", rows)
+    write_json(output / "table.json", rows)
     tell(text)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import bellmax.apps.training as training
+from bellmax.apps.files import read_json
 
 Running = tuple[Path, "subprocess.Popen[bytes]", int]
 
@@ -47,7 +47,7 @@ def _going_on(running: Sequence[Running], metric: str, told: Callable[[str], Non
     """The runs that are still running. Reports finished epochs; raises if a run has failed."""
     for run, process, seen in running:
         history = run / "history.json"
-        records = training.read_json(history) if history.exists() else []
+        records = read_json(history) if history.exists() else []
         if len(records) > seen:
             last = records[-1]
             told(f"{run}: epoch {len(records)}, dev {metric} {last[metric]:.2f}, loss {last['loss']:.3f}")

@@ -6,10 +6,9 @@ A run is a folder: ``last.pt`` is the checkpoint to resume from, ``best.pt`` the
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,11 +21,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bellmax.apps.files import read_json, reading, replacing, write_json
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 B = TypeVar("B")
 Record = dict[str, float]
+
+EVERY = 30.0
+"""Seconds between two lines about an epoch, where there is no terminal to draw a bar on."""
+FILES = "config.json", "last.pt", "best.pt", "history.json"
+MAY_CHANGE = "epochs", "minutes"  # when a run goes on
 
 
 @dataclass(frozen=True)
@@ -80,20 +86,47 @@ class Config:
     """The configuration of a run; each application adds fields."""
 
     settings: Settings = field(default_factory=Settings)
+    fingerprint: str | None = None
+    """That of the files of train and dev; training sets it. Older runs have none."""
 
     @classmethod
     def load(cls, run: Path) -> Self:
         given: dict[str, Any] = read_json(run / "config.json")
-        return cls(**{**given, "settings": Settings(**given["settings"])})
+        with reading(run / "config.json", "the configuration of a run"):
+            return cls(**{**given, "settings": Settings(**given["settings"])})
 
     def save(self, run: Path) -> None:
         write_json(run / "config.json", asdict(self))
 
-    def resumed(self, run: Path) -> Self:
-        """The configuration saved in a run, with the epochs and minutes of this one."""
+    def filled(self, run: Path, given: Collection[str]) -> Self:
+        """The configuration saved in a run, with the fields of this one that are in ``given``."""
         before = self.load(run)
-        settings = replace(before.settings, epochs=self.settings.epochs, minutes=self.settings.minutes)
-        return replace(before, settings=settings)
+        own = {name: value for name, value in vars(self.settings).items() if name in given}
+        fields = {name: value for name, value in vars(self).items() if name in given}
+        return replace(before, settings=replace(before.settings, **own), **fields)
+
+    def resumed(self, run: Path) -> Self:
+        """The configuration saved in a run, with the epochs and minutes of this one. Nothing else may differ."""
+        before = self.load(run)
+        is_old = before.fingerprint is None
+        pairs = [(vars(before), vars(self)), (vars(before.settings), vars(self.settings))]
+        differ = [
+            f"{name} {old[name]}, got {new[name]}"
+            for old, new in pairs
+            for name in old
+            if name not in ("settings", "fingerprint", *MAY_CHANGE)
+            and old[name] != new[name]
+            and not (is_old and old[name] is None)
+        ]
+        if differ:
+            raise ValueError(
+                f"{run} was begun with {'; '.join(differ)}: leave this out, or name another folder "
+                f"(only {' and '.join(MAY_CHANGE)} may change)"
+            )
+        if not is_old and before.fingerprint != self.fingerprint:
+            raise ValueError(f"{run} was begun with other data: to go on, the files of train and dev must be the same")
+        changed = {name: getattr(self.settings, name) for name in MAY_CHANGE}
+        return replace(before, settings=replace(before.settings, **changed), fingerprint=self.fingerprint)
 
 
 class Task(Protocol, Generic[B]):
@@ -171,11 +204,29 @@ def is_begun(run: Path) -> bool:
     return (run / "last.pt").exists()
 
 
+def is_empty(run: Path) -> bool:
+    """Whether the folder has none of the files of a run."""
+    return not any((run / name).exists() for name in FILES)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Any:
+    """torch.load of tensors and numbers, which runs no code of the file."""
+    with reading(path, "a checkpoint", "it is damaged, or another program wrote it"):
+        return torch.load(path, weights_only=True, map_location=device)
+
+
+def load_best(model: nn.Module, run: Path) -> None:
+    """Load the best weights of a run."""
+    state = load_checkpoint(run / "best.pt")
+    with reading(run / "best.pt", "the weights of this model"):
+        model.load_state_dict(state)
+
+
 def begin(run: Path, *, resume: bool) -> None:
     """Make the folder of a run; unless it resumes, remove the files of an earlier run."""
     run.mkdir(parents=True, exist_ok=True)
     if not resume:
-        for name in ("last.pt", "best.pt", "history.json"):
+        for name in FILES:
             (run / name).unlink(missing_ok=True)
 
 
@@ -190,10 +241,11 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
     optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=settings.step_size)
     state = State([], settings.step_size)
     if resume and is_begun(run):
-        saved = torch.load(run / "last.pt", weights_only=True, map_location=device)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        state = State(saved["history"], saved["step_size"], saved["best"])
+        saved = load_checkpoint(run / "last.pt", device)
+        with reading(run / "last.pt", "a checkpoint of this model"):
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            state = State(saved["history"], saved["step_size"], saved["best"])
     parallel = DistributedDataParallel(model) if world() > 1 else model
     try:
         for epoch in range(len(state.history), settings.epochs):
@@ -230,8 +282,8 @@ def _epoch(
     with _bar(console, f"epoch {epoch + 1}/{settings.epochs}", len(batches)) as advance:
         for batch in batches:
             part, own = task.part(batch, rank(), world())
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = model(part) * bool(own)
+            with _step_is_named(epoch + 1, optimizer.param_groups[0]["lr"]):
+                loss = _loss(model, part) * bool(own)
             optimizer.zero_grad()
             (loss * (world() / task.items(batch))).backward()  # processes take the mean of their gradients
             clip_gradients(model.parameters(), settings.clip)
@@ -247,9 +299,25 @@ def _epoch(
         slowest = torch.tensor(seconds, device=device)  # so that all processes stop after the same epoch
         distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
         seconds = slowest.item()
-    if not total.isfinite():
-        raise FloatingPointError(f"the loss became {total.item()} in epoch {epoch + 1}: try a smaller learning rate")
     return {"loss": total.item() / max(items, 1), "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def _loss(model: nn.Module, part: Any) -> Tensor:
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        loss: Tensor = model(part)
+    if not loss.isfinite():
+        raise ValueError(f"the loss became {loss.item()}")
+    return loss
+
+
+@contextmanager
+def _step_is_named(epoch: int, step_size: float) -> Iterator[None]:
+    """After steps that are too long the loss, or the scores that a structure is given, are not finite."""
+    try:
+        yield
+    except ValueError as error:
+        raise FloatingPointError(f"{error}, in epoch {epoch}: try a learning rate below {step_size:g}") from None
 
 
 def _keep(
@@ -263,7 +331,8 @@ def _keep(
 ) -> None:
     """Evaluate, and write the run's files."""
     task.model.eval()
-    record |= task.evaluate()
+    with _step_is_named(int(record["epoch"]), record["step_size"]):
+        record |= task.evaluate()
     state.history.append(record)
     is_best = record[task.metric] > state.best
     if is_best:
@@ -281,18 +350,33 @@ def _keep(
             f"epoch {record['epoch']:>3}: loss {record['loss']:.4f}, dev {task.metric} {record[task.metric]:.2f}"
             f"{' (best)' if is_best else ''}, {record['tokens_per_second']:.0f} tokens/s, {record['seconds']:.0f} s",
             highlight=False,
+            soft_wrap=True,
         )
 
 
 @contextmanager
 def _bar(console: Console | None, title: str, total: int) -> Iterator[Callable[[str], None]]:
     if console is None or not console.is_terminal:
-        yield lambda text: None
+        yield (lambda text: None) if console is None else _lines(console, title, total)
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True) as progress:
         bar = progress.add_task(title, total=total, text="")
         yield lambda text: progress.update(bar, advance=1, text=text)
+
+
+def _lines(console: Console, title: str, total: int) -> Callable[[str], None]:
+    """Prints a line every so often, in place of a bar."""
+    done, last = 0, time.monotonic()
+
+    def advance(text: str) -> None:
+        nonlocal done, last
+        done += 1
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            console.print(f"{title}: {done} of {total} batches, {text}", highlight=False, soft_wrap=True)
+
+    return advance
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
@@ -318,17 +402,5 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 def save(what: Any, path: Path) -> None:
     """torch.save, atomically."""
-    beside = path.with_suffix(".part")
-    torch.save(what, beside)
-    os.replace(beside, path)
-
-
-def write_json(path: Path, what: Any) -> None:
-    """Write JSON atomically."""
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(beside, path)
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    with replacing(path) as beside:
+        torch.save(what, beside)

@@ -18,7 +18,8 @@ class CRF(nn.Module):
     Differences: a mask may be bool or of any other type, and holes in it are skipped (the original scores the tag of a
     hole as the previous tag, and takes the last tag from the wrong place); a tag out of range, also a negative one, is
     a ``ValueError``, but masked tags are ignored; NaN emissions are a ``ValueError``; states that no path reaches get
-    zero gradients, not NaN; if no path exists, ``decode`` gives an empty list; half precision gives float32.
+    zero gradients, not NaN; if no path exists, ``decode`` gives an empty list; half precision gives float32;
+    ``torch.jit.script`` does not compile it, ``torch.compile`` does.
 
     Args:
         num_tags: S.

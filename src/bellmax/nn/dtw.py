@@ -21,8 +21,6 @@ class _Warping(Smoothed):
     def __init__(self, omega: str | Regularizer, gamma: Gamma | None, cost: Cost, band: float | None) -> None:
         super().__init__(omega, gamma)
         measure_of(cost, band, self.omega, None)
-        if band is not None and not band >= 0:
-            raise ValueError(f"band must be at least 0, got {band}")
         self.cost, self.band = cost, band
 
     def extra_repr(self) -> str:

@@ -34,7 +34,7 @@ from bellmax.series.jobs import (
 from bellmax.series.outputs import Fresh, Out, Output, output
 from bellmax.series.pairs import Measure, measure_of
 from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
-from bellmax.transforms import is_transformed, needs_grad
+from bellmax.transforms import is_checked, is_transformed, needs_grad
 
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
 Joined: TypeAlias = "tuple[Tensor, Tensor]"
@@ -93,8 +93,21 @@ def check_collections(**named: Collection) -> list[list[Tensor]]:
             raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
         if series.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
+    _check_numbers(labelled)
     typed = iter(as_floating([series for _, series in labelled]))
     return [[promote_half(next(typed)) for _ in series] for series in lists.values()]
+
+
+def _check_numbers(labelled: list[tuple[str, Tensor]]) -> None:
+    """Raise a ValueError that names the first NaN."""
+    if not all(is_checked(series) for _, series in labelled):
+        return
+    for name, series in labelled:
+        missing = series.detach().isnan()
+        if missing.any():
+            step, feature = missing.nonzero()[0].tolist()
+            place = f"[{step}]" if series.shape[1] == 1 else f"[{step}, {feature}]"
+            raise ValueError(f"{name} must hold no NaN but padding at its end in an array, got one at {name}{place}")
 
 
 def check_single_gamma(measure: Measure) -> None:

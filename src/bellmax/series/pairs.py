@@ -21,6 +21,7 @@ from bellmax.inputs import (
     as_lengths,
     as_pair,
     as_series,
+    check_band,
     check_choice,
 )
 from bellmax.layouts.values import check_lengths
@@ -306,6 +307,5 @@ def measure_of(
         check_choice("cost", cost, COSTS, "a function or ")
     if divergence is not None:
         check_choice("divergence", divergence, _DIVERGENCES, "None or ")
-    if band is not None and not band >= 0:
-        raise ValueError(f"band must be at least 0, got {band}")
+    check_band(band)
     return Measure(cost, band, omega, divergence, moves or Moves())

@@ -19,6 +19,7 @@ from bellmax.inputs import (
     as_lengths,
     as_pair,
     as_tensor,
+    check_band,
     check_tensor,
 )
 from bellmax.layouts import grid as layout
@@ -46,7 +47,8 @@ class DTW(PathDistribution):
             last cell is (length_a − 1, length_b − 1). Padding outside is ignored, may hold NaN and gets no gradient.
         band: half the width of a Sakoe-Chiba band around the slanted diagonal of each pair: with N and M the pair's own
             lengths, cell (i, j) is kept iff \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). For N = M that is
-            \\|i − j\\| ≤ band; a path always remains.
+            \\|i − j\\| ≤ band; a path always remains. It is a number of steps, 0 or at least 1: for a tenth of the
+            length give int(0.1 * N).
         step_weights: three factors of the cost of a cell, for a move into it along the diagonal, from above (i grows)
             and from the left (j grows): numbers, or a tensor (3,) or (..., 3), which may be learnt. (2, 1, 1) makes
             diagonals no shorter than two other moves. The first cell has factor 1.
@@ -100,8 +102,7 @@ class DTW(PathDistribution):
         if len(shape) < 2 or shape[-1] == 0 or shape[-2] == 0:
             raise ValueError(f"cost must have shape (..., N, M) with N, M >= 1, got {tuple(shape)}")
         super().__init__({"cost": (cost, 2)}, shape[:-2], shape[-2:], omega, gamma)
-        if band is not None and not band >= 0:
-            raise ValueError(f"band must be at least 0, got {band}")
+        check_band(band)
         self.band = math.inf if band is None else float(band)
         self._lengths = None if lengths is None else self._check_lengths(lengths)
         self.step_weights = self._check_steps("step_weights", step_weights)

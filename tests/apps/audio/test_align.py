@@ -54,5 +54,9 @@ def test_durations_that_cannot_be():
 def test_weights_of_another_size(tmp_path):
     path = tmp_path / "w.json"
     path.write_text('{"weights": [1, 2]}')
-    with pytest.raises(ValueError, match=r"w.json must hold 44 weights, got 2"):
+    with pytest.raises(ValueError, match=r"w.json must hold 44 finite weights, got 2 numbers"):
         aligning.trained(path)
+    for text, why in (("[]", "list indices"), ("{}", "'weights' is missing"), ('{"weights": ["x"]}', "")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"w.json cannot be read as weights of 'bellmax audio train': .*{why}"):
+            aligning.trained(path)

@@ -12,9 +12,11 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
+from bellmax.apps.audio import align as aligning
 from bellmax.apps.audio import evaluation
 from bellmax.apps.audio.commands import app
 from bellmax.apps.audio.features import RATE
+from bellmax.apps.audio.score import Score
 
 from . import music
 
@@ -42,9 +44,10 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_aligns(data: Path, tmp_path: Path) -> None:
     table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
-    options = ["--out", table, "--plot", picture, "--audio-clicks", clicks]
+    options = ["--output", table, "--plot", picture, "--audio-clicks", clicks]
     said = run("align", data / "one/one.wav", data / "one/one.mid", *options)
     assert "8 events, from 0.39 s" in said
+    assert "confidence is low" not in said
     rows = list(csv.DictReader(table.read_text().splitlines()))
     score = music.score(0)
     assert [float(row["score_time"]) for row in rows] == pytest.approx(score.onsets, abs=2e-3)
@@ -96,18 +99,51 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["align", "nowhere.wav", "MIDI"], "nowhere.wav cannot be read as audio"),
-        (["align", "WAV", "nowhere.mid"], "nowhere.mid cannot be read as MIDI"),
+        (["align", "nowhere.wav", "MIDI"], "nowhere.wav does not exist"),
+        (["align", "WAV", "nowhere.mid"], "nowhere.mid does not exist"),
         (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'harmonic' or 'chroma', got 'mfcc'"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
         (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
+        (["align", "WAV", "MIDI", "--weights", "MIDI"], "one.mid cannot be read as JSON"),
+        (
+            ["align", "WAV", "MIDI", "--output", "no/such/x.csv"],
+            "--output must be in a folder that exists, got no/such",
+        ),
+        (["align", "WAV", "MIDI", "--plot", "a.pgn"], "--plot must end in .jpg, .pdf, .png, .svg, got a.pgn"),
+        (["align", "WAV", "MIDI", "--audio-clicks", "a.txt"], "--audio-clicks must end in "),
+        (["align", "WAV", "MIDI", "--output", "WAV", "--force"], "one.wav, which is an input"),
+        (["align", "WAV", "MIDI", "--out", "MIDI", "--force"], "one.mid, which is an input"),
+        (["align", "WAV", "MIDI", "--audio-clicks", "WAV", "--force"], "one.wav, which is an input"),
     ],
 )
-def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+def test_errors_are_a_sentence(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(aligning, "align", None)  # errors come before the work
+    before = {path: path.read_bytes() for path in (data / "one").iterdir()}
     (tmp_path / "piece").mkdir()
     music.write_piece(tmp_path / "ONE", "piece", 0)
     places = {"ONE": tmp_path / "ONE", "WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
     said = run(*(places.get(arg, arg) for arg in args), status=2)
     assert message in " ".join(said.split())
     assert "Traceback" not in said
+    assert before == {path: path.read_bytes() for path in (data / "one").iterdir()}
+
+
+@pytest.mark.parametrize(("features", "other"), [("harmonic", "chroma"), ("chroma", "harmonic")])
+def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, other: str) -> None:
+    score = music.score(0, events=24)
+    moved = Score.of([(start, end, pitch - 5) for start, end, pitch in score.notes])
+    recording, table = tmp_path / "a.wav", tmp_path / "a.csv"
+    soundfile.write(recording, music.render(score, music.warp(score)), RATE)
+    options = [music.write_midi(tmp_path / "wrong.mid", moved), "--features", features]
+    said = run("align", recording, *options, "--out", table)  # its old name
+    assert f"The confidence is low: try --features {other}; the score may be in another key" in said
+    before = table.read_bytes()
+    assert f"{table} exists: add --force" in run("align", recording, *options, "--output", table, status=2)
+    assert table.read_bytes() == before
+    right = music.write_midi(tmp_path / "right.mid", score)
+    assert "The confidence" not in run("align", recording, right, *options[1:], "--output", table, "--force")
+    assert table.read_bytes() != before

@@ -50,7 +50,7 @@ def test_loads(tmp_path: Path, audio, ending: str):
 
 def test_errors(tmp_path: Path):
     path = tmp_path / "a.wav"
-    with pytest.raises(ValueError, match=r"a.wav cannot be read as audio"):
+    with pytest.raises(ValueError, match=r"a.wav does not exist"):
         features.load(path)
     path.write_bytes(b"not audio")
     with pytest.raises(ValueError, match=r"a.wav cannot be read as audio"):
@@ -60,4 +60,9 @@ def test_errors(tmp_path: Path):
         features.load(path)
     soundfile.write(path, np.zeros(features.RATE), features.RATE)
     with pytest.raises(ValueError, match=r"a.wav is silent"):
+        features.load(path)
+    samples = np.full(features.RATE, 0.1)
+    samples[features.RATE // 2 :] = np.nan
+    soundfile.write(path, samples, features.RATE, subtype="FLOAT")
+    with pytest.raises(ValueError, match=r"a.wav must hold finite samples, got 11025 that are not, from 0.50 s on"):
         features.load(path)

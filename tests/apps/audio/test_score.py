@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pretty_midi
 import pytest
 import torch
 
@@ -28,13 +29,13 @@ def test_reads_midi(tmp_path: Path):
 
 def test_errors_of_midi(tmp_path: Path):
     path = tmp_path / "a.mid"
-    with pytest.raises(ValueError, match=r"a.mid cannot be read as MIDI"):
+    with pytest.raises(ValueError, match=r"a.mid does not exist"):
         read_midi(path)
-    path.write_bytes(b"no midi at all")
-    with pytest.raises(ValueError, match=r"a.mid cannot be read as MIDI"):
-        read_midi(path)
-    import pretty_midi
-
+    whole = music.write_midi(path, music.score()).read_bytes()
+    for text, why in ((b"no midi at all", "\\w+"), (b"", "it ends too early"), (whole[:60], "it ends too early")):
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match=rf"a.mid cannot be read as MIDI: {why}"):
+            read_midi(path)
     pretty_midi.PrettyMIDI().write(str(path))
     with pytest.raises(ValueError, match=r"a.mid has no notes"):
         read_midi(path)
@@ -49,7 +50,7 @@ def test_reads_truth(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no note at 2.000 s of the score"):
         read_truth(path, score)
     path.write_text("onset\n")
-    with pytest.raises(ValueError, match="must hold lines of four numbers"):
+    with pytest.raises(ValueError, match=r"truth.txt cannot be read as lines of four numbers"):
         read_truth(path, score)
 
 
@@ -66,3 +67,14 @@ def test_true_alignments_are_paths(starts: list[int]):
     wanted = np.maximum.accumulate(np.clip(starts, 0, 9))
     wanted[0] = 0
     assert first_frames(path).tolist() == wanted.tolist()
+
+
+def test_odd_midi_is_read_in_silence(tmp_path: Path):
+    whole = bytearray(music.write_midi(tmp_path / "a.mid", music.score()).read_bytes())
+    whole[9] = 2  # the type, at which pretty_midi warns if tempi are on other tracks
+    track = bytes.fromhex("4d54726b0000000b00ff510307a12000ff2f00")
+    whole[11] += 1
+    (tmp_path / "a.mid").write_bytes(bytes(whole) + track)
+    with pytest.warns(RuntimeWarning, match="type 0 or type 1"):
+        pretty_midi.PrettyMIDI(str(tmp_path / "a.mid"))
+    assert len(read_midi(tmp_path / "a.mid")) == 8

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from itertools import product
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from bellmax.apps.ner import tagging
 from bellmax.apps.ner.commands import app
+from bellmax.apps.ner.figure import draw
 
 from . import corpus
 
-SMALL = ["--word-size", "16", "--step-size", "0.1", "--sentences", "4"]
+SMALL = ["--word-size", "16", "--optimizer", "sgd", "--step-size", "0.1", "--decay", "1", "--sentences", "4"]
 
 
 def run(*args: object, text: str | None = None, status: int = 0) -> str:
@@ -51,10 +54,14 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 def test_evaluates(trained: Path, data: Path) -> None:
-    said = run("eval", trained, data)
-    f1 = float(re.search(r"F1 +(\d+\.\d+)", said)[1])
-    assert f1 > 90
-    assert run("eval", trained, data, "--split", "dev") != said
+    said = run("evaluate", trained, data)
+    assert said.startswith(f"{data / 'test.tsv'}: 20 sentences, ")
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:]}
+    assert list(rows) == ["LOC", "PER", "all"]
+    assert all(float(f1) > 90 for _, _, f1, _ in rows.values())
+    assert int(rows["all"][3]) == int(rows["LOC"][3]) + int(rows["PER"][3]) > 0
+    assert run("eval", trained, data) == said  # its old name
+    assert run("evaluate", trained, data, "--split", "dev") != said
 
 
 def test_tags_with_readings(trained: Path) -> None:
@@ -82,13 +89,75 @@ def test_plots(trained: Path, data: Path, tmp_path: Path) -> None:
     alone = matplotlib.image.imread(picture)
     assert alone.std() > 0
     assert not _has_red(alone)
-    run("plot", trained, 3, "--data", data, "--output", picture, "--beside", trained)
+    assert "exists: add --force to replace it" in run("plot", trained, "in Rome", "--output", picture, status=2)
+    run("plot", trained, 3, "--data", data, "--output", picture, "--beside", trained, "--force")
     assert _has_red(matplotlib.image.imread(picture))
+
+
+def test_plots_whatever_comes(trained: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "tags.svg"
+    said = run("plot", trained, f"$x_1$ $\\frac$ 日本 😀 10\u00a0000 {'x' * 300_000}", "--output", picture)
+    assert len(said) > 300_000
+
+
+def test_long_sentences_take_several_rows() -> None:
+    panels = [("a", np.eye(78, 2)), ("b", np.eye(78, 2))]
+    figure = draw([str(n) for n in range(78)], ["O", "S-PER"], panels, ["O"] * 78)
+    rows = [[label.get_text() for label in ax.get_xticklabels()] for ax in figure.axes]
+    assert [len(row) for row in rows] == [20, 20, 20, 18] * 2
+    assert [word for row in rows for word in row] == [str(n) for n in range(78)] * 2
+    assert figure.get_size_inches()[0] < 13
+
+
+def test_dollars_are_no_mathematics() -> None:
+    tokens = ["$x_1$", "$\\frac$", "y" * 30]
+    (ax,) = draw(tokens, ["O"], [("$title$", np.ones((3, 1)))], ["O"] * 3).axes
+    labels = ax.get_xticklabels()
+    assert [label.get_text() for label in labels] == [*tokens[:2], "y" * 19 + "…"]
+    assert not any(label.get_parse_math() for label in labels)
 
 
 def _has_red(picture: object) -> bool:
     red, green, blue = (picture[..., c] for c in range(3))  # type: ignore[index]
     return bool(((red > 0.8) & (green < 0.3) & (blue < 0.3)).any())
+
+
+def test_tags_in_batches_as_one_by_one(trained: Path) -> None:
+    lines = ["mr Bob Lee walks in San Juan Bay and sees mr Ann", "", "in Rome", "zzz " * 40, "mr Ed", "the"] * 2
+    together = run("tag", trained, text="\n".join(lines)).split("\n\n")
+    alone = "".join(run("tag", trained, text=f"{line}\n") for line in lines).split("\n\n")
+    assert len(together) == len(alone)
+    for one, other in zip(together, alone, strict=True):
+        for a, b in zip(one.splitlines(), other.splitlines(), strict=True):
+            (words, number), (more, close) = (_apart(line) for line in (a, b))
+            assert words == more
+            assert number == pytest.approx(close, abs=1e-3)
+
+
+def _apart(line: str) -> tuple[list[str], float]:
+    numbers = re.findall(r"\b[01]\.\d{4}\b", line)
+    return re.split(r"\b[01]\.\d{4}\b", line), float(numbers[0]) if numbers else 0.0
+
+
+def test_tags_odd_text(trained: Path) -> None:
+    long = "x" * 300_000
+    text = f"in 10\u00a0000 {long}\n{'the in Rome ' * 2000}\n".encode() + b"in \xff Rome\nin Oslo\n"
+    result = CliRunner().invoke(app, ["tag", str(trained)], input=text)
+    assert result.exit_code == 2
+    first, second, said = result.output.split("\n\n")
+    assert [line.split("\t")[0] for line in first.splitlines()[:3]] == ["in", "10\u00a0000", long]
+    assert any(line.startswith("# ") and "[LOC Rome]" in line for line in second.splitlines())
+    assert said == "Error: standard input, line 3: must be UTF-8, got b'in \\xff Rome'\n"
+
+
+def test_defaults_are_those_of_the_results() -> None:
+    page = Path(__file__).parents[3] / "docs/results/ner.md"
+    (command,) = (line for line in page.read_text().splitlines() if line.startswith("    bellmax ner table"))
+    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
+    config = tagging.Config()
+    for name in ("epochs", "optimizer", "step_size", "decay"):
+        assert str(getattr(config.settings, name)) == options[name.replace("_", "-")]
+    assert (str(config.sentences), str(config.word_size)) == (options["sentences"], options["word-size"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -102,6 +171,108 @@ def test_resumed_equals_uninterrupted(few: Path, tmp_path: Path, optimizer: str)
     assert "holds a run already: add --resume" in said
 
 
+def test_resumes_with_the_same_settings_and_data_alone(few: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("train", few, "--output", folder, "--epochs", 1, *SMALL)
+    before = (folder / "last.pt").read_bytes()
+    again = ["train", few, "--output", folder, "--resume"]
+    said = " ".join(run(*again, "--optimizer", "adamw", "--word-size", 16, "--omega", "l2", status=2).split())
+    assert "was begun with omega negentropy, got l2; optimizer sgd, got adamw: leave this out" in said
+    assert "(only epochs and minutes may change)" in said
+    other = corpus.write(tmp_path / "other", {"train": 5, "dev": 3, "test": 3})
+    assert "was begun with other data" in run("train", other, *again[2:], status=2)
+    assert "either --resume or --force" in run(*again, "--force", status=2)
+    assert (folder / "last.pt").read_bytes() == before
+    assert "after 1 epochs" in run(*again)  # as many as before
+    assert "after 2 epochs" in run(*again, "--epochs", 2, *SMALL)
+    assert "after 1 epochs" in run("train", few, "--output", folder, "--epochs", 1, *SMALL, "--force")
+
+
+def test_resumes_with_vectors_of_another_size(few: Path, tmp_path: Path) -> None:
+    vectors, others = tmp_path / "some.vec", tmp_path / "others.vec"
+    for path in (vectors, others):
+        path.write_text("rome 1 2 3\n")
+    command = ["train", few, "--output", tmp_path / "run", "--word-size", 9, "--resume", "--embeddings"]
+    run(*command, vectors, "--epochs", 1)
+    assert "after 2 epochs" in run(*command, vectors, "--epochs", 2)
+    assert "others.vec: leave this out" in " ".join(run(*command, others, status=2).split())
+    run("train", few, "--output", tmp_path / "none", "--epochs", 1, *SMALL)
+    command[3] = tmp_path / "none"
+    assert "none was begun with embeddings None, got " in " ".join(run(*command, vectors, status=2).split())
+
+
+def test_runs_of_older_versions_go_on(few: Path, tmp_path: Path) -> None:
+    vectors, folder = tmp_path / "some.vec", tmp_path / "run"
+    vectors.write_text("rome 1 2 3\n")
+    command = ["train", few, "--output", folder, "--embeddings", vectors, "--resume", *SMALL]
+    run(*command, "--epochs", 1)
+    config = json.loads((folder / "config.json").read_text())
+    del config["fingerprint"], config["embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "after 2 epochs" in run(*command, "--epochs", 2)
+
+
+@pytest.fixture
+def copy(few: Path, tmp_path: Path) -> Path:
+    """A run of one epoch, to be damaged."""
+    run("train", few, "--output", tmp_path / "copy", "--epochs", 1, *SMALL)
+    return tmp_path / "copy"
+
+
+def test_damaged_runs_are_named(copy: Path, few: Path) -> None:
+    def said(*args: object) -> str:
+        told = run(*args, status=2, text="")
+        assert told.count("\n") == 1
+        return told
+
+    evaluate, resume = ("evaluate", copy, few), ("train", few, "--output", copy, "--epochs", 2, "--resume")
+    for name, command in (("best.pt", evaluate), ("last.pt", resume)):
+        whole = (copy / name).read_bytes()
+        for damaged in (b"", b"text", whole[: len(whole) // 2], pickle.dumps({"a": print})):
+            (copy / name).write_bytes(damaged)
+            assert f"{copy / name} cannot be read as a checkpoint: it is damaged" in said(*command)
+        (copy / name).write_bytes(whole)
+    other = torch.load(copy / "best.pt", weights_only=True)
+    torch.save({**other, "words.weight": torch.zeros(3, 2)}, copy / "best.pt")
+    assert "best.pt cannot be read as the weights of this model: size mismatch for words.weight" in said("tag", copy)
+    torch.save([1], copy / "last.pt")
+    assert "last.pt cannot be read as a checkpoint of this model: " in said(*resume)
+    (copy / "config.json").write_text("{}")
+    assert f"{copy / 'config.json'} cannot be read as the configuration of a run: 'settings' is missing" in said(
+        *evaluate
+    )
+    (copy / "config.json").write_text("{no")
+    assert f"{copy / 'config.json'} cannot be read as JSON" in said(*evaluate)
+
+
+def test_bad_input_is_found_before_training(few: Path, tmp_path: Path) -> None:
+    vectors, folder = tmp_path / "some.vec", tmp_path / "run"
+    vectors.write_text("rome 1 nan 3\n")
+    said = run("train", few, "--output", folder, "--embeddings", vectors, status=2)
+    assert "some.vec must hold finite numbers, got others for 1 words, the first of them 'rome'" in " ".join(
+        said.split()
+    )
+    data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
+    (data / "dev.tsv").write_text("it\tO\nnew\tB-NEW\n")
+    assert "dev.tsv, line 2: the tag B-NEW has a type" in " ".join(
+        run("train", data, "--output", folder, status=2).split()
+    )
+    assert not folder.exists()
+    assert "output must be another folder" in run("train", data, "--output", data, "--force", status=2)
+
+
+def test_a_step_that_is_too_long_is_named(few: Path, tmp_path: Path) -> None:
+    said = run("train", few, "--output", tmp_path / "run", "--step-size", "1e30", status=2)
+    assert "in epoch 2: try a learning rate below 1e+30" in " ".join(said.split())
+
+
+def test_words_of_any_length_are_trained_on(tmp_path: Path) -> None:
+    data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
+    with (data / "train.tsv").open("a") as file:
+        file.write(f"\n{'x' * 200_000}\tO\n")
+    run("train", data, "--output", tmp_path / "run", "--epochs", 1, *SMALL)
+
+
 def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = tagging.NamedEntities.batches
 
@@ -113,7 +284,19 @@ def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tagging.NamedEntities, "batches", interrupted)
     said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
     assert "can be used as it is, or resumed with --resume" in said
-    assert "F1" in run("eval", tmp_path / "run", few)
+    assert "F1" in run("evaluate", tmp_path / "run", few)
+
+
+def test_interrupted_before_the_first_epoch_it_cannot_be_used(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tagging, "NamedEntities", interrupted)
+    said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
+    assert "run has no weights yet: --resume begins again" in " ".join(said.split())
+    assert "holds a run already" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
 
 
 def test_interrupted_in_the_first_epoch_it_begins_again(
@@ -199,7 +382,7 @@ def test_f1_is_that_of_conll(truth: str, guess: str, right: int, guessed: int, w
     ("args", "message"),
     [
         (["train", "nowhere", "--output", "x"], "nowhere is not a folder"),
-        (["eval", "nowhere", "nowhere"], "nowhere is not a run of 'bellmax ner train'"),
+        (["evaluate", "nowhere", "nowhere"], "nowhere is not a run of 'bellmax ner train'"),
         (["train", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'l2', 'tsallis'"),
         (["train", "DATA", "--output", "RUN", "--loss", "hinge"], "loss must be one of 'surrogate', 'relaxed'"),
         (["train", "DATA", "--output", "RUN", "--epochs", "0"], "epochs must be at least 1, got 0"),

@@ -48,7 +48,7 @@ def test_a_column_that_is_not_there(tmp_path):
 def test_other_encodings_are_named(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_bytes("é\tO\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train.tsv must be UTF-8"):
+    with pytest.raises(ValueError, match=r"train.tsv cannot be read as UTF-8 text"):
         read(path)
 
 
@@ -80,6 +80,41 @@ def test_reads_vectors(tmp_path):
     np.savez(arrays, other=np.zeros(1))
     with pytest.raises(ValueError, match=r"must hold the arrays 'words' and 'vectors', got \['other'\]"):
         read_vectors(arrays)
+    arrays.write_bytes(arrays.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"some.npz cannot be read as an .npz of word vectors: "):
+        read_vectors(arrays)
+    np.savez(arrays, words=np.array(["the", "é"]), vectors=np.array([[1.0], [np.nan]]))
+    text.write_text("the 1\né inf\n", encoding="utf-8")
+    for path in (text, arrays):
+        with pytest.raises(
+            ValueError, match=r"must hold finite numbers, got others for 1 words, the first of them 'é'"
+        ):
+            read_vectors(path)
+
+
+def test_other_white_space_is_part_of_a_token(tmp_path):
+    path = tmp_path / "train.txt"
+    for separator in (" ", "\t"):
+        path.write_text(f"10\u00a0000{separator}O\nRome{separator}B-LOC\n", encoding="utf-8")
+        assert read(path) == [Sentence(["10\u00a0000", "Rome"], ["O", "B-LOC"])]
+    path.write_text("\tO\n")
+    with pytest.raises(ValueError, match=r"train.txt, line 1: expected a token and a tag"):
+        read(path)
+
+
+def test_unknown_types_are_named_by_file_and_line(tmp_path):
+    path = tmp_path / "dev.tsv"
+    path.write_text("Ann\tB-PER\n\nit\tO\nfilm\tB-NEW\n")
+    with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag B-NEW has a type .* which are LOC, PER"):
+        read(path, kinds={"PER", "LOC"})
+
+
+def test_long_words_are_spelled_by_both_ends():
+    long = "a" * 150 + "b" * 300_000 + "c" * 150
+    vocabulary = Vocabulary.of([Sentence([long, "abc"], ["O", "O"])])
+    batch = Corpus([Sentence([long, "abc"], [])], vocabulary).batch([0])
+    assert batch.letter_lengths.tolist() == [200, 3]
+    assert batch.letters[0].tolist() == [1] * 100 + [3] * 100
 
 
 def test_words_and_letters_as_numbers(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from bellmax.apps import runs
+from bellmax.apps.translation import translating
 from bellmax.apps.translation.commands import app
 from bellmax.apps.translation.translating import Translating
 from bellmax.nn import SegmentationAttention
@@ -69,17 +71,52 @@ def test_draws_attention(trained: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     run("attention", trained, "un deux trois", "--output", picture)
     alone = matplotlib.image.imread(picture)
-    run("attention", trained, "un deux trois", "--output", picture, "--beside", trained)
+    run("attention", trained, "un deux trois", "--output", picture, "--beside", trained, "--force")
     assert alone.std() > 0
     assert matplotlib.image.imread(picture).shape[1] > alone.shape[1]
 
 
 def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
-    run("train", data, "--output", tmp_path / "a", "--epochs", 2, *SMALL)
-    run("train", data, "--output", tmp_path / "b", "--epochs", 1, *SMALL)
+    small = [*SMALL, "--cool-down", "0"]
+    run("train", data, "--output", tmp_path / "a", "--epochs", 2, *small)
+    run("train", data, "--output", tmp_path / "b", "--epochs", 1, *small)
     run("train", data, "--output", tmp_path / "b", "--epochs", 2, "--resume")
     assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert "holds a run already" in run("train", data, "--output", tmp_path / "b", status=2)
+
+
+def test_resumes_with_the_same_settings_alone(data: Path, tmp_path: Path) -> None:
+    run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
+    said = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
+    wanted = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
+    assert wanted in " ".join(said.split())
+
+
+def test_defaults_are_those_of_the_results() -> None:
+    page = Path(__file__).parents[3] / "docs/results/translation.md"
+    (command,) = (line for line in page.read_text().splitlines() if line.startswith("    bellmax translation table"))
+    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
+    config = translating.Config()
+    assert (str(config.size), str(config.tokens)) == (options["size"], options["tokens"])
+    for name in ("epochs", "step_size", "decay", "cool_down"):
+        assert getattr(config.settings, name) == float(options[name.replace("_", "-")])
+
+
+def test_the_line_that_cannot_be_read_is_named(trained: Path) -> None:
+    result = CliRunner().invoke(app, ["translate", str(trained)], input=b"un\nd\xe9ux\n")
+    assert result.exit_code == 2
+    assert result.output.endswith("Error: standard input, line 2: must be UTF-8, got b'd\\xe9ux'\n")
+
+
+def test_damaged_runs_are_named(trained: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    for name, message in (
+        ("best.pt", "cannot be read as a checkpoint: it is damaged"),
+        ("source.json", "cannot be read as the vocabulary of a run: 'pieces' is missing"),
+        ("config.json", "cannot be read as the configuration of a run: 'settings' is missing"),
+    ):
+        (copy / name).write_text("{}")
+        assert f"{copy / name} {message}" in run("translate", copy, text="", status=2)
 
 
 def test_pieces_of_words(data: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"train.fr is empty"):
         read_pairs(tmp_path, "train", ("fr", "en"))
     (tmp_path / "train.fr").write_bytes("é\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train.fr must be UTF-8"):
+    with pytest.raises(ValueError, match=r"train.fr cannot be read as UTF-8 text"):
         read_pairs(tmp_path, "train", ("fr", "en"))
     (tmp_path / "more.train.fr").touch()
     with pytest.raises(ValueError, match=r"has 2 files for train"):

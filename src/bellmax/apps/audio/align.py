@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bellmax.apps.audio.features as features
-import bellmax.apps.training as training
 from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model, onset_frames
 from bellmax.apps.audio.score import Score
+from bellmax.apps.files import read_json, reading
 from bellmax.regularizers import Negentropy
 from bellmax.structures.dtw import DTW
 
@@ -53,11 +52,13 @@ class Alignment:
 
 def trained(path: Path | None = None) -> Tensor:
     """Weights for :class:`Harmonic`: from a file that 'bellmax audio train' wrote, or those learnt on Bach10."""
-    own = resources.files("bellmax.apps.audio") / "bach10.json"
-    given = training.read_json(path) if path else json.loads(own.read_text(encoding="utf-8"))
-    weights = torch.tensor(given["weights"], dtype=torch.float64)
-    if weights.shape != (Harmonic().size(),):
-        raise ValueError(f"{path} must hold {Harmonic().size()} weights, got {weights.numel()}")
+    with resources.as_file(resources.files("bellmax.apps.audio") / "bach10.json") as own:
+        path = path or own
+        given = read_json(path)
+        with reading(path, "weights of 'bellmax audio train'"):
+            weights = torch.tensor(given["weights"], dtype=torch.float64)
+    if weights.shape != (Harmonic().size(),) or not weights.isfinite().all():
+        raise ValueError(f"{path} must hold {Harmonic().size()} finite weights, got {weights.numel()} numbers")
     return weights
 
 

@@ -16,15 +16,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import bellmax.apps.audio.align as aligning
 import bellmax.apps.audio.evaluation as evaluation
 import bellmax.apps.audio.features as features
-import bellmax.apps.training as training
 from bellmax.apps.audio.model import Harmonic
 from bellmax.apps.audio.score import read_midi
-from bellmax.apps.commands import one_sentence, origin
+from bellmax.apps.commands import Force, one_sentence, origin
+from bellmax.apps.files import check_outputs, write_json
 
 app = typer.Typer(
     no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
 )
 
+UNSURE = {"harmonic": 0.15, "chroma": 0.7}
+"""Median confidence below which an alignment is probably wrong: on Bach10 it is above, in another key below."""
 Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
 
 
@@ -32,7 +34,8 @@ Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per p
 def align(
     recording: Annotated[Path, typer.Argument(help="A .wav, .flac or .ogg file.")],
     score: Annotated[Path, typer.Argument(help="A MIDI file.")],
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("alignment.csv"),
+    output: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("alignment.csv"),
+    out: Annotated[Path | None, typer.Option(hidden=True)] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Figure to write: the recording with the notes, and the soft alignment.")
     ] = None,
@@ -45,42 +48,59 @@ def align(
     weights: Annotated[
         Path | None, typer.Option(help="Weights that 'train' wrote, instead of those learnt on Bach10.")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write score time, audio time and a confidence from 0 to 1 for each note of a score."""
+    from bellmax.apps.figures import PICTURES, save
+
+    output = out or output
     with one_sentence():
+        outputs = {"--output": output, "--plot": plot, "--audio-clicks": audio_clicks}
+        sounds = {f".{name.lower()}" for name in soundfile.available_formats()}
+        endings = {"--plot": PICTURES, "--audio-clicks": sounds}
+        inputs = [recording, score] if weights is None else [recording, score, weights]
+        check_outputs(outputs, inputs, force=force, endings=endings)
         model = aligning.model_named(features_)
         written, audio = read_midi(score), features.load(recording)
         known = aligning.trained(weights) if features_ == "harmonic" else torch.empty(0)
         found = aligning.align(model.features(audio), written, model, known, told=typer.echo)
-        aligning.write_csv(out, found, written)
+        aligning.write_csv(output, found, written)
         if plot is not None:
             from bellmax.apps.audio.figure import draw
 
-            draw(audio, found, written, recording.name).savefig(plot, dpi=130)
+            save(draw(audio, found, written, recording.name), plot, dpi=130)
         if audio_clicks is not None:
             clicks = librosa.clicks(times=found.times, sr=features.RATE, length=len(audio))
             mixed = 0.6 * audio / np.abs(audio).max() + 0.4 * clicks
             soundfile.write(audio_clicks, mixed.astype(np.float32), features.RATE)
     sure = float(np.median(found.confidence))
-    typer.echo(
-        f"{out}: {len(written)} events, from {found.times[0]:.2f} s to {found.times[-1]:.2f} s, confidence {sure:.2f}"
-    )
+    begin, end = found.times[[0, -1]]
+    typer.echo(f"{output}: {len(written)} events, from {begin:.2f} s to {end:.2f} s, confidence {sure:.2f}")
+    if sure < UNSURE[features_]:
+        other = "chroma" if features_ == "harmonic" else "harmonic"
+        typer.secho(
+            f"The confidence is low: try --features {other}; the score may be in another key, or of another piece.",
+            fg="yellow",
+            err=True,
+        )
 
 
 @app.command()
 def train(
     data: Data,
     output: Annotated[Path, typer.Option(help=".json file to write the weights to.")] = Path("weights.json"),
+    force: Force = False,
 ) -> None:
     """Train the harmonic weights end to end, on all pieces."""
     with one_sentence():
+        check_outputs({"--output": output}, [], force=force, endings={"--output": [".json"]})
         pieces = []
         for recording in evaluation.read(data):
             typer.echo(f"listening to {recording.name}")
             pieces.append(evaluation.Heard(recording, features.harmonic(recording.audio)))
         found = {name: weights for name, weights, _ in evaluation.learnt(Harmonic(share=0), pieces)}
         names = [heard.recording.name for heard in pieces]
-        training.write_json(output, {"weights": found["end-to-end, l2"].tolist(), "pieces": names})
+        write_json(output, {"weights": found["end-to-end, l2"].tolist(), "pieces": names})
     typer.echo(f"{output}: {Harmonic().size()} weights learnt on {len(names)} pieces")
 
 

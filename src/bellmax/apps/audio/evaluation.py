@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bellmax.apps.audio.features as features
-import bellmax.apps.training as training
 from bellmax.apps.audio.model import Harmonic, Linear, Model, Piece, area, batch, cost_of_classes, learn, onset_frames
 from bellmax.apps.audio.score import Score, read_midi, read_truth
+from bellmax.apps.files import read_json, write_json
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
 from bellmax.structures.dtw import DTW
 
@@ -253,8 +253,8 @@ def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> li
         if path.exists():
             told(f"{path} is there already", STEPS - 1)
         else:
-            training.write_json(path, fold(linear, harmonic, number, told))
-    return [training.read_json(path) for path in paths]
+            write_json(path, fold(linear, harmonic, number, told))
+    return [read_json(path) for path in paths]
 
 
 def fold(

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bellmax.apps.files import reading
+
 RATE = 22050
 HOP = 512
 LOWEST, HIGHEST = 21, 108  # the keys of a piano, as MIDI numbers
@@ -30,10 +32,12 @@ def seconds(frames: float | NDArray[np.int64] | NDArray[np.float64]) -> float | 
 
 def load(path: Path) -> NDArray[np.float32]:
     """A recording as (samples,) at 22.05 kHz."""
-    try:
+    with reading(path, "audio"):
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read as audio: {error}") from None
+    wrong = ~np.isfinite(channels).all(1)
+    if wrong.any():
+        first = wrong.argmax() / rate
+        raise ValueError(f"{path} must hold finite samples, got {wrong.sum()} that are not, from {first:.2f} s on")
     audio = librosa.resample(channels.mean(1), orig_sr=rate, target_sr=RATE) if len(channels) else channels[:, 0]
     if len(audio) < 4 * HOP:
         raise ValueError(f"{path} must last at least {4 * HOP / RATE:.2f} s, got {len(audio) / RATE:.2f} s")

@@ -27,7 +27,9 @@ def draw(audio: NDArray[np.float32], found: Alignment, score: Score, title: str)
         above.plot([time] * len(pitches), sorted(pitches), "o", color="cyan", markersize=2.5)
     above.set_ylim(features.LOWEST + 10, features.LOWEST + features.BINS - 6)
     above.set_ylabel("pitch (MIDI number)")
-    above.set_title(f"{title}: the notes of the score, where they were found", fontsize=10, loc="left")
+    above.set_title(
+        f"{title}: the notes of the score, where they were found", fontsize=10, loc="left", parse_math=False
+    )
     below.imshow(
         _shrink(found.soft, 2000).T, origin="lower", aspect="auto", cmap="Blues", vmin=0, vmax=1,
         extent=(0, end, -0.5, len(score) - 0.5),

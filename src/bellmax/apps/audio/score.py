@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,8 @@ import pretty_midi
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from bellmax.apps.files import reading
 
 TOGETHER = 0.01
 """Notes that begin within this many seconds of each other form one event."""
@@ -68,10 +71,9 @@ class Score:
 
 def read_midi(path: Path) -> Score:
     """Read the score of a MIDI file, without drums."""
-    try:
+    with reading(path, "MIDI"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pretty_midi, on files that it reads as meant
         midi = pretty_midi.PrettyMIDI(str(path))
-    except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise ValueError(f"{path} cannot be read as MIDI: {error}") from None
     notes = [(n.start, n.end, n.pitch) for i in midi.instruments if not i.is_drum for n in i.notes]
     if not notes:
         raise ValueError(f"{path} has no notes")
@@ -84,10 +86,8 @@ def read_truth(path: Path, score: Score) -> NDArray[np.float64]:
     A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The onset
     of an event is the median over its notes.
     """
-    try:
+    with reading(path, "lines of four numbers"):
         rows = np.loadtxt(path, ndmin=2)
-    except ValueError as error:
-        raise ValueError(f"{path} must hold lines of four numbers: {error}") from None
     if rows.shape[1] < 2:
         raise ValueError(f"{path} must hold lines of four numbers, got {rows.shape[1]} on a line")
     nearest = np.abs(rows[:, 1:2] / 1000 - score.onsets).argmin(1)

@@ -14,8 +14,8 @@ from rich.progress import track
 
 import bellmax.apps.gpu.checks as checking
 import bellmax.apps.gpu.times as timing
-import bellmax.apps.training as training
 from bellmax.apps.commands import one_sentence
+from bellmax.apps.files import check_outputs, write_json
 from bellmax.apps.gpu.report import as_json, as_markdown, versions
 from bellmax.backends import BACKENDS
 from bellmax.backends.triton import Triton
@@ -37,9 +37,7 @@ def gpu(
     """
     with one_sentence():
         markdown = output.with_suffix(".md")
-        for path in (output, markdown):
-            if path.exists() and not force:
-                raise ValueError(f"{path} exists: add --force to write over it, or name another file with --output")
+        check_outputs({"--output": output, "--output, as Markdown": markdown}, [], force=force)
         if find_spec("triton") is None:
             raise ValueError("triton is not installed: try pip install triton")
         console = Console()
@@ -50,7 +48,7 @@ def gpu(
         if times and device.type != "cpu":
             measured = list(track(timing.run(device), "times", timing.count(), console=console))
         found = versions(device), checks, measured, [] if device.type == "cpu" else timing.compiled()
-        training.write_json(output, as_json(*found))
+        write_json(output, as_json(*found))
         markdown.write_text(as_markdown(*found), encoding="utf-8")
         console.print(as_markdown(*found), highlight=False, markup=False)
         console.print(f"written to {output} and {markdown}", highlight=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 import bellmax.apps.ner.table as tables
 import bellmax.apps.ner.tagging as tagging
@@ -18,6 +18,7 @@ from bellmax.apps.commands import (
     Decay,
     Dropout,
     Epochs,
+    Force,
     Jobs,
     Minutes,
     Optimizer,
@@ -26,17 +27,21 @@ from bellmax.apps.commands import (
     RunFolder,
     Seed,
     Seeds,
+    Split,
     StepSize,
     TableFolder,
+    given_options,
     one_sentence,
     train_into,
     train_table,
 )
-from bellmax.apps.ner.data import Corpus, Sentence
+from bellmax.apps.files import check_outputs, chunks
+from bellmax.apps.ner.data import SPLITS, Corpus, Sentence, find, tokens_of
 from bellmax.apps.ner.schemes import Entity
 
 app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
 
+DEFAULT = tagging.Config()
 Data = Annotated[
     Path, typer.Argument(help="Folder with a file for each of train, dev and test: one token and its tag per line.")
 ]
@@ -59,25 +64,27 @@ TagColumn = Annotated[int, typer.Option(help="Column of the tags, counted from 0
 def train(
     data: Data,
     output: RunFolder,
-    omega: Annotated[str, typer.Option(help="Regularizer: negentropy, l2 or tsallis.")] = "negentropy",
-    gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = 1.0,
-    loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = "surrogate",
-    warm_up: WarmUp = 0,
+    context: typer.Context,
+    omega: Annotated[str, typer.Option(help="Regularizer: negentropy, l2 or tsallis.")] = DEFAULT.omega,
+    gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = DEFAULT.gamma,
+    loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = DEFAULT.loss,
+    warm_up: WarmUp = DEFAULT.warm_up,
     embeddings: Embeddings = None,
-    epochs: Epochs = 30,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
-    optimizer: Optimizer = "sgd",
-    step_size: StepSize = 0.01,
-    decay: Decay = 1.0,
-    cool_down: CoolDown = 0,
-    sentences: Sentences = 8,
-    tokens: Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")] = 2048,
-    dropout: Dropout = 0.5,
-    word_size: WordSize = 300,
-    token_column: TokenColumn = 0,
-    tag_column: TagColumn = -1,
-    seed: Seed = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    sentences: Sentences = DEFAULT.sentences,
+    tokens: Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")] = DEFAULT.tokens,
+    dropout: Dropout = DEFAULT.dropout,
+    word_size: WordSize = DEFAULT.word_size,
+    token_column: TokenColumn = DEFAULT.token_column,
+    tag_column: TagColumn = DEFAULT.tag_column,
+    seed: Seed = DEFAULT.settings.seed,
     resume: Resume = False,
+    force: Force = False,
 ) -> None:
     """Train a tagger. The best weights on dev are kept. After Ctrl-C the run can be used and resumed."""
     with one_sentence():
@@ -88,6 +95,7 @@ def train(
             loss=loss,
             warm_up=warm_up,
             word_size=word_size,
+            embeddings=None if embeddings is None else str(embeddings.resolve()),
             dropout=dropout,
             sentences=sentences,
             tokens=tokens,
@@ -96,31 +104,30 @@ def train(
             settings=settings,
         )
 
-        def run(console: Console | None) -> training.State:
-            return tagging.train(data, output, config, embeddings=embeddings, resume=resume, console=console)
+        given = given_options(context)
+        if embeddings is not None:
+            given.discard("word_size")  # that of the vectors
+        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, given=given)
 
-        train_into(output, resume, run, "F1")
 
-
-@app.command("eval")
-def evaluate(
-    run: Run,
-    data: Data,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-) -> None:
-    """Print precision, recall and F1 of entities, as CoNLL defines them."""
+@app.command("eval", hidden=True)
+@app.command()
+def evaluate(run: Run, data: Data, split: Split = "test") -> None:
+    """Print precision, recall and F1 of entities, of all and by type, as CoNLL defines them."""
     with one_sentence():
-        if split not in ("train", "dev", "test"):
+        if split not in SPLITS:
             raise ValueError(f"split must be train, dev or test, got {split!r}")
         model, vocabulary, config = tagging.load(run)
-        found = tagging.evaluate(model, Corpus(config.read(data, split), vocabulary))
-    for name, title in (
-        ("precision", "precision"),
-        ("recall", "recall"),
-        ("f1", "F1"),
-        ("tags_per_word", "tags per word"),
-    ):
-        typer.echo(f"{title:14}{found[name]:7.2f}")
+        path = find(data, split)
+        found = tagging.guess(model, Corpus(config.read(data, split, vocabulary.kinds), vocabulary))
+        whole = tagging.entity_scores(found.truth, found.guesses)
+        by_type = tagging.scores_by_type(found.truth, found.guesses)
+    whole["entities"] = sum(own["entities"] for own in by_type.values())
+    typer.echo(f"{path}: {len(found.truth)} sentences, {found.tags_per_word:.2f} tags per word")
+    typer.echo(f"{'':14}precision  recall      F1  entities")
+    for name, own in {**by_type, "all": whole}.items():
+        scores = (f"{own[score]:{width}.2f}" for score, width in (("precision", 9), ("recall", 8), ("f1", 8)))
+        typer.echo(f"{name:14}{''.join(scores)}{own['entities']:10.0f}")
 
 
 @app.command()
@@ -135,15 +142,18 @@ def tag(
     """
     with one_sentence():
         model, vocabulary, _ = tagging.load(run)
-        for line in sys.stdin:
-            (found,) = tagging.tag(model, vocabulary, [line.split()], most)
-            for token, label, probability in zip(found.tokens, found.tags, found.confidence, strict=True):
-                typer.echo(f"{token}\t{label}\t{probability:.4f}")
-            for reading in found.readings:
-                typer.echo(f"# {reading.probability:.4f}\t{_bracketed(found.tokens, reading.entities)}")
-            if found.tokens and not found.is_all:
-                typer.echo("# …")
-            typer.echo()
+        for lines in chunks(sys.stdin.buffer):
+            for found in tagging.tag(model, vocabulary, [tokens_of(line) for line in lines], most):
+                typer.echo("".join(f"{line}\n" for line in _lines(found)))
+
+
+def _lines(found: tagging.Tagged) -> Iterator[str]:
+    for token, label, probability in zip(found.tokens, found.tags, found.confidence, strict=True):
+        yield f"{token}\t{label}\t{probability:.4f}"
+    for reading in found.readings:
+        yield f"# {reading.probability:.4f}\t{_bracketed(found.tokens, reading.entities)}"
+    if found.tokens and not found.is_all:
+        yield "# …"
 
 
 def _bracketed(tokens: list[str], found: list[Entity]) -> str:
@@ -161,11 +171,14 @@ def plot(
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("tags.png"),
     data: Annotated[Path | None, typer.Option(help="Folder: take the sentence of this number, from 0, in dev.")] = None,
     beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw below. May be repeated.")] = None,
+    force: Force = False,
 ) -> None:
     """Plot the probability of each tag for each word: grey border, not 0; red dot, the true tag."""
+    from bellmax.apps.figures import PICTURES, save
     from bellmax.apps.ner.figure import draw
 
     with one_sentence():
+        check_outputs({"--output": output}, [], force=force, endings={"--output": PICTURES})
         runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
         given = _sentence(sentence, data, runs[0][3])
         panels = []
@@ -175,15 +188,15 @@ def plot(
             with torch.no_grad():
                 p = model.distribution(Corpus([Sentence(given.tokens, [])], vocabulary).batch([0]))
             panels.append((f"{config.omega}, {config.loss} ({path.name})", p.marginals[0].double().numpy()))
-        draw(given.tokens, vocabulary.labels, panels, given.tags).savefig(output, dpi=150)
+        save(draw(given.tokens, vocabulary.labels, panels, given.tags), output)
     typer.echo(f"{output}: {' '.join(given.tokens)}")
 
 
 def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence:
     if data is None:
-        if not given.split():
+        if not tokens_of(given):
             raise ValueError("sentence must hold at least one token, got none")
-        return Sentence(given.split(), [])
+        return Sentence(tokens_of(given), [])
     known = config.read(data, "dev")
     if not given.isdecimal() or int(given) >= len(known):
         raise ValueError(f"with --data, sentence must be a number from 0 to {len(known) - 1}, got {given!r}")
@@ -194,18 +207,18 @@ def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence
 def table(
     data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
     output: TableFolder,
-    epochs: Epochs = 15,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
     embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
     omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2.")] = None,
-    optimizer: Optimizer = "sgd",
-    step_size: StepSize = 0.01,
-    decay: Decay = 1.0,
-    cool_down: CoolDown = 0,
-    sentences: Sentences = 8,
-    dropout: Dropout = 0.5,
-    word_size: WordSize = 300,
-    warm_up: WarmUp = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    sentences: Sentences = DEFAULT.sentences,
+    dropout: Dropout = DEFAULT.dropout,
+    word_size: WordSize = DEFAULT.word_size,
+    warm_up: WarmUp = DEFAULT.warm_up,
     seed: Seeds = None,
     jobs: Jobs = 1,
 ) -> None:

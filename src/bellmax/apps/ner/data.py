@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bellmax.apps.files import read_json, read_lines, reading
 from bellmax.apps.ner.schemes import entities, to_iobes
 
+LETTERS = 100
+"""A word is spelled by its first and its last letters, so many of each."""
 SPLITS = {"train": ("train",), "dev": ("dev", "valid", "testa"), "test": ("testb", "test")}
 
 
@@ -26,6 +29,18 @@ class Sentence(NamedTuple):
 
     tokens: list[str]
     tags: list[str]
+
+
+_token = re.compile(r"[^ \t\n\v\f\r]+")
+
+
+def tokens_of(line: str) -> list[str]:
+    """Tokens separated by spaces or tabs; other white space, such as a non-breaking space, is part of a token.
+
+    >>> tokens_of("10\u00a0000 people ")
+    ['10\xa0000', 'people']
+    """
+    return _token.findall(line)
 
 
 # --- files
@@ -54,44 +69,46 @@ def find(folder: Path, split: str) -> Path:
     raise ValueError(f"{folder} must hold a file with {wanted} in its name, got {[path.name for path in files]}")
 
 
-def read(path: Path, *, token_column: int = 0, tag_column: int = -1) -> list[Sentence]:
+def read(
+    path: Path, *, token_column: int = 0, tag_column: int = -1, kinds: Collection[str] | None = None
+) -> list[Sentence]:
     """Read a file of columns: one token per line, columns separated by tabs or spaces, an empty line after a sentence.
 
-    Lines that begin with ``-DOCSTART-`` are skipped. Columns are counted from 0, negative ones from the end.
+    Lines that begin with ``-DOCSTART-`` are skipped. Columns are counted from 0, negative ones from the end. With
+    ``kinds``, entities of other types are a ValueError.
     """
     sentences: list[Sentence] = []
     tokens: list[str] = []
     tags: list[str] = []
     columns = 0
-    for number, line in enumerate((*_lines(path), ""), start=1):
-        if not line.strip() or line.startswith("-DOCSTART-"):
+    for number, line in enumerate((*read_lines(path), ""), start=1):
+        cells = tokens_of(line)
+        if not cells or line.startswith("-DOCSTART-"):
             if tokens:
                 sentences.append(Sentence(tokens, tags))
                 tokens, tags = [], []
             continue
-        cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
+        if "\t" in line:
+            cells = [cell.strip(" \n\v\f\r") for cell in line.split("\t")]
         columns = columns or len(cells)
         if len(cells) != columns or not all(-columns <= c < columns for c in (token_column, tag_column)):
             needed = max(columns, 2, *(c + 1 if c >= 0 else -c for c in (token_column, tag_column)))
             raise ValueError(f"{path}, line {number}: expected {needed} columns, got {len(cells)}: {line.strip()!r}")
         token, tag = cells[token_column], cells[tag_column]
         prefix, dash, kind = tag.partition("-")
-        if columns < 2 or (tag != "O" and (prefix not in "BIES" or not dash or not kind)):
+        if columns < 2 or not token or (tag != "O" and (prefix not in "BIES" or not dash or not kind)):
             expected = "O, or B-, I-, E- or S- and a type"
             raise ValueError(f"{path}, line {number}: expected a token and a tag ({expected}), got {line.strip()!r}")
+        if kinds is not None and kind and kind not in kinds:
+            raise ValueError(
+                f"{path}, line {number}: the tag {tag} has a type that the training data has not, "
+                f"which are {', '.join(sorted(kinds))}"
+            )
         tokens.append(token)
         tags.append(tag)
     if not sentences:
         raise ValueError(f"{path} holds no sentence")
     return sentences
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        try:
-            yield from file
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} must be UTF-8: {error}") from None
 
 
 def as_iobes(sentences: Sequence[Sentence]) -> list[Sentence]:
@@ -105,17 +122,21 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
     A line of text is a word and its vector; the first line may be a header. An ``.npz`` has ``words`` and ``vectors``.
     """
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
+        with (
+            reading(path, "an .npz of word vectors"),
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False) as arrays,
+        ):
             if not {"words", "vectors"} <= set(arrays):
-                raise ValueError(f"{path} must hold the arrays 'words' and 'vectors', got {sorted(arrays)}")
-            words, vectors = arrays["words"][:most], arrays["vectors"][:most]
-        if vectors.ndim != 2 or len(words) != len(vectors):
+                raise ValueError(f"it must hold the arrays 'words' and 'vectors', got {sorted(arrays)}")
+            words, vectors = arrays["words"][:most], np.asarray(arrays["vectors"][:most], np.float32)
+        if vectors.ndim != 2 or words.shape != vectors.shape[:1] or not vectors.size:
             raise ValueError(f"{path} must hold a vector for each word, got {words.shape} and {vectors.shape}")
-        return [str(word) for word in words], np.asarray(vectors, np.float32)
+        return _finite(path, [str(word) for word in words], vectors)
     names: list[str] = []
     rows: list[NDArray[np.float32]] = []
     size = 0
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if len(rows) == most:
             break
         word, *numbers = line.rstrip().split(" ")
@@ -132,7 +153,17 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} holds no vector")
-    return names, np.stack(rows)
+    return _finite(path, names, np.stack(rows))
+
+
+def _finite(path: Path, words: list[str], vectors: NDArray[np.float32]) -> tuple[list[str], NDArray[np.float32]]:
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(wrong):
+        word = words[wrong[0]]
+        raise ValueError(
+            f"{path} must hold finite numbers, got others for {len(wrong)} words, the first of them {word!r}"
+        )
+    return words, vectors
 
 
 # --- numbers
@@ -170,15 +201,21 @@ class Vocabulary:
         rare = frozenset(w for w, n in counts.items() if n == 1 and w not in known and w.lower() not in known)
         return cls(words, tuple(letters), labels, rare)
 
+    @property
+    def kinds(self) -> set[str]:
+        """The types of entities."""
+        return {label[2:] for label in self.labels if label != "O"}
+
     def save(self, path: Path) -> None:
         given = {"words": self.words, "letters": self.letters, "labels": self.labels, "rare": sorted(self.rare)}
         path.write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        words, letters, labels = (tuple(given[name]) for name in ("words", "letters", "labels"))
-        return cls(words, letters, labels, frozenset(given["rare"]))
+        given = read_json(path)
+        with reading(path, "the vocabulary of a run"):
+            words, letters, labels = (tuple(given[name]) for name in ("words", "letters", "labels"))
+            return cls(words, letters, labels, frozenset(given["rare"]))
 
 
 class Example(NamedTuple):
@@ -223,9 +260,11 @@ class Corpus:
         letters = {letter: n for n, letter in enumerate(vocabulary.letters, start=1)}
         labels = {label: n for n, label in enumerate(vocabulary.labels)}
         forms = {form: n for n, form in enumerate(dict.fromkeys(t for s in sentences for t in s.tokens))}
-        spelled = [torch.tensor([letters.get(letter, 0) for letter in form], dtype=torch.int32) for form in forms]
+        spelled = [
+            torch.tensor([letters.get(letter, 0) for letter in _shortened(form)], dtype=torch.int32) for form in forms
+        ]
         self._letters = pad_sequence(spelled, batch_first=True) if spelled else torch.empty(0, 0, dtype=torch.int32)
-        self._letter_lengths = torch.tensor([len(form) for form in forms], dtype=torch.int64)
+        self._letter_lengths = torch.tensor([len(letters) for letters in spelled], dtype=torch.int64)
         known = [words.get(form, words.get(form.lower(), 0)) for form in forms]
         self._rare = torch.tensor([form in vocabulary.rare for form in forms], dtype=torch.bool)
         self.examples = []
@@ -273,3 +312,7 @@ class Corpus:
         if generator is None:
             return found
         return [found[n] for n in torch.randperm(len(found), generator=generator).tolist()]
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= 2 * LETTERS else word[:LETTERS] + word[-LETTERS:]

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import bellmax.apps.training as training
 from bellmax.apps.commands import seeded, with_means
+from bellmax.apps.files import read_json
 from bellmax.apps.ner.data import Corpus
 from bellmax.apps.ner.tagging import evaluate, load
 
@@ -40,7 +40,7 @@ def cells(data: Sequence[Path], omegas: Sequence[str], seeds: Sequence[int], out
 def measure(cell: Cell) -> dict[str, Any]:
     """Evaluate a finished run on the test data, with its best weights on the development data."""
     model, vocabulary, config = load(cell.run)
-    history = training.read_json(cell.run / "history.json")
+    history = read_json(cell.run / "history.json")
     best = max(history, key=lambda record: record["f1"])
     test = evaluate(model, Corpus(config.read(cell.data, "test"), vocabulary))
     return {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from torch import Tensor
 
 import bellmax.apps.training as training
+from bellmax.apps.files import fingerprint
 from bellmax.apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
 from bellmax.apps.ner.model import Tagger
 from bellmax.apps.ner.schemes import Entity, entities, to_iob2
@@ -21,6 +24,8 @@ from bellmax.regularizers import Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.structures.chain import ScoredChain
 
 OMEGAS = "negentropy", "l2", "tsallis"
+_SCORES = "precision", "recall", "f1"
+_MOST, _FEW = 1000, 8  # readings of a sentence by itself, and of each in a batch
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Config(training.Config):
         warm_up: epochs with the surrogate loss before the relaxed one. Under a sparse Ω the relaxed loss has no
             gradient where the right tag has probability 0, and may never leave "O".
         word_size: word embedding size, if no vectors are given.
+        embeddings: file of word vectors to start from, or None.
         letter_size: letter embedding size.
         hidden_size: hidden size of the LSTM over the sentence, in each direction.
         dropout: dropout probability at its input and output.
@@ -45,15 +51,19 @@ class Config(training.Config):
 
     """
 
+    settings: training.Settings = field(
+        default_factory=partial(training.Settings, epochs=14, optimizer="adamw", step_size=0.002, decay=0.7)
+    )
     omega: str = "negentropy"
     gamma: float = 1.0
     loss: str = "surrogate"
     warm_up: int = 0
-    word_size: int = 300
+    word_size: int = 100
+    embeddings: str | None = None
     letter_size: int = 50
     hidden_size: int = 100
     dropout: float = 0.5
-    sentences: int = 8
+    sentences: int = 16
     tokens: int = 2048
     token_column: int = 0
     tag_column: int = -1
@@ -78,10 +88,10 @@ class Config(training.Config):
             sparse=self.settings.optimizer == "sgd",
         )
 
-    def read(self, data: Path, split: str) -> list[Sentence]:
-        """The sentences of a split of a folder, in IOBES."""
+    def read(self, data: Path, split: str, kinds: Collection[str] | None = None) -> list[Sentence]:
+        """The sentences of a split of a folder, in IOBES; with entities of these types, if they are given."""
         path = find(data, split)
-        return as_iobes(read(path, token_column=self.token_column, tag_column=self.tag_column))
+        return as_iobes(read(path, token_column=self.token_column, tag_column=self.tag_column, kinds=kinds))
 
 
 # --- training
@@ -116,23 +126,29 @@ class NamedEntities(training.Task[list[int]]):
         return evaluate(self.model, self._dev, self._config.tokens)
 
 
-def train(data: Path, run: Path, config: Config, *, embeddings: Path | None = None, **more: Any) -> training.State:
+def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     """Train a tagger on a folder of files into the folder ``run``; ``more`` is for :func:`training.fit`.
 
-    With ``resume`` the vocabulary and the configuration are the run's; only epochs and minutes come from ``config``.
+    With ``resume`` only epochs and minutes may differ from the configuration of the run.
     """
     torch.manual_seed(config.settings.seed)
-    sentences, dev = config.read(data, "train"), config.read(data, "dev")
+    config = replace(config, fingerprint=fingerprint(find(data, split) for split in ("train", "dev")))
     rows: dict[int, Tensor] = {}
     resume = bool(more.get("resume")) and training.is_begun(run)
     if resume:
-        vocabulary = Vocabulary.load(run / "vocabulary.json")
         config = config.resumed(run)
+        vocabulary = Vocabulary.load(run / "vocabulary.json")
+        sentences = config.read(data, "train", vocabulary.kinds)
     else:
-        words, vectors = read_vectors(embeddings) if embeddings else ([], np.empty((0, config.word_size), np.float32))
+        sentences = config.read(data, "train")
+        words: list[str] = []
+        vectors = np.empty((0, config.word_size), np.float32)
+        if config.embeddings is not None:
+            words, vectors = read_vectors(Path(config.embeddings))
         config = replace(config, word_size=vectors.shape[1])
         vocabulary = Vocabulary.of(sentences, words)
         rows = _rows(vocabulary, words, vectors)
+    dev = config.read(data, "dev", vocabulary.kinds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with training.processes(device):
         model = config.tagger(vocabulary)
@@ -159,16 +175,24 @@ def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
         raise ValueError(f"{run} is not a run of 'bellmax ner train': it has no best.pt")
     config, vocabulary = Config.load(run), Vocabulary.load(run / "vocabulary.json")
     model = config.tagger(vocabulary)
-    model.load_state_dict(torch.load(run / "best.pt", weights_only=True, map_location="cpu"))
+    training.load_best(model, run)
     return model.eval(), vocabulary, config
 
 
 # --- use
 
 
+class Guesses(NamedTuple):
+    """The true tags of sentences and those of a tagger, in IOB2, and the mean number of possible tags of a word."""
+
+    truth: list[list[str]]
+    guesses: list[list[str]]
+    tags_per_word: float
+
+
 @torch.no_grad()
-def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
-    """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
+def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
+    """Tag sentences whose tags are known."""
     truth: list[list[str]] = []
     guesses: list[list[str]] = []
     device = next(model.parameters()).device
@@ -183,7 +207,13 @@ def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Reco
             for tags, to in ((given, truth), (guess, guesses)):
                 to.append(to_iob2(entities(tags), len(tags)))
             words += len(given)
-    return {**entity_scores(truth, guesses), "tags_per_word": positive / words}
+    return Guesses(truth, guesses, positive / words)
+
+
+def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
+    """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
+    found = guess(model, corpus, tokens)
+    return {**entity_scores(found.truth, found.guesses), "tags_per_word": found.tags_per_word}
 
 
 def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.Record:
@@ -193,7 +223,21 @@ def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.
     66.66...
     """
     scores = precision_recall_fscore_support(truth, guesses, average="micro", zero_division=0)
-    return dict(zip(("precision", "recall", "f1"), (100 * float(score) for score in scores[:3]), strict=True))
+    return dict(zip(_SCORES, (100 * float(score) for score in scores[:3]), strict=True))
+
+
+def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str, training.Record]:
+    """The same for each type of entity, with their number in the truth.
+
+    >>> scores_by_type([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]])["LOC"]
+    {'precision': 0.0, 'recall': 0.0, 'f1': 0.0, 'entities': 1}
+    """
+    kinds = sorted({tag[2:] for tags in (*truth, *guesses) for tag in tags if tag != "O"})
+    *scores, counts = precision_recall_fscore_support(truth, guesses, average=None, zero_division=0)
+    return {
+        kind: {**dict(zip(_SCORES, (100 * float(score) for score in own), strict=True)), "entities": int(count)}
+        for kind, *own, count in zip(kinds, *scores, counts, strict=True)
+    }
 
 
 class Reading(NamedTuple):
@@ -223,38 +267,54 @@ def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]
     Under a sparse Ω all readings with positive probability are listed, if there are at most 1000. Otherwise, and under
     negentropy, the ``most`` best ones are.
     """
-    corpus = Corpus([Sentence(list(tokens), []) for tokens in sentences], vocabulary)
-    found = []
-    for n, tokens in enumerate(sentences):
-        if not tokens:
-            found.append(Tagged([], [], [], [], True))
-            continue
-        p = model.distribution(corpus.batch([n]))
-        best = p.best_sequence()[0]
-        confidence = p.marginals[0].gather(-1, best.unsqueeze(-1)).squeeze(-1).tolist()
-        tags = [vocabulary.labels[label] for label in best.tolist()]
-        readings, is_all = _readings(p, vocabulary, most)
-        found.append(Tagged(list(tokens), to_iob2(entities(tags), len(tags)), confidence, readings, is_all))
+    if most < 1:
+        raise ValueError(f"most must be at least 1, got {most}")
+    found = [Tagged([], [], [], [], True) for _ in sentences]
+    places = [n for n, tokens in enumerate(sentences) if tokens]
+    corpus = Corpus([Sentence(list(sentences[n]), []) for n in places], vocabulary)
+    for members in corpus.buckets(64, max(64, 10_000 // max(most, 5))):
+        batch = corpus.batch(members)
+        # In float64: a probability is the difference of two scores, which are large if a sentence is long.
+        p = model.crf.distribution(model.emissions(batch).double(), lengths=batch.lengths)
+        best = p.best_sequence()
+        confidence = p.marginals.gather(-1, best.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        every = zip(members, best.tolist(), confidence.tolist(), _readings(p, vocabulary.labels, most), strict=True)
+        for member, sequence, sure, (readings, is_all) in every:
+            tokens = corpus.sentences[member].tokens
+            tags = [vocabulary.labels[label] for label in sequence[: len(tokens)]]
+            tags = to_iob2(entities(tags), len(tags))
+            found[places[member]] = Tagged(tokens, tags, sure[: len(tokens)], readings, is_all)
     return found
 
 
-def _readings(p: ScoredChain, vocabulary: Vocabulary, most: int) -> tuple[list[Reading], bool]:
-    is_all = type(p.omega) is not Negentropy
-    if is_all:
-        try:
-            paths, probabilities = p.support_paths(1000)
-        except ValueError:
-            is_all = False
-    if not is_all:
-        paths = p.sequence_to_path(p.topk_sequences(most)[1].movedim(1, 0))
-        probabilities = p.log_prob(paths).exp()
-        order = probabilities[:, 0].argsort(descending=True)
-        paths, probabilities = paths[order], probabilities[order]
-    readings = []
-    for sequence, probability in zip(
-        p.path_to_sequence(paths)[:, 0].tolist(), probabilities[:, 0].tolist(), strict=True
-    ):
-        tags = [vocabulary.labels[label] for label in sequence if label >= 0]
-        if tags and probability > 0:
-            readings.append(Reading(probability, entities(tags)))
-    return readings, is_all
+def _readings(p: ScoredChain, labels: Sequence[str], most: int) -> list[tuple[list[Reading], bool]]:
+    """The readings of each sentence of a batch, and whether they are all."""
+    if type(p.omega) is Negentropy:
+        scores, sequences = p.topk_sequences(most)
+        return _listed(sequences, (scores - p.value.unsqueeze(-1)) / p.omega.gamma, labels, is_all=False)
+    count = p.batch_shape[0]
+    try:
+        paths, probabilities = p.support_paths(_MOST if count == 1 else _FEW)
+        return _listed(p.path_to_sequence(paths).movedim(0, 1), probabilities.log().T, labels, is_all=True)
+    except ValueError:
+        if count > 1:  # one of them has many readings
+            return [found for half in (p[: count // 2], p[count // 2 :]) for found in _readings(half, labels, most)]
+    sequences = p.topk_sequences(min(most, _MOST))[1]
+    log_probabilities = p.log_prob(p.sequence_to_path(sequences.movedim(1, 0))).T
+    return _listed(sequences, log_probabilities, labels, is_all=False)
+
+
+def _listed(
+    sequences: Tensor, log_probabilities: Tensor, labels: Sequence[str], *, is_all: bool
+) -> list[tuple[list[Reading], bool]]:
+    """The readings of sequences (B, K, T), whose log-probabilities (B, K) are −∞ where there are fewer than K."""
+    found = []
+    for own, chances in zip(sequences.tolist(), log_probabilities.tolist(), strict=True):
+        ordered = sorted(zip(chances, own, strict=True), key=lambda pair: -pair[0])
+        readings = [
+            Reading(math.exp(chance), entities([labels[label] for label in sequence if label >= 0]))
+            for chance, sequence in ordered
+            if chance > -math.inf
+        ]
+        found.append((readings, is_all))
+    return found

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import bellmax.apps.training as training
 import bellmax.apps.translation.translating as translating
 from bellmax.apps.commands import (
-    CoolDown,
     Decay,
     Dropout,
     Epochs,
+    Force,
     Jobs,
     Minutes,
     Optimizer,
@@ -25,22 +24,33 @@ from bellmax.apps.commands import (
     RunFolder,
     Seed,
     Seeds,
+    Split,
     StepSize,
     TableFolder,
+    given_options,
     one_sentence,
     seeded,
     train_into,
     train_table,
     with_means,
 )
+from bellmax.apps.files import check_outputs, chunks, read_json
 from bellmax.apps.translation.data import SPLITS, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 
 app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
 
+DEFAULT = translating.Config()
 Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
 Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
 Target = Annotated[str, typer.Option(help="Target language: the file extension.")]
+CoolDown = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of last epochs in which the learning rate decays nearly to 0. "
+        f"Default {DEFAULT.settings.cool_down}, or all if they are fewer."
+    ),
+]
 Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
 Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
@@ -54,27 +64,33 @@ Width = Annotated[int, typer.Option(help="Beam width; 1 for greedy search.")]
 def train(
     data: Data,
     output: RunFolder,
-    source: Source = "fr",
-    target: Target = "en",
-    attention: Annotated[str, typer.Option(help=f"Attention: {', '.join(ATTENTIONS)}.")] = "softmax",
-    epochs: Epochs = 15,
+    context: typer.Context,
+    source: Source = DEFAULT.source,
+    target: Target = DEFAULT.target,
+    attention: Annotated[str, typer.Option(help=f"Attention: {', '.join(ATTENTIONS)}.")] = DEFAULT.attention,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
-    optimizer: Optimizer = "adamw",
-    step_size: StepSize = 0.002,
-    decay: Decay = 0.5,
-    cool_down: CoolDown = 0,
-    gamma_start: GammaStart = 1.0,
-    size: Size = 256,
-    tokens: Tokens = 1500,
-    dropout: Dropout = 0.3,
-    smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = 0.1,
-    pieces: Pieces = 0,
-    longest: Annotated[int, typer.Option(help="Maximum tokens of a training sentence; longer pairs are skipped.")] = 50,
-    seed: Seed = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = None,
+    gamma_start: GammaStart = DEFAULT.gamma_start,
+    size: Size = DEFAULT.size,
+    tokens: Tokens = DEFAULT.tokens,
+    dropout: Dropout = DEFAULT.dropout,
+    smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = DEFAULT.smoothing,
+    pieces: Pieces = DEFAULT.pieces,
+    longest: Annotated[
+        int, typer.Option(help="Maximum tokens of a training sentence; longer pairs are skipped.")
+    ] = DEFAULT.longest,
+    seed: Seed = DEFAULT.settings.seed,
     resume: Resume = False,
+    force: Force = False,
 ) -> None:
     """Train a translator. The best weights on dev, by BLEU, are kept. After Ctrl-C the run can be used and resumed."""
     with one_sentence():
+        if cool_down is None:
+            cool_down = min(DEFAULT.settings.cool_down, max(epochs, 0))
         config = translating.Config(
             source=source,
             target=target,
@@ -88,11 +104,9 @@ def train(
             gamma_start=gamma_start,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
-
-        def run(console: Console | None) -> training.State:
-            return translating.train(data, output, config, resume=resume, console=console)
-
-        train_into(output, resume, run, "BLEU")
+        train_into(
+            output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given_options(context)
+        )
 
 
 @app.command()
@@ -100,16 +114,16 @@ def translate(run: Run, width: Width = 5) -> None:
     """Translate the standard input, line by line."""
     with one_sentence():
         model, source, target, _ = translating.load(run)
-        for line in sys.stdin:
-            ((text, _),) = translating.translate(model, source, target, [line], width)
-            typer.echo(text)
+        for lines in chunks(sys.stdin.buffer):
+            for text, _ in translating.translate(model, source, target, lines, width):
+                typer.echo(text)
 
 
 @app.command()
 def evaluate(
     run: Run,
     data: Data,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    split: Split = "test",
     width: Width = 5,
 ) -> None:
     """Print the BLEU score with its sacreBLEU signature, and the mean number of source words attended to per word."""
@@ -131,11 +145,14 @@ def attention(
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("attention.png"),
     beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw beside it. May be repeated.")] = None,
     width: Width = 5,
+    force: Force = False,
 ) -> None:
     """Plot the attention weights of a translation: source words by target words."""
+    from bellmax.apps.figures import PICTURES, save
     from bellmax.apps.translation.figure import draw
 
     with one_sentence():
+        check_outputs({"--output": output}, [], force=force, endings={"--output": PICTURES})
         maps = []
         for path in (run, *(beside or [])):
             model, source, target, config = translating.load(path)
@@ -147,7 +164,7 @@ def attention(
             title += "" if path.name == kind else f" ({path.name})"
             maps.append((title, target.shown(found.words), found.weights.double().numpy()))
             typer.echo(f"{path}: {text}")
-        draw([*source.tokens(sentence), "</s>"], maps).savefig(output, dpi=150)
+        save(draw([*source.tokens(sentence), "</s>"], maps), output)
     typer.echo(str(output))
 
 
@@ -159,17 +176,17 @@ def table(
     attention: Annotated[
         list[str] | None, typer.Option(help=f"Attention, repeatable. Default {', '.join(ATTENTIONS)}.")
     ] = None,
-    epochs: Epochs = 10,
+    epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
-    optimizer: Optimizer = "adamw",
-    step_size: StepSize = 0.002,
-    decay: Decay = 0.5,
-    cool_down: CoolDown = 0,
-    gamma_start: GammaStart = 1.0,
-    size: Size = 256,
-    tokens: Tokens = 1500,
-    dropout: Dropout = 0.3,
-    pieces: Pieces = 0,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = None,
+    gamma_start: GammaStart = DEFAULT.gamma_start,
+    size: Size = DEFAULT.size,
+    tokens: Tokens = DEFAULT.tokens,
+    dropout: Dropout = DEFAULT.dropout,
+    pieces: Pieces = DEFAULT.pieces,
     seed: Seeds = None,
     jobs: Jobs = 1,
     width: Width = 5,
@@ -197,7 +214,7 @@ def table(
 
 def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
     model, source, target, config = translating.load(run)
-    history = training.read_json(run / "history.json")
+    history = read_json(run / "history.json")
     found = translating.evaluate(model, source, target, read_pairs(data, "test", (config.source, config.target)), width)
     speed = sorted(record["tokens_per_second"] for record in history)[len(history) // 2]
     best = max(history, key=lambda record: record["bleu"])

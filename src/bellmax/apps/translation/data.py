@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from bellmax.apps.files import read_json, read_lines, reading
 
 PADDING, BEGIN, END, UNKNOWN = range(4)
 SPECIAL = "<pad>", "<s>", "</s>", "<unk>"
@@ -41,18 +42,10 @@ def find(folder: Path, split: str, language: str) -> Path:
     raise ValueError(f"{folder} must hold a file for {split} that ends in .{language} or .{language}.gz")
 
 
-def read_lines(path: Path) -> list[str]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        try:
-            return [line.rstrip("\n") for line in file]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} must be UTF-8: {error}") from None
-
-
 def read_pairs(folder: Path, split: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
     """Lines in both languages."""
     paths = [find(folder, split, language) for language in languages]
-    texts = [read_lines(path) for path in paths]
+    texts = [[line.rstrip("\n") for line in read_lines(path)] for path in paths]
     if len(texts[0]) != len(texts[1]):
         sizes = " and ".join(f"{path.name} {len(text)}" for path, text in zip(paths, texts, strict=True))
         raise ValueError(f"parallel files must have as many lines as each other, got {sizes}")
@@ -131,8 +124,10 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        return cls(given["language"], given["words"], Tokenizer.from_str(given["pieces"]) if given["pieces"] else None)
+        given = read_json(path)
+        with reading(path, "the vocabulary of a run"):
+            pieces = Tokenizer.from_str(given["pieces"]) if given["pieces"] else None
+            return cls(given["language"], given["words"], pieces)
 
 
 # --- batches

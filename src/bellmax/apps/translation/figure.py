@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from bellmax.apps.figures import FONTS
+
 
 def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray[np.float64]]]) -> Figure:
     """Draw the models side by side, each given as a title, its words, and their weights (words, source).
@@ -22,7 +24,7 @@ def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for ax, (title, words, weights) in zip(axes, maps, strict=True):
         _map(ax, source, words, weights)
-        ax.set_title(title, fontsize=9)
+        ax.set_title(title, fontsize=9, parse_math=False)
     return figure
 
 
@@ -30,6 +32,9 @@ def _map(ax: Axes, source: Sequence[str], words: Sequence[str], weights: NDArray
     ax.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for row, column in zip(*np.nonzero(weights > 0), strict=True):
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.6", linewidth=0.6))
-    ax.set_xticks(range(len(source)), source, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
-    ax.set_yticks(range(len(words)), words, fontsize=8)
+    ax.set_xticks(
+        range(len(source)), source, rotation=60, ha="right", rotation_mode="anchor", fontsize=8,
+        family=FONTS, parse_math=False,
+    )  # fmt: skip
+    ax.set_yticks(range(len(words)), words, fontsize=8, family=FONTS, parse_math=False)
     ax.tick_params(length=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 import bellmax.apps.training as training
-from bellmax.apps.translation.data import END, Batch, Corpus, Vocabulary, read_pairs
+from bellmax.apps.files import fingerprint
+from bellmax.apps.translation.data import END, Batch, Corpus, Vocabulary, find, read_pairs
 from bellmax.apps.translation.model import Translation, Translator, beam_search, greedy
 
 
@@ -36,15 +38,18 @@ class Config(training.Config):
 
     """
 
+    settings: training.Settings = field(
+        default_factory=partial(training.Settings, epochs=6, optimizer="adamw", step_size=0.003, cool_down=4)
+    )
     source: str = "fr"
     target: str = "en"
     attention: str = "softmax"
-    size: int = 256
+    size: int = 128
     dropout: float = 0.3
     smoothing: float = 0.1
     pieces: int = 0
     longest: int = 50
-    tokens: int = 1500
+    tokens: int = 600
     gamma_start: float = 1.0
 
     def __post_init__(self) -> None:
@@ -129,12 +134,14 @@ class Dev:
 def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     """Train a translator on a folder of parallel text into the folder ``run``; ``more`` is for :func:`training.fit`.
 
-    With ``resume`` vocabularies and configuration are the run's; only epochs and minutes come from ``config``.
+    With ``resume`` only epochs and minutes may differ from the configuration of the run.
     """
+    languages = config.source, config.target
+    files = (find(data, split, language) for split in ("train", "dev") for language in languages)
+    config = replace(config, fingerprint=fingerprint(files))
     resume = bool(more.get("resume")) and training.is_begun(run)
     if resume:
         config = config.resumed(run)
-    languages = config.source, config.target
     pairs, dev = (read_pairs(data, split, languages) for split in ("train", "dev"))
     if resume:
         source, target = vocabularies(run)
@@ -167,7 +174,7 @@ def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
         raise ValueError(f"{run} is not a run of 'bellmax translation train': it has no best.pt")
     config, (source, target) = Config.load(run), vocabularies(run)
     model = config.model(source, target)
-    model.load_state_dict(torch.load(run / "best.pt", weights_only=True, map_location="cpu"))
+    training.load_best(model, run)
     return model.eval(), source, target, config
 
 

@@ -1,0 +1,161 @@
+"""Files that commands read and write. What is wrong with a file is said in one sentence that names it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def reading(path: Path, what: str, why: str | None = None) -> Iterator[None]:
+    """Turn whatever a reader raises into a ValueError that names the file, what it should be, and why it is not.
+
+    >>> with reading(Path("no.json"), "JSON"):
+    ...     json.loads(Path("no.json").read_text())
+    Traceback (most recent call last):
+    ...
+    ValueError: no.json does not exist
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as {what}: {why or _reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, EOFError):
+        return "it ends too early"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
+    return lines[0] if lines else type(error).__name__
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, plain or gzipped."""
+    with (
+        reading(path, "UTF-8 text"),
+        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file,
+    ):
+        yield from file
+
+
+def chunks(stream: IO[bytes]) -> Iterator[list[str]]:
+    """The lines of a stream of UTF-8, as many at a time as are there: all that a person or a program waits for."""
+    number = 0
+    parts: list[bytes] = []
+    read: Callable[[int], bytes] = stream.read1  # type: ignore[attr-defined]  # no more than is there
+    while data := read(2**16):
+        *whole, last = data.split(b"\n")
+        if whole:
+            whole[0] = b"".join((*parts, whole[0]))
+            parts = []
+            yield from _decoded(whole, number)
+            number += len(whole)
+        parts.append(last)
+    if any(parts):
+        yield from _decoded([b"".join(parts)], number)
+
+
+def _decoded(lines: list[bytes], before: int) -> Iterator[list[str]]:
+    """The lines up to the first that is not UTF-8, which is then a ValueError that names it."""
+    whole = list(takewhile(_is_text, lines))
+    yield [line.decode() for line in whole]
+    if len(whole) < len(lines):
+        wrong = lines[len(whole)]
+        raise ValueError(f"standard input, line {before + len(whole) + 1}: must be UTF-8, got {wrong[:60]!r}")
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def read_json(path: Path) -> Any:
+    with reading(path, "JSON"):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of ``path``, which it becomes at the end. If it cannot be written, ``path`` stays."""
+    beside = path.with_suffix(".part")
+    try:
+        yield beside
+        os.replace(beside, path)
+    except (OSError, RuntimeError) as error:  # torch raises the latter where the disk is full
+        beside.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None)
+        why = why or f"its disk has {shutil.disk_usage(path.parent).free / 1e6:.1f} MB left"
+        raise ValueError(f"{path} cannot be written: {why}") from None
+
+
+def write_json(path: Path, what: Any) -> None:
+    """Write JSON atomically."""
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Tells these files from others, by what they hold."""
+    found = sha256()
+    for path in paths:
+        found.update(sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None],
+    inputs: Collection[Path],
+    *,
+    force: bool,
+    endings: Mapping[str, Collection[str]] | None = None,
+) -> None:
+    """Check the files that options name, before the work that they are to hold.
+
+    Args:
+        outputs: by option; None is not asked for.
+        inputs: files that are read, and never written to.
+        force: whether files may be replaced.
+        endings: by option, the endings that a name may have.
+
+    """
+    taken: dict[Path, str] = {path.resolve(): "an input" for path in inputs}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        allowed = (endings or {}).get(option)
+        if allowed is not None and path.suffix.lower() not in allowed:
+            raise ValueError(f"{option} must end in {', '.join(sorted(allowed))}, got {path}")
+        same = next((what for other, what in taken.items() if other == path.resolve() or _is_same(other, path)), None)
+        if same is not None:
+            raise ValueError(f"{option} must name a file of its own, got {path}, which is {same}")
+        taken[path.resolve()] = f"that of {option}"
+        if not path.parent.is_dir():
+            raise ValueError(f"{option} must be in a folder that exists, got {path}")
+        if path.is_dir():
+            raise ValueError(f"{option} must name a file, got the folder {path}")
+        if path.exists() and not force:
+            raise ValueError(f"{path} exists: add --force to replace it, or name another file with {option}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{option} must name a file that can be written, got {path}")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether they are one file under two names."""
+    return path.exists() and other.exists() and path.samefile(other)

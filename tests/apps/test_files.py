@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, read_lines, reading, write_json
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (EOFError(), "it ends too early"),
+        (KeyError("settings"), "'settings' is missing"),
+        (PermissionError(13, "Permission denied", "x"), "Permission denied"),
+        (RuntimeError("Error(s) in loading:\n\tsize mismatch for a\n\tsize mismatch for b"), "size mismatch for a"),
+        (IndexError(), "IndexError"),
+    ],
+)
+def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: Exception, why: str) -> None:
+    path = tmp_path / "a.bin"
+    path.touch()
+    with pytest.raises(ValueError, match=rf"{path} cannot be read as music: {why}$"), reading(path, "music"):
+        raise error
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none.json does not exist"):
+        read_json(tmp_path / "none.json")
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{nothing")
+    with pytest.raises(ValueError, match=r"a.json cannot be read as JSON: Expecting property name"):
+        read_json(path)
+    zipped = tmp_path / "a.txt.gz"
+    zipped.write_bytes(gzip.compress(b"one\ntwo\n" * 1000)[:-20])
+    with pytest.raises(ValueError, match=r"a.txt.gz cannot be read as UTF-8 text: "):
+        list(read_lines(zipped))
+
+
+class Pieces(io.BytesIO):
+    """Gives what was written at a time, as a pipe does."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        super().__init__()
+        self._pieces = iter(pieces)
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return next(self._pieces, b"")
+
+
+def test_lines_come_as_they_are_there() -> None:
+    assert list(chunks(Pieces(b"one\n", b"two\nth", b"r\xc3", b"\xa9\n", b"end"))) == [
+        ["one"],
+        ["two"],
+        ["thré"],
+        ["end"],
+    ]
+    assert list(chunks(Pieces(b"a\n\nb\n"))) == [["a", "", "b"]]
+    assert list(chunks(Pieces())) == []
+
+
+def test_the_line_that_is_not_utf8_is_named_after_those_before_it() -> None:
+    found = chunks(Pieces(b"one\n", b"two\nthr\xff\nfour\n"))
+    assert next(found) == ["one"]
+    assert next(found) == ["two"]
+    with pytest.raises(ValueError, match=r"standard input, line 3: must be UTF-8, got b'thr\\xff'"):
+        next(found)
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, [1])
+
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ValueError, match=r"a.json cannot be written: No space left on device"):
+        write_json(path, [2])
+    assert json.loads(path.read_text()) == [1]
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text("one")
+    b.write_text("two")
+    assert fingerprint([a, b]) == fingerprint([a, b])
+    assert len({fingerprint(files) for files in ([a], [b], [a, b], [b, a])}) == 4
+
+
+def test_outputs_are_checked(tmp_path: Path) -> None:
+    recording, link, old = tmp_path / "rec.wav", tmp_path / "link.wav", tmp_path / "old.csv"
+    recording.touch()
+    old.touch()
+    os.link(recording, link)
+
+    def refused(outputs: dict[str, Path | None], *, force: bool = False) -> str:
+        with pytest.raises(ValueError, match="--") as caught:
+            check_outputs(outputs, [recording], force=force, endings={"--plot": {".png", ".svg"}})
+        return str(caught.value)
+
+    new = tmp_path / "new.png"
+    check_outputs({"--output": new, "--plot": None}, [recording], force=False)
+    check_outputs({"--output": old}, [recording], force=True)
+    for same in (recording, link, tmp_path / "x/../rec.wav"):
+        assert refused({"--output": same}, force=True).endswith("which is an input")
+    assert refused({"--output": new, "--plot": new}).endswith("which is that of --output")
+    assert refused({"--output": old}) == f"{old} exists: add --force to replace it, or name another file with --output"
+    assert refused({"--output": tmp_path / "no/x.csv"}).startswith("--output must be in a folder that exists, got ")
+    assert refused({"--output": tmp_path}).startswith("--output must name a file, got the folder")
+    assert refused({"--plot": tmp_path / "x.pgn"}).startswith("--plot must end in .png, .svg, got ")
