@@ -312,13 +312,10 @@ class Lattice:
                 numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
-<<<<<<< HEAD
                 every entry has a place in. They must be given where entries have several.
             band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
-=======
                 every entry has a place in.
             band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
->>>>>>> apps
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
             minimize: whether scores are costs: then the value is a smoothed least cost.
@@ -416,11 +413,8 @@ class LatticePaths(NamedScores):
         self.lattice = lattice
         self.sense = -1 if minimize else 1
         self.structure = lattice._structures[self.sense]
-<<<<<<< HEAD
         self._most_of_an_entry = lattice._most_of_an_entry
-=======
         check_band(band)
->>>>>>> apps
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
