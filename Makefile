@@ -51,6 +51,7 @@ build/peers/installed:
 	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon
 	touch $@
 
+# Series of the UCR archive do not come along: BELLMAX_DATA is the folder that holds timeseries/NAME/NAME_TRAIN.tsv.
 bench: $(INSTALLED) build/peers/installed  ## measure everything against its peers; writes docs/benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[bench]'
 	$(BIN)/python benchmarks/dag.py
@@ -64,6 +65,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/limits.py
+	$(if $(BELLMAX_DATA),$(BIN)/python benchmarks/neighbors.py $(BELLMAX_DATA)/timeseries)
 	$(BIN)/python benchmarks/page.py
 
 docs: $(INSTALLED)  ## the documentation site, in build/site

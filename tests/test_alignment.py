@@ -12,6 +12,7 @@ from support.checks import close
 from support.data import folder
 from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 import bellmax as bx
 
@@ -352,12 +353,18 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
     aligner.open_gap_score, aligner.extend_gap_score = -11, -1
     if mode == "semiglobal":
         aligner.end_gap_score = 0
-    for a, b in real_pairs(12, 130):
-        one, other = (torch.tensor([numbers[c] for c in text]) for text in (a, b))
-        p = bx.Alignment.from_sequences(blosum, one, other, mode=mode, omega="hard")
-        found = score[mode](a, b, 11, 1, parasail.blosum62).score
-        assert p.value == (max(found, 0) if mode == "semiglobal" else found)  # where no pair at all is an alignment
-        assert p.value == aligner.score(a, b)
+    pairs = real_pairs(200, 250)
+    assert len(pairs) == 200
+    sides = list(zip(*pairs, strict=True))
+    one, other = (
+        pad_sequence([torch.tensor([numbers[c] for c in text]) for text in side], batch_first=True) for side in sides
+    )
+    lengths = tuple(torch.tensor([len(text) for text in side]) for side in sides)
+    p = bx.Alignment.from_sequences(blosum, one, other, mode=mode, lengths=lengths, omega="hard")
+    found = torch.tensor([score[mode](a, b, 11, 1, parasail.blosum62).score for a, b in pairs])
+    # parasail's semi-global alignments have a pair; here, no pair at all is one.
+    assert p.value.equal((found.clamp(min=0) if mode == "semiglobal" else found).float())
+    assert p.value.tolist() == [aligner.score(a, b) for a, b in pairs]
 
 
 @pytest.mark.parametrize("mode", ["global", "local", "semiglobal"])

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a ch
 @pytest.mark.parametrize(
     ("module", "name"),
     [
+        ("clusters", "figure"),
         ("ctc", "figure"),
         ("trees", "figure"),
         ("programs", "gaps"),

@@ -12,7 +12,7 @@ import torch
 from support.checks import close
 from support.kernels import needs_kernels
 from support.problems import OMEGAS, for_derivatives, potentials, two_kinds
-from support.recursions import RECURSIONS, Recursion, Tensors
+from support.recursions import RECURSIONS, Recursion, Tensors, segments
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -92,14 +92,35 @@ def test_batches_of_lengths_in_a_band_are_lattices_of_their_own(name: str, omega
             close(p.value[b], one.value(tensors, rows, columns, chosen, inside))  # type: ignore[arg-type]
 
 
+@needs_kernels
+@each_recursion
+def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.Regularizer) -> None:
+    """Kernels against ``lattice.dag``: its end is a node of its own even where paths end at one node."""
+    one = RECURSIONS[name]
+    lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
+    n, m = torch.tensor(lengths).unbind(1)
+    tensors = with_grad({name: t.expand(len(lengths), *t.shape) for name, t in one.tensors(5, 6).items()})
+    p = one.lattice.paths(tensors, lengths=(n, m), band=0, omega=omega)
+    has_sink = p._layout.has_sink(p._plain_theta(), p._index)
+    with bx.use_backend("reference"):
+        graph = one.lattice.dag(*p._size).paths(p._expanded().weights, omega=omega)
+        wanted = graph.value - omega.max(torch.zeros(1, dtype=torch.float64)) * ~has_sink
+        close(p.value, wanted)
+        right = first_and_second(wanted[wanted.isfinite()].sum(), tensors)
+    assert wanted.isfinite().any()
+    for got, own in zip(first_and_second(p.value[wanted.isfinite()].sum(), tensors), right, strict=True):
+        close(got, own, 1e-8)
+
+
 @each_recursion
 def test_shared_scores_gather_the_gradients_of_the_batch(name: str, backend: str) -> None:
     one = RECURSIONS[name]
     tensors = with_grad(one.tensors(4, 5))
     first = floats(tensors)[0]
     shared = tensors | {first: torch.stack((tensors[first], 2 * tensors[first])).detach().requires_grad_()}
-    p = one.lattice.paths(shared, omega="sparsemax")
-    each = [one.lattice.paths(tensors | {first: shared[first][b]}, omega="sparsemax") for b in range(2)]
+    options = {"omega": "sparsemax", "lengths": sizes(one, [(4, 5)])[0]}
+    p = one.lattice.paths(shared, **options)
+    each = [one.lattice.paths(tensors | {first: shared[first][b]}, **options) for b in range(2)]
     close(p.value, torch.stack([q.value for q in each]))
     for name_of in floats(tensors)[1:]:
         close(p.gradient[name_of], sum(q.gradient[name_of] for q in each))
@@ -111,12 +132,12 @@ def test_shared_scores_gather_the_gradients_of_the_batch(name: str, backend: str
 def test_gradcheck(name: str) -> None:
     """By whichever backend serves; both are compared with the recursions above."""
     one, omega = RECURSIONS[name], "tsallis1.5"
-    tensors = with_grad(one.tensors(3, 3))
+    tensors, size = with_grad(one.tensors(3, 3)), sizes(one, [(3, 3)])[0]
     wanted = floats(tensors)
 
     def value(*given: Tensor) -> Tensor:
-        p = one.lattice.paths(tensors | dict(zip(wanted, given, strict=True)), omega=OMEGAS[omega])
-        return p.value
+        own = tensors | dict(zip(wanted, given, strict=True))
+        return one.lattice.paths(own, lengths=size, omega=OMEGAS[omega]).value
 
     inputs = tuple(tensors[n] for n in wanted)
     if not value(*inputs).isinf():
@@ -203,7 +224,7 @@ def test_walks_are_drawn_by_their_probabilities(name: str, omega: str, backend: 
     torch.manual_seed(0)
     draws = 1500
     walks = p.sample_walks((draws,))
-    assert walks.shape == (draws, (rows + columns - 1) * one.lattice.states, 4)
+    assert walks.shape == (draws, (sum(p._size) - 1) * one.lattice.states, 4)
     distinct, count = walks.unique(dim=0, return_counts=True)
     probabilities = p.log_prob(distinct).exp()
     assert probabilities.sum() <= 1 + 1e-9
@@ -479,3 +500,30 @@ def test_a_table_too_large_for_kernels_compiles() -> None:
     compiled = torch.compile(lambda s: lattice.paths({"a": s}).value, fullgraph=True, backend="aot_eager")
     (gradient,) = torch.autograd.grad(compiled(scores), scores)
     close(gradient, lattice.paths({"a": scores}).gradient["a"])
+
+
+def test_the_grid_of_a_tensor_that_is_read_at_several_places() -> None:
+    joint, y = potentials(3, 4, 5), torch.tensor([1, 2, 1])
+    usual = bx.Lattice([bx.Move(1, 0, score=bx.joint("s", 0, -1)), bx.Move(0, 1, score=bx.joint("s", "y", 0, -1))])
+    with pytest.raises(ValueError, match="lengths must be given, since a tensor is read at several places: 3 × 4 to 4"):
+        usual.paths({"s": joint, "y": y})
+    p = usual.paths({"s": joint, "y": y}, lengths=(4, 4))
+    close(
+        p.value, bx.Transducer(joint[..., 0], joint[:, :3].gather(-1, y[None, :, None].expand(3, 3, 1))[..., 0]).value
+    )
+
+
+def test_counts_of_paths() -> None:
+    """Three moves list an alignment of three and three elements more than once; affine gaps list it once."""
+    for name, size, count in (("Needleman-Wunsch", 4, 63), ("affine gaps", 4, 20), ("Smith-Waterman", 3, 19)):
+        one = RECURSIONS[name]
+        assert one.lattice.paths(one.tensors(size, size)).num_paths == count
+
+
+@two_kinds
+def test_flat_segments_are_the_factored_ones_under_negentropy_alone(omega: bx.Regularizer) -> None:
+    flat, factored = segments(flat=True), segments(flat=False)
+    tensors = factored.tensors(6, 1)
+    values = [one.lattice.paths(tensors, omega=omega).value for one in (flat, factored)]
+    close(values[0], flat.value(tensors, 6, 1, omega))
+    assert torch.isclose(*values) == isinstance(omega, bx.Negentropy)

@@ -155,3 +155,16 @@ def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
 def test_names_of_other_libraries() -> None:
     with pytest.raises(TypeError, match=r"dtw_neighbors\(\) has no argument 'n_neighbors': use k="):
         bx.dtw_neighbors([[0.0]], n_neighbors=1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("band", [None, 0, 7, 200])
+def test_all_pairs_are_neighbours_of_which_all_are_wanted(band: float | None) -> None:
+    xs, ys = walks(*range(60, 100)), walks(70, 5, 90)
+    for left, right in ((xs, None), (xs, ys), (ys, xs)):
+        with took("dtw_neighbors") as calls:
+            got = bx.dtw_cdist(left, right, band=band, omega="hard")
+        assert calls
+        with bx.use_backend("reference"):
+            close(got, bx.dtw_cdist(left, right, band=band, omega="hard"), 1e-12)
+        assert right is not None or got.equal(got.mT)

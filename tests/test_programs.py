@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 
@@ -13,6 +14,9 @@ from support.problems import potentials
 from torch import Tensor
 
 import bellmax as bx
+from bellmax.compat.torch import ctc_loss
+from bellmax.compat.torchaudio import forced_align, rnnt_loss
+from bellmax.nn import CTCLoss, TransducerLoss
 
 Program = Callable[[Tensor], bx.PathDistribution]
 PAIR = torch.tensor([3, 2]), torch.tensor([2, 1])
@@ -83,3 +87,119 @@ def test_gamma_is_learnt(name: str, backend: str) -> None:
 
     close(value(gamma)[1].detach(), p._with(p._scores, bx.Negentropy(2.0)).value[1])
     assert torch.autograd.gradcheck(value, gamma, fast_mode=True)
+
+
+# --- bad input
+
+CTC, JOINT, AM, LM = torch.zeros(2, 5, 4), torch.zeros(2, 5, 3, 4), torch.zeros(2, 5, 4), torch.zeros(2, 3, 4)
+SEQUENCES = torch.tensor([[1, 2, 0], [3, 1, 1]]), torch.tensor([[1, 2], [2, 2]])
+MATRIX = potentials(4, 4)
+WITH_LABELS: dict[str, Callable[..., object]] = {
+    "CTC": lambda y, **given: bx.CTC(CTC, y, **given),
+    "CTCLoss": lambda y, **given: CTCLoss()(CTC, y, **given),
+    "from_logits": lambda y, **given: bx.Transducer.from_logits(JOINT, y, **given),
+    "from_additive": lambda y, **given: bx.Transducer.from_additive(AM, LM, y, **given),
+    "TransducerLoss": lambda y, **given: TransducerLoss()(JOINT, y, **given),
+    "ctc_loss": lambda y, lengths=([5, 5], [2, 2]): ctc_loss(CTC.transpose(0, 1), y, *lengths),
+    "forced_align": lambda y, lengths=([5, 5], [2, 2]): forced_align(CTC, y, *map(torch.tensor, lengths)),
+    "rnnt_loss": lambda y, lengths=([5, 5], [2, 2]): rnnt_loss(JOINT, y, *map(torch.tensor, lengths), blank=0),
+}
+of_labels = pytest.mark.parametrize("name", WITH_LABELS)
+
+
+@of_labels
+def test_bad_labels_and_lengths_are_named(name: str) -> None:
+    call = WITH_LABELS[name]
+    with pytest.raises(ValueError, match="targets must not hold the blank"):
+        call(TARGETS * torch.tensor([1, 0]))
+    for wrong, found in ((TARGETS + 3, 4), (TARGETS - 3, -2)):
+        with pytest.raises(ValueError, match=f"targets must .*from 0 to 3, got {found}"):
+            call(wrong)
+    for lengths, message in (
+        (([5, 6], [2, 2]), r"lengths(\[0\])? must be from \d to 5, got 6"),
+        (([5, 5], [2, 3]), r"lengths(\[1\])? must be from 0 to 2, got 3"),
+        (([5, 5], [-1, 2]), r"lengths(\[1\])? must be from 0 to 2, got -1"),
+        (([5, 5, 5], [2, 2, 2]), "must broadcast, got .*'lengths.0.': .3,.|input_lengths must be 2 numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(TARGETS, lengths=lengths)
+    if name != "ctc_loss":  # where torch too moves them
+        with pytest.raises(ValueError, match=r"targets must be on the .*device.* cpu, got meta"):
+            call(TARGETS.to("meta"))
+
+
+def value_of(found: object) -> Tensor:
+    if isinstance(found, bx.PathDistribution):
+        return found.value
+    return found[1] if isinstance(found, tuple) else found  # type: ignore[return-value]
+
+
+@of_labels
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_other_integers_are_cast(name: str, dtype: torch.dtype) -> None:
+    call = WITH_LABELS[name]
+    close(value_of(call(TARGETS.to(dtype))), value_of(call(TARGETS)))
+
+
+@of_labels
+def test_no_labels(name: str) -> None:
+    call, frames = WITH_LABELS[name], [5, 3]
+    none = value_of(call(torch.tensor([[0, 99], [-1, 0]]), lengths=(frames, [0, 0])))
+    if name in ("CTC", "ctc_loss", "forced_align"):  # scores as they are
+        assert not none.any()
+    elif name in ("from_logits", "from_additive"):
+        close(none, -torch.tensor(frames) * math.log(4))
+    else:
+        close(none, sum(frames) / 2 * math.log(4))
+
+
+def test_sequences_and_lengths_that_do_not_fit() -> None:
+    a, b = SEQUENCES
+    align = bx.Alignment.from_sequences
+    for name, given in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
+        with pytest.raises(ValueError, match=f"{name} must hold labels from 0 to 3, got"):
+            align(MATRIX, *given)
+    with pytest.raises(ValueError, match=r"must broadcast, got \{.*'lengths\[0\]': \(3,\)"):
+        align(MATRIX, a, b, lengths=([3, 3, 3], [2, 2, 2]))
+    with pytest.raises(ValueError, match=r"must broadcast, got \{'matrix': \(4, 4\), 'a': \(2, 3\), 'b': \(3, 2\)"):
+        align(MATRIX, a, b.repeat(2, 1)[:3])
+    with pytest.raises(ValueError, match="a must be on the potentials' device cpu, got meta"):
+        align(MATRIX, a.to("meta"), b)
+    padded = a.masked_fill(torch.tensor([[False, False, True], [False, False, False]]), 77)
+    close(align(MATRIX, padded.int(), b, lengths=([2, 3], [2, 2])).value[0], align(MATRIX, a[0, :2], b[0]).value)
+
+
+def test_a_gap_for_each_pair_is_none_for_each_position() -> None:
+    scores, gap = potentials(3, 3, 3), torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
+    p = bx.Alignment(scores, gap_open=gap, gap_extend=-0.5)
+    for b in range(3):
+        close(p.value[b], bx.Alignment(scores[b], gap_open=float(gap[b]), gap_extend=-0.5).value)
+    rows = bx.Alignment(scores, row_gaps=(gap, -0.5), gap_open=-1.0, gap_extend=-0.5)
+    assert not torch.isclose(rows.value, p.value).any()
+    with pytest.raises(
+        ValueError, match=r"gap_open must be a number or broadcast to the batch shape \(\); row_gaps and"
+    ):
+        bx.Alignment(scores[0], gap_open=gap)
+
+
+def test_padding_of_transducers_holds_anything() -> None:
+    blank, emit, am, lm = potentials(2, 4, 3), potentials(2, 4, 2), potentials(2, 4, 5), potentials(2, 3, 5)
+    lengths, targets = ([4, 2], [2, 1]), torch.tensor([[1, 2], [3, 99]])
+    inputs = [t.requires_grad_() for t in (blank, emit, am, lm)]
+    given = [t.clone() for t in inputs]
+    given[0][1, 2:], given[0][1, :, 2:] = math.nan, math.inf
+    given[1][1, 2:], given[1][1, :, 1:] = math.inf, math.nan
+    given[2][1, 2:], given[3][1, 2:] = math.nan, math.inf
+    p = bx.Transducer(*given[:2], lengths=lengths)
+    q = bx.Transducer.from_additive(*given[2:], targets, lengths=lengths)
+    close(p.value[1], bx.Transducer(blank[1, :2, :2], emit[1, :2, :1]).value)
+    close(q.value[1], bx.Transducer.from_additive(am[1, :2], lm[1, :2], targets[1, :1]).value)
+    assert all(g.isfinite().all() for g in torch.autograd.grad((p.value + q.value).sum(), inputs))
+
+
+def test_a_wildcard_is_a_class_that_costs_nothing() -> None:
+    log_probs = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]]).log()
+    with_star = torch.nn.functional.pad(log_probs, (0, 1))
+    labels, scores = forced_align(with_star.unsqueeze(0), torch.tensor([[1, 3, 1]]))
+    assert labels.tolist() == [[1, 3, 3, 1]]
+    close(scores[0].exp(), [0.8, 1.0, 1.0, 0.8], 1e-6)

@@ -37,7 +37,7 @@ class Targets(Distribution):
     sense: int = 1
     """1 where the program is a max over scores, −1 where it is a min over costs."""
     _scores: tuple[Tensor, ...]
-    _most_of_an_entry: ClassVar[float] = 1
+    _most_of_an_entry: float = 1
     """How often a path has an edge at most."""
 
     # --- what is known of a distribution

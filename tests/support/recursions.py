@@ -143,6 +143,76 @@ def _words(rows: int, columns: int) -> Tensors:
     return {"matrix": _normal(3, 3), "a": a, "b": b}
 
 
+_DURATIONS = range(5)
+
+
+def _transducer_tensors(rows: int, columns: int) -> Tensors:
+    return {"blank": _normal(rows - 1, columns), "emit": _normal(rows - 1, columns - 1, seed=1)}
+
+
+def _emitted(t: Tensors, i: int, j: int) -> Scored:
+    """The move of a transducer by a label alone."""
+    return [((i, j - 1, 0), entry(t["emit"], i, j - 1))]
+
+
+def _timed_into(t: Tensors, i: int, j: int, k: int) -> Scored:
+    """A token and how many frames it takes, at least one for a blank; the last token is a blank."""
+    found: list[tuple[Node, Tensor | float]] = []
+    for d in _DURATIONS:
+        if d and i >= d:
+            found.append(((i - d, j, 0), entry(t["blank"], i - d, j) + t["durations"][i - d, j, d]))
+        if j and i >= d and bool(t["more"][i]):
+            found.append(((i - d, j - 1, 0), entry(t["emit"], i - d, j - 1) + t["durations"][i - d, j - 1, d]))
+    return found
+
+
+def _segment_moves(flat: bool) -> list[bx.Move]:
+    """Segments of two labels and up to three steps: ends of segments (0, 1), boundaries (2, 3) between them."""
+    last = {(d, b): bx.one_of("segments", d - 1, b, rows=-1) for d in (1, 2, 3) for b in (0, 1)}
+    change = {(a, b): bx.scalar(f"{a}{b}") for a in (0, 1) for b in (0, 1)}
+    if flat:
+        first = [bx.Move(d, 0, 2 + b, b, score) for (d, b), score in last.items()]
+        return first + [bx.Move(d, 0, a, b, last[d, b] + change[a, b]) for d, b in last for a in (0, 1)]
+    within = [bx.Move(0, 0, a, 2 + b, score) for (a, b), score in change.items()]
+    return [bx.Move(d, 0, 2 + b, b, score) for (d, b), score in last.items()] + within
+
+
+def _segment_tensors(rows: int, columns: int) -> Tensors:
+    names = ("00", "01", "10", "11", "begin")
+    return {"segments": _normal(rows - 1, 3, 2), **{name: _normal(seed=n) for n, name in enumerate(names)}}
+
+
+def _segment_into(t: Tensors, i: int, j: int, k: int) -> Scored:
+    if k > 1:
+        return [((i, j, a), t[f"{a}{k - 2}"]) for a in (0, 1)]
+    return [((i - d, j, 2 + k), t["segments"][i - 1, d - 1, k]) for d in (1, 2, 3) if i >= d]
+
+
+def _flat_into(t: Tensors, i: int, j: int, k: int) -> Scored:
+    if k > 1:
+        return []
+    steps = [(d, t["segments"][i - 1, d - 1, k]) for d in (1, 2, 3) if i >= d]
+    first: list[tuple[Node, Tensor | float]] = [((i - d, j, 2 + k), score) for d, score in steps]
+    return first + [((i - d, j, a), score + t[f"{a}{k}"]) for d, score in steps for a in (0, 1)]
+
+
+def segments(flat: bool) -> Recursion:
+    return Recursion(
+        bx.Lattice(
+            _segment_moves(flat),
+            states=4,
+            start=bx.corner({2: None, 3: "begin"}),
+            end=bx.corner({0: None, 1: 0.25}),
+        ),
+        _segment_tensors,
+        _flat_into if flat else _segment_into,
+        lambda t, i, j, k: 0.0,
+        lambda t, n, m: [((0, 0, 2), 0.0), ((0, 0, 3), t["begin"])],
+        lambda t, n, m: [((n - 1, m - 1, 0), 0.0), ((n - 1, m - 1, 1), 0.25)],
+        has_columns=False,
+    )
+
+
 RECURSIONS: dict[str, Recursion] = {
     "DTW": Recursion(
         bx.Lattice([bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)], node=-bx.cell("cost")),
@@ -172,6 +242,45 @@ RECURSIONS: dict[str, Recursion] = {
         lambda rows, columns: {"cost": _normal(rows, columns)},
         lambda t, i, j, k: [((i - 1, j, 0), 0.0), ((i - 1, j - 1, 0), 0.0), ((i - 1, j - 2, 0), 0.0)],
         lambda t, i, j, k: -t["cost"][i, j],
+    ),
+    "edit distance": Recursion(
+        bx.Lattice(
+            [
+                bx.Move(1, 1, score=-bx.pair("change", "a", "b", -1, -1)),
+                bx.Move(1, 0, score=-1.0),
+                bx.Move(0, 1, score=-1.0),
+            ]
+        ),
+        lambda rows, columns: {
+            "change": 1 - torch.eye(3, dtype=torch.float64),
+            **{n: t for n, t in _words(rows - 1, columns - 1).items() if n != "matrix"},
+        },
+        lambda t, i, j, k: [
+            *([((i - 1, j - 1, 0), -t["change"][t["a"][i - 1], t["b"][j - 1]])] if i and j else []),
+            ((i - 1, j, 0), -1.0),
+            ((i, j - 1, 0), -1.0),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "Needleman-Wunsch": Recursion(
+        bx.Lattice(
+            [
+                bx.Move(1, 1, score=bx.cell("match", -1, -1)),
+                bx.Move(1, 0, score="gap_a"),
+                bx.Move(0, 1, score="gap_b"),
+            ]
+        ),
+        lambda rows, columns: {
+            "match": _normal(rows - 1, columns - 1),
+            "gap_a": _normal(seed=1),
+            "gap_b": _normal(seed=2),
+        },
+        lambda t, i, j, k: [
+            ((i - 1, j - 1, 0), entry(t["match"], i - 1, j - 1)),
+            ((i - 1, j, 0), t["gap_a"]),
+            ((i, j - 1, 0), t["gap_b"]),
+        ],
+        lambda t, i, j, k: 0.0,
     ),
     "Needleman-Wunsch by a matrix": Recursion(
         bx.Lattice(
@@ -230,6 +339,27 @@ RECURSIONS: dict[str, Recursion] = {
         ],
         lambda t, i, j, k: 0.0,
     ),
+    "Drop-DTW of runs": Recursion(  # the frames of a step follow each other: [matched, dropped]
+        bx.Lattice(
+            [
+                bx.Move(1, 1, (0, 1), 0, -bx.cell("cost", -1, -1)),
+                bx.Move(0, 1, 0, 0, -bx.cell("cost", -1, -1)),
+                bx.Move(0, 1, (0, 1), 1, -bx.column("drop", -1)),
+            ],
+            states=2,
+            start=bx.corner(1),
+            end=bx.corner(0, 1),
+        ),
+        lambda rows, columns: {"cost": _normal(rows - 1, columns - 1), "drop": _normal(columns - 1, seed=1)},
+        lambda t, i, j, k: [
+            *([((i, j - 1, a), -t["drop"][j - 1]) for a in (0, 1)] if k and j else []),
+            *([((i - 1, j - 1, a), -t["cost"][i - 1, j - 1]) for a in (0, 1)] if not k and i and j else []),
+            *([((i, j - 1, 0), -t["cost"][i - 1, j - 1])] if not k and i and j else []),
+        ],
+        lambda t, i, j, k: 0.0,
+        lambda t, n, m: [((0, 0, 1), 0.0)],
+        lambda t, n, m: [((n - 1, m - 1, k), 0.0) for k in (0, 1)],
+    ),
     "CTC": Recursion(
         _CTC,
         _ctc_tensors,
@@ -240,8 +370,67 @@ RECURSIONS: dict[str, Recursion] = {
     ),
     "transducer": Recursion(
         bx.Lattice([bx.Move(1, 0, score=bx.cell("blank", -1)), bx.Move(0, 1, score=bx.cell("emit", 0, -1))]),
-        lambda rows, columns: {"blank": _normal(rows - 1, columns), "emit": _normal(rows - 1, columns - 1, seed=1)},
-        lambda t, i, j, k: [((i - 1, j, 0), entry(t["blank"], i - 1, j)), ((i, j - 1, 0), entry(t["emit"], i, j - 1))],
+        _transducer_tensors,
+        lambda t, i, j, k: [((i - 1, j, 0), entry(t["blank"], i - 1, j)), *_emitted(t, i, j)],
+        lambda t, i, j, k: 0.0,
+    ),
+    "modified transducer": Recursion(
+        bx.Lattice([bx.Move(1, 0, score=bx.cell("blank", -1)), bx.Move(1, 1, score=bx.cell("emit", -1, -1))]),
+        _transducer_tensors,
+        lambda t, i, j, k: [
+            ((i - 1, j, 0), entry(t["blank"], i - 1, j)),
+            ((i - 1, j - 1, 0), entry(t["emit"], i - 1, j - 1)),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "token-and-duration transducer": Recursion(
+        bx.Lattice(
+            [bx.Move(d, 0, score=bx.cell("blank", -d) + bx.joint("durations", d, -d)) for d in _DURATIONS if d]
+            + [
+                bx.Move(d, 1, 0, 0, bx.cell("emit", -d, -1) + bx.joint("durations", d, -d, -1), bx.row("more"))
+                for d in _DURATIONS
+            ]
+        ),
+        lambda rows, columns: {
+            **_transducer_tensors(rows, columns),
+            "durations": _normal(rows - 1, columns, len(_DURATIONS), seed=2),
+            "more": torch.arange(rows) < rows - 1,
+        },
+        _timed_into,
+        lambda t, i, j, k: 0.0,
+    ),
+    "multi-blank transducer": Recursion(  # classes 0, 3 and 4 are blanks of one, two and three frames
+        bx.Lattice(
+            [
+                *(bx.Move(d, 0, score=bx.joint("joint", c, -d)) for d, c in ((1, 0), (2, 3), (3, 4))),
+                bx.Move(0, 1, score=bx.joint("joint", "y", 0, -1)),
+            ]
+        ),
+        lambda rows, columns: {
+            "joint": _normal(rows - 1, columns, 5),
+            "y": torch.tensor([1, 2, 2, 1, 1, 2, 1])[: columns - 1],
+        },
+        lambda t, i, j, k: [
+            *(((i - d, j, 0), entry(t["joint"], i - d, j, c)) for d, c in ((1, 0), (2, 3), (3, 4))),
+            *([((i, j - 1, 0), entry(t["joint"], i, j - 1, int(t["y"][j - 1])))] if j else []),
+        ],
+        lambda t, i, j, k: 0.0,
+    ),
+    "restricted transducer": Recursion(  # labels in the cells that an alignment allows
+        bx.Lattice(
+            [
+                bx.Move(1, 0, score=bx.cell("blank", -1)),
+                bx.Move(0, 1, score=bx.cell("emit", 0, -1), where=bx.cell("near")),
+            ]
+        ),
+        lambda rows, columns: {
+            **_transducer_tensors(rows, columns),
+            "near": (torch.arange(rows).unsqueeze(1) - torch.arange(columns)).abs() < 3,
+        },
+        lambda t, i, j, k: [
+            ((i - 1, j, 0), entry(t["blank"], i - 1, j)),
+            *(_emitted(t, i, j) if bool(t["near"][i, j]) else []),
+        ],
         lambda t, i, j, k: 0.0,
     ),
     "transducer from its joint": Recursion(
@@ -285,6 +474,7 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, n, m: [((n - 1, m - 1, 0), 0.0), ((n - 1, m - 1, 1), 0.25)],
         has_columns=False,
     ),
+    "semi-Markov": segments(flat=False),
     "states within a cell": Recursion(
         bx.Lattice(
             [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.column("stay")), bx.Move(0, 0, 0, 1, bx.row("change"))],

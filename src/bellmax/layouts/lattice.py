@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,25 +52,39 @@ class LatticeLayout:
     def __init__(self, table: Table) -> None:
         self.table, self.sense = table, table.sense
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
-        self._extents = list(dict.fromkeys(_extents(table)))
+        self._reads = list(dict.fromkeys(_reads(table)))
+        read = [(of_rows, first[:2], *(dim[:2] for dim in beside)) for of_rows, first, beside in self._reads]
+        self.has_one_size = len(set(read)) == len(read)
         masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
         self.windows = [None if hidden else _window(t) for t, hidden in zip(table.terms, masked, strict=True)]
 
     # --- sizes
 
     def size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
-        """Rows and columns of the grid: every entry of every score, label and mask has its place in it."""
+        """Rows and columns of the grid: all that is read of a score, label or mask has its place in it."""
         return self.size_of((*theta, *index[2:]))
 
     def size_of(self, tensors: Tensors) -> tuple[int, int]:
         """The same from scores, labels and masks with any batch dimensions."""
         rows = columns = 1
-        for number, dim, offset, follows_rows in self._extents:
+        for of_rows, (number, dim, offset), beside in self._reads:
             size = tensors[number].shape[dim] - offset
-            if follows_rows:
+            for other, dim_beside, offset_beside in beside:
+                size = min(size, tensors[other].shape[dim_beside] - offset_beside)
+            if of_rows:
                 rows = max(rows, size)
             else:
                 columns = max(columns, size)
+        return rows, columns
+
+    def least_size_of(self, tensors: Tensors) -> tuple[int, int]:
+        """The same where one place is enough for an entry that is read at several."""
+        sizes: dict[tuple[Any, ...], int] = {}
+        for of_rows, first, beside in self._reads:
+            dims = (of_rows, *((number, dim) for number, dim, _ in (first, *beside)))
+            size = min(tensors[number].shape[dim] - offset for number, dim, offset in (first, *beside))
+            sizes[dims] = min(sizes.get(dims, size), size)
+        rows, columns = (max((n for dims, n in sizes.items() if dims[0] == of), default=1) for of in (True, False))
         return rows, columns
 
     def _masks(self, index: Tensors) -> Tensors:
@@ -293,17 +307,25 @@ def _window(terms: tuple[Term, ...]) -> tuple[int, int] | None:
     return -i.offset, -j.offset
 
 
-def _extents(table: Table) -> Iterator[tuple[int, int, int, bool]]:
-    """What the size of the grid follows from: a dimension, from the last, of a tensor, among the scores, labels and
-    masks, and the offset of the cell's place along it; whether it is along rows."""
+_Dim = tuple[int, int, int]
+
+
+def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
+    """What the size of the grid follows from, for each place where a tensor is read: whether it is along rows, and the
+    dimension, and those beside it, that must have an entry there, as the number of a tensor among scores, labels and
+    masks, a dimension of it, from the last, and the offset of the cell's place along it."""
     scores, masks = len(table.scores), len(table.scores) + table.labels
     for _, term, is_mask in table.reads:
         number = term.score + masks if is_mask else term.score
-        for dim, axis in enumerate(term.axes, -len(term.axes)):
-            if axis.is_label:
-                yield scores + axis.place, -1, axis.offset, axis.follows_rows
-            elif axis.kind != "at":
-                yield number, dim, axis.offset, axis.follows_rows
+        axes = list(enumerate(term.axes, -len(term.axes)))
+        for of_rows, kinds in ((True, "ix"), (False, "jy")):
+            dims = [
+                (scores + axis.place, -1, axis.offset) if axis.is_label else (number, dim, axis.offset)
+                for dim, axis in axes
+                if axis.kind in kinds
+            ]
+            if dims:
+                yield of_rows, dims[0], tuple(dims[1:])
 
 
 # --- reading a score by cell

@@ -102,6 +102,25 @@ class Table(NamedTuple):
         moves = enumerate(self.moves, self.states)
         return scores + [(slot, move.where, True) for slot, move in moves if move.where is not None]
 
+    def uses_once(self, score: int) -> bool:
+        """Whether it is plain that a path reads no entry of a score twice, and counts each that it reads as 1."""
+        ends = zip(self.nodes, self.start.terms, self.end.terms, strict=True)
+        for state, (node, start, end) in enumerate(ends):
+            for into in (start or (), *(move.terms for move in self.moves if move.target == state)):
+                if sum(term.score == score for term in (*node, *into, *(end or ()))) > 1:
+                    return False
+        # Otherwise a path reads once at a node, and it is so if it has one node in a row, column or cell, and that
+        # tells the entry.
+        reads = [term for terms in self.terms for term in terms if term.score == score]
+        places = [{(axis.kind, axis.offset) for axis in term.axes if axis.kind in "ij"} for term in reads]
+        kinds = {kind for kind, _ in set.intersection(*places)} if reads else set("ij")
+        is_told = (
+            ("i" in kinds and all(move.di > 0 for move in self.moves))
+            or ("j" in kinds and all(move.dj > 0 for move in self.moves))
+            or (kinds == {"i", "j"} and all(move.di + move.dj > 0 for move in self.moves))
+        )
+        return is_told and all(term.coefficient == 1 for term in reads)
+
 
 def from_name(name: str) -> Table:
     states, moves, nodes, start, end, scores, *numbers = json.loads(name.removeprefix(PREFIX))

@@ -7,7 +7,8 @@ They take a distribution over paths ``p`` and a target, which is one of
 - for chains, states (..., T) int64, or allowed states (..., T, S), bool. A label of −100 masks its step, as if p were
   built without it; −1 stands for any state;
 - for alignments, index pairs (..., L, 2) int64 padded with −1;
-- for hypergraphs, how often a derivation has each weight; for trees, labels (..., V) int64, −1 or −100 for any.
+- for hypergraphs and lattices, how often a derivation, or a path, has each weight;
+- for trees, labels (..., V) int64, −1 or −100 for any.
 
 Targets at masked steps and in the padding are ignored. A target that p cannot take is a ``ValueError``.
 

@@ -37,9 +37,12 @@ from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
 from bellmax.transforms import is_checked, is_transformed, needs_grad
 
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
+Joined: TypeAlias = "tuple[Tensor, Tensor]"
 
 CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
 _TILE = 1024  # series of each side of a part of the result
+_ROWS = 256  # of a part, that the kernel for neighbours computes at a time
+_SHORT, _WIDE = 64, 512  # cells in a row of a pair up to which, and beyond which, other kernels are faster
 _ALIKE = 1.25  # how much longer than the shortest of its run a series may be
 
 
@@ -288,9 +291,13 @@ class Pairs(Job):
         return self.is_symmetric and block.rows == block.columns
 
     def compute(self, block: Block, advance: Advance = lambda done: None) -> Tensors:
-        rows = runs_of(self.left[block.rows], self._max_cells)
-        columns = rows if self._is_diagonal(block) else runs_of(self.right[block.columns], self._max_cells)
-        return (_tile(self.measure, rows, columns, advance),)
+        left, right = self.left[block.rows], self.right[block.columns]
+        tile = _searched_tile(self.measure, left, right, self._is_diagonal(block), advance)
+        if tile is None:
+            rows = runs_of(left, self._max_cells)
+            columns = rows if self._is_diagonal(block) else runs_of(right, self._max_cells)
+            tile = _tile(self.measure, rows, columns, advance)
+        return (tile,)
 
     def size(self, block: Block) -> int:
         return _num_pairs(len(self.left[block.rows]), len(self.right[block.columns]), self._is_diagonal(block))
@@ -339,6 +346,52 @@ def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Advanc
             tile[column.places[j], row.places[i]] = found
         advance(len(i))
     assert tile is not None
+    return tile
+
+
+def neighbors_kernel(measure: Measure, series: list[Tensor]) -> Callable[..., Any] | None:
+    """A kernel without cost matrices for hard DTW, if it serves these: queries, candidates, the index that is not to be
+    found or −1, and how many to find → distances, indices and the number of cells."""
+    power, kernel = as_power(measure.cost, series[0].shape[1]), measure.omega.kernel
+    shortcut = BACKENDS[backend_for("dtw", series[0].device, kernel)].shortcut("dtw.neighbors")
+    if shortcut is None or power is None or measure.divergence is not None or not shortcut.serves(kernel, series[0]):
+        return None
+    band = math.inf if measure.band is None else float(measure.band)
+
+    def run(queries: Joined, candidates: Joined, without: Tensor, k: int) -> Any:
+        return shortcut.run(kernel, queries, candidates, without, k, power, band)
+
+    return run
+
+
+def joined(collection: Sequence[Tensor]) -> Joined:
+    """All elements, and where each series begins, with the end of the last."""
+    lengths = torch.tensor([0, *map(len, collection)], device=collection[0].device)
+    return torch.cat(list(collection)), lengths.cumsum(0)
+
+
+def _searched_tile(
+    measure: Measure, left: list[Tensor], right: list[Tensor], is_diagonal: bool, advance: Advance
+) -> Tensor | None:
+    """f of all pairs as neighbours, of which all are wanted."""
+    run = neighbors_kernel(measure, right)
+    longest = max(map(len, (*left, *right)))
+    width = longest if measure.band is None else min(longest, 2 * measure.band + 1)
+    if run is None or width > _WIDE or (measure.band is None and width <= _SHORT):
+        return None
+    if not all(bool(joined(side)[0].isfinite().all()) for side in (left, right)):
+        return None
+    tile = right[0].new_zeros(len(left), len(right))
+    for part in parts(len(left), _ROWS // 8 if is_diagonal else _ROWS):  # at which both of a pair are computed
+        start = part.start if is_diagonal else 0
+        queries, candidates = left[part], right[start:]
+        without = torch.full((len(queries),), -1, device=tile.device)
+        distances, indices, _ = run(joined(queries), joined(candidates), without, len(candidates))
+        tile[part, start:].scatter_(1, indices, distances)
+        advance(_num_pairs(len(queries), len(queries), is_diagonal) + len(queries) * (len(candidates) - len(queries)))
+    if is_diagonal:
+        tile.triu_()
+        tile += tile.triu(1).mT
     return tile
 
 

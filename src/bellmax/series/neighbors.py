@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bellmax.backends import BACKENDS
-from bellmax.backends.choice import backend_for
 from bellmax.inputs import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
-from bellmax.series.collections import Collection, Pairs, bar, check_collections, check_single_gamma
-from bellmax.series.costs import Cost, as_power
+from bellmax.series.collections import (
+    Collection,
+    Pairs,
+    bar,
+    check_collections,
+    check_single_gamma,
+    joined,
+    neighbors_kernel,
+)
+from bellmax.series.costs import Cost
 from bellmax.series.jobs import (
     CELLS_OF_BLOCK,
     Advance,
@@ -162,30 +168,21 @@ class _Nearest(Job):
 
 def _by_bounds(measure: Measure, right: list[Tensor], k: int) -> _Search | None:
     """By the kernel for hard DTW, if it serves these."""
-    power = as_power(measure.cost, right[0].shape[1])
-    shortcut = BACKENDS[backend_for("dtw", right[0].device, measure.omega.kernel)].shortcut("dtw.neighbors")
-    if shortcut is None or power is None or measure.divergence is not None:
+    run = neighbors_kernel(measure, right)
+    if run is None:
         return None
-    if not shortcut.serves(measure.omega.kernel, right[0]):
-        return None
-    candidates, band = _joined(right), math.inf if measure.band is None else float(measure.band)
+    candidates = joined(right)
     if not bool(candidates[0].isfinite().all()):
         return None
 
     def search(queries: list[Tensor], without: Tensor) -> tuple[Tensor, Tensor]:
-        joined = _joined(queries)
-        if not bool(joined[0].isfinite().all()):
+        given = joined(queries)
+        if not bool(given[0].isfinite().all()):
             return _by_all_pairs(measure, right, k)(queries, without)
-        distances, indices, _ = shortcut.run(measure.omega.kernel, joined, candidates, without, k, power, band)
+        distances, indices, _ = run(given, candidates, without, k)
         return distances, indices
 
     return search
-
-
-def _joined(collection: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """All elements, and where each series begins, with the end of the last."""
-    lengths = torch.tensor([0, *map(len, collection)], device=collection[0].device)
-    return torch.cat(list(collection)), lengths.cumsum(0)
 
 
 def _by_all_pairs(measure: Measure, right: list[Tensor], k: int) -> _Search:

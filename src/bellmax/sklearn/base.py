@@ -35,6 +35,10 @@ class SeriesEstimator(BaseEstimator):
     n_jobs: int | None
     verbose: int
 
+    def _take(self, parameters: dict[str, Any]) -> None:
+        """The arguments of ``__init__``, as they are and under their names, as scikit-learn wants them."""
+        self.__dict__.update({name: given for name, given in parameters.items() if name != "self"})
+
     # --- data
 
     def _read(self, X: Collection, *, reset: bool) -> Series:

@@ -97,21 +97,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.max_iter_barycenter = max_iter_barycenter
-        self.tol = tol
-        self.length = length
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+        self._take(locals())
 
     @property
     def _n_features_out(self) -> int:
@@ -127,7 +113,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
             starts = self.n_init if isinstance(self.init, str) else 1
             runs = (self._in_both_precisions(series, self._start(series, rng)) for _ in range(starts))
             best = min(runs, key=lambda run: run.inertia)
-        self.inertia_, self.n_iter_ = best.inertia, best.iterations
+        self.inertia_, self.n_iter_ = best.inertia, max(1, best.iterations)
         self.labels_ = best.labels.numpy()
         self._kept = best.centers
         self.cluster_centers_ = self._laid_out(best.centers)
@@ -165,28 +151,28 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return chosen
 
     def _in_both_precisions(self, series: Series, centers: Tensor) -> _Run:
-        """In float32, which is several times as fast; then on from there in float64, if that was given."""
+        """In float32, which is several times as fast; if float64 was given, on from there, unless that is still."""
         single = [s.float() for s in series]
         if centers.dtype == torch.float32 or not all(bool(s.isfinite().all()) for s in single):
             return self._run(series, centers)
         first = self._run(single, centers.float())
-        second = self._run(series, first.centers.double())
+        second = self._run(series, first.centers.double(), first.inertia, first.labels)
         return second._replace(iterations=first.iterations + second.iterations)
 
-    def _run(self, series: Series, centers: Tensor) -> _Run:
-        inertia, labels = np.inf, torch.full((len(series),), -1)
+    def _run(self, series: Series, centers: Tensor, inertia: float = np.inf, labels: Tensor | None = None) -> _Run:
+        """From given centers on, and what is known of them."""
         for iteration in range(self.max_iter + 1):
             distances = self._distances(series, centers)
             before, (nearest, found) = inertia, distances.min(1)
             inertia = float(nearest.sum())
             if self.verbose:
                 print(f"iteration {iteration}: inertia {inertia:.6g}")
-            is_still = found.equal(labels) and before - inertia <= self.tol * abs(before)
+            is_still = labels is not None and found.equal(labels) and before - inertia <= self.tol * abs(before)
             labels = found
             if is_still or iteration == self.max_iter:
                 break
             centers = self._moved(series, centers, labels, nearest)
-        return _Run(inertia, labels, centers, max(1, iteration))
+        return _Run(inertia, found, centers, iteration)
 
     def _moved(self, series: Series, centers: Tensor, labels: Tensor, nearest: Tensor) -> Tensor:
         """A barycenter for each cluster; one without members goes to the series that is farthest from its center."""
@@ -249,14 +235,7 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
         divergence: str | None = None,
         n_jobs: int | None = None,
     ) -> None:
-        self.length = length
-        self.max_iter_barycenter = max_iter_barycenter
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
+        self._take(locals())
 
     def fit(self, X: Collection, y: Any) -> DTWBarycenterClassifier:
         series, labels = self._read_with_targets(X, y)

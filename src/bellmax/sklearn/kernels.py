@@ -52,13 +52,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self.gamma = gamma
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.verbose = verbose
+        self._take(locals())
 
     @property
     def _n_features_out(self) -> int:

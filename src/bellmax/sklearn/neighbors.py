@@ -60,6 +60,21 @@ class _Neighbors(SeriesEstimator):
 class _Voting(_Neighbors):
     weights: str
 
+    def __init__(
+        self,
+        n_neighbors: int = 1,
+        *,
+        weights: str = "uniform",
+        cost: Cost = "sqeuclidean",
+        band: float | None = None,
+        omega: str | Regularizer = "hard",
+        gamma: float = 1.0,
+        divergence: str | None = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self._take(locals())
+
     def _votes(self, X: Collection) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Weights of sum 1 and indices of the neighbours, each (n, n_neighbors)."""
         check_choice("weights", self.weights, ("uniform", "distance"))
@@ -92,29 +107,6 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
     ['high', 'low']
     """
 
-    def __init__(
-        self,
-        n_neighbors: int = 1,
-        *,
-        weights: str = "uniform",
-        cost: Cost = "sqeuclidean",
-        band: float | None = None,
-        omega: str | Regularizer = "hard",
-        gamma: float = 1.0,
-        divergence: str | None = None,
-        n_jobs: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.weights = weights
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.verbose = verbose
-
     def fit(self, X: Collection, y: Any) -> DTWNeighborsClassifier:
         series, labels = self._read_with_targets(X, y)
         self.classes_, self._labels = np.unique(labels, return_inverse=True)
@@ -143,29 +135,6 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
     >>> model.predict([[0, 2]])
     array([1.5])
     """
-
-    def __init__(
-        self,
-        n_neighbors: int = 1,
-        *,
-        weights: str = "uniform",
-        cost: Cost = "sqeuclidean",
-        band: float | None = None,
-        omega: str | Regularizer = "hard",
-        gamma: float = 1.0,
-        divergence: str | None = None,
-        n_jobs: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.weights = weights
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.verbose = verbose
 
     def fit(self, X: Collection, y: Any) -> DTWNeighborsRegressor:
         series, self._targets = self._read_with_targets(X, y)
@@ -218,15 +187,7 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self.n_neighbors = n_neighbors
-        self.mode = mode
-        self.cost = cost
-        self.band = band
-        self.omega = omega
-        self.gamma = gamma
-        self.divergence = divergence
-        self.n_jobs = n_jobs
-        self.verbose = verbose
+        self._take(locals())
 
     @property
     def _n_features_out(self) -> int:

@@ -21,6 +21,7 @@ from bellmax.structures.lattice import (
     cell,
     check_labels,
     column,
+    common_batch,
     corner,
     pair,
     read_lengths,
@@ -189,11 +190,7 @@ class Alignment(LatticePaths):
         for name, labels in (("a", a), ("b", b)):
             if check_tensor(name, labels).ndim < 1 or not labels.shape[-1]:
                 raise ValueError(f"{name} must have shape (..., L) with L >= 1, got {tuple(labels.shape)}")
-        try:
-            batch = torch.broadcast_shapes(matrix.shape[:-2], a.shape[:-1], b.shape[:-1])
-        except RuntimeError:
-            got = ", ".join(f"{tuple(t.shape)}" for t in (matrix, a, b))
-            raise ValueError(f"the batch dimensions of matrix, a and b must broadcast, got shapes {got}") from None
+        batch = common_batch({"matrix": (matrix, 2), "a": (a, 1), "b": (b, 1)})
         p = object.__new__(cls)
         scores = matrix.new_zeros(()).expand(*batch, a.shape[-1], b.shape[-1])
         tensors = {"scores": scores, "matrix": matrix, "a": a, "b": b}
@@ -214,6 +211,7 @@ class Alignment(LatticePaths):
         scores = tensors["scores"]
         rows, columns = scores.shape[-2:]
         own = read_lengths(lengths, (1, 1) if mode == "local" else (0, 0), (rows, columns), scores.device)
+        common_batch({"scores": (scores, 2)} | {f"lengths[{n}]": (part, 0) for n, part in enumerate(own or ())})
         if "matrix" in tensors:
             for side, name in enumerate("ab"):
                 of_side = None if own is None else own[side]

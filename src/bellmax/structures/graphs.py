@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SHOWN = 10
+COUNTS_VARY = "the variance of counts is not known: p.sample((n,)).var(0) estimates it"
 
 
 class StoredGraph:

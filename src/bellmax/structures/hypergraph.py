@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
+import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.layouts import graph as layout
 from bellmax.layouts.tree import TreeGraph
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
+    COUNTS_VARY,
     GraphPaths,
     StoredGraph,
     as_integers,
@@ -27,7 +29,7 @@ from bellmax.structures.graphs import (
     name_nodes,
 )
 from bellmax.tensors import Gamma, wide_dtype
-from bellmax.transforms import is_checked
+from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -206,6 +208,22 @@ class Hypergraph(StoredGraph):
             raise ValueError(f"derivations must have at most {_MOST_CHOICES} edges to be drawn, got up to {most:.10g}")
         return int(most)
 
+    def _is_sum(self, counts: Tensor) -> bool:
+        """Whether a derivation has these counts (W,) of shared weights, by a search that gives up where it is long."""
+        assert self.weight_of is not None
+        entries = counts.nonzero().squeeze(1)
+        kept = torch.isin(self.weight_of, entries).nonzero().squeeze(1)
+        if sums.is_long(len(kept), len(entries)):
+            return True
+        heads = self.heads[kept]
+        kept = kept[(self.levels[heads] * self.num_nodes + heads).argsort()]
+        adds = (self.weight_of[kept].unsqueeze(1) == entries).double().cpu().numpy()
+        listed = [
+            sums.Edge(int(self.heads[e]), self.tails[self.tail_offset[e] : self.tail_offset[e + 1]].tolist(), own)
+            for e, own in zip(kept.tolist(), adds, strict=True)
+        ]
+        return sums.is_sum(listed, int(self.levels.argmax()), counts[entries].double().cpu().numpy())
+
     def _excess(self, counts: Tensor) -> Tensor:
         goal = (self.levels == self.levels.max()).to(counts.dtype)
         owner = torch.arange(self.num_edges, device=self.device).repeat_interleave(self.tail_offset.diff())
@@ -239,7 +257,7 @@ class Derivations(GraphPaths):
 
     @property
     def variance(self) -> Tensor:
-        raise NotImplementedError("the variance of counts is not known: p.sample((n,)).var(0) estimates it")
+        raise NotImplementedError(COUNTS_VARY)
 
     # --- events of shared weights
 
@@ -270,13 +288,24 @@ class Derivations(GraphPaths):
         if self._graph.weight_of is None:
             return super()._is_path(value)
         edges, is_only = self._only_within(value > 0)
-        return is_only & (self._onto_event(edges) == value).all(-1)
+        found = is_only & (self._onto_event(edges) == value).all(-1)
+        if is_readable(value):
+            for place in map(tuple, (~is_only).nonzero().tolist()):
+                found[place] = self._graph._is_sum(value[place])
+        return found
+
+    def _check_path(self, path: Tensor) -> Tensor:
+        path = super()._check_path(path)
+        if self._graph.weight_of is not None and is_readable(path):
+            is_only = self._only_within(path > 0)[1]
+            if not bool(is_only.all()):
+                needed = "weights that one derivation alone has (p.by_edge takes counts of edges)"
+                raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
+        return path
 
     @property
     def _events(self) -> str:
-        if self._graph.weight_of is None:
-            return "derivations of the hypergraph"
-        return "weights that one derivation alone has (p.by_edge takes counts of edges)"
+        return "derivations of the hypergraph"
 
     # --- targets: derivations, or sets of them
 

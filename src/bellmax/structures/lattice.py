@@ -6,23 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+import bellmax.structures.sums as sums
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.layouts import LAYOUTS
 from bellmax.layouts.grid import bands, whole_lengths
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
-from bellmax.layouts.values import check_lengths
+from bellmax.layouts.values import check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
+from bellmax.structures.graphs import COUNTS_VARY
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, inner
 from bellmax.transforms import is_checked, is_readable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ONE = "_1"  # the name of the constant score
 
@@ -248,6 +253,11 @@ class Lattice:
         self._needed = {*self.scores, *self.labels, *self.masks} - {_ONE}
         axes = [(term.score, dim, axis) for _, term, _ in self._table.reads for dim, axis in enumerate(term.axes)]
         self._classes = {(score, dim, axis.place) for score, dim, axis in axes if axis.kind == "at"}
+        coefficients = [term.coefficient for terms in self._table.terms for term in terms if term.score == 0]
+        self._is_whole = all(c % 1 == 0 for c in coefficients)
+        signs = {1 if c > 0 else -1 for c in coefficients if c}
+        self._sign = signs.pop() if len(signs) == 1 else 0  # of all coefficients of the first score
+        self._most_of_an_entry = 1 if self._table.uses_once(0) else math.inf
         self._structures = {sense: self._table._replace(sense=sense).name for sense in (1, -1)}
         self._layouts = {sense: LAYOUTS[name] for sense, name in self._structures.items()}
 
@@ -302,6 +312,8 @@ class Lattice:
                 numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
+                every entry has a place in. They must be given where entries have several.
+            band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
                 every entry has a place in.
             band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
@@ -375,8 +387,10 @@ def _graph(table: Table, rows: int, columns: int, device: torch.device) -> DAG:
 class LatticePaths(NamedScores):
     """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
 
-    Where a path can use an entry twice (a matrix read by labels, a row, a scalar), ``support.check`` and losses may
-    refuse an event that is one: log-probabilities of walks are exact.
+    Where a path can use an entry twice (a matrix read by labels, a row, a scalar), ``support.check`` searches for a
+    path with these counts. That is hard in general: on a large grid it gives up after half a second, and then accepts
+    counts whose entries are on a path and whose sum is not too large, though no path may have them. Losses take a
+    target with such counts for the set of all paths that use no other entries.
 
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
     """
@@ -399,26 +413,20 @@ class LatticePaths(NamedScores):
         self.lattice = lattice
         self.sense = -1 if minimize else 1
         self.structure = lattice._structures[self.sense]
+        self._most_of_an_entry = lattice._most_of_an_entry
         check_band(band)
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
         labels, masks = self._read_labels(tensors)
         integers = labels | masks
-        pairs = [*scores.values(), *integers.values()]
+        device = next(iter(scores.values()))[0].device
         own_lengths = (
             []
             if lengths is None
-            else [as_lengths(f"lengths[{n}]", part, pairs[0][0].device) for n, part in enumerate(as_pair(lengths))]
+            else [as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths))]
         )
-        shapes = [t.shape[: t.ndim - own] for t, own in pairs] + [length.shape for length in own_lengths]
-        try:
-            batch = _common_shape([shape for shape in shapes if len(shape)])
-        except RuntimeError:
-            named = (scores | integers).items()
-            got = {name: tuple(t.shape) for name, (t, _) in named if not name.startswith("_")}
-            got |= {f"lengths[{n}]": tuple(own.shape) for n, own in enumerate(own_lengths)}
-            raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
+        batch = common_batch(scores | integers | {f"lengths[{n}]": (own, 0) for n, own in enumerate(own_lengths)})
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
         scores[first] = _expanded(tensor, batch, own), own
@@ -429,6 +437,13 @@ class LatticePaths(NamedScores):
             self._keep(f"_integers_{number}", _expanded(tensor, batch, own), own)
         read = *self._scores, *(tensor for tensor, _ in integers.values())
         self._size = self._layout.size_of(read)
+        if lengths is None and not self._layout.has_one_size:
+            least = self._layout.least_size_of(read)
+            if least != self._size:
+                sizes = " to ".join("{} × {}".format(*size) for size in (least, self._size))
+                raise ValueError(
+                    f"lengths must be given, since a tensor is read at several places: {sizes} cells fit it"
+                )
         given = (
             torch.stack([length.expand(batch) for length in own_lengths], -1)
             if own_lengths
@@ -606,18 +621,92 @@ class LatticePaths(NamedScores):
         return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
 
     def _is_path(self, value: Tensor) -> Tensor:
-        """Whether a path uses these entries of the first score, each once, and no others."""
+        """Whether a path uses each entry of the first score so often."""
         batch = torch.broadcast_shapes(value.shape[: value.ndim - len(self.event_shape)], self.batch_shape)
-        wanted = value.expand(batch + self.event_shape) > 0
-        first = torch.where(wanted, self.sense * 1.0, -self.sense * math.inf)
-        rest = [torch.zeros_like(s).masked_fill(s.isinf(), -self.sense * math.inf) for s in self._detached()[1:]]
         if batch != self.batch_shape:
             return self.expand(batch)._is_path(value)
-        best = self._with((first.to(self.dtype), *rest), Hard())
-        equal = best.expected_path == value
-        for _ in self.event_shape:
-            equal = equal.all(-1)
-        return equal & best.value.isfinite()
+        value = value.expand(batch + self.event_shape)
+        found, is_open = self._is_longest(value)
+        if is_readable(value):
+            found = found.clone()
+            for place in map(tuple, is_open.nonzero().tolist()):
+                found[place] = (self[place] if batch else self)._is_sum(value[place])
+        return found
+
+    def _is_longest(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether a path with these counts is found as the one that uses most of their entries, and whether another one
+        may have them. Where no path uses an entry twice, none may."""
+        sign = self.lattice._sign
+        if not sign:
+            none = torch.zeros(self.batch_shape, dtype=torch.bool, device=self.device)
+            return none, ~none
+        first = torch.where(sign * value > 0, self.sense * sign * 1.0, -self.sense * sign * math.inf)
+        best = self._with((first.to(value.dtype), *self._free_rest()), Hard())
+        most, wanted = (sign * t.reshape(*self.batch_shape, -1) for t in (best.expected_path, value))
+        is_one = best.value.isfinite() & (most == wanted).all(-1)
+        is_count = (wanted >= 0) & ((wanted == wanted.round()) | (not self.lattice._is_whole))
+        fits = best.value.isfinite() & (wanted.sum(-1) <= most.sum(-1) * (1 + 1e-6)) & is_count.all(-1)
+        return is_one, fits & ~is_one
+
+    def _is_sum(self, value: Tensor) -> bool:
+        """Whether a path of one lattice has these counts, by a search that gives up, and says yes, where it is long."""
+        free = self._with((torch.zeros_like(value), *self._free_rest()), Hard())
+        exists = free._expanded().weights > -math.inf
+        entries = torch.arange(value.numel(), device=self.device)
+        if self.lattice._sign:
+            exists &= free._uses((value == 0).to(value.dtype).unsqueeze(0))[0] == 0
+            entries = value.flatten().nonzero().squeeze(1)
+        edges = exists.nonzero().squeeze(1)
+        if sums.is_long(len(edges), len(entries)):
+            return True
+        graph = free._layout.graph(free._plain_theta(), free._index)
+        parents, children = graph.edges[edges].unbind(1)
+        order = (graph.levels[children] * len(graph.levels) + children).argsort()
+        adds = value.new_zeros((len(entries), len(edges)))
+        for own, entry in zip(adds, entries, strict=True):
+            one = value.new_zeros(value.numel()).index_fill(0, entry, 1)
+            own.copy_(free._uses(one.reshape(1, *value.shape))[0, edges])
+        rows = zip(children[order].tolist(), parents[order].tolist(), adds.T[order].double().cpu().numpy(), strict=True)
+        listed = [sums.Edge(child, (parent,) if parent else (), own) for child, parent, own in rows]
+        return sums.is_sum(listed, len(graph.levels) - 1, value.flatten()[entries].double().cpu().numpy())
+
+    def _uses(self, entries: Tensor) -> Tensor:
+        """How much of a combination (1, *event) of entries of the first score each edge has, (1, E)."""
+        theta = self._plain_theta()
+        return self.sense * self._layout.along([entries, *map(torch.zeros_like, theta[1:])], self._index)
+
+    def _free_rest(self) -> list[Tensor]:
+        """The scores but the first, 0 where they are finite."""
+        return [torch.where(s.isinf(), s, 0) for s in self._detached()[1:]]
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of how often a path uses each entry, where that is 0 or 1."""
+        if self._most_of_an_entry > 1:
+            raise NotImplementedError(COUNTS_VARY)
+        return super().variance
+
+    # --- targets
+
+    def _restrict(self, allowed: Tensor) -> Self:
+        if not self.lattice._sign:
+            first = self.lattice.scores[0]
+            raise ValueError(f"a target needs coefficients of one sign wherever {first!r} is read, got both")
+        closed = self._scores[0].masked_fill(~allowed, -self.sense * self.lattice._sign * math.inf)
+        return self._with((closed, *self._scores[1:]), self.omega)
+
+    def _check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        if self._most_of_an_entry == 1 or not is_checked(allowed):
+            return super()._check_one_path(name, allowed)
+        within = self._restrict(allowed)
+        path = self.lattice._sign * allowed.to(torch.promote_types(self.dtype, torch.float32))
+        is_once = self._is_longest(path)[0]  # then every path with all of these entries has each once
+        is_only = is_once | (within.num_paths == 1)
+        if not bool(is_only.all()):
+            place = of_sequence((~is_only).nonzero()[0].tolist())
+            raise ValueError(f"{name} must have the entries of a single path, got those of several or none{place}")
+        is_once = is_once.reshape(*self.batch_shape, *[1] * len(self.event_shape))
+        return torch.where(is_once, path, within.best_path().to(path.dtype))
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return (
@@ -634,10 +723,16 @@ class LatticePaths(NamedScores):
         return self._restrict(allowed)._expanded().weights.detach() > -math.inf
 
 
-def _common_shape(shapes: Sequence[torch.Size]) -> torch.Size:
+def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
+    """The batch shape of tensors, each with its number of dimensions of its own."""
+    shapes = [t.shape[: t.ndim - own] for t, own in named.values() if t.ndim > own]
     if all(shape == shapes[0] for shape in shapes):
         return shapes[0] if shapes else torch.Size()
-    shape: torch.Size = torch.broadcast_shapes(*shapes)
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        got = {name: tuple(t.shape) for name, (t, _) in named.items() if not name.startswith("_")}
+        raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
     return shape
 
 

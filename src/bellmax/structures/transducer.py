@@ -10,7 +10,7 @@ from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products
-from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, read_lengths, row
+from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, common_batch, read_lengths, row
 from bellmax.tensors import Gamma, promote_half, widen
 from bellmax.transforms import is_checked, is_readable
 
@@ -106,8 +106,8 @@ class Transducer(LatticePaths):
         if not logits.is_floating_point():
             raise ValueError(f"logits must be floating point, got dtype {logits.dtype}")
         frames, _, classes = logits.shape[-3:]
-        labels = _read_targets(targets, logits.shape[-2] - 1, classes, blank, lengths, frames)
-        batch = torch.broadcast_shapes(logits.shape[:-3], labels.shape[:-1])
+        own = read_lengths(lengths, (1, 0), (frames, logits.shape[-2] - 1), logits.device)
+        labels, batch = _read_targets(targets, {"logits": (logits, 3)}, logits.shape[-2] - 1, classes, blank, own)
         logits, labels = logits.expand(batch + logits.shape[-3:]), labels.expand(*batch, labels.shape[-1])
         at = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
         if normalized:
@@ -146,15 +146,15 @@ class Transducer(LatticePaths):
             raise ValueError(f"am must have shape (..., T, V), got {tuple(am.shape)}")
         if check_tensor("lm", lm).ndim < 2 or not lm.shape[-2] or lm.shape[-1] != am.shape[-1]:
             raise ValueError(f"lm must have shape (..., U + 1, {am.shape[-1]}), got {tuple(lm.shape)}")
-        labels = _read_targets(targets, lm.shape[-2] - 1, am.shape[-1], blank, lengths, am.shape[-2])
         own = read_lengths(lengths, (1, 0), (am.shape[-2], lm.shape[-2] - 1), am.device)
+        named = {"am": (am, 2), "lm": (lm, 2)}
+        labels, batch = _read_targets(targets, named, lm.shape[-2] - 1, am.shape[-1], blank, own)
         am, lm = promote_half(am), promote_half(lm)
         if own is not None:  # NaN of padding must not reach the gradient of the rest
             am = am.masked_fill(_is_past(am.shape[-2], own[0]), 0)
             lm = lm.masked_fill(_is_past(lm.shape[-2], own[1] + 1), 0)
         norm = finite(log_sum_of_products(am, lm))
         of_blank = am[..., blank].unsqueeze(-1) + lm[..., blank].unsqueeze(-2) - norm
-        batch = torch.broadcast_shapes(norm.shape[:-2], labels.shape[:-1])
         labels = labels.expand(*batch, labels.shape[-1])
         frames = am.expand(*batch, *am.shape[-2:]).gather(-1, labels.unsqueeze(-2).expand(*batch, am.shape[-2], -1))
         before = lm.expand(*batch, *lm.shape[-2:])[..., :-1, :].gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -237,21 +237,31 @@ def _is_past(size: int, length: Tensor) -> Tensor:
 
 
 def _read_targets(
-    targets: Tensor, size: int, classes: int, blank: int, lengths: tuple[Lengths, Lengths] | None, frames: int
-) -> Tensor:
-    """Labels (..., U) int64, 0 past their length, each one of the classes and not the blank."""
+    targets: Tensor,
+    scores: dict[str, tuple[Tensor, int]],
+    size: int,
+    classes: int,
+    blank: int,
+    lengths: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, torch.Size]:
+    """Labels (..., U) int64, 0 past their length, each one of the classes and not the blank; and the batch shape."""
     if check_tensor("targets", targets).ndim < 1 or targets.shape[-1] != size:
         raise ValueError(
             f"targets must have shape (..., {size}), one label less than scores, got {tuple(targets.shape)}"
         )
     if not 0 <= blank < classes:
         raise ValueError(f"blank must be from 0 to {classes - 1}, got {blank}")
-    own = read_lengths(lengths, (1, 0), (frames, size), targets.device)
-    check_labels("targets", targets, None if own is None else own[1], classes)
-    within = torch.arange(size, device=targets.device) < (size if own is None else own[1].unsqueeze(-1))
+    device = next(iter(scores.values()))[0].device
+    if targets.device != device:
+        raise ValueError(f"targets must be on the device of the scores, {device}, got {targets.device}")
+    of_lengths = {f"lengths[{n}]": (own, 0) for n, own in enumerate(lengths or ())}
+    batch = common_batch(scores | {"targets": (targets, 1)} | of_lengths)
+    check_labels("targets", targets, None if lengths is None else lengths[1], classes)
+    within = torch.arange(size, device=device) < (size if lengths is None else lengths[1].unsqueeze(-1))
     if is_checked(targets):
         bad = (targets == blank) & within
         if bool(bad.any()):
-            *batch, place = bad.nonzero()[0].tolist()
-            raise ValueError(f"targets must not hold the blank {blank}, got it at label {place}{of_sequence(batch)}")
-    return torch.where(within, targets, 0).to(torch.int64)
+            *sequence, place = bad.nonzero()[0].tolist()
+            where = f"label {place}{of_sequence(sequence)}"
+            raise ValueError(f"targets must not hold the blank {blank}, got it at {where}")
+    return torch.where(within, targets, 0).to(torch.int64), batch

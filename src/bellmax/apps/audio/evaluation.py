@@ -308,4 +308,7 @@ def markdown(folds: Sequence[dict[str, Any]]) -> str:
 
 def _mean(measured: Sequence[dict[str, float] | None]) -> str:
     values = [own["seconds"] for own in measured if own is not None]
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" if values else "–"
+    if not values:
+        return "–"
+    digits = 2 if np.mean(values) > 0.15 else 3
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"

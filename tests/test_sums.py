@@ -1,0 +1,202 @@
+"""Which events are those of a path, where a path can use an entry of its score more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from support.checks import close
+from support.problems import potentials
+from torch import Tensor
+
+import bellmax as bx
+import bellmax.structures.sums as sums
+from bellmax.distribution import PathDistribution
+
+A, B = torch.tensor([0, 1, 1, 0]), torch.tensor([1, 0, 1])
+GRID = [bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)]
+
+
+def by_moves(*scores: bx.Score | str | float | None) -> bx.Lattice:
+    """A grid whose moves (1, 1), (1, 0), (0, 1) have these scores."""
+    return bx.Lattice([bx.Move(m.di, m.dj, score=score) for m, score in zip(GRID, scores, strict=True)])
+
+
+def edit_distance() -> PathDistribution:
+    lattice = by_moves(bx.pair("change", "a", "b", -1, -1), 1.0, 1.0)
+    return lattice.paths({"change": 1 - torch.eye(2), "a": A, "b": B}, minimize=True)
+
+
+def substitutions() -> PathDistribution:
+    lattice = by_moves(bx.pair("matrix", "a", "b", -1, -1), bx.row("gaps", -1), "gap")
+    tensors = {"matrix": potentials(2, 2), "gaps": potentials(4), "gap": -1.0, "a": A, "b": B}
+    return lattice.paths(tensors, lengths=(torch.tensor([5, 3, 4]), torch.tensor([4, 4, 2])))
+
+
+def with_a_forbidden_gap() -> PathDistribution:
+    gaps = potentials(4)
+    gaps[2] = -torch.inf
+    lattice = by_moves(bx.pair("matrix", "a", "b", -1, -1), bx.row("gaps", -1), "gap")
+    return lattice.paths({"matrix": potentials(2, 2), "gaps": gaps, "gap": -1.0, "a": A, "b": B})
+
+
+def learnt_gap() -> PathDistribution:
+    return by_moves(bx.cell("match", -1, -1) + bx.scalar("gap"), "gap", "gap").paths(
+        {"match": potentials(3, 3), "gap": -1.0}
+    )
+
+
+def scalar_gap() -> PathDistribution:
+    lattice = bx.Lattice([*(bx.Move(m.di, m.dj, score="gap") for m in GRID[1:]), GRID[0]], node=bx.cell("match"))
+    return lattice.paths({"match": potentials(3, 3), "gap": -1.0})
+
+
+def gathered() -> PathDistribution:
+    return bx.Lattice(GRID, node=bx.gather("scores", "y")).paths(
+        {"scores": potentials(3, 2), "y": torch.tensor([0, 1, 1])}
+    )
+
+
+def negated() -> PathDistribution:
+    return bx.Lattice(GRID, node=-bx.cell("cost")).paths({"cost": potentials(3, 4)})
+
+
+def weighted_steps() -> PathDistribution:
+    lattice = bx.Lattice([bx.Move(1, 1, score=bx.cell("cost")), *GRID[1:]], node=bx.cell("cost"))
+    return lattice.paths({"cost": potentials(3, 3)}, minimize=True)
+
+
+def halves() -> PathDistribution:
+    lattice = by_moves(1.5 * bx.column("a"), 0.5 * bx.column("a") + bx.row("b"), bx.column("a"))
+    return lattice.paths({"a": potentials(3), "b": potentials(3)})
+
+
+def both_signs() -> PathDistribution:
+    return bx.Lattice(GRID, node=bx.row("a") - bx.column("a")).paths({"a": potentials(3)})
+
+
+def within_a_cell() -> PathDistribution:
+    moves = [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.row("a") + bx.column("b")), bx.Move(0, 0, 0, 1, bx.row("a"))]
+    lattice = bx.Lattice(moves, states=2, end=bx.corner(1))
+    return lattice.paths({"a": potentials(3), "b": potentials(5)})
+
+
+def shared_graph() -> PathDistribution:
+    """A graph in which edges share weights: three steps, each by one of two or three edges."""
+    edges = [(0, ()), (1, (0,)), (1, (0,)), (2, (1,)), (2, (1,)), (2, (0,)), (3, (2,)), (3, (2,))]
+    return bx.Hypergraph(edges, weight_of=[0, 1, 2, 1, 2, 3, 3, 2]).derivations(potentials(2, 4))
+
+
+def shared_tree() -> PathDistribution:
+    edges = [(0, ()), (0, ()), (1, (0, 0)), (1, (0,)), (2, (1, 0)), (2, (1, 1))]
+    return bx.Hypergraph(edges, weight_of=[0, 1, 2, 2, 0, 1]).derivations(potentials(3))
+
+
+SHARED: list[Callable[[], PathDistribution]] = [
+    edit_distance, substitutions, with_a_forbidden_gap, learnt_gap, scalar_gap, gathered, negated, weighted_steps,
+    halves, both_signs, within_a_cell, shared_graph, shared_tree,
+]  # fmt: skip
+ONCE: dict[str, Callable[[], PathDistribution]] = {
+    "alignment": lambda: bx.Alignment.from_sequences(potentials(2, 2), A, B, gap_open=-1.0),
+    "local alignment": lambda: bx.Alignment(potentials(3, 3), gap_open=-1.0, mode="local"),
+    "segments": lambda: bx.SemiMarkov.from_scores(potentials(5, 2), potentials(3, 2), potentials(2, 2)),
+    "transducer": lambda: bx.Transducer(potentials(3, 3), potentials(3, 2)),
+    "monotone": lambda: bx.Monotone(potentials(2, 5, 3)),
+    "CTC": lambda: bx.CTC(potentials(5, 3), torch.tensor([1, 1])),
+    "cells": lambda: by_moves(bx.cell("match", -1, -1), -1.0, -1.0).paths({"match": potentials(3, 3)}),
+}
+each = pytest.mark.parametrize("made", [*SHARED, *ONCE.values()], ids=[*(made.__name__ for made in SHARED), *ONCE])
+
+
+def all_events(p: PathDistribution) -> Tensor:
+    return p.support_paths()[0]
+
+
+def rows(events: Tensor) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in events.reshape(len(events), -1).round(decimals=6).tolist()}
+
+
+@each
+def test_events_that_are_drawn_are_events(made: Callable[[], PathDistribution], backend: str) -> None:
+    p = made()
+    torch.manual_seed(0)
+    assert p.support.check(p.sample((40,))).all()
+
+
+@each
+def test_events_are_the_sums_of_paths_and_no_others(made: Callable[[], PathDistribution]) -> None:
+    whole = made()
+    for p in whole if whole.batch_shape else [whole]:
+        events = all_events(p)
+        wanted = rows(events)
+        assert len(events) >= len(wanted) > 1
+        units = torch.eye(p.event_shape.numel(), dtype=events.dtype).reshape(-1, *p.event_shape)
+        ordered = torch.tensor(sorted(wanted), dtype=events.dtype).reshape(-1, *p.event_shape)
+        near = [ordered, *(ordered + sign * unit for unit in units for sign in (1, -1, 0.5)), (ordered > 0).double()]
+        mixed = [torch.stack([w * a + (1 - w) * b for a, b in pairwise(ordered)]) for w in (0.5, 0.25)]
+        tried = torch.cat([*near, *mixed, 0 * units, 2 * ordered])
+        right = [tuple(row) in wanted for row in tried.reshape(len(tried), -1).round(decimals=6).tolist()]
+        assert p.support.check(tried).tolist() == right
+
+
+@pytest.mark.parametrize("made", SHARED, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("most", [0, 600])
+def test_a_search_that_is_too_long_refuses_no_event(
+    most: int, made: Callable[[], PathDistribution], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "_MOST_WORK", most)
+    p = made()
+    assert p.support.check(p.sample((10,))).all()
+
+
+def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "_MOST_WORK", 0)
+    too_many, no_count, below_zero = [[0, 0], [0, 9.0]], [[0, 0], [0, 0.5]], [[0, -1.0], [0, 1]]
+    assert not edit_distance().support.check(torch.tensor([too_many, no_count, below_zero])).any()
+
+
+def test_a_large_grid_is_checked_in_bounded_time() -> None:
+    letters = torch.arange(100) * 7 % 11 % 4
+    p = by_moves(bx.pair("matrix", "a", "b", -1, -1), "gap", "gap").paths(
+        {"matrix": torch.eye(4), "gap": -1.0, "a": letters, "b": letters.flip(0)}
+    )
+    event = p.sample()
+    assert p.support.check(event)
+    assert not p.support.check(event + 100)
+
+
+def test_checks_draw_no_numbers() -> None:
+    p = edit_distance()
+    events = p.sample((20,))
+    state = torch.get_rng_state()
+    p.support.check(events)
+    assert state.equal(torch.get_rng_state())
+
+
+def test_losses_take_counts_for_the_paths_within(backend: str) -> None:
+    p = edit_distance()
+    event = next(e for e in all_events(p) if e.max() == 2)
+    within = p._with((p.potentials.masked_fill(event == 0, torch.inf), *p._scores[1:]), p.omega)
+    close(bx.losses.surrogate(p, event), within.value - p.value)
+    close(bx.losses.path_nll(p, event), within.value - p.value)
+    with pytest.raises(ValueError, match="target must have the entries of a single path, got those of several or none"):
+        bx.losses.relaxed(p, event)
+    with pytest.raises(ValueError, match=r"target must hold counts 0, 1, 2, …, got 0.5 at \(0, 0\)"):
+        bx.losses.surrogate(p, event.clamp(max=0.5) + 0.5)
+    only = bx.Lattice([bx.Move(1, 0, score=bx.pair("a", "x", "x", 0, 0) + bx.row("b"))]).paths(
+        {"a": potentials(2, 2), "b": potentials(3), "x": torch.tensor([1, 1, 1])}, lengths=(3, 1), omega="hard"
+    )
+    assert bx.losses.relaxed(only, torch.tensor([[0, 0], [0, 2]])) == 0
+    with pytest.raises(NotImplementedError, match="the variance of counts is not known"):
+        _ = p.variance
+
+
+def test_targets_of_negated_costs(backend: str) -> None:
+    p, q = negated(), bx.DTW(potentials(3, 4), omega=bx.Negentropy())
+    cells = q.best_path()
+    close(p.value, -q.value)
+    close(bx.losses.structured_perceptron(p, cells), 0.0)
+    with pytest.raises(ValueError, match="a target needs coefficients of one sign wherever 'a' is read, got both"):
+        bx.losses.surrogate(both_signs(), torch.ones(3))
