@@ -14,10 +14,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bellmax.series.collections import dtw_cdist, pairs_job
-from bellmax.series.jobs import Block, Folder, Job, replace, sentence
+from bellmax.series.jobs import Block, Folder, Job, computed, replace, sentence
 from bellmax.series.neighbors import dtw_neighbors, neighbors_job
 
 __all__ = ["Task", "plan"]
@@ -40,11 +38,10 @@ class Task:
             return
         job = _load(self.checkpoint, self.fingerprint)
         try:
-            with torch.no_grad():
-                found = job.compute(self.block)
+            found = computed(job, self.block)
         except Exception as error:
             raise RuntimeError(sentence(self.block, error)) from error
-        folder.write(self.block, tuple(tensor.cpu() for tensor in found))
+        folder.write(self.block, found)
 
 
 @lru_cache(maxsize=1)

@@ -130,7 +130,7 @@ def found_in(
         yield block, tensors
 
 
-def _compute(job: Job, block: Block) -> Tensors:
+def computed(job: Job, block: Block) -> Tensors:
     """What a worker does."""
     with torch.no_grad():
         return tuple(tensor.cpu() for tensor in job.compute(block))
@@ -140,7 +140,7 @@ class _Sent:
     """A job, sent to workers: once, if the client can scatter it as Dask does, or else with each block."""
 
     def __init__(self, job: Job, client: Any) -> None:
-        self._job, self._client = job, client
+        self._job = job
         self._scatter = getattr(client, "scatter", None)
         self._threads = getattr(client, "nthreads", None)
         self._submit = client.submit if self._scatter is None else partial(client.submit, pure=False)
@@ -152,7 +152,7 @@ class _Sent:
         self._there = self._job if self._scatter is None else self._scatter(self._job, broadcast=True, hash=False)
 
     def submit(self, block: Block) -> Any:
-        return self._submit(_compute, self._there, block)
+        return self._submit(computed, self._there, block)
 
     @property
     def most(self) -> int:
@@ -178,7 +178,9 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
             if error is None:
                 advance(job.size(block))
                 yield block, found
-            elif isinstance(error, CancelledError) and attempt < _ATTEMPTS:  # the series are nowhere any more
+            elif (
+                failure is None and isinstance(error, CancelledError) and attempt < _ATTEMPTS
+            ):  # no worker has the series
                 if attempt == sent.attempts:
                     sent.send()
                 waiting.appendleft(block)
