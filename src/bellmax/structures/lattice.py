@@ -313,8 +313,6 @@ class Lattice:
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
                 every entry has a place in. They must be given where entries have several.
-            band: how far cells may be from the diagonal, as a share of the longer side; see :class:`DTW`.
-                every entry has a place in.
             band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
