@@ -113,7 +113,7 @@ def heading(title: str, m: dict[str, object]) -> list[str]:
         f"# {title}",
         "",
         f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}.",
-        "float32; milliseconds, minimum / median. Made by `make bench`. Freed memory stays in the process, for all alike.",
+        "float32; milliseconds, minimum / median. Made by `make bench`, with freed memory kept.",
     ]
 
 
