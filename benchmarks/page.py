@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from measuring import Row, Times, factor, ratio, shown, table
 
-NAMES = "dag", "chain", "dtw", "attention", "ner", "translation", "overhead"
+NAMES = "dag", "chain", "dtw", "ctc", "lattices", "trees", "attention", "ner", "translation", "overhead", "limits"
 COLOURS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 PLAIN = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 8, "svg.hashsalt": "bellmax"}
 Panels = dict[str, dict[str, dict[str, float]]]  # title, row, peer: how many times slower the peer is
@@ -29,6 +29,7 @@ TITLES = {
     "chain-l2": "Chains from dense potentials, l2",
     "dtw-costs": "DTW from costs, negentropy",
     "dtw-series": "DTW from series, values",
+    "ctc": "CTC, negentropy",
     "layers": "Layers, and steps of training with them",
     "dag": "Any graph: kernels against the reference backend in plain torch",
 }
@@ -39,6 +40,7 @@ README = (  # label in the README, file, table, shape, task, peer
     ("entmax's sparsemax in that loop, l2", "chain", "l2", (64, 128, 32), "value and gradient", "entmax"),
     ("tslearn, soft-DTW from costs", "dtw", "costs", (32, 256, 256), "value and gradient", "tslearn"),
     ("pysdtw, soft-DTW from costs", "dtw", "costs", (8, 1024, 1024), "value and gradient", "pysdtw"),
+    ("torch's ctc_loss", "ctc", "torch", (32, 400, 32, 60), "value and gradient", "torch"),
     (
         "dtaidistance in C, hard DTW of all pairs of series, one thread",
         "dtw",
@@ -66,6 +68,7 @@ def panels(results: dict[str, Any]) -> dict[str, Panels]:
         "chain-l2": by_task(chain["l2"]),
         "dtw-costs": by_task(dtw["costs"]),
         "dtw-series": of_series(dtw["series"], dtw["aeon"]["rows"]) | of_collections(dtw["collections"]),
+        "ctc": by_task(results["ctc"]["torch"]),
         "layers": of_layers(results),
         "dag": of_graphs(results["dag"]["against_reference"]),
     }
@@ -297,8 +300,9 @@ def markdown(results: dict[str, Any]) -> list[str]:
 
 
 def _pages() -> Iterable[str]:
-    titles = "any graph", "chains", "DTW", "attention", "a tagger", "a translator", "overhead"
-    return (f"[{title}]({name}.md)" for title, name in zip(titles, NAMES, strict=True))
+    titles = {"dag": "any graph", "chain": "chains", "dtw": "DTW", "ctc": "CTC"}
+    titles |= {"ner": "a tagger", "translation": "a translator"}
+    return (f"[{titles.get(name, name)}]({name}.md)" for name in NAMES)
 
 
 def summary(figures: dict[str, Panels]) -> Iterable[list[str]]:
