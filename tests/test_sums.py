@@ -200,3 +200,23 @@ def test_targets_of_negated_costs(backend: str) -> None:
     close(bx.losses.structured_perceptron(p, cells), 0.0)
     with pytest.raises(ValueError, match="a target needs coefficients of one sign wherever 'a' is read, got both"):
         bx.losses.surrogate(both_signs(), torch.ones(3))
+
+
+def test_a_coefficient_of_zero_is_no_use() -> None:
+    s = bx.pair("s", "a", "b", -1, -1)
+    lattice = by_moves(s, 0.0 * s + bx.row("r", -1), bx.column("c", -1))
+    letters = {"a": torch.tensor([0, 1, 0]), "b": torch.tensor([0, 1, 1])}
+    p = lattice.paths({"s": torch.zeros(2, 2), **letters, "r": torch.zeros(3), "c": torch.zeros(3)})
+    assert bool(p.support.check(p.best_path()).all())
+    assert bool(bx.losses.path_nll(p, p.best_path()).isfinite())
+
+
+def test_losses_take_events_of_negated_scores_and_no_counts_of_no_path() -> None:
+    letters = {"a": torch.tensor([0, 0]), "b": torch.tensor([0, 0])}
+    s = bx.pair("s", "a", "b", -1, -1)
+    for sign in (1, -1):
+        p = by_moves(sign * s, "g", "g").paths({"s": torch.rand(1, 1), **letters, "g": torch.tensor(-1.0)})
+        best = p.best_path()
+        close(bx.losses.surrogate(p, best), bx.losses.surrogate(p, best.abs()), 0)
+        with pytest.raises(ValueError, match="target must hold how often a path uses each entry, got counts of none"):
+            bx.losses.surrogate(p, torch.tensor([[9.0]]))

@@ -46,8 +46,12 @@ class Task:
 
 @lru_cache(maxsize=1)
 def _load(checkpoint: Path, fingerprint: str) -> Job:
-    with (checkpoint / "job.pickle").open("rb") as file:
-        job: Job = pickle.load(file)
+    path = checkpoint / "job.pickle"
+    try:
+        with path.open("rb") as file:
+            job: Job = pickle.load(file)
+    except (EOFError, FileNotFoundError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is missing or damaged: remove it, and make the plan again") from error
     return job
 
 
@@ -74,8 +78,10 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
     >>> bx.dtw_neighbors(xs, k=1, checkpoint=folder).indices.squeeze(1)
     tensor([1, 0, 3, 2])
     """
-    if function not in _JOBS:
+    if not callable(function) or function not in _JOBS:
         raise ValueError(f"function must be bx.dtw_cdist or bx.dtw_neighbors, got {function!r}")
+    for name in {"out", "client", "progress"} & options.keys():
+        raise ValueError(f"{name} must be given to the call that collects the blocks, not to plan")
     job = _JOBS[function](*args, **options)
     path, fingerprint = Path(checkpoint).absolute(), job.fingerprint()
     Folder(path, fingerprint)
@@ -86,5 +92,8 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
 
 
 def _save(job: Job, path: Path) -> None:
-    with path.open("wb") as file:
-        pickle.dump(job, file)
+    try:
+        whole = pickle.dumps(job)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(f"cost must be a function that can be pickled, such as one of a module: {error}") from error
+    path.write_bytes(whole)

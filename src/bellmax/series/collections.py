@@ -299,6 +299,9 @@ class Pairs(Job):
             tile = _tile(self.measure, rows, columns, advance)
         return (tile,)
 
+    def shape(self, block: Block) -> tuple[int, int]:
+        return len(self.left[block.rows]), len(self.right[block.columns])
+
     def size(self, block: Block) -> int:
         return _num_pairs(len(self.left[block.rows]), len(self.right[block.columns]), self._is_diagonal(block))
 

@@ -25,6 +25,7 @@ Found: TypeAlias = "Iterator[tuple[Block, Tensors]]"
 CELLS_OF_BLOCK = 2**34  # seconds of work: what an interruption loses, and what a worker does at a time
 _AHEAD = 4  # blocks for each worker that are computed or wait
 _ATTEMPTS = 3  # to send the series anew, if all workers that held them are gone
+_BEGINNING = 64  # steps
 
 
 class Block(NamedTuple):
@@ -68,6 +69,10 @@ class Job(ABC):
     def size(self, block: Block) -> int:
         """What the calls of ``advance`` sum up to."""
 
+    @abstractmethod
+    def shape(self, block: Block) -> tuple[int, int]:
+        """The shape of all tensors that are found in a block."""
+
     @property
     def options(self) -> tuple[Any, ...]:
         """What tells the job from others of the same measure and series."""
@@ -77,12 +82,21 @@ class Job(ABC):
         """Tells jobs apart: by their series and how they are compared."""
         measure = self.measure
         cost = getattr(measure.cost, "__qualname__", type(measure.cost)) if callable(measure.cost) else measure.cost
-        kept = (type(self).__name__, cost, measure.band, measure.omega, measure.divergence, *self.options)
+        band = None if measure.band is None else float(measure.band)
+        sizes = len(self.left), None if self.is_symmetric else len(self.right)
+        kept = (type(self).__name__, cost, band, measure.omega, measure.divergence, sizes, *self.options)
         found = sha256(repr(kept).encode())
-        for series in (*self.left, *([] if self.is_symmetric else self.right)):
-            found.update(repr((series.dtype, series.shape)).encode())
-            found.update(series.detach().cpu().contiguous().numpy().tobytes())
+        for tensor in (*self.left, *([] if self.is_symmetric else self.right), *self._of_cost()):
+            found.update(repr((tensor.dtype, tensor.shape)).encode())
+            found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
+
+    def _of_cost(self) -> Tensors:
+        """What tells a cost that is a function from others of its name: its costs of the beginnings of two series."""
+        if not (callable(self.measure.cost) and self.left and self.right):
+            return ()
+        with torch.no_grad():
+            return (self.measure.cost(*(side[None, :_BEGINNING] for side in (self.left[0], self.right[-1]))),)
 
     def __getstate__(self) -> dict[str, Any]:
         right = None if self.is_symmetric else _packed(self.right)
@@ -120,7 +134,7 @@ def found_in(
             advance(job.size(block))
         elif folder is not None and folder.has(block):
             advance(job.size(block))
-            yield block, folder.read(block)
+            yield block, folder.read(block, job.shape(block))
         else:
             missing.append(block)
     found = ((block, job.compute(block, advance)) for block in missing)
@@ -165,13 +179,19 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
     """Blocks in their order. If one fails, those that were submitted come first, then the error."""
     if not blocks:
         return
-    sent, waiting, failure = _Sent(job, client), deque(blocks), None
+    sent, waiting = _Sent(job, client), deque(blocks)
+    failure: tuple[Block, Exception] | None = None
     flying: deque[tuple[Block, Any, int]] = deque()
     try:
         while flying or (waiting and failure is None):
             while waiting and failure is None and len(flying) < sent.most:
                 block = waiting.popleft()
-                flying.append((block, sent.submit(block), sent.attempts))
+                try:
+                    flying.append((block, sent.submit(block), sent.attempts))
+                except Exception as error:  # of a client that is closed or broken
+                    failure = block, error
+            if not flying:
+                break
             block, future, attempt = flying[0]
             found, error = _result(future)
             flying.popleft()
@@ -222,7 +242,7 @@ class Folder:
         if not mark.exists():
             if is_used:
                 raise ValueError(f"checkpoint must be a new or empty folder, or what the same call left, got {path}")
-            replace(mark, lambda file: file.write_text(fingerprint))
+            _create(mark, fingerprint)
         if mark.read_text() != fingerprint:
             raise ValueError(
                 f"checkpoint must be the folder of the same series and options, got {path}, which holds blocks of "
@@ -236,8 +256,15 @@ class Folder:
     def has(self, block: Block) -> bool:
         return self._file(block).exists()
 
-    def read(self, block: Block) -> Tensors:
-        found: Tensors = torch.load(self._file(block), weights_only=True)
+    def read(self, block: Block, shape: tuple[int, int]) -> Tensors:
+        file = self._file(block)
+        try:
+            found: Tensors = torch.load(file, weights_only=True)
+            is_whole = all(tensor.shape == shape for tensor in found)
+        except Exception:
+            is_whole = False
+        if not is_whole:
+            raise ValueError(f"{file} is damaged: remove it, and its block is computed again")
         return found
 
     def write(self, block: Block, found: Tensors) -> None:
@@ -247,5 +274,22 @@ class Folder:
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file at once or not at all."""
     beside = path.with_name(f"{path.name}.{uuid4().hex}")  # others may write the same
-    write(beside)
-    os.replace(beside, path)
+    try:
+        write(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file that is not there. If another process is quicker, its file stays."""
+    beside = path.with_name(f"{path.name}.{uuid4().hex}")
+    beside.write_text(text)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -122,11 +122,11 @@ def neighbors_job(
     check_single_gamma(measure)
     with torch.no_grad():
         lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
-    most = len(lists[-1]) - (ys is None)
-    if not 1 <= k <= most:
+    most = max(0, len(lists[-1]) - (ys is None))
+    if not hasattr(k, "__index__") or not 1 <= k <= most:
         others = "the number of other series" if ys is None else "the number of series in ys"
-        raise ValueError(f"k must be from 1 to {others}, {most}, got {k}")
-    return _Nearest(measure, lists[0], lists[-1], k)
+        raise ValueError(f"k must be an integer from 1 to {others}, {most}, got {k!r}")
+    return _Nearest(measure, lists[0], lists[-1], int(k))
 
 
 # Series and, for each, the index that is not to be found, or −1 → distances and indices.
@@ -148,6 +148,9 @@ class _Nearest(Job):
         cells = len(self.right) * mean_length(self.left) * mean_length(self.right)
         every = slice(0, len(self.right))
         return [Block(rows, every) for rows in parts(len(self.left), max(_QUERIES, CELLS_OF_BLOCK // cells))]
+
+    def shape(self, block: Block) -> tuple[int, int]:
+        return len(self.left[block.rows]), self._k
 
     def size(self, block: Block) -> int:
         return len(self.left[block.rows])

@@ -91,9 +91,13 @@ class AtPath(Given):
             raise ValueError(
                 f"out must be a path at which there is nothing yet, or what the same call left, got {path}"
             )
-        if not self._list.exists():
+        if not (self._list.exists() and self._list.read_text()):
             self._list.write_text(f"{fingerprint}\n")
         first, *blocks = [line for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if blocks and not path.exists():
+            raise ValueError(
+                f"out must be what the same call left, got {path}, which is not there: remove {self._list}"
+            )
         if first != f"{fingerprint}\n":
             raise ValueError(
                 f"out must be the path of the same series and options, got {path}, which holds others: "

@@ -153,8 +153,9 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     """The sparse graph of nearest series, for estimators with ``metric="precomputed"``: DBSCAN, UMAP, t-SNE, spectral
     clustering.
 
-    As in scikit-learn's ``KNeighborsTransformer``, a series of ``fit`` that is transformed is its own first neighbour,
-    and with ``mode="distance"`` one neighbour more is kept for it.
+    As in scikit-learn's ``KNeighborsTransformer``, a series of ``fit`` that is transformed is its own first neighbour
+    under hard DTW or a divergence, unless another one equals it, and with ``mode="distance"`` one neighbour more is
+    kept for it. Other measures can be below 0, which most estimators refuse.
 
     Args:
         n_neighbors: how many neighbours.

@@ -342,7 +342,7 @@ class _Names:
         self.masks: dict[str, tuple[Axis, ...]] = {}
 
     def terms(self, given: ScoreLike | None) -> tuple[Term, ...]:
-        return tuple(self._term(part, self.scores) for part in as_score(given).parts)
+        return tuple(self._term(part, self.scores) for part in as_score(given).parts if part.coefficient)
 
     def mask(self, given: Score | str | None) -> Term | None:
         if given is None:
@@ -386,9 +386,9 @@ class LatticePaths(NamedScores):
     """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
 
     Where a path can use an entry twice (a matrix read by labels, a row, a scalar), ``support.check`` searches for a
-    path with these counts. That is hard in general: on a large grid it gives up after half a second, and then accepts
-    counts whose entries are on a path and whose sum is not too large, though no path may have them. Losses take a
-    target with such counts for the set of all paths that use no other entries.
+    path with these counts. That is hard in general: on a large grid it gives up after half a second an event, and then
+    accepts counts whose entries are on a path and whose sum is not too large, though no path may have them. Losses take
+    a target with such counts for the set of all paths that use no other entries.
 
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
     """
@@ -685,6 +685,19 @@ class LatticePaths(NamedScores):
         return super().variance
 
     # --- targets
+
+    def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if target.dtype == torch.bool or self._most_of_an_entry == 1:
+            return super()._allowed(name, target, ignore_index)
+        allowed = super()._allowed(name, target.abs() if self.lattice._sign < 0 else target, ignore_index)
+        counts = target.to(torch.promote_types(self.dtype, torch.float32)).expand(allowed.shape)
+        if self.lattice._sign and is_checked(counts):
+            says_how_often = (counts.abs() > 1).reshape(*self.batch_shape, -1).any(-1)
+            bad = says_how_often & ~self._is_path(self.lattice._sign * counts.abs())
+            if bool(bad.any()):
+                place = of_sequence(bad.nonzero()[0].tolist())
+                raise ValueError(f"{name} must hold how often a path uses each entry, got counts of none{place}")
+        return allowed
 
     def _restrict(self, allowed: Tensor) -> Self:
         if not self.lattice._sign:
