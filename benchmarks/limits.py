@@ -1,9 +1,10 @@
 """How near to the machine: what a value and its gradient must read, write and exponentiate, and the time they take.
 
 A floor is the time of the bytes alone (inputs read once, gradients written once into new memory) or of the
-exponentials alone, whichever is longer, at rates measured here with plain torch on the same threads; our exponentials
-are faster than torch's, so that some rows are below it. "After a pause" is the same call after 6 ms in which nothing was computed: a thread sleeps, and caches are cold. That is how a call in
-a training loop, or beside a peer in the other benchmarks, finds the machine.
+exponentials alone, whichever is longer, at rates measured here with plain torch on the same threads. Our exponentials
+are faster than torch's, so that some rows are below it. "After a pause" is the same call after 6 ms in which nothing
+was computed: a thread sleeps, and caches are cold. That is how a call in a training loop, or beside a peer in the
+other benchmarks, finds the machine.
 """
 
 from __future__ import annotations

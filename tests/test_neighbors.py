@@ -124,7 +124,8 @@ def test_six_sets_with_few_cells() -> None:
         steps = train.shape[1]
         band = steps // 20
         with took("dtw_neighbors") as calls:
-            same(bx.dtw_neighbors(xs, ys, k=1, band=band), by_sorting(xs, ys, k=1, band=band))
+            found = bx.dtw_neighbors(xs, ys, k=1, band=band)
+        same(found, by_sorting(xs, ys, k=1, band=band))
         in_band = int((np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) <= band).sum())
         computed = sum(int(call.args[8].sum()) for call in calls)
         few += computed <= 0.3 * len(xs) * len(ys) * in_band
@@ -134,10 +135,10 @@ def test_six_sets_with_few_cells() -> None:
 
 def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     xs = walks(3, 4)
-    yield lambda: bx.dtw_neighbors(xs, k=2), "k must be from 1 to the number of other series, 1, got 2"
-    yield lambda: bx.dtw_neighbors(xs, xs, k=3), "k must be from 1 to the number of series in ys, 2, got 3"
-    yield lambda: bx.dtw_neighbors(xs, k=0), "k must be from 1 to .* got 0"
-    yield lambda: bx.dtw_neighbors(xs, [], k=1), "k must be from 1 to the number of series in ys, 0, got 1"
+    yield lambda: bx.dtw_neighbors(xs, k=2), "k must be an integer from 1 to the number of other series, 1, got 2"
+    yield lambda: bx.dtw_neighbors(xs, xs, k=3), "k must be an integer from 1 to the number of series in ys, 2, got 3"
+    yield lambda: bx.dtw_neighbors(xs, k=0), "k must be an integer from 1 to .* got 0"
+    yield lambda: bx.dtw_neighbors(xs, [], k=1), "k must be an integer from 1 to the number of series in ys, 0, got 1"
     yield lambda: bx.dtw_neighbors(xs, k=1, band=-1), "band must be at least 0, got -1"
     yield lambda: bx.dtw_neighbors(xs, k=1, band=math.nan), "band must be at least 0, got nan"
     yield lambda: bx.dtw_neighbors(xs, k=1, cost="manhattan"), "cost must be a function or one of"

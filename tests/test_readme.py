@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_has_four_cells_of_at_most_four_lines() -> None:
 
 
 def test_links_work_on_a_package_index() -> None:
-    assert metadata("bellmax").json["description"].strip() == README.strip()
+    assert 'readme = "README.md"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)]*)\)|^\[[\w-]+\]: (.*)$", README, re.MULTILINE)
     links = [inline or listed for inline, listed in links]
     assert len(links) > 20

@@ -188,8 +188,8 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
                 block = waiting.popleft()
                 try:
                     flying.append((block, sent.submit(block), sent.attempts))
-                except Exception as error:  # of a client that is closed or broken
-                    failure = block, error
+                except Exception as closed:  # or broken: the client's own error
+                    failure = block, closed
             if not flying:
                 break
             block, future, attempt = flying[0]
