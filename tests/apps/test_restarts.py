@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from .ner import corpus
 
 # Two trainings. In the second epoch of the second one, a process kills itself, once, when the first epoch is saved.
-# More restarts than that one are for the processes that do not find each other at the first try.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -41,27 +40,33 @@ training._epoch = kill_in_second_epoch
 app(["train", data, "--output", killed, "--resume", *options], standalone_mode=False)
 distributed.destroy_process_group()
 """
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3"
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1"
 OPTIONS = "--epochs 3 --minutes 9 --word-size 8 --sentences 5 --optimizer adamw"
 
 
-@pytest.mark.skipif(
-    "BELLMAX_TORCHRUN" not in os.environ,
-    reason="after a restart gloo does not always connect: set BELLMAX_TORCHRUN to run it",
-)
+def finishes(command: list[str | Path]) -> bool:
+    """Whether torchrun and its processes end well, and in time."""
+    # Otherwise the store keeps where the processes were before the restart, and gloo looks for them there.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(timeout=90) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return False
+
+
 def test_a_killed_process_comes_back_and_resumes(tmp_path: Path) -> None:
     data = corpus.write(tmp_path / "data", {"train": 14, "dev": 3, "test": 3})
-    script, runs = tmp_path / "trainings.py", (tmp_path / "whole", tmp_path / "killed")
+    script = tmp_path / "trainings.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN.split(), script, data, *runs, *OPTIONS.split()],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "killed.mark").exists()
+    for attempt in range(3):  # gloo may not connect on a busy machine
+        runs = tmp_path / f"whole-{attempt}", tmp_path / f"killed-{attempt}"
+        if finishes([sys.executable, *TORCHRUN.split(), script, data, *runs, *OPTIONS.split()]):
+            break
+    assert Path(f"{runs[1]}.mark").exists()
     whole, killed = (torch.load(run / "last.pt", weights_only=True) for run in runs)
     assert whole["model"].keys() == killed["model"].keys()
     assert all(killed["model"][name].equal(weight) for name, weight in whole["model"].items())
