@@ -64,5 +64,11 @@ def test_errors(tmp_path: Path):
     samples = np.full(features.RATE, 0.1)
     samples[features.RATE // 2 :] = np.nan
     soundfile.write(path, samples, features.RATE, subtype="FLOAT")
-    with pytest.raises(ValueError, match=r"a.wav must hold finite samples, got 11025 that are not, from 0.50 s on"):
+    with pytest.raises(ValueError, match=r"a.wav must hold finite samples below 1e10, got 11025 others, from 0.50 s"):
+        features.load(path)
+    soundfile.write(path, np.full((features.RATE, 2), 1e30), features.RATE, subtype="FLOAT")
+    with pytest.raises(ValueError, match=r"a.wav must hold finite samples below 1e10, got 22050 others, from 0.00 s"):
+        features.load(path)
+    soundfile.write(path, np.full(features.RATE, 0.1), 1)
+    with pytest.raises(ValueError, match=r"a.wav must have at least 1000 samples a second, got 1$"):
         features.load(path)

@@ -49,9 +49,16 @@ def test_reads_truth(tmp_path: Path):
     path.write_text("100\t1000\t60\t1\n")
     with pytest.raises(ValueError, match=r"has no note at 2.000 s of the score"):
         read_truth(path, score)
-    path.write_text("onset\n")
-    with pytest.raises(ValueError, match=r"truth.txt cannot be read as lines of four numbers"):
-        read_truth(path, score)
+    for text in ("onset\n", "", "# no line\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"truth.txt cannot be read as lines of four numbers"):
+            read_truth(path, score)
+    for number in ("nan", "inf", "1e999"):
+        path.write_text(f"{number}\t1000\t60\t1\n900\t2000\t67\t1\n")
+        with pytest.raises(ValueError, match=r"truth.txt must hold finite numbers, got others"):
+            read_truth(path, score)
+    path.write_text("1e308 1000 60 1\n1.2e308 1000 64 1\n900 2000 67 1\n")
+    np.testing.assert_allclose(read_truth(path, score), [1.1e305, 0.9])
 
 
 @pytest.mark.parametrize("starts", [[0, 3, 4, 9], [0, 0, 0, 0], [5, 2, 20, 30], [0, 1, 2, 3]])

@@ -86,15 +86,18 @@ def read_truth(path: Path, score: Score) -> NDArray[np.float64]:
     A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The onset
     of an event is the median over its notes.
     """
-    with reading(path, "lines of four numbers"):
-        rows = np.loadtxt(path, ndmin=2)
+    with reading(path, "lines of four numbers"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # of numpy, on a file without a line
+        rows = np.loadtxt(path, ndmin=2) / 1000
     if rows.shape[1] < 2:
         raise ValueError(f"{path} must hold lines of four numbers, got {rows.shape[1]} on a line")
-    nearest = np.abs(rows[:, 1:2] / 1000 - score.onsets).argmin(1)
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{path} must hold finite numbers, got others")
+    nearest = np.abs(rows[:, 1:2] - score.onsets).argmin(1)
     if set(nearest.tolist()) != set(range(len(score))):
         missing = min(set(range(len(score))) - set(nearest.tolist()))
         raise ValueError(f"{path} has no note at {score.onsets[missing]:.3f} s of the score")
-    return np.array([np.median(rows[nearest == event, 0]) / 1000 for event in range(len(score))])
+    return np.array([np.median(rows[nearest == event, 0]) for event in range(len(score))])
 
 
 # --- as rows and columns of an alignment
