@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, read_lines, reading, write_json
+from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, read_lines, reading, texts, write_json
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, re
         (PermissionError(13, "Permission denied", "x"), "Permission denied"),
         (RuntimeError("Error(s) in loading:\n\tsize mismatch for a\n\tsize mismatch for b"), "size mismatch for a"),
         (IndexError(), "IndexError"),
+        (ValueError("\x1b" + 999 * "a"), r"\\x1ba{199}"),
     ],
 )
 def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: Exception, why: str) -> None:
@@ -42,6 +43,23 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     zipped.write_bytes(gzip.compress(b"one\ntwo\n" * 1000)[:-20])
     with pytest.raises(ValueError, match=r"a.txt.gz cannot be read as UTF-8 text: "):
         list(read_lines(zipped))
+
+
+@pytest.mark.parametrize("text", ["\ufeffone\ntwo\n", "one\ntwo\n"])
+def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path, text: str) -> None:
+    plain, zipped = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    plain.write_text(text, encoding="utf-8")
+    zipped.write_bytes(gzip.compress(text.encode()))
+    assert list(read_lines(plain)) == list(read_lines(zipped)) == ["one\n", "two\n"]
+
+
+def test_texts_of_json() -> None:
+    assert texts({"words": ["a", "é"]}, "words") == ["a", "é"]
+    for wrong in ("ab", ["a", 1], {"a": 1}, None):
+        with pytest.raises(ValueError, match=r"^words must be a list of texts$"):
+            texts({"words": wrong}, "words")
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        texts({"words": ["\ud800"]}, "words")
 
 
 class Pieces(io.BytesIO):

@@ -40,14 +40,17 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
-    return lines[0] if lines else type(error).__name__
+    first = lines[0][:200] if lines else type(error).__name__
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in first)
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a text file, plain or gzipped."""
     with (
         reading(path, "UTF-8 text"),
-        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file,
+        gzip.open(path, "rt", encoding="utf-8-sig")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8-sig") as file,
     ):
         yield from file
 
@@ -89,6 +92,15 @@ def _is_text(line: bytes) -> bool:
 def read_json(path: Path) -> Any:
     with reading(path, "JSON"):
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def texts(given: Any, name: str) -> list[str]:
+    """The texts that JSON holds under this name."""
+    found = given[name]
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{name} must be a list of texts")
+    "".join(found).encode()  # half of a surrogate pair could not be written
+    return found
 
 
 @contextmanager

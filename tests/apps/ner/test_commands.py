@@ -254,7 +254,7 @@ def test_bad_input_is_found_before_training(few: Path, tmp_path: Path) -> None:
     )
     data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
     (data / "dev.tsv").write_text("it\tO\nnew\tB-NEW\n")
-    assert "dev.tsv, line 2: the tag B-NEW has a type" in " ".join(
+    assert "dev.tsv, line 2: the tag 'B-NEW' has a type" in " ".join(
         run("train", data, "--output", folder, status=2).split()
     )
     assert not folder.exists()

@@ -1,4 +1,8 @@
 import gzip
+import io
+import json
+import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -29,6 +33,10 @@ def test_reads_columns(tmp_path):
         ("a\tPER\n", r"line 1: expected a token and a tag \(O, or B-, I-, E- or S- and a type\), got 'a\\tPER'"),
         ("a\n", "line 1: expected a token and a tag"),
         ("\n\n", "holds no sentence"),
+        ("a\tBI-PER\n", r"line 1: expected a token and a tag .*, got 'a\\tBI-PER'"),
+        ("a\t-PER\n", r"line 1: expected a token and a tag .*, got 'a\\t-PER'"),
+        ("a\t" + 999 * "b" + "\n", r"line 1: expected a token and a tag .*, got 'a\\tb{58}'$"),
+        ("a\tO\n" + 999 * "b" + "\n", r"line 2: expected 2 columns, got 1: 'b{60}'$"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path, text, message):
@@ -92,6 +100,54 @@ def test_reads_vectors(tmp_path):
             read_vectors(path)
 
 
+def npz(path, words, vectors):
+    """An .npz of these two files, arrays or not."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, what in (("words.npy", words), ("vectors.npy", vectors)):
+            file = io.BytesIO()
+            np.save(file, what)
+            archive.writestr(name, what if isinstance(what, bytes) else file.getvalue())
+    return path
+
+
+TWO, ROWS = np.array(["a", "b"]), np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("words", "vectors", "message"),
+    [
+        (b"no array", ROWS, "text and numbers, got |S8 and float64"),
+        (TWO, b"no array", "text and numbers, got <U1 and |S8"),
+        (np.array([b"a", b"b"]), ROWS, "text and numbers, got |S1 and float64"),
+        (TWO, ROWS * 1j, "text and numbers, got <U1 and complex128"),
+        (TWO, ROWS[:1], r"a vector for each word, got (2,) and (1, 3)"),
+        (np.array([0x110000, 1], "<u4").view("<U1"), ROWS, ""),
+        (np.array([0xD800, 1], "<u4").view("<U1"), ROWS, "surrogates not allowed"),
+        (TWO, ROWS * 1e39, "must hold finite numbers, got others for 2 words, the first of them 'a'"),
+    ],
+)
+def test_arrays_that_are_no_vectors_are_named(tmp_path, words, vectors, message):
+    path = npz(tmp_path / "a.npz", words, vectors)
+    with pytest.raises(ValueError, match=rf"a\.npz .*{re.escape(message)}"):
+        read_vectors(path)
+
+
+def test_odd_arrays_are_read_in_silence(tmp_path):
+    file = io.BytesIO()
+    np.save(file, ROWS)
+    path = npz(tmp_path / "a.npz", TWO, file.getvalue().replace(b"(2, 3), }  ", b"(2L, 3L), }"))
+    with pytest.warns(UserWarning, match="created on Python 2"):
+        np.load(path)["vectors"]
+    assert read_vectors(path)[1].tolist() == ROWS.tolist()
+
+
+def test_numbers_that_are_too_large_are_named(tmp_path):
+    path = tmp_path / "a.vec"
+    path.write_text("a 1 2\nb 1e39 1\n")
+    with pytest.raises(ValueError, match=r"must hold finite numbers, got others for 1 words, the first of them 'b'"):
+        read_vectors(path)
+
+
 def test_other_white_space_is_part_of_a_token(tmp_path):
     path = tmp_path / "train.txt"
     for separator in (" ", "\t"):
@@ -105,7 +161,7 @@ def test_other_white_space_is_part_of_a_token(tmp_path):
 def test_unknown_types_are_named_by_file_and_line(tmp_path):
     path = tmp_path / "dev.tsv"
     path.write_text("Ann\tB-PER\n\nit\tO\nfilm\tB-NEW\n")
-    with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag B-NEW has a type .* which are LOC, PER"):
+    with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag 'B-NEW' has a type .* which are LOC, PER"):
         read(path, kinds={"PER", "LOC"})
 
 
@@ -133,6 +189,26 @@ def test_words_and_letters_as_numbers(tmp_path):
     assert spelled == [[1 + vocabulary.letters.index(letter) for letter in token] for token in known[0].tokens]
     with pytest.raises(ValueError, match=r"tags must be among those of training, .*, got 'B-LOC'"):
         Corpus([Sentence(["a"], ["B-LOC"])], vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"words": "abc"}, "words must be a list of texts"),
+        ({"letters": [1]}, "letters must be a list of texts"),
+        ({"words": ["\ud800"]}, "surrogates not allowed"),
+        ({"labels": []}, "labels must be O, and B-, I-, E- and S- of each type, got []"),
+        ({"labels": ["O", "B-A", "I-A", "0-A", "S-A"]}, "labels must be O, and B-, I-, E- and S- of each type"),
+        ({"labels": ["O", "B-", "I-", "E-", "S-"]}, "labels must be O, and B-, I-, E- and S- of each type"),
+        ({"labels": ["O", *2 * ["B-A", "I-A", "E-A", "S-A"]]}, "labels must be O, and B-, I-, E- and S- of each type"),
+    ],
+)
+def test_damaged_vocabularies_are_named(tmp_path, change, message):
+    path = tmp_path / "v.json"
+    Vocabulary.of([Sentence(["Ann"], ["S-PER"])]).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=rf"v.json cannot be read as the vocabulary of a run: .*{re.escape(message)}"):
+        Vocabulary.load(path)
 
 
 def test_rare_words_are_unknown_half_of_the_time():

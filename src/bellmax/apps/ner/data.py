@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bellmax.apps.files import read_json, read_lines, reading
+from bellmax.apps.files import read_json, read_lines, reading, texts
 from bellmax.apps.ner.schemes import entities, to_iobes
 
 LETTERS = 100
@@ -93,15 +94,18 @@ def read(
         columns = columns or len(cells)
         if len(cells) != columns or not all(-columns <= c < columns for c in (token_column, tag_column)):
             needed = max(columns, 2, *(c + 1 if c >= 0 else -c for c in (token_column, tag_column)))
-            raise ValueError(f"{path}, line {number}: expected {needed} columns, got {len(cells)}: {line.strip()!r}")
+            raise ValueError(
+                f"{path}, line {number}: expected {needed} columns, got {len(cells)}: {line.strip()[:60]!r}"
+            )
         token, tag = cells[token_column], cells[tag_column]
         prefix, dash, kind = tag.partition("-")
-        if columns < 2 or not token or (tag != "O" and (prefix not in "BIES" or not dash or not kind)):
+        if columns < 2 or not token or (tag != "O" and (prefix not in {"B", "I", "E", "S"} or not dash or not kind)):
             expected = "O, or B-, I-, E- or S- and a type"
-            raise ValueError(f"{path}, line {number}: expected a token and a tag ({expected}), got {line.strip()!r}")
+            got = line.strip()[:60]
+            raise ValueError(f"{path}, line {number}: expected a token and a tag ({expected}), got {got!r}")
         if kinds is not None and kind and kind not in kinds:
             raise ValueError(
-                f"{path}, line {number}: the tag {tag} has a type that the training data has not, "
+                f"{path}, line {number}: the tag {tag[:60]!r} has a type that the training data has not, "
                 f"which are {', '.join(sorted(kinds))}"
             )
         tokens.append(token)
@@ -124,27 +128,33 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
     if path.suffix == ".npz":
         with (
             reading(path, "an .npz of word vectors"),
+            warnings.catch_warnings(),
             path.open("rb") as file,
             np.load(file, allow_pickle=False) as arrays,
         ):
+            warnings.simplefilter("ignore")  # of numpy, on headers that it reads as meant
             if not {"words", "vectors"} <= set(arrays):
                 raise ValueError(f"it must hold the arrays 'words' and 'vectors', got {sorted(arrays)}")
-            words, vectors = arrays["words"][:most], np.asarray(arrays["vectors"][:most], np.float32)
-        if vectors.ndim != 2 or words.shape != vectors.shape[:1] or not vectors.size:
-            raise ValueError(f"{path} must hold a vector for each word, got {words.shape} and {vectors.shape}")
-        return _finite(path, [str(word) for word in words], vectors)
+            words, vectors = (np.asarray(arrays[name]) for name in ("words", "vectors"))
+            if words.dtype.kind != "U" or vectors.dtype.kind not in "fiu":
+                raise ValueError(f"it must hold text and numbers, got {words.dtype} and {vectors.dtype}")
+            if vectors.ndim != 2 or words.shape != vectors.shape[:1] or not vectors.size:
+                raise ValueError(f"it must hold a vector for each word, got {words.shape} and {vectors.shape}")
+            known, numbers = texts({"words": words[:most].tolist()}, "words"), vectors[:most].astype(np.float32)
+        return _finite(path, known, numbers)
     names: list[str] = []
     rows: list[NDArray[np.float32]] = []
     size = 0
     for number, line in enumerate(read_lines(path), start=1):
         if len(rows) == most:
             break
-        word, *numbers = line.rstrip().split(" ")
-        if number == 1 and len(numbers) == 1:
+        word, *cells = line.rstrip().split(" ")
+        if number == 1 and len(cells) == 1:
             continue
-        size = size or len(numbers)
+        size = size or len(cells)
         try:
-            row = np.array(numbers, np.float32)
+            with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+                row = np.array(cells, np.float32)
         except ValueError:
             row = np.empty(0, np.float32)
         if len(row) != size or not size:
@@ -194,12 +204,11 @@ class Vocabulary:
         for sentence in sentences:
             counts.update(sentence.tokens)
             kinds.update(tag[2:] for tag in sentence.tags if tag != "O")
-        labels = ("O", *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BIES"))
         words = tuple(dict.fromkeys((*sorted(counts), *more_words)))
         letters = sorted({letter for word in counts for letter in word})
         known = set(more_words)
         rare = frozenset(w for w, n in counts.items() if n == 1 and w not in known and w.lower() not in known)
-        return cls(words, tuple(letters), labels, rare)
+        return cls(words, tuple(letters), tuple(_labels(sorted(kinds))), rare)
 
     @property
     def kinds(self) -> set[str]:
@@ -214,8 +223,11 @@ class Vocabulary:
     def load(cls, path: Path) -> Vocabulary:
         given = read_json(path)
         with reading(path, "the vocabulary of a run"):
-            words, letters, labels = (tuple(given[name]) for name in ("words", "letters", "labels"))
-            return cls(words, letters, labels, frozenset(given["rare"]))
+            words, letters, labels, rare = (texts(given, name) for name in ("words", "letters", "labels", "rare"))
+            kinds = dict.fromkeys(label[2:] for label in labels[1::4])
+            if not all(kinds) or labels != _labels(kinds):
+                raise ValueError(f"labels must be O, and B-, I-, E- and S- of each type, got {labels}")
+            return cls(tuple(words), tuple(letters), tuple(labels), frozenset(rare))
 
 
 class Example(NamedTuple):
@@ -312,6 +324,10 @@ class Corpus:
         if generator is None:
             return found
         return [found[n] for n in torch.randperm(len(found), generator=generator).tolist()]
+
+
+def _labels(kinds: Iterable[str]) -> list[str]:
+    return ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BIES")]
 
 
 def _shortened(word: str) -> str:
