@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import bellmax.apps.training as training
-from bellmax.apps.training import Settings, Task, clip_gradients, fit
+from bellmax.apps.training import Config, Settings, Task, clip_gradients, fit, load_best
 
 
 class Line(nn.Module):
@@ -154,6 +155,74 @@ def test_clips_sparse_and_dense_gradients_together() -> None:
     torch.testing.assert_close(clipped, dense / dense.norm())
     clip_gradients([table.weight, weight], 2.0)
     torch.testing.assert_close(torch.cat((table.weight.grad.to_dense().flatten(), weight.grad)), clipped)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": 1}, "fingerprint must be str | None, got 1"),
+        ({"other": 1}, "Config.__init__() got an unexpected keyword argument 'other'"),
+        ({"settings": {"epochs": "2"}}, "epochs must be int, got '2'"),
+        ({"settings": {"decay": math.inf}}, "decay must be finite, got inf"),
+        ({"settings": {"minutes": 10**400}}, "int too large to convert to float"),
+        ({"settings": []}, "'list' object has no attribute 'items'"),
+    ],
+)
+def test_damaged_configurations_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    Config(Settings(minutes=3)).save(tmp_path)
+    assert Config.load(tmp_path) == Config(Settings(minutes=3))
+    (tmp_path / "config.json").write_text(json.dumps({"settings": {}} | change))
+    with pytest.raises(ValueError, match=r"config.json cannot be read as the configuration of a run: ") as caught:
+        Config.load(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_odd_checkpoints_are_read_in_silence(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "a.pt", pickle_protocol=3)
+    with pytest.warns(UserWarning, match="Detected pickle protocol 3"):
+        torch.load(tmp_path / "a.pt")
+    assert training.load_checkpoint(tmp_path / "a.pt") == [1]
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, 1j])
+def test_weights_that_are_not_finite_are_named(tmp_path: Path, weight: complex) -> None:
+    fit(Regression(), Settings(epochs=1), tmp_path)
+    Config().save(tmp_path)
+    for name in ("best.pt", "last.pt"):
+        saved = torch.load(tmp_path / name, weights_only=True)
+        saved.get("model", saved)["layer.bias"] = torch.tensor([weight])
+        torch.save(saved, tmp_path / name)
+    message = r"{} cannot be read as {}: layer.bias must hold finite numbers"
+    with pytest.raises(ValueError, match=message.format("best.pt", "the weights of this model")):
+        load_best(Line, tmp_path)
+    with pytest.raises(ValueError, match=message.format("last.pt", "a checkpoint of this model")):
+        fit(Regression(), Settings(epochs=2), tmp_path, resume=True)
+
+
+def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(tmp_path: Path) -> None:
+    fit(Regression(), Settings(epochs=1), tmp_path)
+    Config().save(tmp_path)
+    assert torch.equal(load_best(Line, tmp_path).layer.weight, torch.load(tmp_path / "best.pt")["layer.weight"])
+    with pytest.raises(ValueError, match=r"best.pt cannot be read as the weights of this model: Missing key"):
+        load_best(lambda: nn.Linear(2**20, 2**20), tmp_path)
+    with pytest.raises(ValueError, match=r"config.json cannot be read as the configuration of a run: .*negative"):
+        load_best(lambda: nn.Linear(-1, 1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"history": [{"epoch": 1}]}, "the progress of a run must have the seconds of each epoch"),
+        ({"history": [{"seconds": "1"}]}, "the progress of a run must be numbers"),
+        ({"best": None}, "the progress of a run must be numbers"),
+        ({"step_size": math.nan}, "the progress of a run must be numbers"),
+    ],
+)
+def test_damaged_progress_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    fit(Regression(), Settings(epochs=1), tmp_path)
+    torch.save(torch.load(tmp_path / "last.pt") | change, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match=rf"last.pt cannot be read as a checkpoint of this model: {message}"):
+        fit(Regression(), Settings(epochs=2), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

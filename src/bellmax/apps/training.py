@@ -6,13 +6,15 @@ A run is a folder: ``last.pt`` is the checkpoint to resume from, ``best.pt`` the
 
 from __future__ import annotations
 
+import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 import torch
 import torch.distributed as distributed
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 B = TypeVar("B")
+M = TypeVar("M", bound=nn.Module)
 Record = dict[str, float]
 
 EVERY = 30.0
@@ -93,7 +96,8 @@ class Config:
     def load(cls, run: Path) -> Self:
         given: dict[str, Any] = read_json(run / "config.json")
         with reading(run / "config.json", "the configuration of a run"):
-            return cls(**{**given, "settings": Settings(**given["settings"])})
+            settings = Settings(**_typed(Settings, given["settings"]))
+            return cls(**_typed(cls, {**given, "settings": settings}))
 
     def save(self, run: Path) -> None:
         write_json(run / "config.json", asdict(self))
@@ -127,6 +131,18 @@ class Config:
             raise ValueError(f"{run} was begun with other data: to go on, the files of train and dev must be the same")
         changed = {name: getattr(self.settings, name) for name in MAY_CHANGE}
         return replace(before, settings=replace(before.settings, **changed), fingerprint=self.fingerprint)
+
+
+def _typed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """What is given for a dataclass, if it has the types of its fields and is finite."""
+    types = get_type_hints(kind)
+    for name, value in given.items():
+        wanted, is_number = types.get(name, object), isinstance(value, int | float)
+        if not isinstance(value, wanted) and not (is_number and isinstance(0.0, wanted)):
+            raise ValueError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {value!r}")
+        if is_number and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+    return given
 
 
 class Task(Protocol, Generic[B]):
@@ -194,6 +210,13 @@ class State:
     step_size: float
     best: float = -float("inf")
 
+    def __post_init__(self) -> None:
+        numbers = [self.step_size, self.best, *(number for record in self.history for number in record.values())]
+        if not all(isinstance(number, int | float) for number in numbers) or not self.step_size > 0:
+            raise ValueError("the progress of a run must be numbers")
+        if not all("seconds" in record for record in self.history):
+            raise ValueError("the progress of a run must have the seconds of each epoch")
+
     @property
     def seconds(self) -> float:
         return sum(record["seconds"] for record in self.history)
@@ -211,15 +234,28 @@ def is_empty(run: Path) -> bool:
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Any:
     """torch.load of tensors and numbers, which runs no code of the file."""
-    with reading(path, "a checkpoint", "it is damaged, or another program wrote it"):
+    with reading(path, "a checkpoint", "it is damaged, or another program wrote it"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, on files that it reads as meant
         return torch.load(path, weights_only=True, map_location=device)
 
 
-def load_best(model: nn.Module, run: Path) -> None:
-    """Load the best weights of a run."""
+def load_best(make: Callable[[], M], run: Path) -> M:
+    """The model of a configuration, with the best weights of a run."""
     state = load_checkpoint(run / "best.pt")
+    with reading(run / "config.json", "the configuration of a run"), torch.device("meta"):
+        empty = make()
     with reading(run / "best.pt", "the weights of this model"):
-        model.load_state_dict(state)
+        _fill(empty, state, assign=True)  # before a model of any size takes memory
+        model = make()
+        _fill(model, state)
+    return model
+
+
+def _fill(model: nn.Module, state: dict[str, Tensor], *, assign: bool = False) -> None:
+    wrong = [name for name, weight in state.items() if weight.is_complex() or not weight.isfinite().all()]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must hold finite numbers")
+    model.load_state_dict(state, assign=assign)
 
 
 def begin(run: Path, *, resume: bool) -> None:
@@ -243,7 +279,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
     if resume and is_begun(run):
         saved = load_checkpoint(run / "last.pt", device)
         with reading(run / "last.pt", "a checkpoint of this model"):
-            model.load_state_dict(saved["model"])
+            _fill(model, saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             state = State(saved["history"], saved["step_size"], saved["best"])
     parallel = DistributedDataParallel(model) if world() > 1 else model

@@ -53,6 +53,25 @@ def test_text_becomes_numbers_and_comes_back(tmp_path, pieces):
     assert UNKNOWN in vocabulary.encode("Ж")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"words": [', '"words": [0, ', "words must be a list of texts"),
+        ('"words": [', '"words": ["a", ', "words must begin with <pad>, <s>, </s>, <unk>"),
+        ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces must be those of the words"),
+        ('"dog</w>"', '"dig</w>"', "pieces must be those of the words"),
+        ('"language": "en"', '"language": []', ""),
+    ],
+)
+def test_damaged_vocabularies_are_named(tmp_path, old, new, message):
+    path = tmp_path / "v.json"
+    Vocabulary.of("en", LINES, pieces=60).save(path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=rf"v.json cannot be read as the vocabulary of a run: {message}"):
+        Vocabulary.load(path)
+
+
 def test_words_that_are_rare_are_unknown():
     vocabulary = Vocabulary.of("en", ["a a b", "b c"])
     assert vocabulary.words[4:] == ["a", "b"]

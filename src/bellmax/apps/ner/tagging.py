@@ -174,8 +174,7 @@ def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
     if not (run / "best.pt").exists():
         raise ValueError(f"{run} is not a run of 'bellmax ner train': it has no best.pt")
     config, vocabulary = Config.load(run), Vocabulary.load(run / "vocabulary.json")
-    model = config.tagger(vocabulary)
-    training.load_best(model, run)
+    model = training.load_best(lambda: config.tagger(vocabulary), run)
     return model.eval(), vocabulary, config
 
 

@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bellmax.apps.files import read_json, read_lines, reading
+from bellmax.apps.files import read_json, read_lines, reading, texts
 
 PADDING, BEGIN, END, UNKNOWN = range(4)
 SPECIAL = "<pad>", "<s>", "</s>", "<unk>"
@@ -86,8 +86,7 @@ class Vocabulary:
             vocab_size=pieces, special_tokens=list(SPECIAL), end_of_word_suffix="</w>", show_progress=False
         )
         model.train_from_iterator((" ".join(tokens) for tokens in tokenized), trainer)
-        numbers = model.get_vocab()
-        return cls(language, sorted(numbers, key=lambda piece: numbers[piece]), model)
+        return cls(language, _known(model), model)
 
     def encode(self, line: str) -> list[int]:
         """Token ids of a line, without begin and end."""
@@ -127,7 +126,18 @@ class Vocabulary:
         given = read_json(path)
         with reading(path, "the vocabulary of a run"):
             pieces = Tokenizer.from_str(given["pieces"]) if given["pieces"] else None
-            return cls(given["language"], given["words"], pieces)
+            words = texts(given, "words")
+            if tuple(words[: len(SPECIAL)]) != SPECIAL:
+                raise ValueError(f"words must begin with {', '.join(SPECIAL)}")
+            if pieces is not None and (_known(pieces) != words or pieces.model.unk_token != SPECIAL[UNKNOWN]):
+                raise ValueError("pieces must be those of the words")
+            return cls(given["language"], words, pieces)
+
+
+def _known(pieces: Tokenizer) -> list[str]:
+    """The pieces by their numbers."""
+    numbers = pieces.get_vocab()
+    return sorted(numbers, key=lambda piece: numbers[piece])
 
 
 # --- batches

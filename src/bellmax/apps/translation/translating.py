@@ -173,8 +173,7 @@ def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
     if not (run / "best.pt").exists():
         raise ValueError(f"{run} is not a run of 'bellmax translation train': it has no best.pt")
     config, (source, target) = Config.load(run), vocabularies(run)
-    model = config.model(source, target)
-    training.load_best(model, run)
+    model = training.load_best(lambda: config.model(source, target), run)
     return model.eval(), source, target, config
 
 
