@@ -31,19 +31,19 @@ def warp(of: Score, seed: int = 0) -> NDArray[np.float64]:
     return 0.4 + np.concatenate([[0], np.cumsum(lasting)])
 
 
-def render(of: Score, times: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Tones of five harmonics that begin at once and fade."""
+def render(of: Score, times: NDArray[np.float64], *, cents: float = 0.0, noise: float = 1e-3) -> NDArray[np.float32]:
+    """Tones of five harmonics that begin at once and fade, so many cents too high."""
     audio = np.zeros(int((times[-1] + 0.5) * RATE))
     place = np.append(of.onsets, of.end)
     for start, end, pitch in of.notes:
         first, last = (int(RATE * np.interp(t, place, times)) for t in (start, end))
         t = np.arange(last - first) / RATE
-        frequency = 440 * 2 ** ((pitch - 69) / 12)
+        frequency = 440 * 2 ** ((pitch - 69 + cents / 100) / 12)
         tone = sum(np.sin(2 * np.pi * h * frequency * t) / h for h in range(1, 6))
         fade = np.minimum(1, (last - first - np.arange(last - first)) / 200)
         audio[first:last] += tone * np.exp(-1.5 * t) * fade
-    noise = np.random.default_rng(0).normal(0, 1e-3, len(audio))
-    return (0.2 * audio + noise).astype(np.float32)
+    hiss = np.random.default_rng(0).normal(0, noise, len(audio))
+    return (0.2 * audio + hiss).astype(np.float32)
 
 
 def write_midi(path: Path, of: Score) -> Path:

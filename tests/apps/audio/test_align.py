@@ -4,7 +4,7 @@ import torch
 
 from bellmax.apps.audio import align as aligning
 from bellmax.apps.audio.features import HOP, RATE
-from bellmax.apps.audio.model import Chroma, Harmonic
+from bellmax.apps.audio.model import Both, Chroma, Harmonic
 
 from . import music
 
@@ -13,7 +13,7 @@ from . import music
 def test_a_known_warp_is_found_within_a_frame(seed):
     score = music.score(seed, 12)
     times = music.warp(score, seed)
-    found = aligning.align(Harmonic().features(music.render(score, times)), score)
+    found = aligning.align(Harmonic().features(music.render(score, times)), score, Harmonic())
     assert np.abs(found.times - times[:-1]).max() <= 1.01 * HOP / RATE
     assert found.confidence.min() > 0
     assert found.confidence.max() <= 1 + 1e-6
@@ -29,10 +29,42 @@ def test_chroma_needs_no_weights():
     assert np.median(np.abs(found.times - times[:-1])) <= 3 * HOP / RATE
 
 
+@pytest.mark.parametrize(("semitones", "cents"), [(0, 0), (2, 0), (-3, 20), (5, -40), (-6, 10)])
+def test_a_recording_of_another_pitch_is_found(semitones, cents):
+    score = music.score(4, 16)
+    times = music.warp(score, 4)
+    said = []
+    audio = music.render(score.transposed(semitones), times, cents=cents)
+    found, pitch = aligning.align_recording(audio, score, told=said.append)
+    assert pitch.semitones == semitones
+    assert pitch.tuned == pytest.approx(cents / 100, abs=0.06)
+    assert said == ([f"the recording is {pitch}"] if semitones or cents else [])
+    error = np.abs(found.times - times[:-1])
+    assert np.median(error) <= HOP / RATE
+    assert error.max() <= 3 * HOP / RATE
+
+
+def test_noise_does_not_matter_much():
+    score = music.score(5, 16)
+    times = music.warp(score, 5)
+    found, pitch = aligning.align_recording(music.render(score, times, noise=0.05), score)
+    assert pitch.semitones == 0
+    assert np.median(np.abs(found.times - times[:-1])) <= 1.5 * HOP / RATE
+
+
+def test_a_transposition_that_hardly_matters_is_not_taken():
+    """In a chromatic scale all tones are alike."""
+    notes = [(0.3 * n, 0.3 * n + 0.3, 48 + n % 12) for n in range(48)]
+    score = music.Score.of(notes)
+    everything = music.Score.of([(start, end, pitch + k) for start, end, pitch in notes for k in range(12)])
+    audio = music.render(everything, np.append(score.onsets, score.end) + 0.3)
+    assert aligning.Pitch.of(audio, score).semitones == 0
+
+
 def test_in_parts_it_is_the_same(monkeypatch):
     score = music.score(3, 60 * 4)
     times = music.warp(score, 3)
-    heard = Harmonic().features(music.render(score, times))
+    heard = Both().features(music.render(score, times))
     whole = aligning.align(heard, score)
     said = []
     monkeypatch.setattr(aligning, "CELLS", 1000)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib.image
 import numpy as np
+import pretty_midi
 import pytest
 import soundfile
 from typer.testing import CliRunner
@@ -16,7 +17,6 @@ from bellmax.apps.audio import align as aligning
 from bellmax.apps.audio import evaluation
 from bellmax.apps.audio.commands import app
 from bellmax.apps.audio.features import RATE
-from bellmax.apps.audio.score import Score
 
 from . import music
 
@@ -46,7 +46,7 @@ def test_aligns(data: Path, tmp_path: Path) -> None:
     table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
     options = ["--output", table, "--plot", picture, "--audio-clicks", clicks]
     said = run("align", data / "one/one.wav", data / "one/one.mid", *options)
-    assert "8 events, from 0.39 s" in said
+    assert "8 events, from 0.37 s" in said
     assert "confidence is low" not in said
     rows = list(csv.DictReader(table.read_text().splitlines()))
     score = music.score(0)
@@ -101,7 +101,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     [
         (["align", "nowhere.wav", "MIDI"], "nowhere.wav does not exist"),
         (["align", "WAV", "nowhere.mid"], "nowhere.mid does not exist"),
-        (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'harmonic' or 'chroma', got 'mfcc'"),
+        (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'both', 'harmonic' or 'chroma', got 'mfcc'"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
         (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
@@ -121,7 +121,7 @@ def test_errors_are_a_sentence(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(aligning, "align", None)  # errors come before the work
+    monkeypatch.setattr(aligning, "align_recording", None)  # errors come before the work
     before = {path: path.read_bytes() for path in (data / "one").iterdir()}
     (tmp_path / "piece").mkdir()
     music.write_piece(tmp_path / "ONE", "piece", 0)
@@ -132,18 +132,32 @@ def test_errors_are_a_sentence(
     assert before == {path: path.read_bytes() for path in (data / "one").iterdir()}
 
 
-@pytest.mark.parametrize(("features", "other"), [("harmonic", "chroma"), ("chroma", "harmonic")])
-def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, other: str) -> None:
-    score = music.score(0, events=24)
-    moved = Score.of([(start, end, pitch - 5) for start, end, pitch in score.notes])
+@pytest.mark.parametrize(
+    ("features", "others"),
+    [("both", "harmonic or chroma"), ("harmonic", "both or chroma"), ("chroma", "both or harmonic")],
+)
+def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, others: str) -> None:
+    score, other = music.score(0, events=24), music.score(15, events=30)
     recording, table = tmp_path / "a.wav", tmp_path / "a.csv"
     soundfile.write(recording, music.render(score, music.warp(score)), RATE)
-    options = [music.write_midi(tmp_path / "wrong.mid", moved), "--features", features]
+    options = [music.write_midi(tmp_path / "wrong.mid", other), "--features", features]
     said = run("align", recording, *options, "--out", table)  # its old name
-    assert f"The confidence is low: try --features {other}; the score may be in another key" in said
+    assert f"The confidence is low: listen to --audio-clicks, try --features {others}; the score may be of" in said
     before = table.read_bytes()
     assert f"{table} exists: add --force" in run("align", recording, *options, "--output", table, status=2)
     assert table.read_bytes() == before
     right = music.write_midi(tmp_path / "right.mid", score)
     assert "The confidence" not in run("align", recording, right, *options[1:], "--output", table, "--force")
     assert table.read_bytes() != before
+
+
+def test_a_recording_of_another_pitch(tmp_path: Path) -> None:
+    score = music.score(1, events=16)
+    soundfile.write(tmp_path / "a.wav", music.render(score.transposed(-3), music.warp(score), cents=15), RATE)
+    midi = music.write_midi(tmp_path / "a.mid", score)
+    said = run("align", tmp_path / "a.wav", midi, "--output", tmp_path / "a.csv", "--plot", tmp_path / "a.png")
+    assert "the recording is 3 semitones below the score, 1" in said
+    assert " cents sharp" in said
+    assert "confidence is low" not in said
+    row = next(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert set(row["notes"].split()) == {pretty_midi.note_number_to_name(pitch) for pitch in score.beginning[0]}

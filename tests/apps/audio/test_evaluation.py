@@ -18,9 +18,10 @@ def piece() -> Piece:
 
 def test_measures(piece):
     right = evaluation.measure(piece.truth, piece.truth)
-    assert right == {"seconds": 0, "within_50": 1, "within_100": 1}
+    assert right == {"seconds": 0, "median": 0, "within_50": 1, "within_100": 1}
     late = evaluation.measure(piece.truth, piece.truth + 0.06)
     assert late["seconds"] == pytest.approx(0.06 * 8 / 9)  # the silence before the events is never late
+    assert late["median"] == pytest.approx(0.06)
     assert (late["within_50"], late["within_100"]) == (0, 1)
 
 

@@ -18,7 +18,7 @@ def audio() -> np.ndarray:
 
 def test_shapes_and_scales(audio):
     frames = 1 + len(audio) // features.HOP
-    paper, chroma, harmonic = features.of_paper(audio), features.chroma(audio), features.harmonic(audio)
+    paper, chroma, harmonic = features.of_paper(audio), features.chroma(audio, 0.0), features.harmonic(audio, 0.0)
     assert paper.shape == (frames, 8)
     assert chroma.shape == (frames, 13)
     assert harmonic.shape == (frames, features.KEYS, 20)
@@ -35,10 +35,33 @@ def test_evidence_is_where_the_key_is():
     time = np.arange(2 * features.RATE) / features.RATE
     silence = np.zeros(features.RATE // 2)
     tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)  # A4, 69
-    heard = features.harmonic(np.concatenate([silence, tone]).astype(np.float32))
+    heard = features.harmonic(np.concatenate([silence, tone]).astype(np.float32), 0.0)
     assert heard[60, :, 0].argmax() == 69 - features.LOWEST
     onset = len(silence) / features.HOP
     assert abs(int(heard[:, 69 - features.LOWEST, 10].argmax()) - onset) <= 2
+
+
+@pytest.mark.parametrize("cents", [-40, 0, 25])
+def test_tuning_is_found(cents):
+    score = music.score()
+    tuned = features.tuning(music.render(score, music.warp(score), cents=cents))
+    assert tuned == pytest.approx(cents / 100, abs=0.05)
+
+
+def test_a_tone_is_sharpest_at_its_tuning():
+    time = np.arange(2 * features.RATE) / features.RATE
+    tone = np.sin(2 * np.pi * 440 * 2 ** (0.4 / 12) * time).astype(np.float32)
+    heard = {tuned: np.sort(features.constant_q(tone, tuned)[40])[::-1] for tuned in (0.0, 0.4)}
+    assert heard[0.4][0] - heard[0.4][1] > heard[0.0][0] - heard[0.0][1] + 0.1
+
+
+def test_noise_is_no_tone():
+    noise = np.random.default_rng(0).normal(0, 0.1, 2 * features.RATE).astype(np.float32)
+    time = np.arange(2 * features.RATE) / features.RATE
+    tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)
+    heard = features.chroma(np.concatenate([noise, noise + tone]), 0.0)
+    assert heard[100:160].argmax(1).unique().tolist() == [9]  # A
+    assert heard[20:70, 9].mean() < 0.5 * heard[100:160, 9].mean()
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg"])

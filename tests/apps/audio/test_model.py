@@ -5,7 +5,7 @@ from torch.autograd import gradcheck
 
 import bellmax as bx
 from bellmax.apps.audio import features
-from bellmax.apps.audio.model import Chroma, Harmonic, Linear, Piece, area, batch, cost_of_classes, learn
+from bellmax.apps.audio.model import Both, Chroma, Harmonic, Linear, Piece, area, batch, cost_of_classes, learn
 
 from . import music
 
@@ -26,6 +26,19 @@ def test_columns_name_keys(model):
     assert columns.onsets[0] == 1
     norm = columns.keys.norm(dim=0) if isinstance(model, Chroma) else columns.keys.sum(0)
     torch.testing.assert_close(norm, torch.ones(columns.keys.shape[1]).double())
+
+
+def test_both_adds_the_costs_of_the_two():
+    of_both, harmonic, chroma = (piece(model) for model in (Both(), Harmonic(), Chroma()))
+    weights = torch.randn(Both().size(), generator=torch.Generator().manual_seed(0)).double()
+    assert (of_both.columns.onsets == harmonic.columns.onsets).all()
+    costs = [
+        model.costs(weights, own.heard, own.columns.keys)
+        for model, own in ((Both(), of_both), (Harmonic(), harmonic), (Chroma(), chroma))
+    ]
+    torch.testing.assert_close(costs[0], costs[1] + 0.25 * costs[2])
+    for part, own in zip(Both.split(of_both.heard), (harmonic, chroma), strict=True):
+        torch.testing.assert_close(part, own.heard)
 
 
 def test_columns_follow_the_tempo_of_the_score():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bellmax.apps.audio.features as features
-from bellmax.apps.audio.model import Chroma, Columns, Harmonic, Model, onset_frames
+from bellmax.apps.audio.model import Both, Chroma, Columns, Harmonic, Model, onset_frames
 from bellmax.apps.audio.score import Score
 from bellmax.apps.files import read_json, reading
 from bellmax.regularizers import Negentropy
@@ -27,6 +27,10 @@ COARSER = 8
 GROUP, MARGIN = 80, 12  # events of a part, and of the overlap on both sides
 NEAR = 2
 """Tolerance of the confidence, in frames."""
+ROUGH = 2000
+"""Maximum frames of the alignments that compare transpositions."""
+MODELS = {"both": Both, "harmonic": Harmonic, "chroma": Chroma}
+"""By the name of their features."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,63 @@ def trained(path: Path | None = None) -> Tensor:
     return weights
 
 
+@dataclass(frozen=True)
+class Pitch:
+    """How a recording's pitch differs from that of its score: whole semitones, and the rest of its tuning.
+
+    >>> str(Pitch(-3, 0.14)), str(Pitch(1, 0.0)), str(Pitch(0, -0.2)), str(Pitch(0, 0.04))
+    ('3 semitones below the score, 14 cents sharp', '1 semitone above the score', '20 cents flat', '')
+    """
+
+    semitones: int
+    tuned: float
+
+    def __str__(self) -> str:
+        told = []
+        if self.semitones:
+            plural = "" if abs(self.semitones) == 1 else "s"
+            told.append(
+                f"{abs(self.semitones)} semitone{plural} {'above' if self.semitones > 0 else 'below'} the score"
+            )
+        if abs(self.tuned) >= 0.1:
+            told.append(f"{100 * abs(self.tuned):.0f} cents {'sharp' if self.tuned > 0 else 'flat'}")
+        return ", ".join(told)
+
+    @classmethod
+    def of(cls, audio: NDArray[np.float32], score: Score) -> Pitch:
+        """Estimate the tuning, then compare all transpositions of the score by rough alignments of their tones.
+
+        One that costs hardly less than the score as it is written is not taken.
+        """
+        tuned = features.tuning(audio)
+        heard, model = features.chroma(audio, tuned), Chroma()
+        rough = torch.nn.functional.normalize(_coarser(heard, max(COARSER, -(-len(heard) // ROUGH))))
+        costs = {}
+        for by in range(-6, 6):
+            theta = model.costs(torch.empty(0), rough, model.columns(score.transposed(by), len(rough)).keys)
+            costs[by] = float(DTW(theta, omega="hard").value)
+        best = min(costs, key=lambda by: costs[by])
+        return cls(best if costs[best] < 0.97 * costs[0] else 0, tuned)
+
+
+def align_recording(
+    audio: NDArray[np.float32],
+    score: Score,
+    model: Harmonic | None = None,
+    weights: Tensor | None = None,
+    *,
+    told: Callable[[str], None] = lambda line: None,
+) -> tuple[Alignment, Pitch]:
+    """Align a recording, whatever its pitch, with a score. ``told`` gets what is noticed on the way."""
+    model = model or Both()
+    _check_durations(1 + len(audio) // features.HOP, score)
+    pitch = Pitch.of(audio, score)
+    if str(pitch):
+        told(f"the recording is {pitch}")
+    heard = model.features(audio, pitch.tuned)
+    return align(heard, score.transposed(pitch.semitones), model, weights, told=told), pitch
+
+
 def align(
     heard: Tensor,
     score: Score,
@@ -71,7 +132,7 @@ def align(
     told: Callable[[str], None] = lambda line: None,
 ) -> Alignment:
     """Align the model's features of a recording with a score. ``told`` gets a message if it is done in parts."""
-    model = model or Harmonic()
+    model = model or Both()
     weights = trained() if weights is None else weights
     _check_durations(len(heard), score)
     columns = model.columns(score, len(heard))
@@ -107,9 +168,8 @@ def _align(model: Model, weights: Tensor, heard: Tensor, columns: Columns) -> Al
 
 
 def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> Alignment:
-    count = len(heard) // COARSER
-    rough = heard[: count * COARSER].reshape(count, COARSER, *heard.shape[1:]).mean(1)
-    columns = model.columns(score, count)
+    rough = _coarser(heard, COARSER)
+    columns = model.columns(score, len(rough))
     coarse = onset_frames(model.costs(weights, rough, columns.keys).float(), columns) * COARSER
     frames = np.zeros(len(score), np.int64)
     confidence = np.zeros(len(score))
@@ -126,6 +186,13 @@ def _in_parts(model: Harmonic, weights: Tensor, heard: Tensor, score: Score) -> 
         confidence[start:stop] = found.confidence[own]
         soft[begin : begin + len(part), start:stop] = found.soft[:, own]
     return Alignment(np.maximum.accumulate(frames), confidence, soft)
+
+
+def _coarser(heard: Tensor, times: int) -> Tensor:
+    """Means of so many frames; those left over at the end are dropped, unless they are all."""
+    times = min(times, len(heard))
+    means: Tensor = heard[: len(heard) // times * times].unflatten(0, (-1, times)).mean(1)
+    return means
 
 
 def _part(score: Score, first: int, last: int) -> Score:
@@ -161,7 +228,7 @@ def write_csv(path: Path, found: Alignment, score: Score) -> None:
 
 
 def model_named(name: str) -> Harmonic:
-    """The model for "harmonic" or "chroma" features."""
-    if name not in ("harmonic", "chroma"):
-        raise ValueError(f"features must be 'harmonic' or 'chroma', got {name!r}")
-    return Harmonic() if name == "harmonic" else Chroma()
+    """The model for "both", "harmonic" or "chroma" features."""
+    if name not in MODELS:
+        raise ValueError(f"features must be 'both', 'harmonic' or 'chroma', got {name!r}")
+    return MODELS[name]()

@@ -25,8 +25,8 @@ app = typer.Typer(
     no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
 )
 
-UNSURE = {"harmonic": 0.15, "chroma": 0.7}
-"""Median confidence below which an alignment is probably wrong: on Bach10 it is above, in another key below."""
+UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.75}
+"""Median confidence below which an alignment is probably wrong: with the score of another piece it mostly is below."""
 Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
 
 
@@ -43,8 +43,8 @@ def align(
         Path | None, typer.Option(help=".wav file to write: the recording with a click at each onset.")
     ] = None,
     features_: Annotated[
-        str, typer.Option("--features", help="Features: harmonic (learnt weights) or chroma (no weights).")
-    ] = "harmonic",
+        str, typer.Option("--features", help="Features: harmonic (learnt weights), chroma (no weights) or both.")
+    ] = "both",
     weights: Annotated[
         Path | None, typer.Option(help="Weights that 'train' wrote, instead of those learnt on Bach10.")
     ] = None,
@@ -62,13 +62,14 @@ def align(
         check_outputs(outputs, inputs, force=force, endings=endings)
         model = aligning.model_named(features_)
         written, audio = read_midi(score), features.load(recording)
-        known = aligning.trained(weights) if features_ == "harmonic" else torch.empty(0)
-        found = aligning.align(model.features(audio), written, model, known, told=typer.echo)
+        found, pitch = aligning.align_recording(
+            audio, written, model, aligning.trained(weights) if model.size() else torch.empty(0), told=typer.echo
+        )
         aligning.write_csv(output, found, written)
         if plot is not None:
             from bellmax.apps.audio.figure import draw
 
-            save(draw(audio, found, written, recording.name), plot, dpi=130)
+            save(draw(audio, found, written, pitch, recording.name), plot, dpi=130)
         if audio_clicks is not None:
             clicks = librosa.clicks(times=found.times, sr=features.RATE, length=len(audio))
             mixed = 0.6 * audio / np.abs(audio).max() + 0.4 * clicks
@@ -77,9 +78,10 @@ def align(
     begin, end = found.times[[0, -1]]
     typer.echo(f"{output}: {len(written)} events, from {begin:.2f} s to {end:.2f} s, confidence {sure:.2f}")
     if sure < UNSURE[features_]:
-        other = "chroma" if features_ == "harmonic" else "harmonic"
+        others = " or ".join(name for name in UNSURE if name != features_)
         typer.secho(
-            f"The confidence is low: try --features {other}; the score may be in another key, or of another piece.",
+            f"The confidence is low: listen to --audio-clicks, try --features {others}; the score may be of another "
+            "piece, or leave out or repeat a part of this one.",
             fg="yellow",
             err=True,
         )
@@ -97,9 +99,10 @@ def train(
         pieces = []
         for recording in evaluation.read(data):
             typer.echo(f"listening to {recording.name}")
-            pieces.append(evaluation.Heard(recording, features.harmonic(recording.audio)))
+            heard = features.harmonic(recording.audio, features.tuning(recording.audio))
+            pieces.append(evaluation.Heard(recording, heard))
         found = {name: weights for name, weights, _ in evaluation.learnt(Harmonic(share=0), pieces)}
-        names = [heard.recording.name for heard in pieces]
+        names = [piece.recording.name for piece in pieces]
         write_json(output, {"weights": found["end-to-end, l2"].tolist(), "pieces": names})
     typer.echo(f"{output}: {Harmonic().size()} weights learnt on {len(names)} pieces")
 

@@ -18,6 +18,7 @@ RATE = 22050
 HOP = 512
 LOWEST, HIGHEST = 21, 108  # the keys of a piano, as MIDI numbers
 KEYS = HIGHEST - LOWEST + 1
+TONES = 13  # of an octave, and silence
 BINS = 100  # semitones from the lowest key up to 8.5 kHz
 PARTIALS = (0, 12, 19, 24, 28, 31, 36)
 """Semitones from a tone to its harmonics."""
@@ -65,8 +66,15 @@ def of_paper(audio: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy((features - np.median(features, 0)) / np.where(spread > 0, spread, 1)).double()
 
 
-def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.float32]:
-    """Compressed loudness (N, 100) of the semitones from A0; about 1 where it is loud.
+def tuning(audio: NDArray[np.float32]) -> float:
+    """How much higher than A4 = 440 Hz a recording is tuned, in semitones, from −0.5 to 0.5."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of librosa, on recordings without tones
+        return float(librosa.estimate_tuning(y=audio, sr=RATE))
+
+
+def constant_q(audio: NDArray[np.float32], tuned: float, window: float = 1.0) -> NDArray[np.float32]:
+    """Compressed loudness (N, 100) of the semitones from A0, ``tuned`` semitones higher; about 1 where it is loud.
 
     A shorter ``window`` gives better time resolution and worse pitch resolution.
     """
@@ -74,7 +82,13 @@ def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.fl
         warnings.simplefilter("ignore")  # of librosa, on short recordings
         magnitude = np.abs(
             librosa.cqt(
-                audio, sr=RATE, hop_length=HOP, fmin=librosa.midi_to_hz(LOWEST), n_bins=BINS, filter_scale=window
+                audio,
+                sr=RATE,
+                hop_length=HOP,
+                fmin=librosa.midi_to_hz(LOWEST),
+                n_bins=BINS,
+                filter_scale=window,
+                tuning=tuned,
             )
         )
     loud = np.quantile(magnitude.max(0), 0.9)
@@ -82,25 +96,27 @@ def constant_q(audio: NDArray[np.float32], window: float = 1.0) -> NDArray[np.fl
     return compressed
 
 
-def harmonic(audio: NDArray[np.float32]) -> Tensor:
+def harmonic(audio: NDArray[np.float32], tuned: float) -> Tensor:
     """Features (N, keys, 2 · (harmonics + neighbours)) of each piano key, of the same kind for all keys.
 
     First the loudness at its harmonics and neighbours, then its growth over the last frames.
     """
-    loudness = torch.from_numpy(constant_q(audio, window=0.5)).double()
-    sharp = torch.from_numpy(constant_q(audio, window=0.2)).double()
+    loudness = torch.from_numpy(constant_q(audio, tuned, window=0.5)).double()
+    sharp = torch.from_numpy(constant_q(audio, tuned, window=0.2)).double()
     grown = (_later(sharp, 1) - _later(sharp, -1)).clamp(min=0)
     return torch.cat([_around_keys(loudness), _around_keys(grown)], -1)
 
 
-def chroma(audio: NDArray[np.float32]) -> Tensor:
-    """Loudness (N, 13) of the twelve tones from C and of silence, normalised to norm 1."""
-    loudness = torch.from_numpy(constant_q(audio)).double()
-    tones = torch.zeros(len(loudness), 13, dtype=torch.float64)
-    tones[:, :12].index_add_(1, (torch.arange(BINS) + LOWEST) % 12, loudness.square())
-    tones[:, 12] = 0.05
-    normed: Tensor = tones / tones.norm(dim=1, keepdim=True)
-    return normed
+def chroma(audio: NDArray[np.float32], tuned: float) -> Tensor:
+    """Loudness (N, 13) of the twelve tones from C and of silence, normalised to norm 1.
+
+    The median of a frame's tones is its noise, and does not count.
+    """
+    loudness = torch.from_numpy(constant_q(audio, tuned)).double()
+    tones = torch.zeros(len(loudness), 12, dtype=torch.float64)
+    tones.index_add_(1, (torch.arange(BINS) + LOWEST) % 12, loudness.square())
+    heard = (tones - tones.median(1, keepdim=True).values).clamp(min=0)
+    return torch.nn.functional.normalize(torch.nn.functional.pad(heard, (0, 1), value=0.05))
 
 
 def _later(rows: Tensor, by: int) -> Tensor:

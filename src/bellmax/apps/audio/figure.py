@@ -8,21 +8,21 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import bellmax.apps.audio.features as features
-from bellmax.apps.audio.align import Alignment
+from bellmax.apps.audio.align import Alignment, Pitch
 from bellmax.apps.audio.score import Score
 
 
-def draw(audio: NDArray[np.float32], found: Alignment, score: Score, title: str) -> Figure:
-    """Draw the recording by semitones with the onsets of the score; below, the probability of each event over time."""
+def draw(audio: NDArray[np.float32], found: Alignment, score: Score, pitch: Pitch, title: str) -> Figure:
+    """Draw the recording by semitones with the notes of the score at its pitch; below, the soft alignment over time."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     above, below = figure.subplots(2, sharex=True)
     end = float(features.seconds(len(found.soft)))
-    loudness = _shrink(features.constant_q(audio), 2000)
+    loudness = _shrink(features.constant_q(audio, pitch.tuned), 2000)
     above.imshow(
         loudness.T, origin="lower", aspect="auto", cmap="magma", interpolation="nearest",
         extent=(0, end, features.LOWEST - 0.5, features.LOWEST + features.BINS - 0.5),
     )  # fmt: skip
-    for time, pitches in zip(found.times, score.beginning, strict=True):
+    for time, pitches in zip(found.times, score.transposed(pitch.semitones).beginning, strict=True):
         above.vlines(time, min(pitches) - 2, max(pitches) + 2, color="cyan", linewidth=0.7)
         above.plot([time] * len(pitches), sorted(pitches), "o", color="cyan", markersize=2.5)
     above.set_ylim(features.LOWEST + 10, features.LOWEST + features.BINS - 6)

@@ -40,8 +40,8 @@ class Columns(NamedTuple):
 class Model(Protocol):
     """A model with a vector of weights, which turns features into costs."""
 
-    def features(self, audio: NDArray[np.float32]) -> Tensor:
-        """Features of a recording, frame by frame."""
+    def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
+        """Features (frames, ...) of a recording that is tuned so many semitones too high."""
         ...
 
     def columns(self, score: Score, frames: int) -> Columns:
@@ -90,7 +90,7 @@ class Linear(Model):
     def __init__(self, pitches: Iterable[int] = range(features.LOWEST, features.HIGHEST + 1)) -> None:
         self._pitches = np.array(sorted(set(pitches)))
 
-    def features(self, audio: NDArray[np.float32]) -> Tensor:
+    def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
         return features.of_paper(audio)
 
     def columns(self, score: Score, frames: int) -> Columns:
@@ -127,8 +127,8 @@ class Harmonic(Model):
 
     _evidence = 2 * (len(features.PARTIALS) + len(features.NEIGHBOURS))
 
-    def features(self, audio: NDArray[np.float32]) -> Tensor:
-        return features.harmonic(audio)
+    def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
+        return features.harmonic(audio, tuned)
 
     def columns(self, score: Score, frames: int) -> Columns:
         classes = features.KEYS + 1
@@ -164,12 +164,12 @@ class Chroma(Harmonic):
 
     _scale = 8.0
 
-    def features(self, audio: NDArray[np.float32]) -> Tensor:
-        return features.chroma(audio)
+    def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
+        return features.chroma(audio, tuned)
 
     def columns(self, score: Score, frames: int) -> Columns:
         keys, onsets = super().columns(score, frames)
-        tones = torch.zeros(13, keys.shape[1], dtype=torch.float64)
+        tones = torch.zeros(features.TONES, keys.shape[1], dtype=torch.float64)
         for key, row in enumerate(keys[: features.KEYS] + keys[features.KEYS + 1 : -1]):
             tones[(key + features.LOWEST) % 12] += row
         tones[12] = keys[SILENCE]
@@ -180,6 +180,33 @@ class Chroma(Harmonic):
 
     def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
         return self._scale * (1 - heard @ keys)
+
+
+class Both(Harmonic):
+    """The costs of :class:`Harmonic`, which are sharp, and a quarter of those of :class:`Chroma`, which are robust."""
+
+    _weight = 0.25
+
+    def __init__(self, share: float = 0.7) -> None:
+        super().__init__(share)
+        self._chroma = Chroma(share)
+
+    def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
+        return torch.cat((super().features(audio, tuned).flatten(1), self._chroma.features(audio, tuned)), 1)
+
+    def columns(self, score: Score, frames: int) -> Columns:
+        keys, onsets = super().columns(score, frames)
+        return Columns(torch.cat((keys, self._chroma.columns(score, frames).keys)), onsets)
+
+    def costs(self, weights: Tensor, heard: Tensor, keys: Tensor) -> Tensor:
+        harmonic, tones = self.split(heard)
+        sharp = super().costs(weights, harmonic, keys[: -features.TONES])
+        return sharp + self._weight * self._chroma.costs(weights, tones, keys[-features.TONES :])
+
+    @staticmethod
+    def split(heard: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of :class:`Harmonic` and those of :class:`Chroma`."""
+        return heard[..., : -features.TONES].unflatten(-1, (features.KEYS, -1)), heard[..., -features.TONES :]
 
 
 def onset_frames(theta: Tensor, columns: Columns) -> Tensor:

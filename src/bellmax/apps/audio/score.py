@@ -45,6 +45,10 @@ class Score:
     def __len__(self) -> int:
         return len(self.onsets)
 
+    def transposed(self, by: int) -> Score:
+        """The same score, so many semitones higher."""
+        return Score.of([(start, end, pitch + by) for start, end, pitch in self.notes])
+
     @classmethod
     def of(cls, notes: Sequence[tuple[float, float, int]]) -> Score:
         """The score of notes (start, end, pitch).
