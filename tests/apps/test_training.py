@@ -178,10 +178,17 @@ def test_damaged_configurations_are_named(tmp_path: Path, change: dict[str, obje
 
 
 def test_odd_checkpoints_are_read_in_silence(tmp_path: Path) -> None:
-    torch.save([1], tmp_path / "a.pt", pickle_protocol=3)
+    torch.save({"a": 1}, tmp_path / "a.pt", pickle_protocol=3)
     with pytest.warns(UserWarning, match="Detected pickle protocol 3"):
         torch.load(tmp_path / "a.pt")
-    assert training.load_checkpoint(tmp_path / "a.pt") == [1]
+    assert training.load_checkpoint(tmp_path / "a.pt") == {"a": 1}
+
+
+@pytest.mark.parametrize("other", [[1], torch.zeros(2, 2)])
+def test_checkpoints_of_something_else_are_named(tmp_path: Path, other: object) -> None:
+    torch.save(other, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match=r"last.pt cannot be read as a checkpoint: it is damaged, or another program"):
+        fit(Regression(), Settings(epochs=1), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 1j])

@@ -232,11 +232,14 @@ def is_empty(run: Path) -> bool:
     return not any((run / name).exists() for name in FILES)
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Any:
-    """torch.load of tensors and numbers, which runs no code of the file."""
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """torch.load of tensors and numbers by name, which runs no code of the file."""
     with reading(path, "a checkpoint", "it is damaged, or another program wrote it"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, on files that it reads as meant
-        return torch.load(path, weights_only=True, map_location=device)
+        found = torch.load(path, weights_only=True, map_location=device)
+        if not isinstance(found, dict):
+            raise ValueError
+        return found
 
 
 def load_best(make: Callable[[], M], run: Path) -> M:

@@ -235,7 +235,7 @@ def test_damaged_runs_are_named(copy: Path, few: Path) -> None:
     other = torch.load(copy / "best.pt", weights_only=True)
     torch.save({**other, "words.weight": torch.zeros(3, 2)}, copy / "best.pt")
     assert "best.pt cannot be read as the weights of this model: size mismatch for words.weight" in said("tag", copy)
-    torch.save([1], copy / "last.pt")
+    torch.save({"model": 1}, copy / "last.pt")
     assert "last.pt cannot be read as a checkpoint of this model: " in said(*resume)
     (copy / "config.json").write_text("{}")
     assert f"{copy / 'config.json'} cannot be read as the configuration of a run: 'settings' is missing" in said(
