@@ -138,11 +138,12 @@ def recorded(audio: Wave, of: Condition, rng: np.random.Generator) -> tuple[Wave
 
 
 def methods(audio: Wave, score: Score) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """The onsets of the events, in seconds, by all features, and by synctoolbox where it is installed."""
+    """The onsets of the events, in seconds, by all features; by synctoolbox where it is installed, in the right key."""
     for name, model in MODELS.items():
         weights = trained() if model().size() else torch.empty(0)
-        yield name, align_recording(audio, score, model(), weights)[0].times
-    peer = by_synctoolbox(Recording("", audio, score, score.onsets))
+        found, pitch = align_recording(audio, score, model(), weights)
+        yield name, found.times
+    peer = by_synctoolbox(Recording("", audio, score.transposed(pitch.semitones), score.onsets))
     if peer is not None:
         yield "synctoolbox", peer
 

@@ -215,7 +215,7 @@ def with_synctoolbox(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
 
 
 def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
-    """The onsets (M,) by chroma, onset features and multi-scale DTW of synctoolbox; None where it is not installed."""
+    """The onsets (M,) by tuned chroma, onset features and multi-scale DTW of synctoolbox, where it is installed."""
     try:
         import pandas
         from synctoolbox.dtw.mrmsdtw import sync_via_mrmsdtw
@@ -225,6 +225,7 @@ def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
         from synctoolbox.feature.dlnco import pitch_onset_features_to_DLNCO
         from synctoolbox.feature.pitch import audio_to_pitch_features
         from synctoolbox.feature.pitch_onset import audio_to_pitch_onset_features
+        from synctoolbox.feature.utils import estimate_tuning
     except ImportError:
         return None
     rate = 50
@@ -234,9 +235,11 @@ def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
     )
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pitches = audio_to_pitch_features(recording.audio, Fs=features.RATE, feature_rate=rate)
+        heard = {"f_audio": recording.audio, "Fs": features.RATE}
+        heard["tuning_offset"] = estimate_tuning(recording.audio, features.RATE)
+        pitches = audio_to_pitch_features(**heard, feature_rate=rate)
         tones = [quantize_chroma(pitch_to_chroma(p)) for p in (pitches, df_to_pitch_features(notes, feature_rate=rate))]
-        peaks = audio_to_pitch_onset_features(recording.audio, Fs=features.RATE), df_to_pitch_onset_features(notes)
+        peaks = audio_to_pitch_onset_features(**heard), df_to_pitch_onset_features(notes)
         onsets = [
             pitch_onset_features_to_DLNCO(own, feature_sequence_length=tone.shape[1], feature_rate=rate)
             for own, tone in zip(peaks, tones, strict=True)

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from bellmax.apps import figures
+
+
+def picture(text: str, family: list[str]) -> Figure:
+    figure = Figure(figsize=(2, 1))
+    figure.text(0.1, 0.5, text, family=family, parse_math=False)
+    return figure
+
+
+def test_letters_that_no_font_has_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.png"
+    figures.save(picture("a中b文中", ["DejaVu Sans"]), path)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.strip().count("\n") == 0
+    assert "a.png: no font here has 中 文, so boxes are drawn. Install one" in said.err
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("text", ["ção $x_1$ ∞", "ça"])
+def test_other_letters_are_drawn_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    figures.save(picture(text, figures.FONTS), tmp_path / "a.pdf")
+    assert capsys.readouterr().err == ""
+
+
+def test_fonts_with_colours_are_not_used() -> None:
+    """Matplotlib draws nothing with them."""
+    assert figures.FONTS[0] == "DejaVu Sans"
+    assert not any("Color" in name for name in figures.FONTS)
