@@ -60,7 +60,7 @@ def test_text_becomes_numbers_and_comes_back(tmp_path, pieces):
         ('"words": [', '"words": ["a", ', "words must begin with <pad>, <s>, </s>, <unk>"),
         ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces must be those of the words"),
         ('"dog</w>"', '"dig</w>"', "pieces must be those of the words"),
-        ('"language": "en"', '"language": []', ""),
+        ('"language": "en"', '"language": 1', "language must be text, got 1"),
     ],
 )
 def test_damaged_vocabularies_are_named(tmp_path, old, new, message):

@@ -127,6 +127,8 @@ class Vocabulary:
         with reading(path, "the vocabulary of a run"):
             pieces = Tokenizer.from_str(given["pieces"]) if given["pieces"] else None
             words = texts(given, "words")
+            if not isinstance(given["language"], str):
+                raise ValueError(f"language must be text, got {given['language']!r}")
             if tuple(words[: len(SPECIAL)]) != SPECIAL:
                 raise ValueError(f"words must begin with {', '.join(SPECIAL)}")
             if pieces is not None and (_known(pieces) != words or pieces.model.unk_token != SPECIAL[UNKNOWN]):
