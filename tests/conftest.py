@@ -16,6 +16,8 @@ import bellmax as bx
 settings.register_profile("bellmax", max_examples=50, deadline=None, derandomize=True)
 settings.load_profile("bellmax")
 
+collect_ignore = ["fuzz_readers.py"]  # it needs atheris
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:

@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from gzip import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Folder:
     """A folder that a reader can read, in which one part at a time is replaced. The first byte says which."""
 
     def __init__(self, reader: str, folder: Path) -> None:
+        _watch()
         self.folder, self.parts = folder, READERS[reader]()
         self._whole = {part.file: part.packed(part.seeds[0]) for part in self.parts}
         for file, whole in self._whole.items():
@@ -115,7 +117,9 @@ def _notice(event: str, args: tuple[Any, ...]) -> None:
         _done.append(f"{event} {args}")
 
 
-sys.addaudithook(_notice)
+@cache
+def _watch() -> None:
+    sys.addaudithook(_notice)
 
 
 @contextmanager
