@@ -3,7 +3,9 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -230,6 +232,28 @@ def test_damaged_progress_is_named(tmp_path: Path, change: dict[str, object], me
     torch.save(torch.load(tmp_path / "last.pt") | change, tmp_path / "last.pt")
     with pytest.raises(ValueError, match=rf"last.pt cannot be read as a checkpoint of this model: {message}"):
         fit(Regression(), Settings(epochs=2), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_damaged_optimizers_are_named(tmp_path: Path, optimizer: str) -> None:
+    fit(Regression(), Settings(epochs=1, optimizer=optimizer), tmp_path)
+    whole = (tmp_path / "last.pt").read_bytes()
+
+    def said(entry: str, change: Callable[[Any], object]) -> str:
+        (tmp_path / "last.pt").write_bytes(whole)
+        saved = torch.load(tmp_path / "last.pt")
+        change(saved["optimizer"][entry][0])
+        torch.save(saved, tmp_path / "last.pt")
+        with pytest.raises(ValueError, match=r"last.pt cannot be read as a checkpoint of this model: ") as caught:
+            fit(Regression(), Settings(epochs=2, optimizer=optimizer), tmp_path, resume=True)
+        return str(caught.value)
+
+    assert said("param_groups", lambda group: group.pop("weight_decay")).endswith(": 'weight_decay' is missing")
+    assert said("param_groups", lambda group: group.update(weight_decay="a"))
+    if optimizer == "adamw":
+        assert "size of tensor" in said("state", lambda state: state.update(exp_avg=torch.zeros(7)))
+        wrong = torch.full((1, 2), math.nan)
+        assert said("state", lambda state: state.update(exp_avg=wrong)).endswith("must hold finite numbers")
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,9 @@ class _Nothing(training.Task[int]):
 def _last() -> bytes:
     model, file = torch.nn.Linear(1, 1, bias=False), io.BytesIO()
     torch.nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.grad = torch.ones(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.step()
     history = [{"epoch": 1, "seconds": 2.0, "score": 3.0}]
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**saved, "history": history, "step_size": 0.1, "best": 3.0}, file)
@@ -397,7 +399,7 @@ def _last() -> bytes:
 
 def _check_last(folder: Path) -> None:
     task = _Nothing()
-    state = training.fit(task, training.Settings(minutes=0.0), folder / "last", resume=True)
+    state = training.fit(task, training.Settings(minutes=0.0, optimizer="adamw"), folder / "last", resume=True)
     assert all(weight.isfinite().all() for weight in task.model.parameters())
     assert state.step_size > 0
     assert state.seconds >= 0

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
@@ -261,6 +262,16 @@ def _fill(model: nn.Module, state: dict[str, Tensor], *, assign: bool = False) -
     model.load_state_dict(state, assign=assign)
 
 
+def _try(optimizer: torch.optim.Optimizer) -> None:
+    """A step without a slope, which a damaged optimizer cannot make."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    if not all(weight.isfinite().all() for weight in weights):
+        raise ValueError("its optimizer must hold finite numbers")
+
+
 def begin(run: Path, *, resume: bool) -> None:
     """Make the folder of a run; unless it resumes, remove the files of an earlier run."""
     run.mkdir(parents=True, exist_ok=True)
@@ -284,6 +295,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
         with reading(run / "last.pt", "a checkpoint of this model"):
             _fill(model, saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
+            _try(deepcopy(optimizer))
             state = State(saved["history"], saved["step_size"], saved["best"])
     parallel = DistributedDataParallel(model) if world() > 1 else model
     try:
