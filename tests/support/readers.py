@@ -35,8 +35,6 @@ from bellmax.apps.files import chunks
 LONGEST = 400
 """Letters of a sentence that says what is wrong, without the path."""
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
 _WORDS = b"\t|\n|\r|-|O|NaN|-Infinity|null|true|[]|{}|0|-1|1e39|1e999|99999999999|\\ud800|\xef\xbb\xbf|\xff".split(b"|")
 
 
@@ -218,14 +216,14 @@ def _check_truth(folder: Path) -> None:
 def of_wav() -> list[Part]:
     wave = 0.3 * np.sin(np.arange(1200) / 5)
     kinds = [("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("WAV", "MS_ADPCM"), ("WAVEX", "PCM_16"), ("FLAC", "PCM_S8")]
-    kinds += [("AIFF", "PCM_S8"), ("AU", "ULAW"), ("W64", "PCM_U8"), ("CAF", "ALAC_16"), ("OGG", "VORBIS")]
+    kinds += [("AIFF", "PCM_S8"), ("AU", "ULAW"), ("W64", "PCM_U8"), ("CAF", "ALAC_16")]
     return [Part("a.wav", [_audio(wave, *kind) for kind in kinds], lambda folder: _check_audio(folder / "a.wav"))]
 
 
 def _audio(wave: np.ndarray[Any, Any], kind: str, subtype: str) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, wave, 8000, subtype, format=kind)
-    return file.getvalue()
+    return re.sub(rb"(PEAK.{8}).{4}", rb"\1....", file.getvalue(), flags=re.DOTALL)  # the time of writing
 
 
 def _check_audio(path: Path) -> None:
@@ -352,8 +350,8 @@ def _check_tagger(folder: Path) -> None:
 
 def _translator(run: Path) -> None:
     config = translating.Config(size=2)
-    lines = ["un deux trois", "deux un"]
-    source, target = (parallel.Vocabulary.of("fr", lines, pieces=pieces, least=1) for pieces in (0, 16))
+    lines = ["ba aba", "ba ca"]  # words that end in the same letter: pieces of others have a random order
+    source, target = (parallel.Vocabulary.of("fr", lines, pieces=pieces, least=1) for pieces in (0, 9))
     torch.manual_seed(0)
     config.save(run)
     source.save(run / "source.json")
@@ -364,7 +362,7 @@ def _translator(run: Path) -> None:
 def _check_translator(folder: Path) -> None:
     model, source, target, _ = translating.load(folder / "translation")
     assert all(weight.isfinite().all() for weight in model.parameters())
-    ((text, found),) = translating.translate(model, source, target, ["un deux"])
+    ((text, found),) = translating.translate(model, source, target, ["ba la"])
     assert isinstance(text, str)
     assert all(0 <= word < len(target) for word in target.encode(text))
     assert found.log_probability <= 0
