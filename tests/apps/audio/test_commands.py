@@ -46,7 +46,7 @@ def test_aligns(data: Path, tmp_path: Path) -> None:
     table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
     options = ["--output", table, "--plot", picture, "--audio-clicks", clicks]
     said = run("align", data / "one/one.wav", data / "one/one.mid", *options)
-    assert "8 events, from 0.37 s" in said
+    assert "8 events, from 0.39 s" in said
     assert "confidence is low" not in said
     rows = list(csv.DictReader(table.read_text().splitlines()))
     score = music.score(0)

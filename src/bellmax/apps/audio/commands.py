@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
 )
 
-UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.75}
+UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.85}
 """Median confidence below which an alignment is probably wrong: with the score of another piece it mostly is below."""
 Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
 

@@ -160,7 +160,10 @@ class Harmonic(Model):
 
 
 class Chroma(Harmonic):
-    """No weights: frames and events are compared by their tones, regardless of the octave."""
+    """No weights: frames and events are compared by their tones, regardless of the octave.
+
+    An attack has all tones that sound, since those held over are loud too, and is not in silence.
+    """
 
     _scale = 8.0
 
@@ -169,11 +172,14 @@ class Chroma(Harmonic):
 
     def columns(self, score: Score, frames: int) -> Columns:
         keys, onsets = super().columns(score, frames)
+        sounding = keys[: features.KEYS]
+        sounding[:, onsets] = sounding[:, onsets + 1]
         tones = torch.zeros(features.TONES, keys.shape[1], dtype=torch.float64)
-        for key, row in enumerate(keys[: features.KEYS] + keys[features.KEYS + 1 : -1]):
-            tones[(key + features.LOWEST) % 12] += row
+        tones.index_add_(0, (torch.arange(features.KEYS) + features.LOWEST) % 12, sounding)
         tones[12] = keys[SILENCE]
-        return Columns(tones / tones.norm(dim=0), onsets)
+        tones /= tones.norm(dim=0)
+        tones[12, onsets] = -2
+        return Columns(tones, onsets)
 
     def size(self) -> int:
         return 0
