@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from bellmax.apps.ner import tagging
 from bellmax.apps.ner.commands import app
 from bellmax.apps.ner.figure import draw
+from bellmax.apps.ner.table import markdown
 
 from . import corpus
 
@@ -359,7 +360,16 @@ def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path) -
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [(row["loss"], row["seed"]) for row in rows] == list(product(("surrogate", "relaxed"), (0, 1)))
     mean = sum(row["dev_f1"] for row in rows[:2]) / 2
-    assert re.search(rf"\| l2 \| 1 \| surrogate \| mean \| \S+ \| {mean:.2f} \|", (tmp_path / "table.md").read_text())
+    text = (tmp_path / "table.md").read_text()
+    assert re.search(rf"\| l2 \| 1 \| surrogate \| mean \| \S+ \|  \| {mean:.2f} \|", text)
+
+
+def test_numbers_of_the_paper_are_in_the_table() -> None:
+    numbers = dict.fromkeys(
+        ("gamma", "seed", "epochs", "best_epoch", "dev_f1", "tags_per_word", "seconds_per_epoch"), 1
+    )
+    row = {"data": "conll2002_nl", "omega": "l2", "loss": "relaxed", "test_f1": 78.28, **numbers}
+    assert "| l2 | 1 | relaxed | 1 | **78.28** | 85.90 | 1.00 | 1 of 1 | 1.00 | 1 |" in markdown([row])
 
 
 @pytest.mark.parametrize(
