@@ -154,7 +154,11 @@ def errors(path: Path, name: str, play: Player, seconds: float) -> Iterator[tupl
     midi = pretty_midi.PrettyMIDI(str(path))
     for part in midi.instruments:
         part.notes = [note for note in part.notes if note.start < seconds]
-    score = Score.of([note for note in read_midi(path).notes if note[0] < seconds])
+        for note in part.notes:
+            note.end = min(note.end, seconds)
+    score = Score.of(
+        [(begin, min(end, seconds), pitch) for begin, end, pitch in read_midi(path).notes if begin < seconds]
+    )
     played, when = performed(midi, of, rng)
     audio, faster = recorded(play(played), of, rng)
     for method, found in methods(audio, score):
