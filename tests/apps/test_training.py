@@ -222,6 +222,7 @@ def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(tmp_path: Pa
     ("change", "message"),
     [
         ({"history": [{"epoch": 1}]}, "the progress of a run must have the seconds of each epoch"),
+        ({"history": [{"seconds": -1.0}]}, "the progress of a run must have the seconds of each epoch"),
         ({"history": [{"seconds": "1"}]}, "the progress of a run must be numbers"),
         ({"best": None}, "the progress of a run must be numbers"),
         ({"step_size": math.nan}, "the progress of a run must be numbers"),

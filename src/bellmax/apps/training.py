@@ -215,7 +215,7 @@ class State:
         numbers = [self.step_size, self.best, *(number for record in self.history for number in record.values())]
         if not all(isinstance(number, int | float) for number in numbers) or not self.step_size > 0:
             raise ValueError("the progress of a run must be numbers")
-        if not all("seconds" in record for record in self.history):
+        if not all(record.get("seconds", -1.0) >= 0 for record in self.history):
             raise ValueError("the progress of a run must have the seconds of each epoch")
 
     @property
