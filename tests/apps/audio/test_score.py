@@ -20,6 +20,20 @@ def test_events_are_moments_at_which_notes_begin():
         Score.of([])
 
 
+def test_notes_that_overlap_on_a_key():
+    score = Score.of([(0.0, 3.0, 60), (1.0, 2.0, 60), (2.5, 4.0, 60), (3.5, 5.0, 62), (6.0, 7.0, 60)])
+    assert [sorted(s) for s in score.sounding] == [[60], [60], [60], [60, 62], [60]]
+    assert score.transposed(-2).sounding == tuple(frozenset(p - 2 for p in own) for own in score.sounding)
+
+
+def test_many_notes_that_never_end_are_read_at_once():
+    score = Score.of(
+        [(n / 50, 400.0, 40 + n % 40) for n in range(20_000)]
+    )  # minutes, if each note is followed to its end
+    assert len(score) == 20_000
+    assert len(score.sounding[-1]) == 40
+
+
 def test_reads_midi(tmp_path: Path):
     written = music.score()
     found = read_midi(music.write_midi(tmp_path / "a.mid", written))

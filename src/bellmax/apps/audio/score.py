@@ -65,11 +65,14 @@ class Score:
         at = np.array(onsets)
         sounding: list[set[int]] = [set() for _ in onsets]
         beginning: list[set[int]] = [set() for _ in onsets]
+        done: dict[int, int] = {}  # by pitch: the events before this one are known
         for start, end, pitch in ordered:
             first = int(np.searchsorted(at, start, side="right")) - 1
             beginning[first].add(pitch)
-            for event in range(first, max(int(np.searchsorted(at, end - TOGETHER)), first + 1)):
+            last = max(int(np.searchsorted(at, end - TOGETHER)), first + 1)
+            for event in range(max(first, done.get(pitch, 0)), last):
                 sounding[event].add(pitch)
+            done[pitch] = max(last, done.get(pitch, 0))
         return cls(tuple(ordered), at, tuple(map(frozenset, sounding)), tuple(map(frozenset, beginning)))
 
 
