@@ -84,6 +84,10 @@ def test_durations_that_cannot_be():
 
 
 def test_weights_of_another_size(tmp_path):
+    score = music.score()
+    heard = Both().features(music.render(score, music.warp(score)))
+    with pytest.raises(ValueError, match=r"weights must have shape \(44,\), got \(5,\)"):
+        aligning.align(heard, score, weights=torch.ones(5))
     path = tmp_path / "w.json"
     path.write_text('{"weights": [1, 2]}')
     with pytest.raises(ValueError, match=r"w.json must hold 44 finite weights, got 2 numbers"):

@@ -95,6 +95,10 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     assert computed == [1]
     assert (tmp_path / "audio.md").read_text() == text
 
+    (tmp_path / "pieces/two.json").write_text('{"rows": [{"name": "old", "decoding": "", "test": {}}]}')
+    said = run("evaluate", data, "--output", tmp_path, status=2)
+    assert "two.json cannot be read as a piece of this experiment" in " ".join(said.split())
+
 
 @pytest.mark.parametrize(
     ("args", "message"),
@@ -106,6 +110,10 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
         (["align", "WAV", "MIDI", "--weights", "MIDI"], "one.mid cannot be read as JSON"),
+        (
+            ["align", "WAV", "MIDI", "--weights", "MIDI", "--features", "chroma"],
+            "--weights cannot be used with --features chroma, which has none",
+        ),
         (
             ["align", "WAV", "MIDI", "--output", "no/such/x.csv"],
             "--output must be in a folder that exists, got no/such",
@@ -142,7 +150,7 @@ def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features:
     soundfile.write(recording, music.render(score, music.warp(score)), RATE)
     options = [music.write_midi(tmp_path / "wrong.mid", other), "--features", features]
     said = run("align", recording, *options, "--out", table)  # its old name
-    assert f"The confidence is low: listen to --audio-clicks, try --features {others}; the score may be of" in said
+    assert f"The confidence is low. Listen to the file of --audio-clicks, or try --features {others}. The score" in said
     before = table.read_bytes()
     assert f"{table} exists: add --force" in run("align", recording, *options, "--output", table, status=2)
     assert table.read_bytes() == before

@@ -31,6 +31,12 @@ def test_columns_name_keys(model):
     torch.testing.assert_close(norm, torch.ones(columns.keys.shape[1]).double())
 
 
+def test_pitches_that_become_the_same_key_count_once():
+    score = music.Score.of([(0.0, 1.0, 9), (0.0, 1.0, 21), (1.0, 2.0, 108), (1.0, 2.0, 120)])
+    keys = Harmonic().columns(score, 20).keys
+    torch.testing.assert_close(keys.sum(0), torch.ones(keys.shape[1]).double())
+
+
 def test_both_adds_the_costs_of_the_two():
     of_both, harmonic, chroma = (piece(model) for model in (Both(), Harmonic(), Chroma()))
     weights = torch.randn(Both().size(), generator=torch.Generator().manual_seed(0)).double()

@@ -90,17 +90,20 @@ class Pitch:
 
     @classmethod
     def of(cls, audio: NDArray[np.float32], score: Score) -> Pitch:
-        """Estimate the tuning, then compare all transpositions of the score by rough alignments of their tones.
+        """Estimate the tuning, then compare the twelve transpositions of the score by rough alignments of their tones.
 
-        One that costs hardly less than the score as it is written is not taken.
+        Octaves are not told apart: 7 semitones above are 5 below. A transposition that costs hardly less than the score
+        as it is written is not taken.
         """
         tuned = features.tuning(audio)
-        heard, model = features.chroma(audio, tuned), Chroma()
-        rough = torch.nn.functional.normalize(_coarser(heard, max(COARSER, -(-len(heard) // ROUGH))))
+        heard = features.chroma(audio, tuned).float()
+        most = max(1, min(ROUGH, CELLS // (2 * len(score) + 2)))
+        heard = torch.nn.functional.normalize(_coarser(heard, max(COARSER, -(-len(heard) // most))))
+        tones, silence = Chroma().columns(score, len(heard)).keys.float().split((12, 1))
         costs = {}
         for by in range(-6, 6):
-            theta = model.costs(torch.empty(0), rough, model.columns(score.transposed(by), len(rough)).keys)
-            costs[by] = float(DTW(theta, omega="hard").value)
+            keys = torch.cat((tones.roll(by, 0), silence))
+            costs[by] = float(DTW(1 - heard @ keys, omega="hard").value)
         best = min(costs, key=lambda by: costs[by])
         return cls(best if costs[best] < 0.97 * costs[0] else 0, tuned)
 
@@ -131,9 +134,14 @@ def align(
     *,
     told: Callable[[str], None] = lambda line: None,
 ) -> Alignment:
-    """Align the model's features of a recording with a score. ``told`` gets a message if it is done in parts."""
+    """Align the model's features of a recording with a score. ``told`` gets a message if it is done in parts.
+
+    Without ``weights`` they are those learnt on Bach10; :class:`Chroma` needs none.
+    """
     model = model or Both()
     weights = trained() if weights is None else weights
+    if model.size() and weights.shape != (model.size(),):
+        raise ValueError(f"weights must have shape ({model.size()},), got {tuple(weights.shape)}")
     _check_durations(len(heard), score)
     columns = model.columns(score, len(heard))
     if len(heard) * columns.keys.shape[1] <= CELLS:

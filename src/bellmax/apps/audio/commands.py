@@ -8,7 +8,6 @@ from typing import Annotated
 import librosa
 import numpy as np
 import soundfile
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -61,10 +60,11 @@ def align(
         inputs = [recording, score] if weights is None else [recording, score, weights]
         check_outputs(outputs, inputs, force=force, endings=endings)
         model = aligning.model_named(features_)
+        if weights is not None and not model.size():
+            raise ValueError(f"--weights cannot be used with --features {features_}, which has none")
+        known = aligning.trained(weights)
         written, audio = read_midi(score), features.load(recording)
-        found, pitch = aligning.align_recording(
-            audio, written, model, aligning.trained(weights) if model.size() else torch.empty(0), told=typer.echo
-        )
+        found, pitch = aligning.align_recording(audio, written, model, known, told=typer.echo)
         aligning.write_csv(output, found, written)
         if plot is not None:
             from bellmax.apps.audio.figure import draw
@@ -80,8 +80,8 @@ def align(
     if sure < UNSURE[features_]:
         others = " or ".join(name for name in UNSURE if name != features_)
         typer.secho(
-            f"The confidence is low: listen to --audio-clicks, try --features {others}; the score may be of another "
-            "piece, or leave out or repeat a part of this one.",
+            f"The confidence is low. Listen to the file of --audio-clicks, or try --features {others}. The score may "
+            "be of another piece, or leave out or repeat a part of this one.",
             fg="yellow",
             err=True,
         )

@@ -32,7 +32,7 @@ from bellmax.apps.audio.model import (
     onset_frames,
 )
 from bellmax.apps.audio.score import Score, read_midi, read_truth
-from bellmax.apps.files import read_json, write_json
+from bellmax.apps.files import read_json, reading, write_json
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
 from bellmax.structures.dtw import DTW
 
@@ -189,7 +189,7 @@ def with_features_of_paper(every: Sequence[Heard], left_out: int) -> Iterator[Fo
 def with_harmonic_features(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
     """The harmonic model, trained with few columns, and evaluated with columns that follow the score's tempo.
 
-    ``every`` has the features of :class:`Both`: with the weights of the harmonic model, it is evaluated too.
+    ``every`` has the features of :class:`Both`, which is evaluated too, with the weights of the harmonic model.
     """
     harmonic, tones = ([Heard(heard.recording, Both.split(heard.heard)[side]) for heard in every] for side in (0, 1))
     for name, weights, _ in learnt(Harmonic(share=0), _without(harmonic, left_out)):
@@ -278,7 +278,21 @@ def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> li
             told(f"{path} is there already", STEPS - 1)
         else:
             write_json(path, fold(linear, tuned, number, told))
-    return [read_json(path) for path in paths]
+    return _same_methods(paths)
+
+
+def _same_methods(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    folds: list[dict[str, Any]] = []
+    for path in paths:
+        folds.append(read_json(path))
+        with reading(path, "a piece of this experiment (delete it, and run the command again)"):
+            if _methods(folds[-1]) != _methods(folds[0]):
+                raise ValueError(f"it has other methods than {paths[0]}")
+    return folds
+
+
+def _methods(of: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(row["name"], row["decoding"]) for row in of["rows"] if row["test"]["median"] >= 0]
 
 
 def fold(

@@ -1,12 +1,12 @@
 """Alignment from features, and its training (section 5.3 of the paper).
 
-A score becomes columns j, each with a set of keys. The cost θ_ij of a frame and a column is the mean of
-−log softmax(scores of frame i)_k over the column's keys k; the alignment is ∇DTW_Ω(θ).
+A score becomes columns j, each with a set of keys. With a classifier, the cost θ_ij of a frame and a column is the mean
+of −log softmax(scores of frame i)_k over the column's keys k; the alignment is ∇DTW_Ω(θ).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -29,8 +29,8 @@ SILENCE = features.KEYS
 class Columns(NamedTuple):
     """A score as columns of an alignment.
 
-    keys (classes, columns): the weights of the keys of a column, which sum to 1; onsets: the first column of each
-    event.
+    keys (classes, columns): what a column should sound like, in the classes of the model; onsets: the first column of
+    each event.
     """
 
     keys: Tensor
@@ -61,7 +61,7 @@ class Model(Protocol):
         ...
 
 
-def _named(classes: int, keys: Sequence[Sequence[int]]) -> Tensor:
+def _named(classes: int, keys: Sequence[Set[int]]) -> Tensor:
     named = torch.zeros(classes, len(keys), dtype=torch.float64)
     for column, own in enumerate(keys):
         named[list(own), column] = 1 / len(own)
@@ -96,7 +96,7 @@ class Linear(Model):
     def columns(self, score: Score, frames: int) -> Columns:
         silence = len(self._pitches)
         keys = [int(np.abs(self._pitches - min(sounding)).argmin()) for sounding in score.sounding]
-        every = [[key] for key in (silence, *keys)]
+        every = [{key} for key in (silence, *keys)]
         return Columns(_named(silence + 1, every), torch.arange(1, len(score) + 1))
 
     def size(self) -> int:
@@ -134,12 +134,12 @@ class Harmonic(Model):
         classes = features.KEYS + 1
         lasting = np.diff(score.onsets, append=score.end)
         held = np.round(self.share * frames * lasting / lasting.sum()).astype(int)
-        every, begins = [[SILENCE]], []
+        every, begins = [{SILENCE}], []
         for new, all_of, count in zip(score.beginning, score.sounding, held, strict=True):
             begins.append(len(every))
-            every.append([classes + _key(p) for p in new])
-            every += [[_key(p) for p in all_of]] * max(1, count - 1)
-        every.append([SILENCE])
+            every.append({classes + _key(p) for p in new})
+            every += [{_key(p) for p in all_of}] * max(1, count - 1)
+        every.append({SILENCE})
         return Columns(_named(2 * classes, every), torch.tensor(begins))
 
     def size(self) -> int:
@@ -162,10 +162,11 @@ class Harmonic(Model):
 class Chroma(Harmonic):
     """No weights: frames and events are compared by their tones, regardless of the octave.
 
-    An attack has all tones that sound, since those held over are loud too, and is not in silence.
+    A column has norm 1. An attack has all tones that sound, since those held over are loud too, and is not in silence.
     """
 
     _scale = 8.0
+    _not_silent = -2.0
 
     def features(self, audio: NDArray[np.float32], tuned: float = 0.0) -> Tensor:
         return features.chroma(audio, tuned)
@@ -178,7 +179,7 @@ class Chroma(Harmonic):
         tones.index_add_(0, (torch.arange(features.KEYS) + features.LOWEST) % 12, sounding)
         tones[12] = keys[SILENCE]
         tones /= tones.norm(dim=0)
-        tones[12, onsets] = -2
+        tones[12, onsets] = self._not_silent
         return Columns(tones, onsets)
 
     def size(self) -> int:
