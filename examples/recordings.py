@@ -7,6 +7,7 @@ each condition, so that the true time of every note is known. The results are in
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import tempfile
 import zlib
@@ -18,15 +19,14 @@ import librosa
 import numpy as np
 import pretty_midi
 import soundfile
-import torch
 from numpy.typing import NDArray
 from rich.progress import track
 from scipy import signal
 
-from bellmax.apps.audio.align import MODELS, align_recording, trained
+from bellmax.apps.audio.align import MODELS, align_recording
 from bellmax.apps.audio.evaluation import Recording, by_synctoolbox
 from bellmax.apps.audio.features import RATE
-from bellmax.apps.audio.score import Score, read_midi
+from bellmax.apps.audio.score import Score
 
 Wave = NDArray[np.float32]
 Player = Callable[[pretty_midi.PrettyMIDI], Wave]
@@ -88,8 +88,7 @@ def performed(
     """The notes as played, by hands that are 12 ms apart, and when the times of the score are."""
     when = rubato(midi.get_end_time(), rng)
     played = pretty_midi.PrettyMIDI()
-    parts = [part for part in midi.instruments if not part.is_drum]
-    for number, part in enumerate(parts):
+    for number, part in enumerate(midi.instruments):
         program = of.programs[number % len(of.programs)] if of.programs else part.program
         voice = pretty_midi.Instrument(program)
         for note in part.notes:
@@ -140,8 +139,7 @@ def recorded(audio: Wave, of: Condition, rng: np.random.Generator) -> tuple[Wave
 def methods(audio: Wave, score: Score) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """The onsets of the events, in seconds, by all features; by synctoolbox where it is installed, in the right key."""
     for name, model in MODELS.items():
-        weights = trained() if model().size() else torch.empty(0)
-        found, pitch = align_recording(audio, score, model(), weights)
+        found, pitch = align_recording(audio, score, model())
         yield name, found.times
     peer = by_synctoolbox(Recording("", audio, score.transposed(pitch.semitones), score.onsets))
     if peer is not None:
@@ -152,13 +150,12 @@ def errors(path: Path, name: str, play: Player, seconds: float) -> Iterator[tupl
     """The errors of each method, in seconds, on the beginning of a score under a condition."""
     rng, of = np.random.default_rng(zlib.crc32(f"{path.stem} {name}".encode())), CONDITIONS[name]
     midi = pretty_midi.PrettyMIDI(str(path))
+    midi.instruments = [part for part in midi.instruments if not part.is_drum]
     for part in midi.instruments:
         part.notes = [note for note in part.notes if note.start < seconds]
         for note in part.notes:
             note.end = min(note.end, seconds)
-    score = Score.of(
-        [(begin, min(end, seconds), pitch) for begin, end, pitch in read_midi(path).notes if begin < seconds]
-    )
+    score = Score.of([(note.start, note.end, note.pitch) for part in midi.instruments for note in part.notes])
     played, when = performed(midi, of, rng)
     audio, faster = recorded(play(played), of, rng)
     for method, found in methods(audio, score):
@@ -188,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paths = sorted(given.scores.glob("*.mid"))
     if not paths:
         parser.error(f"{given.scores} must hold MIDI files (.mid), got none")
+    if not shutil.which("fluidsynth"):
+        parser.error("FluidSynth must be installed, such as by apt install fluidsynth")
     if not given.sounds.exists():
         parser.error(f"{given.sounds} does not exist: name a soundfont with --sounds")
     play, found = by_fluidsynth(given.sounds), dict[tuple[str, str], list[NDArray[np.float64]]]()

@@ -53,12 +53,23 @@ def test_conditions_do_what_they_say(recordings: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"), [("scores", "must hold MIDI files"), ("sounds", "name a soundfont with --sounds")]
+    ("missing", "message"),
+    [
+        ("scores", "must hold MIDI files"),
+        ("fluidsynth", "FluidSynth must be installed"),
+        ("sounds", "name a soundfont with --sounds"),
+    ],
 )
 def test_what_is_missing_is_said(
-    recordings: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, message: str
+    recordings: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: str,
+    message: str,
 ) -> None:
-    if missing == "sounds":
+    monkeypatch.setattr(recordings.shutil, "which", lambda name: None if missing == name else name)
+    if missing != "scores":
         music.write_midi(tmp_path / "a.mid", music.score())
     with pytest.raises(SystemExit):
         recordings.main([str(tmp_path), "--sounds", str(tmp_path / "no.sf2")])

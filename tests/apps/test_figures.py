@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,28 @@ def test_letters_that_no_font_has_are_named_once(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("text", ["ção $x_1$ ∞", "ça"])
 def test_other_letters_are_drawn_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    figures.save(picture(text, figures.FONTS), tmp_path / "a.pdf")
+    figures.save(picture(text, figures.fonts()), tmp_path / "a.pdf")
     assert capsys.readouterr().err == ""
 
 
 def test_fonts_with_colours_are_not_used() -> None:
     """Matplotlib draws nothing with them."""
-    assert figures.FONTS[0] == "DejaVu Sans"
-    assert not any("Color" in name for name in figures.FONTS)
+    coloured, plain = "NotoColorEmoji-Regular.ttf", "NotoEmoji-Regular.ttf"
+    assert figures.useful([f"a/{coloured}", f"a/{plain}", "Symbola_hint.ttf"]) == ["Symbola_hint.ttf", f"a/{plain}"]
+
+
+def test_a_damaged_font_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "NotoSansCJK-Regular.ttc").write_bytes(b"no font")
+    monkeypatch.setattr(figures, "findSystemFonts", lambda: [str(tmp_path / "NotoSansCJK-Regular.ttc")])
+    figures.fonts.cache_clear()
+    assert figures.fonts() == ["DejaVu Sans"]
+    figures.fonts.cache_clear()
+
+
+def test_other_warnings_are_passed_on(tmp_path: Path) -> None:
+    class Odd(Figure):
+        def savefig(self, *args: object, **options: object) -> None:
+            warnings.warn("odd", UserWarning, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="odd"):
+        figures.save(Odd(), tmp_path / "a.png")

@@ -225,7 +225,10 @@ def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(tmp_path: Pa
         ({"history": [{"seconds": -1.0}]}, "the progress of a run must have the seconds of each epoch"),
         ({"history": [{"seconds": "1"}]}, "the progress of a run must be numbers"),
         ({"best": None}, "the progress of a run must be numbers"),
-        ({"step_size": math.nan}, "the progress of a run must be numbers"),
+        ({"best": math.nan}, "the progress of a run must be numbers"),
+        ({"history": [{"seconds": math.inf}]}, "the progress of a run must have the seconds of each epoch"),
+        ({"step_size": math.nan}, "the step size of a run must be finite and above 0, got nan"),
+        ({"step_size": math.inf}, "the step size of a run must be finite and above 0, got inf"),
     ],
 )
 def test_damaged_progress_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:

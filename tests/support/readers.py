@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -146,7 +147,7 @@ def of_columns() -> list[Part]:
         Part("train.txt", [spaces, tabs], lambda folder: _check_columns(folder / "train.txt")),
         Part("dev.txt", [spaces], lambda folder: _check_columns(folder / "dev.txt", kinds={"ORG", "PER"})),
         Part("train.txt.gz", [compress(spaces, mtime=0)], lambda folder: _check_columns(folder / "train.txt.gz")),
-        Part("standard input", ["two words\n\nthr\u00e9\nend".encode()], _check_chunks),
+        Part("standard input", ["two words\n\nthr\u00e9\nend".encode(), b"\xef\xbb\xbfone\ntwo"], _check_chunks),
     ]
 
 
@@ -163,7 +164,7 @@ def _check_columns(path: Path, kinds: set[str] | None = None) -> None:
 def _check_chunks(folder: Path) -> None:
     data = (folder / "standard input").read_bytes()
     lines = [line for found in chunks(io.BytesIO(data)) for line in found]
-    assert "\n".join(lines).encode() == data.removesuffix(b"\n")
+    assert "\n".join(lines).encode() == data.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
     for line in lines:
         assert all(columns.tokens_of(line))
 

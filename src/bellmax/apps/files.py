@@ -75,7 +75,7 @@ def chunks(stream: IO[bytes]) -> Iterator[list[str]]:
 def _decoded(lines: list[bytes], before: int) -> Iterator[list[str]]:
     """The lines up to the first that is not UTF-8, which is then a ValueError that names it."""
     whole = list(takewhile(_is_text, lines))
-    yield [line.decode() for line in whole]
+    yield [line.decode("utf-8" if before + n else "utf-8-sig") for n, line in enumerate(whole)]
     if len(whole) < len(lines):
         wrong = lines[len(whole)]
         raise ValueError(f"standard input, line {before + len(whole) + 1}: must be UTF-8, got {wrong[:60]!r}")
@@ -99,7 +99,7 @@ def texts(given: Any, name: str) -> list[str]:
     found = given[name]
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise ValueError(f"{name} must be a list of texts")
-    "".join(found).encode()  # half of a surrogate pair could not be written
+    "".join(found).encode()  # raises if one is not valid Unicode
     return found
 
 

@@ -213,9 +213,11 @@ class State:
 
     def __post_init__(self) -> None:
         numbers = [self.step_size, self.best, *(number for record in self.history for number in record.values())]
-        if not all(isinstance(number, int | float) for number in numbers) or not self.step_size > 0:
+        if not all(isinstance(number, int | float) for number in numbers) or math.isnan(self.best):
             raise ValueError("the progress of a run must be numbers")
-        if not all(record.get("seconds", -1.0) >= 0 for record in self.history):
+        if not 0 < self.step_size < math.inf:
+            raise ValueError(f"the step size of a run must be finite and above 0, got {self.step_size}")
+        if not all(0 <= record.get("seconds", -1.0) < math.inf for record in self.history):
             raise ValueError("the progress of a run must have the seconds of each epoch")
 
     @property
@@ -262,12 +264,13 @@ def _fill(model: nn.Module, state: dict[str, Tensor], *, assign: bool = False) -
     model.load_state_dict(state, assign=assign)
 
 
-def _try(optimizer: torch.optim.Optimizer) -> None:
-    """A step without a slope, which a damaged optimizer cannot make."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step with gradients of 0 on a copy, so that damage shows now."""
+    copy = deepcopy(optimizer)
+    weights = [weight for group in copy.param_groups for weight in group["params"]]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    optimizer.step()
+    copy.step()
     if not all(weight.isfinite().all() for weight in weights):
         raise ValueError("its optimizer must hold finite numbers")
 
@@ -295,7 +298,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
         with reading(run / "last.pt", "a checkpoint of this model"):
             _fill(model, saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            _try(deepcopy(optimizer))
+            _check_optimizer(optimizer)
             state = State(saved["history"], saved["step_size"], saved["best"])
     parallel = DistributedDataParallel(model) if world() > 1 else model
     try:

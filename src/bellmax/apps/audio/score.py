@@ -99,7 +99,8 @@ def read_truth(path: Path, score: Score) -> NDArray[np.float64]:
     if rows.shape[1] < 2:
         raise ValueError(f"{path} must hold lines of four numbers, got {rows.shape[1]} on a line")
     if not np.isfinite(rows).all():
-        raise ValueError(f"{path} must hold finite numbers, got others")
+        wrong = int((~np.isfinite(rows)).any(1).argmax()) + 1
+        raise ValueError(f"{path} must hold finite numbers, got others in row {wrong}")
     nearest = np.abs(rows[:, 1:2] - score.onsets).argmin(1)
     if set(nearest.tolist()) != set(range(len(score))):
         missing = min(set(range(len(score))) - set(nearest.tolist()))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from bellmax.apps.figures import FONTS
+from bellmax.apps.figures import fonts
 
 WIDE = 24
 """Words in a row; longer sentences take several."""
@@ -44,7 +44,7 @@ def draw(
             _panel(ax, words[own], names, p[own, shown].T, truth[own] if truth else None)
             ax.set_xlim(-0.5, width - 0.5)
             if start == 0:
-                ax.set_title(title, fontsize=9, loc="left", family=FONTS, parse_math=False)
+                ax.set_title(title, fontsize=9, loc="left", family=fonts(), parse_math=False)
     return figure
 
 
@@ -58,7 +58,7 @@ def _panel(
         ax.plot(range(len(words)), [labels.index(tag) for tag in truth], "o", color="tab:red", markersize=4)
     ax.set_xticks(
         range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", fontsize=8,
-        family=FONTS, parse_math=False,
+        family=fonts(), parse_math=False,
     )  # fmt: skip
     ax.set_yticks(range(len(labels)), labels, fontsize=8, parse_math=False)
     ax.tick_params(length=0)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from bellmax.apps.figures import FONTS
+from bellmax.apps.figures import fonts
 
 
 def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray[np.float64]]]) -> Figure:
@@ -34,7 +34,7 @@ def _map(ax: Axes, source: Sequence[str], words: Sequence[str], weights: NDArray
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.6", linewidth=0.6))
     ax.set_xticks(
         range(len(source)), source, rotation=60, ha="right", rotation_mode="anchor", fontsize=8,
-        family=FONTS, parse_math=False,
+        family=fonts(), parse_math=False,
     )  # fmt: skip
-    ax.set_yticks(range(len(words)), words, fontsize=8, family=FONTS, parse_math=False)
+    ax.set_yticks(range(len(words)), words, fontsize=8, family=fonts(), parse_math=False)
     ax.tick_params(length=0)
