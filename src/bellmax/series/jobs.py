@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -175,26 +177,52 @@ class _Sent:
         return _AHEAD * max(1, threads)
 
 
+class _Flying:
+    """Blocks that were submitted. They come back as they finish, or in order if the client does not say when."""
+
+    def __init__(self) -> None:
+        self._finished: SimpleQueue[int] = SimpleQueue()
+        self._submitted: dict[int, tuple[Block, Any, int]] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._submitted)
+
+    def add(self, block: Block, future: Any, attempt: int) -> None:
+        number = next(self._numbers)
+        self._submitted[number] = block, future, attempt
+        if hasattr(future, "add_done_callback"):
+            future.add_done_callback(lambda _: self._finished.put(number))
+        else:
+            self._finished.put(number)
+
+    def next(self) -> tuple[Block, Any, int]:
+        return self._submitted.pop(self._finished.get())
+
+    def cancel(self) -> None:
+        for _, future, _ in self._submitted.values():
+            if hasattr(future, "cancel"):
+                future.cancel()
+
+
 def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> Found:
-    """Blocks in their order. If one fails, those that were submitted come first, then the error."""
+    """Blocks as they finish. If one fails, those that were submitted come first, then the error."""
     if not blocks:
         return
-    sent, waiting = _Sent(job, client), deque(blocks)
+    sent, waiting, flying = _Sent(job, client), deque(blocks), _Flying()
     failure: tuple[Block, Exception] | None = None
-    flying: deque[tuple[Block, Any, int]] = deque()
     try:
         while flying or (waiting and failure is None):
             while waiting and failure is None and len(flying) < sent.most:
                 block = waiting.popleft()
                 try:
-                    flying.append((block, sent.submit(block), sent.attempts))
+                    flying.add(block, sent.submit(block), sent.attempts)
                 except Exception as closed:  # or broken: the client's own error
                     failure = block, closed
             if not flying:
                 break
-            block, future, attempt = flying[0]
+            block, future, attempt = flying.next()
             found, error = _result(future)
-            flying.popleft()
             if error is None:
                 advance(job.size(block))
                 yield block, found
@@ -207,9 +235,7 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
             else:
                 failure = failure or (block, error)
     finally:
-        for _, future, _ in flying:
-            if hasattr(future, "cancel"):
-                future.cancel()
+        flying.cancel()
     if failure is not None:
         raise RuntimeError(sentence(*failure)) from failure[1]
 
