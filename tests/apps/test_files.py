@@ -19,7 +19,9 @@ from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, re
         (PermissionError(13, "Permission denied", "x"), "Permission denied"),
         (RuntimeError("Error(s) in loading:\n\tsize mismatch for a\n\tsize mismatch for b"), "size mismatch for a"),
         (IndexError(), "IndexError"),
-        (ValueError("\x1b" + 999 * "a"), r"\\x1ba{199}"),
+        (ValueError("\x1b" + 999 * "a"), r"\\x1ba{196}"),
+        (ValueError(999 * "\x7f"), r"(\\x7f){50}"),
+        (KeyError(999 * "a"), "'a{199} is missing"),
     ],
 )
 def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: Exception, why: str) -> None:

@@ -34,14 +34,14 @@ def reading(path: Path, what: str, why: str | None = None) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"{error} is missing"
+        return f"{str(error)[:200]} is missing"
     if isinstance(error, EOFError):
         return "it ends too early"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
-    first = lines[0][:200] if lines else type(error).__name__
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in first)
+    first = lines[0] if lines else type(error).__name__
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in first)[:200]
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@ import torch
 
 from bellmax.apps.ner.data import Corpus, Sentence, Vocabulary, as_iobes
 from bellmax.apps.ner.model import Tagger
+from bellmax.apps.ner.tagging import tag
 
 SENTENCES = as_iobes(
     [
@@ -63,3 +64,11 @@ def test_begins_with_vectors():
     model, _ = tagger()
     model.use_vectors({2: torch.arange(6.0)})
     assert model.words.weight[2].tolist() == list(range(6))
+
+
+def test_probabilities_are_at_most_1_whatever_the_weights():
+    model, _ = tagger()
+    with torch.no_grad():
+        model.to_emissions.bias[[model.labels.index(label) for label in ("O", "B-PER")]] = torch.tensor([1e16, 1e37])
+    (found,) = tag(model.eval(), Vocabulary.of(SENTENCES), [["walks"]])
+    assert all(0 <= reading.probability <= 1 for reading in found.readings)

@@ -311,7 +311,7 @@ def _listed(
     for own, chances in zip(sequences.tolist(), log_probabilities.tolist(), strict=True):
         ordered = sorted(zip(chances, own, strict=True), key=lambda pair: -pair[0])
         readings = [
-            Reading(math.exp(chance), entities([labels[label] for label in sequence if label >= 0]))
+            Reading(math.exp(min(chance, 0.0)), entities([labels[label] for label in sequence if label >= 0]))
             for chance, sequence in ordered
             if chance > -math.inf
         ]
