@@ -219,10 +219,8 @@ class Sweeps {
     // Calls action with a number of candidates or moves, as the compiler's if they are few.
     template <class Action>
     static void with_count(int count, Action action) {
-        if constexpr (P::is_quick) {
-            if (count == 2) return action(std::integral_constant<int, 2>());
-            if (count == 3) return action(std::integral_constant<int, 3>());
-        }
+        if (count == 2) return action(std::integral_constant<int, 2>());
+        if (count == 3) return action(std::integral_constant<int, 3>());
         action(std::integral_constant<int, 0>());
     }
     // Nodes of a row before, with the scores of a move, as row r of a block has them.

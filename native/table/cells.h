@@ -12,7 +12,8 @@
 // plus        a node and a weight: a candidate
 // put_values  v of each lane, in Ω's unit
 // solve       a node from its candidates and its own score, and, if Q, their probabilities q; N is their number where
-//             the compiler knows it, else 0. What q a node has that no path reaches does not matter.
+//             the compiler knows it, else 0. What q a node has that no path reaches does not matter,
+//             if it is a number.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +57,7 @@ struct TwoNumbers {
     using Int = Shape<V>::Int;
     using Bits = Shape<V>::Bits;
     static constexpr int planes = 2;
-    static constexpr bool has_dots = false, is_hard = false,
-                          is_quick = true;  // quick: so that sweeps are worth a copy for few candidates
+    static constexpr bool has_dots = false, is_hard = false;
     static constexpr std::int32_t unreached = -(1 << 29), forbidden = -(1 << 28), reached = -(1 << 27);
 
     struct Slot {
@@ -244,18 +244,27 @@ struct AnyOmega {
     template <bool Q>
     __attribute__((noinline)) V solve(const V* x, int count, V top, V* q) const {
         return omega::with<double>(parameters, [&](auto omega) {
-            V tau{}, most{}, unused;
             if constexpr (omega.by_slot) {
                 if (Q) first_of<0>(x, count, top, q);
+                return V{};
+            } else if constexpr (omega.is_sum) {
+                return sum_of<Q>(x, count, top, q);
             } else {
+                if constexpr (omega.is_quadratic) {
+                    if (count == 3) return -omega.template three<Q>(V{}, top - x[0], top - x[1], top - x[2], q);
+                }
+                V tau{}, most{}, unused;
                 omega.solve(omega::Columns<V, double>{reinterpret_cast<const double*>(x), 4, count}, top, tau, most);
                 for (int n = 0; Q && n < count; ++n) omega.weigh(x[n] - top, tau, q[n], unused);
+                return most;
             }
-            return most;
         });
     }
-    __attribute__((noinline)) V slope(V q) const {
-        return omega::with<double>(parameters, [&](auto omega) { return omega.slope(q); });
+    // That of the usual ones is so quick that a call matters.
+    LATTICE_INLINE V slope(V q) const {
+        if (parameters.alpha == 1) return q;
+        if (parameters.alpha == 2) return q > V{} ? V{} + 1.0 : V{};
+        return slope_of_others(q);
     }
 
     // The first of those that are the greatest.
@@ -266,6 +275,20 @@ struct AnyOmega {
             q[n] = x[n] == top ? rest : V{};
             rest -= q[n];
         });
+    }
+
+private:
+    // log₂ Σ 2^r, and the shares of that sum.
+    template <bool Q>
+    static V sum_of(const V* x, int count, V top, V* q) {
+        V terms[most_candidates], total{};
+        for (int n = 0; n < count; ++n) total += terms[n] = exp2_of(x[n] - top);
+        const V inverse = 1 / (total > V{} ? total : V{} + 1.0);
+        for (int n = 0; Q && n < count; ++n) q[n] = terms[n] * inverse;
+        return log2_of(total);
+    }
+    __attribute__((noinline)) V slope_of_others(V q) const {
+        return omega::with<double>(parameters, [&](auto omega) { return omega.slope(q); });
     }
 };
 
@@ -285,7 +308,7 @@ struct Values {
     using Node = V;
     using Weight = V;
     static constexpr int planes = 1, line_planes = 1;
-    static constexpr bool has_dots = false, is_hard = std::is_same_v<Omega, OnlyHard>, is_quick = is_hard;
+    static constexpr bool has_dots = false, is_hard = std::is_same_v<Omega, OnlyHard>;
     Omega omega;
     double unit, factor;
 
@@ -315,7 +338,7 @@ struct Values {
     LATTICE_INLINE Node solve(const Node* terms, int count, Weight score, V* q) const {
         V top = N ? terms[0] : V{} - infinity<double>;
         for_each_of<N>(count, [&](int n) LATTICE_INLINE { top = greater<double>(top, terms[n]); });
-        if constexpr (is_quick) {
+        if constexpr (is_hard) {
             if (Q) AnyOmega::first_of<N>(terms, count, top, q);
             return top + score;
         } else {

@@ -217,8 +217,8 @@ public:
                 solve<Keep, count>(a, 0, count, strip, now, k, awake);
             } else {
                 const int count = starts_here + table().into[a + 1] - table().into[a];
-                if (P::is_quick && count == 2) return solve<Keep, 2>(a, starts_here, 2, strip, now, k, awake);
-                if (P::is_quick && count == 3) return solve<Keep, 3>(a, starts_here, 3, strip, now, k, awake);
+                if (count == 2) return solve<Keep, 2>(a, starts_here, 2, strip, now, k, awake);
+                if (count == 3) return solve<Keep, 3>(a, starts_here, 3, strip, now, k, awake);
                 solve<Keep, 0>(a, starts_here, count, strip, now, k, awake);
             }
         });

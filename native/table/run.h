@@ -31,24 +31,22 @@ bool with_nodes(const Frame& frame, bool in_float, Action action) {
     return true;
 }
 
-// The loops of a table, as one that the compiler knows if it does: for products all of these, for other quick nodes
-// that of dynamic time warping.
+// The loops of a table, as one that the compiler knows if it does: for products all of these, for other nodes that of
+// dynamic time warping.
 template <class P>
 Loops<P> loops_of(const Table& table, const Frame& frame) {
     using Plain = KnownTable<PlainWarping>;
     using Penalised = KnownTable<PenalisedWarping>;
     using Affine = KnownTable<AffineGaps>;
-    if constexpr (P::is_quick) {
-        Kind kinds[most_scores];
-        for (int n = 0; n < table.states + frame.moves; ++n) {
-            const By by = frame.scores[n].by;
-            kinds[n] = by == By::none ? Kind::none : by == By::cell ? Kind::cell : Kind::line;
-        }
-        if (Plain::is(table, kinds)) return Loops<P>::template of<Plain>();
-        if constexpr (std::is_same_v<P, Products>) {
-            if (Penalised::is(table, kinds)) return Loops<P>::template of<Penalised>();
-            if (Affine::is(table, kinds)) return Loops<P>::template of<Affine>();
-        }
+    Kind kinds[most_scores];
+    for (int n = 0; n < table.states + frame.moves; ++n) {
+        const By by = frame.scores[n].by;
+        kinds[n] = by == By::none ? Kind::none : by == By::cell ? Kind::cell : Kind::line;
+    }
+    if (Plain::is(table, kinds)) return Loops<P>::template of<Plain>();
+    if constexpr (std::is_same_v<P, Products>) {
+        if (Penalised::is(table, kinds)) return Loops<P>::template of<Penalised>();
+        if (Affine::is(table, kinds)) return Loops<P>::template of<Affine>();
     }
     return Loops<P>::template of<AnyTable>();
 }
