@@ -22,13 +22,19 @@ from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, re
         (ValueError("\x1b" + 999 * "a"), r"\\x1ba{196}"),
         (ValueError(999 * "\x7f"), r"(\\x7f){50}"),
         (KeyError(999 * "a"), "'a{199} is missing"),
+        (type("PanicException", (BaseException,), {})("out of range"), "out of range"),
     ],
 )
-def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: Exception, why: str) -> None:
+def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: BaseException, why: str) -> None:
     path = tmp_path / "a.bin"
     path.touch()
     with pytest.raises(ValueError, match=rf"{path} cannot be read as music: {why}$"), reading(path, "music"):
         raise error
+
+
+def test_an_interrupt_is_not_the_file() -> None:
+    with pytest.raises(KeyboardInterrupt), reading(Path(__file__), "music"):
+        raise KeyboardInterrupt
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

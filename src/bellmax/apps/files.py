@@ -28,11 +28,14 @@ def reading(path: Path, what: str, why: str | None = None) -> Iterator[None]:
         raise ValueError(f"{path} does not exist")
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        # A panic of a library in Rust is no Exception, and neither is an interrupt.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ValueError(f"{path} cannot be read as {what}: {why or _reason(error)}") from None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"{str(error)[:200]} is missing"
     if isinstance(error, EOFError):
