@@ -153,7 +153,8 @@ def test_tags_odd_text(trained: Path) -> None:
 
 def test_defaults_are_those_of_the_results() -> None:
     page = Path(__file__).parents[3] / "docs/results/ner.md"
-    command = next(line for line in page.read_text().splitlines() if line.startswith("    bellmax ner table"))
+    lines = page.read_text().replace("\\\n", "").splitlines()
+    command = next(line for line in lines if line.startswith("    bellmax ner table"))
     options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
     config = tagging.Config()
     for name in ("epochs", "optimizer", "step_size", "decay"):

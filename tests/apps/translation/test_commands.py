@@ -94,7 +94,8 @@ def test_resumes_with_the_same_settings_alone(data: Path, tmp_path: Path) -> Non
 
 def test_defaults_are_those_of_the_results() -> None:
     page = Path(__file__).parents[3] / "docs/results/translation.md"
-    command = next(line for line in page.read_text().splitlines() if line.startswith("    bellmax translation table"))
+    lines = page.read_text().replace("\\\n", "").splitlines()
+    command = next(line for line in lines if line.startswith("    bellmax translation table"))
     options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
     config = translating.Config()
     assert (str(config.size), str(config.tokens)) == (options["size"], options["tokens"])
