@@ -100,10 +100,6 @@ def _shifted_match(t: Tensors, i: int, j: int, k: int) -> Tensor | float:
     return t["match"][i - 1, j - 1] if k == M and i > 0 and j > 0 else 0.0
 
 
-def _first_of(t: Tensors, n: int, m: int) -> Scored:
-    return [((i, j, M), 0.0) for i in range(n) for j in range(m) if i == 0 or j == 0]
-
-
 def _three(n: int, m: int) -> Scored:
     return [((n - 1, m - 1, k), 0.0) for k in (M, X, Y)]
 

@@ -41,6 +41,9 @@ Split = Annotated[str, typer.Option(help="train, dev or test.")]
 Jobs = Annotated[int, typer.Option(help="Number of runs in parallel.")]
 
 
+_COMMAND = "    bellmax "  # as a page of results begins
+
+
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Turn errors about the input into one line, without a traceback."""
@@ -111,6 +114,8 @@ def train_table(
 ) -> None:
     """Train each run by its command and options; then measure all runs, write the table and print it."""
     console = Console()
+    page, numbers = output / "table.md", output / "table.json"
+    check_results(page, numbers)
 
     def tell(line: str) -> None:
         console.print(line, highlight=False)
@@ -125,9 +130,17 @@ def train_table(
         tell(f"{run}: test data")
         rows.append(measure(run))
     text = markdown(rows)
-    (output / "table.md").write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
-    write_json(output / "table.json", rows)
+    page.write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
+    write_json(numbers, rows)
     tell(text)
+
+
+def check_results(page: Path, *others: Path) -> None:
+    """Check that a page of results, which begins with its command, and what is beside it may be written anew."""
+    first = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    for path in (page, *others):
+        if path.exists() and not first.startswith(_COMMAND):
+            raise ValueError(f"{path} is not of this command: move it, or name another folder with --output")
 
 
 def seeded(name: str, seed: int, seeds: Sequence[int]) -> str:
@@ -180,7 +193,7 @@ def origin() -> str:
     except (OSError, subprocess.CalledProcessError):
         commit = ""
     machine = f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}"
-    return f"    bellmax {shlex.join(sys.argv[1:])}\n\n{commit}{machine}."
+    return f"{_COMMAND}{shlex.join(sys.argv[1:])}\n\n{commit}{machine}."
 
 
 def _processor() -> str:

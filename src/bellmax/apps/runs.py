@@ -15,11 +15,12 @@ Running = tuple[Path, "subprocess.Popen[bytes]", int]
 
 
 def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, told: Callable[[str], None]) -> None:
-    """Run ``bellmax`` with the given arguments for each run folder that is not done; report each epoch to ``told``.
+    """Run ``bellmax`` with the given arguments for each run folder; report each epoch to ``told``.
 
-    After an interrupt it can be called again: finished runs are skipped, and the commands should resume the others.
+    The commands should resume: then it can be called again after an interrupt, and they check that finished runs have
+    the same settings and data.
     """
-    waiting = [run for run in commands if not (run / "done").exists()]
+    waiting = list(commands)
     environment = dict(os.environ)
     if jobs > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
@@ -41,6 +42,7 @@ def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, to
     finally:
         for _, process, _ in running:
             process.terminate()
+            process.wait()
 
 
 def _going_on(running: Sequence[Running], metric: str, told: Callable[[str], None]) -> Iterator[Running]:
@@ -54,8 +56,6 @@ def _going_on(running: Sequence[Running], metric: str, told: Callable[[str], Non
         status = process.poll()
         if status is None:
             yield run, process, len(records)
-        elif status == 0:
-            (run / "done").touch()
-        else:
+        elif status != 0:
             lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise RuntimeError(f"{run} failed (see log.txt there): {' '.join(lines[-1:])}")

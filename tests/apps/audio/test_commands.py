@@ -95,9 +95,22 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     assert computed == [1]
     assert (tmp_path / "audio.md").read_text() == text
 
-    (tmp_path / "pieces/two.json").write_text('{"rows": [{"name": "old", "decoding": "", "test": {}}]}')
-    said = run("evaluate", data, "--output", tmp_path, status=2)
-    assert "two.json cannot be read as a piece of this experiment" in " ".join(said.split())
+    two = json.loads((tmp_path / "pieces/two.json").read_text())
+    (tmp_path / "pieces/one.json").unlink()
+    for changed, why in (
+        ({"rows": two["rows"]}, "'pieces' is missing"),
+        (two | {"pieces": "others"}, "it is of other recordings than those of the data"),
+    ):
+        (tmp_path / "pieces/two.json").write_text(json.dumps(changed))
+        said = " ".join(run("evaluate", data, "--output", tmp_path, status=2).split())
+        assert "two.json cannot be read as a piece of this experiment" in said
+        assert why in said
+    assert computed == [1]
+    (tmp_path / "pieces/one.json").write_text(json.dumps(two | {"rows": two["rows"][1:]}))
+    (tmp_path / "pieces/two.json").write_text(json.dumps(two))
+    assert "two.json cannot be read" in run("evaluate", data, "--output", tmp_path, status=2)
+    (tmp_path / "audio.md").write_text("mine")
+    assert "audio.md is not of this command" in run("evaluate", data, "--output", tmp_path, status=2)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +118,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     [
         (["align", "nowhere.wav", "MIDI"], "nowhere.wav does not exist"),
         (["align", "WAV", "nowhere.mid"], "nowhere.mid does not exist"),
-        (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be 'both', 'harmonic' or 'chroma', got 'mfcc'"),
+        (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be one of 'both', 'harmonic', 'chroma', got"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
         (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),
         (["train", "TMP"], "does not exist"),
@@ -140,17 +153,14 @@ def test_errors_are_a_sentence(
     assert before == {path: path.read_bytes() for path in (data / "one").iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("features", "others"),
-    [("both", "harmonic or chroma"), ("harmonic", "both or chroma"), ("chroma", "both or harmonic")],
-)
-def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, others: str) -> None:
+@pytest.mark.parametrize(("features", "advice"), [("both", "chroma"), ("harmonic", "chroma"), ("chroma", "both")])
+def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, advice: str) -> None:
     score, other = music.score(0, events=24), music.score(15, events=30)
     recording, table = tmp_path / "a.wav", tmp_path / "a.csv"
     soundfile.write(recording, music.render(score, music.warp(score)), RATE)
     options = [music.write_midi(tmp_path / "wrong.mid", other), "--features", features]
     said = run("align", recording, *options, "--out", table)  # its old name
-    assert f"The confidence is low. Listen to the file of --audio-clicks, or try --features {others}. The score" in said
+    assert f"The confidence is low. Listen to the file of --audio-clicks, or try --features {advice}. The score" in said
     before = table.read_bytes()
     assert f"{table} exists: add --force" in run("align", recording, *options, "--output", table, status=2)
     assert table.read_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import re
@@ -12,9 +13,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from support.processes import start_none
 from typer.testing import CliRunner
 
-from bellmax.apps.ner import tagging
+from bellmax.apps.ner import commands, tagging
 from bellmax.apps.ner.commands import app
 from bellmax.apps.ner.figure import draw
 from bellmax.apps.ner.table import markdown
@@ -160,6 +162,9 @@ def test_defaults_are_those_of_the_results() -> None:
     for name in ("epochs", "optimizer", "step_size", "decay"):
         assert str(getattr(config.settings, name)) == options[name.replace("_", "-")]
     assert (str(config.sentences), str(config.word_size)) == (options["sentences"], options["word-size"])
+    assert str(inspect.signature(commands.table).parameters["warm_up"].default) == options["warm-up"]
+    omegas = ", ".join(re.findall(r"--omega (\S+)", command))
+    assert f"Default {omegas}." in " ".join(run("table", "--help").replace("│", " ").split())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -348,21 +353,36 @@ def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
     assert all(0 <= row["test_f1"] <= 100 and row["epochs"] == 1 for row in rows)
     text = (tmp_path / "table.md").read_text()
     assert "| l2 | 2 | surrogate | 3 | " in text
-    assert "begun" not in run(*options)
+    said = " ".join(run(*options, "--step-size", 0.5, "--jobs", 1, status=2).split())
+    assert "failed (see log.txt there): Error: " in said
+    assert "was begun with step_size 0.1, got 0.5: leave this out" in said
+    assert (tmp_path / "table.md").read_text() == text
 
 
-def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path) -> None:
-    small = ["--epochs", 1, "--omega", "l2", *SMALL]
+def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_none(monkeypatch, run)
+    small = ["--epochs", 1, "--omega", "l2", "--warm-up", 0, *SMALL]
     for loss, seed in product(("surrogate", "relaxed"), (0, 1)):
         folder = tmp_path / few.name / f"l2-{loss}-{seed}"
         run("train", few, "--output", folder, "--loss", loss, "--seed", seed, *small)
-        (folder / "done").touch()
-    assert "begun" not in run("table", few, "--output", tmp_path, "--seed", 0, "--seed", 1, *small)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
+    run("table", few, "--output", tmp_path, "--seed", 0, "--seed", 1, *small)
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [(row["loss"], row["seed"]) for row in rows] == list(product(("surrogate", "relaxed"), (0, 1)))
     mean = sum(row["dev_f1"] for row in rows[:2]) / 2
     text = (tmp_path / "table.md").read_text()
     assert re.search(rf"\| l2 \| 1 \| surrogate \| mean \| \S+ \|  \| {mean:.2f} \|", text)
+
+
+def test_a_table_replaces_no_file_of_others(few: Path, tmp_path: Path) -> None:
+    for name in ("table.md", "table.json"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        said = run("table", few, "--output", folder, status=2)
+        assert f"{name} is not of this command: move it, or name another folder" in " ".join(said.split())
+        assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_numbers_of_the_paper_are_in_the_table() -> None:
@@ -397,6 +417,10 @@ def test_f1_is_that_of_conll(truth: str, guess: str, right: int, guessed: int, w
         (["train", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'l2', 'tsallis'"),
         (["train", "DATA", "--output", "RUN", "--loss", "hinge"], "loss must be one of 'surrogate', 'relaxed'"),
         (["train", "DATA", "--output", "RUN", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["table", "nowhere", "--output", "RUN"], "nowhere is not a folder"),
+        (["table", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'l2', 'tsallis'"),
+        (["table", "DATA", "--output", "RUN", "--omega", "l2=x"], "must be NAME or NAME=γ, such as l2=10, got 'l2=x'"),
+        (["table", "DATA", "--output", "RUN", "--embeddings", "a"], "--embeddings must be FOLDER=FILE, with a FOLDER"),
     ],
 )
 def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
@@ -404,3 +428,4 @@ def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], mess
     said = run(*(places.get(arg, arg) for arg in args), status=2)
     assert message in " ".join(said.split())
     assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()

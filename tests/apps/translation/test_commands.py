@@ -7,14 +7,13 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
 import torch
+from support.processes import start_none
 from typer.testing import CliRunner
 
-from bellmax.apps import runs
 from bellmax.apps.translation import translating
 from bellmax.apps.translation.commands import app
 from bellmax.apps.translation.translating import Translating
@@ -127,18 +126,8 @@ def test_pieces_of_words(data: Path, tmp_path: Path) -> None:
     assert run("translate", tmp_path, text="un deux\n").endswith("\n")
 
 
-class Process:
-    """In place of a process of its own, which the table of ``ner`` has: what it would run, run here."""
-
-    def __init__(self, command: list[str], **_: object) -> None:
-        run(*command[command.index("translation") + 1 :])
-
-    def poll(self) -> int:
-        return 0
-
-
 def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=None))
+    start_none(monkeypatch, run)
     options = [
         "table",
         data,
@@ -160,11 +149,14 @@ def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = (tmp_path / "table.md").read_text()
     assert "## fr → en" in text
     assert re.search(r"\| softmax \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # the paper's
-    assert "begun" not in run(*options)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
+    run(*options)
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
+    assert json.loads((tmp_path / "table.json").read_text()) == rows
 
 
 def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=None))
+    start_none(monkeypatch, run)
     options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
     run("table", data, "--output", tmp_path, *options)
     assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
@@ -225,6 +217,8 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
         ),
         (["train", "DATA", "--output", "RUN", "--gamma-start", "0"], "gamma_start must be above 0, got 0.0"),
         (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
+        (["table", "DATA", "--output", "RUN", "--pairs", "fr-xx"], "must hold a file for train that ends in .xx"),
+        (["table", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of softmax, negentropy"),
     ],
 )
 def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:

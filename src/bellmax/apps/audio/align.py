@@ -157,7 +157,7 @@ def _check_durations(frames: int, score: Score) -> None:
     recorded, written = float(features.seconds(frames)), score.end - score.onsets[0]
     if not 1 / 5 <= recorded / max(written, 1e-9) <= 5:
         raise ValueError(
-            f"the recording lasts {recorded:.1f} s and the score {written:.1f} s: they differ by more than 5 times"
+            f"the recording lasts {recorded:.1f} s and the score {written:.1f} s: one is more than 5 times the other"
         )
 
 
@@ -238,5 +238,5 @@ def write_csv(path: Path, found: Alignment, score: Score) -> None:
 def model_named(name: str) -> Harmonic:
     """The model for "both", "harmonic" or "chroma" features."""
     if name not in MODELS:
-        raise ValueError(f"features must be 'both', 'harmonic' or 'chroma', got {name!r}")
+        raise ValueError(f"features must be one of {', '.join(map(repr, MODELS))}, got {name!r}")
     return MODELS[name]()

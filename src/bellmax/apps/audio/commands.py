@@ -17,7 +17,7 @@ import bellmax.apps.audio.evaluation as evaluation
 import bellmax.apps.audio.features as features
 from bellmax.apps.audio.model import Harmonic
 from bellmax.apps.audio.score import read_midi
-from bellmax.apps.commands import Force, one_sentence, origin
+from bellmax.apps.commands import Force, check_results, one_sentence, origin
 from bellmax.apps.files import check_outputs, write_json
 
 app = typer.Typer(
@@ -78,9 +78,9 @@ def align(
     begin, end = found.times[[0, -1]]
     typer.echo(f"{output}: {len(written)} events, from {begin:.2f} s to {end:.2f} s, confidence {sure:.2f}")
     if sure < UNSURE[features_]:
-        others = " or ".join(name for name in UNSURE if name != features_)
+        other = "both" if features_ == "chroma" else "chroma"
         typer.secho(
-            f"The confidence is low. Listen to the file of --audio-clicks, or try --features {others}. The score may "
+            f"The confidence is low. Listen to the file of --audio-clicks, or try --features {other}. The score may "
             "be of another piece, or leave out or repeat a part of this one.",
             fg="yellow",
             err=True,
@@ -118,7 +118,9 @@ def evaluate(
     from bellmax.apps.audio.figure import draw_maps
 
     console = Console()
+    page, picture = output / "audio.md", output / "audio-maps.png"
     with one_sentence():
+        check_results(page, picture)
         pieces = sum(1 for path in data.iterdir() if path.is_dir()) if data.is_dir() else 0
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -132,8 +134,8 @@ def evaluate(
             folds = evaluation.experiment(data, output / "pieces", told)
         text = evaluation.markdown(folds)
         console.print(text, highlight=False, soft_wrap=True)
-        (output / "audio.md").write_text(f"{origin()}\n\n{text}", encoding="utf-8")
+        page.write_text(f"{origin()}\n\n{text}", encoding="utf-8")
         figure = draw_maps(
             np.array(folds[0]["truth"]), evaluation.maps(folds[0]), "A piece that was left out of training"
         )
-        figure.savefig(output / "audio-maps.png", dpi=120)
+        figure.savefig(picture, dpi=120)

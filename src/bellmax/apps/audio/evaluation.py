@@ -32,7 +32,7 @@ from bellmax.apps.audio.model import (
     onset_frames,
 )
 from bellmax.apps.audio.score import Score, read_midi, read_truth
-from bellmax.apps.files import read_json, reading, write_json
+from bellmax.apps.files import fingerprint, read_json, reading, write_json
 from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
 from bellmax.structures.dtw import DTW
 
@@ -63,12 +63,17 @@ def read(data: Path) -> Iterator[Recording]:
     if not folders:
         raise ValueError(f"{data} must hold a folder for each piece, got none")
     for folder in folders:
-        paths = [folder / f"{folder.name}{ending}" for ending in (".wav", ".mid", ".txt")]
+        paths = files_of(folder)
         missing = [path for path in paths if not path.exists()]
         if missing:
             raise ValueError(f"{missing[0]} does not exist")
         score = read_midi(paths[1])
         yield Recording(folder.name, features.load(paths[0]), score, read_truth(paths[2], score))
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The recording, the score and the true onsets of a piece."""
+    return [folder / f"{folder.name}{ending}" for ending in (".wav", ".mid", ".txt")]
 
 
 @dataclass(frozen=True)
@@ -266,6 +271,8 @@ def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> li
     if len(recordings) < 2:
         raise ValueError(f"{data} must hold at least two pieces, got one")
     paths = [output / f"{recording.name}.json" for recording in recordings]
+    pieces = fingerprint(file for recording in recordings for file in files_of(data / recording.name))
+    _same_folds([path for path in paths if path.exists()], pieces)
     output.mkdir(parents=True, exist_ok=True)
     linear, tuned = [], []
     if not all(path.exists() for path in paths):
@@ -277,22 +284,25 @@ def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> li
         if path.exists():
             told(f"{path} is there already", STEPS - 1)
         else:
-            write_json(path, fold(linear, tuned, number, told))
-    return _same_methods(paths)
+            write_json(path, {"pieces": pieces, **fold(linear, tuned, number, told)})
+    return _same_folds(paths, pieces)
 
 
-def _same_methods(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _same_folds(paths: Sequence[Path], pieces: str) -> list[dict[str, Any]]:
+    """The folds in these files, if all are of the same pieces and methods."""
     folds: list[dict[str, Any]] = []
     for path in paths:
         folds.append(read_json(path))
         with reading(path, "a piece of this experiment (delete it, and run the command again)"):
+            if folds[-1]["pieces"] != pieces:
+                raise ValueError("it is of other recordings than those of the data")
             if _methods(folds[-1]) != _methods(folds[0]):
                 raise ValueError(f"it has other methods than {paths[0]}")
     return folds
 
 
 def _methods(of: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(row["name"], row["decoding"]) for row in of["rows"] if row["test"]["median"] >= 0]
+    return [(row["name"], row["decoding"]) for row in of["rows"]]
 
 
 def fold(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -210,7 +211,9 @@ def table(
     epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
     embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
-    omega: Annotated[list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2.")] = None,
+    omega: Annotated[
+        list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2=10.")
+    ] = None,
     optimizer: Optimizer = DEFAULT.settings.optimizer,
     step_size: StepSize = DEFAULT.settings.step_size,
     decay: Decay = DEFAULT.settings.decay,
@@ -218,7 +221,7 @@ def table(
     sentences: Sentences = DEFAULT.sentences,
     dropout: Dropout = DEFAULT.dropout,
     word_size: WordSize = DEFAULT.word_size,
-    warm_up: WarmUp = DEFAULT.warm_up,
+    warm_up: WarmUp = 3,
     seed: Seeds = None,
     jobs: Jobs = 1,
 ) -> None:
@@ -227,10 +230,10 @@ def table(
     Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
     """
     with one_sentence():
-        gammas = {
-            name: gamma or "1" for name, _, gamma in (entry.partition("=") for entry in omega or ("negentropy", "l2"))
-        }
-        vectors = dict(entry.split("=", 1) for entry in embeddings or ())
+        gammas = dict(map(_omega, omega or ("negentropy", "l2=10")))
+        vectors = _vectors(embeddings or (), data)
+        for folder, split in product(data, SPLITS):
+            find(folder, split)
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
             "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout,
@@ -249,3 +252,29 @@ def table(
             }
             trained[run] = ["ner", "train", str(cell.data)], shared | own
         train_table(output, trained, jobs, "f1", lambda run: tables.measure(cells[run]), tables.markdown)
+
+
+def _omega(given: str) -> tuple[str, float]:
+    """NAME or NAME=γ → a name and γ, if there is such an Ω."""
+    name, _, written = given.partition("=")
+    try:
+        gamma = float(written or 1)
+    except ValueError:
+        raise ValueError(f"--omega must be NAME or NAME=γ, such as l2=10, got {given!r}") from None
+    tagging.Config(omega=name, gamma=gamma).regularizer()
+    return name, gamma
+
+
+def _vectors(given: Sequence[str], data: Sequence[Path]) -> dict[str, str]:
+    """FOLDER=FILE → the file of word vectors by the name of a folder of data."""
+    names = [folder.resolve().name for folder in data]
+    found = {}
+    for entry in given:
+        name, _, file = entry.partition("=")
+        if name not in names or not Path(file).is_file():
+            raise ValueError(
+                f"--embeddings must be FOLDER=FILE, with a FOLDER among {', '.join(names)} and a FILE that exists, "
+                f"got {entry!r}"
+            )
+        found[name] = file
+    return found

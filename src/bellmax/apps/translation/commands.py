@@ -35,7 +35,7 @@ from bellmax.apps.commands import (
     with_means,
 )
 from bellmax.apps.files import check_outputs, chunks, read_json
-from bellmax.apps.translation.data import SPLITS, read_pairs
+from bellmax.apps.translation.data import SPLITS, find, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 
 app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
@@ -206,6 +206,10 @@ def table(
             source, _, target = pair.partition("-")
             if not (source and target):
                 raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
+            if kind not in ATTENTIONS:
+                raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {kind!r}")
+            for split, language in product(SPLITS, (source, target)):
+                find(data, split, language)
             own = {"source": source, "target": target, "attention": kind, "seed": own_seed}
             run = output / pair / seeded(kind, own_seed, seeds)
             trained[run] = ["translation", "train", str(data)], shared | own
