@@ -45,6 +45,13 @@ struct Negentropy {
         return log2_of(sum);
     }
 
+    // The probabilities from the terms of a sum; 0 if that is 0.
+    template <class V>
+    static void shares(const V* terms, int count, V sum, V* q) {
+        const V inverse = 1 / (sum > V{} ? sum : V{} + R(1));
+        for (int n = 0; n < count; ++n) q[n] = terms[n] * inverse;
+    }
+
     // The threshold of scores from which the greatest is not taken off.
     template <class V>
     V absolute(V tau, V top) const {

@@ -10,7 +10,7 @@
 // at_vertex        Ω where all of q is in one entry
 // log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
 // absolute         the threshold for weighing scores x from which the greatest is not taken off
-// is_sum           whether max_Ω follows from one sum over the scores: term, fits, of_sum
+// is_sum           whether max_Ω follows from one sum over the scores: term, fits, of_sum, shares
 // …_of_two         max_Ω of a number and 0, its derivatives, in registers
 // three            −max_Ω of minus three numbers, in registers, for α = 2
 //

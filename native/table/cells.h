@@ -248,7 +248,10 @@ struct AnyOmega {
                 if (Q) first_of<0>(x, count, top, q);
                 return V{};
             } else if constexpr (omega.is_sum) {
-                return sum_of<Q>(x, count, top, q);
+                V terms[most_candidates], total{};
+                for (int n = 0; n < count; ++n) total += terms[n] = omega.term(x[n] - top);
+                if (Q) omega.shares(terms, count, total, q);
+                return omega.of_sum(total);
             } else {
                 if constexpr (omega.is_quadratic) {
                     if (count == 3) return -omega.template three<Q>(V{}, top - x[0], top - x[1], top - x[2], q);
@@ -262,8 +265,8 @@ struct AnyOmega {
     }
     // That of the usual ones is so quick that a call matters.
     LATTICE_INLINE V slope(V q) const {
-        if (parameters.alpha == 1) return q;
-        if (parameters.alpha == 2) return q > V{} ? V{} + 1.0 : V{};
+        if (parameters.alpha == 1) return omega::Negentropy<double>(parameters).slope(q);
+        if (parameters.alpha == 2) return omega::SquaredL2<double>(parameters).slope(q);
         return slope_of_others(q);
     }
 
@@ -278,15 +281,6 @@ struct AnyOmega {
     }
 
 private:
-    // log₂ Σ 2^r, and the shares of that sum.
-    template <bool Q>
-    static V sum_of(const V* x, int count, V top, V* q) {
-        V terms[most_candidates], total{};
-        for (int n = 0; n < count; ++n) total += terms[n] = exp2_of(x[n] - top);
-        const V inverse = 1 / (total > V{} ? total : V{} + 1.0);
-        for (int n = 0; Q && n < count; ++n) q[n] = terms[n] * inverse;
-        return log2_of(total);
-    }
     __attribute__((noinline)) V slope_of_others(V q) const {
         return omega::with<double>(parameters, [&](auto omega) { return omega.slope(q); });
     }

@@ -43,7 +43,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":")]
-    first = lines[0] if lines else type(error).__name__
+    first = lines[0][:200] if lines else type(error).__name__
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in first)[:200]
 
 

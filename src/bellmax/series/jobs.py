@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import count
+from itertools import count as numbers
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -183,25 +184,30 @@ class _Flying:
     def __init__(self) -> None:
         self._finished: SimpleQueue[int] = SimpleQueue()
         self._submitted: dict[int, tuple[Block, Any, int]] = {}
-        self._numbers = count()
+        self._numbers = numbers()
 
     def __len__(self) -> int:
         return len(self._submitted)
 
     def add(self, block: Block, future: Any, attempt: int) -> None:
         number = next(self._numbers)
-        self._submitted[number] = block, future, attempt
         if hasattr(future, "add_done_callback"):
             future.add_done_callback(lambda _: self._finished.put(number))
         else:
             self._finished.put(number)
+        self._submitted[number] = block, future, attempt
 
-    def next(self) -> tuple[Block, Any, int]:
-        return self._submitted.pop(self._finished.get())
+    def wait(self) -> tuple[Block, int, Tensors, Exception | None]:
+        """A block that is finished, and what was found in it or the error. Its future is let go, so workers forget it."""
+        number = self._finished.get()
+        block, future, attempt = self._submitted[number]
+        found, error = _result(future)
+        del self._submitted[number]
+        return block, attempt, found, error
 
     def cancel(self) -> None:
         for _, future, _ in self._submitted.values():
-            if hasattr(future, "cancel"):
+            with suppress(Exception):  # of a client that is closed
                 future.cancel()
 
 
@@ -221,8 +227,7 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
                     failure = block, closed
             if not flying:
                 break
-            block, future, attempt = flying.next()
-            found, error = _result(future)
+            block, attempt, found, error = flying.wait()
             if error is None:
                 advance(job.size(block))
                 yield block, found
