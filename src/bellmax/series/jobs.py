@@ -198,7 +198,7 @@ class _Flying:
         self._submitted[number] = block, future, attempt
 
     def wait(self) -> tuple[Block, int, Tensors, Exception | None]:
-        """A block that is finished, and what was found in it or the error. Its future is let go, so workers forget it."""
+        """A block that is finished, and what was found in it or the error. Its future is let go: workers forget it."""
         number = self._finished.get()
         block, future, attempt = self._submitted[number]
         found, error = _result(future)
