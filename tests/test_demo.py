@@ -31,6 +31,13 @@ def test_needs_nothing_else(page: str) -> None:
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_has_everything_once(page: str) -> None:
+    long = [line for line in page.splitlines() if len(line) > 60]
+    assert len(long) > 50
+    assert [line for line in long if long.count(line) > 1] == []
+    assert page.count("<h2>") == page.count("<section>") == 7
+
+
 def test_holds_what_the_library_found(page: str) -> None:
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.S)[1].replace("<\\/", "</"))
     sparse, dense = data["tag"]["models"]["l2"], data["tag"]["models"]["negentropy"]
