@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -10,7 +11,6 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import count as numbers
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -184,7 +184,7 @@ class _Flying:
     def __init__(self) -> None:
         self._finished: SimpleQueue[int] = SimpleQueue()
         self._submitted: dict[int, tuple[Block, Any, int]] = {}
-        self._numbers = numbers()
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._submitted)

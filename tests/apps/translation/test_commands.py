@@ -218,7 +218,10 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
         (["train", "DATA", "--output", "RUN", "--gamma-start", "0"], "gamma_start must be above 0, got 0.0"),
         (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
         (["table", "DATA", "--output", "RUN", "--pairs", "fr-xx"], "must hold a file for train that ends in .xx"),
-        (["table", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of softmax, negentropy"),
+        (
+            ["table", "DATA", "--output", "RUN", "--attention", "max"],
+            "attention must be one of 'softmax', 'negentropy'",
+        ),
     ],
 )
 def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:

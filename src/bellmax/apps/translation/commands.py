@@ -37,6 +37,7 @@ from bellmax.apps.commands import (
 from bellmax.apps.files import check_outputs, chunks, read_json
 from bellmax.apps.translation.data import SPLITS, find, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
+from bellmax.apps.translation.model import attention as attention_layer
 
 app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
 
@@ -206,8 +207,7 @@ def table(
             source, _, target = pair.partition("-")
             if not (source and target):
                 raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
-            if kind not in ATTENTIONS:
-                raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, got {kind!r}")
+            attention_layer(kind, size)  # or the sentence that there is none
             for split, language in product(SPLITS, (source, target)):
                 find(data, split, language)
             own = {"source": source, "target": target, "attention": kind, "seed": own_seed}
