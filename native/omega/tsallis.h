@@ -52,6 +52,7 @@ struct Tsallis {
     using Real = typename Power::Real;
     static constexpr bool by_slot = false, is_sum = false, is_quadratic = std::is_same_v<Power, PowerOne<Real>>;
     static constexpr Real unit = 1;
+    static constexpr int most_iterations = 200;  // of Newton's method, which takes up to 20 for α near 1
 
     Real alpha, steepness, vertex;  // steepness = α − 1
     Power power;
@@ -87,6 +88,8 @@ struct Tsallis {
 
     // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is
     // above that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
+    //
+    // At most one iteration more than there are entries: a lane goes on only if τ rises past an entry, and NaN never rises.
     template <class Scores, class V>
     void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
         V sums[4], count;
@@ -101,8 +104,9 @@ struct Tsallis {
             });
             count = sums[0];
             const V next = (sums[1] - 1) / (count > V{} ? count : V{} + Real(1));
-            at = next > at ? next : at;  // rounding must not let an entry come back
-            is_done = !any(!(sums[3] > at));
+            const auto rises = next > at;
+            at = rises ? next : at;  // rounding must not let an entry come back
+            is_done = !any(rises & !(sums[3] > at));
         }
         tau = at;
         value = Real(0.5) * (sums[2] - count * at * at) + (Real(0.5) - vertex);
@@ -113,8 +117,8 @@ struct Tsallis {
     template <class Scores, class V>
     __attribute__((noinline)) void solve_by_norm(const Scores& scores, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
-        V at = V{} - Real(1), climb, sums[2];
-        do {
+        V at = V{} - Real(1), climb = V{} + Real(1), sums[2];
+        for (int n = 0; n < most_iterations && any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()); ++n) {
             scores.sum(top, at, sums, [&](V r, V own, V* total) {
                 const V t = omega.above(r, own), s = omega.power.less_one(t);
                 total[0] += s * t;
@@ -124,7 +128,7 @@ struct Tsallis {
             climb = (norm - 1) * sums[0] / (rise > V{} ? rise : V{} + Real(1));
             climb = climb > V{} ? climb : V{};
             at += climb;
-        } while (any(climb > V{} + 2 * std::numeric_limits<Real>::epsilon()));
+        }
         // max_Ω = Σ q r − (Σ q^α − 1)/(α(α−1)), where q^α = q t. Below −1/(α−1) r is out of the support: −∞ may rise.
         const Real scale = 1 / (alpha * steepness);
         const V floor = V{} - 2 / steepness;
