@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -950,3 +951,21 @@ def test_bad_costs_are_named_by_cell(dtype: torch.dtype, bad: float, backend: st
         with pytest.raises(ValueError, match=message):
             layer()
     assert bx.DTW(cost, lengths=(2, 5)).value.isfinite().all()
+
+
+@pytest.mark.parametrize("band", [2.0**62, 2.0**63 - 1, sys.maxsize, 1e19, 1e30, 1e300])
+@pytest.mark.parametrize("omega", ["hard", "negentropy"])
+def test_a_huge_band_is_no_band(band: float, omega: str, backend: str) -> None:
+    series = [torch.arange(5.0), torch.arange(7.0), torch.zeros(1)]
+    cost = torch.rand(2, 4, 6)
+    close(bx.DTW(cost, band=band, omega=omega).value, bx.DTW(cost, omega=omega).value)
+    close(bx.dtw_cdist(series, band=band, omega=omega), bx.dtw_cdist(series, omega=omega))
+    for found, wanted in zip(bx.dtw_neighbors(series, k=2, band=band), bx.dtw_neighbors(series, k=2), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_mass_is_kept_along_a_hundred_thousand_steps() -> None:
+    """The mass of a step is 1. A quotient that is rounded down at every step would lose 8e-9 of it each time."""
+    cost = torch.randn(1, 1, 100_000, requires_grad=True)
+    (path,) = torch.autograd.grad(bx.DTW(cost).value.sum(), cost)
+    close(path, torch.ones_like(path), 1e-6)

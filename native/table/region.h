@@ -20,7 +20,9 @@ struct Region {
 
     Region(const int64_t* lengths, double band) : rows(lengths[0]), columns(lengths[1]) {
         reach = std::max(band, 0.5) * double(std::max(rows, columns) - 1);
-        if (rows == 1 || columns == 1 || std::isinf(band)) reach = infinity<double>;
+        // A band that holds every cell is none: columns are then computed without overflow.
+        const bool holds_all = !(reach < double(rows - 1) * double(columns - 1));
+        if (rows <= 1 || columns <= 1 || holds_all) reach = infinity<double>;
     }
 
     static Region nowhere() {
@@ -31,7 +33,8 @@ struct Region {
     bool inside(int64_t i, int64_t j) const {
         return std::abs(double(i) * double(columns - 1) - double(j) * double(rows - 1)) <= reach;
     }
-    // The first and the last column of a row: a division, then the test itself where rounding might matter.
+    // The first and the last column of a row: a division, then the test itself, which at most three columns fail. The
+    // band is so wide that every row has a column in it.
     int64_t first(int64_t i) const {
         if (!has_band()) return 0;
         int64_t j = std::max<int64_t>(0, int64_t((double(i) * double(columns - 1) - reach) / double(rows - 1)) - 1);
