@@ -347,3 +347,11 @@ def test_errors_name_the_argument(name: str) -> None:
     call, message = ERRORS[name]
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(5, 4), torch.tensor([1, 2]))
+
+
+def test_mass_is_kept_along_a_hundred_thousand_frames() -> None:
+    """In float32 its error grows with the root of their number."""
+    frames = 100_000
+    log_probs = torch.randn(1, frames, 5).log_softmax(-1).requires_grad_()
+    (path,) = torch.autograd.grad(bx.CTC(log_probs, torch.randint(1, 5, (1, 20))).value.sum(), log_probs)
+    close(path.sum(-1), torch.ones(1, frames), 2e-5)

@@ -158,8 +158,13 @@ struct Products : TwoNumbers {
             total += own;
         });
         if constexpr (Q) {
+            // Quotients by one division. x · (1/x) is never above 1 but often below, which over a long path would add up:
+            // the remainder is given back.
             const V inverse = 1 / total;
-            for_each_of<N>(count, [&](int n) LATTICE_INLINE { q[n] *= inverse; });
+            for_each_of<N>(count, [&](int n) LATTICE_INLINE {
+                const V quotient = q[n] * inverse;
+                q[n] = quotient + (q[n] - quotient * total) * inverse;
+            });
         }
         const Bits product = bits<Bits>(total * score.part);
         const Int whole = sum(sum(low, score.whole), bits<Int>(product >> Format<float>::mantissa));
