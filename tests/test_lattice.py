@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 
@@ -527,3 +528,20 @@ def test_flat_segments_are_the_factored_ones_under_negentropy_alone(omega: bx.Re
     values = [one.lattice.paths(tensors, omega=omega).value for one in (flat, factored)]
     close(values[0], flat.value(tensors, 6, 1, omega))
     assert torch.isclose(*values) == isinstance(omega, bx.Negentropy)
+
+
+@pytest.mark.parametrize("name", ["dtw", "open begin", "local", "semiglobal"])
+def test_ties_are_broken_alike_where_paths_begin_and_end_in_several_places(name: str) -> None:
+    programs: dict[str, Callable[[Tensor], bx.PathDistribution]] = {
+        "dtw": lambda x: bx.DTW(x, open_begin=True, open_end=True, omega="hard"),
+        "open begin": lambda x: bx.DTW(x, open_begin=True, omega="hard"),
+        "local": lambda x: bx.Alignment(x, gap_open=-1.0, mode="local", omega="hard"),
+        "semiglobal": lambda x: bx.Alignment(x, gap_open=-1.0, gap_extend=0.0, mode="semiglobal", omega="hard"),
+    }
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        rows, columns = torch.randint(1, 5, (2,), generator=generator).tolist()
+        scores = torch.randint(-1, 2, (8, rows, columns), generator=generator).double()
+        best = programs[name](scores).best_path()
+        with bx.use_backend("reference"):
+            assert torch.equal(best, programs[name](scores).best_path())

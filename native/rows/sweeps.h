@@ -654,12 +654,9 @@ private:
     ROWS_SELDOM bool draw_end(double uniform, Walker& at) const {
         const auto q = zeros<double>(end_list.size());
         table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, q.get(), nullptr);
-        const int64_t number = node::draw(q.get(), end_list.size(), 1, uniform), cell = number / end_list.count;
-        if (end_list.by_row()) at.i = end_list.by_column() ? cell / f.p.columns : cell;
-        if (end_list.by_column()) at.j = cell % f.p.columns;
-        int64_t e = number % end_list.count;
-        while (!(f.p.ends.states >> at.state & 1) || e-- > 0) ++at.state;
-        return number >= 0;
+        const int64_t chosen = node::draw(q.get(), end_list.size(), 1, uniform);
+        if (chosen >= 0) end_list.find(chosen, at.i, at.j, at.state);
+        return chosen >= 0;
     }
 };
 

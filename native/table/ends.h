@@ -20,16 +20,22 @@ struct EndList {
     }
     bool by_row() const { return ends.place == Place::column || ends.place == Place::anywhere; }
     bool by_column() const { return ends.place == Place::row || ends.place == Place::anywhere; }
-    // The e-th of the states in cell (i, j).
+    int64_t cells() const { return (by_row() ? rows : 1) * (by_column() ? columns : 1); }
+    // The e-th of the states in cell (i, j). States come one after the other, as in the graph, so that ties break alike.
     int64_t position(int64_t i, int64_t j, int e) const {
         const int64_t row = by_row() ? i * (by_column() ? columns : 1) : 0;
-        return (row + (by_column() ? j : 0)) * count + e;
+        return e * cells() + row + (by_column() ? j : 0);
+    }
+    // Cell and state of a position; i and j keep what they are where all ends have them in common.
+    void find(int64_t position, int64_t& i, int64_t& j, int& state) const {
+        const int64_t cell = position % cells();
+        if (by_row()) i = by_column() ? cell / columns : cell;
+        if (by_column()) j = cell % columns;
+        int64_t e = position / cells();
+        for (state = 0; state < most_states - 1 && (!(ends.states >> state & 1) || e-- > 0);) ++state;
     }
     // Whole vectors.
-    int64_t size() const {
-        const int64_t cells = (by_row() ? rows : 1) * (by_column() ? columns : 1);
-        return (cells * count + lanes_of<double> - 1) / lanes_of<double> * lanes_of<double>;
-    }
+    int64_t size() const { return (cells() * count + lanes_of<double> - 1) / lanes_of<double> * lanes_of<double>; }
     // A single one needs no maximum.
     bool is_single(const Region& region) const {
         int64_t cells = by_row() || by_column() ? 0 : 1;

@@ -379,11 +379,8 @@ private:
     LATTICE_SELDOM bool draw_end(double uniform, Walker& at) const {
         const auto q = zeros<double>(end_list.size());
         solve_ends(f.omega, single_end, end_values, end_list.size(), 1, q.get(), nullptr);
-        const int64_t chosen = node::draw(q.get(), end_list.size(), 1, uniform), cell = chosen / end_list.count;
-        if (end_list.by_row()) at.i = end_list.by_column() ? cell / f.columns : cell;
-        if (end_list.by_column()) at.j = cell % f.columns;
-        int64_t e = chosen % end_list.count;
-        while (!(f.ends.states >> at.state & 1) || e-- > 0) ++at.state;
+        const int64_t chosen = node::draw(q.get(), end_list.size(), 1, uniform);
+        if (chosen >= 0) end_list.find(chosen, at.i, at.j, at.state);
         return chosen >= 0;
     }
 };

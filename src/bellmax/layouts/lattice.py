@@ -484,14 +484,14 @@ def _make_graph(table: Table, rows: int, columns: int, device: torch.device) -> 
     cell = np.arange(rows * columns).reshape(rows, columns)
     end = 1 + rows * columns * states
     parts: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+    for state in table.start.states:  # before the moves, as in the kernels: ties go to the first edge
+        into = _at(cell, table.start).ravel()
+        parts.append((states + moves + state, state, into, np.zeros_like(into), 1 + into * states + state))
     for number, move in enumerate(table.moves):
         into = cell[move.di :, move.dj :].ravel()
         out_of = cell[: max(rows - move.di, 0), : max(columns - move.dj, 0)].ravel()
         parents, children = 1 + out_of * states + move.source, 1 + into * states + move.target
         parts.append((states + number, move.target, into, parents, children))
-    for state in table.start.states:
-        into = _at(cell, table.start).ravel()
-        parts.append((states + moves + state, state, into, np.zeros_like(into), 1 + into * states + state))
     for state in table.end.states:
         out_of = cell.ravel()
         parts.append((2 * states + moves + state, -1, out_of, 1 + out_of * states + state, np.full_like(out_of, end)))

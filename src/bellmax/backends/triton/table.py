@@ -339,15 +339,15 @@ def changes(q: tl.tensor, y: tl.tensor) -> tl.tuple:
 
 @triton.jit
 def _choices(tape: tl.tensor, scores: tl.tuple, cell: Cell, PLAN: tl.constexpr) -> tl.tuple:
-    """What the nodes of all states choose from, by the values on the tape: moves into a state, then a start there."""
+    """What the nodes of all states choose from, by the values on the tape: a start in a state, then moves into it."""
     xs: tl.tuple = ()
     for k in tl.static_range(len(PLAN.into)):
-        for n in tl.static_range(len(PLAN.into[k])):
-            x = _source(tape, cell, PLAN.into[k][n], PLAN, cell.inside, float("-inf"))
-            xs = xs + (_plus(x, scores, PLAN.states + PLAN.into[k][n], cell, PLAN, 0),)
         if PLAN.starts[k]:
             x = _at_start(cell, PLAN, tape.dtype.element_ty)
             xs = xs + (_plus(x, scores, PLAN.states + len(PLAN.moves) + k, cell, PLAN, 0),)
+        for n in tl.static_range(len(PLAN.into[k])):
+            x = _source(tape, cell, PLAN.into[k][n], PLAN, cell.inside, float("-inf"))
+            xs = xs + (_plus(x, scores, PLAN.states + PLAN.into[k][n], cell, PLAN, 0),)
     return xs
 
 
@@ -383,11 +383,11 @@ def _value(
 ) -> tl.tensor:  # fmt: skip
     """v of the nodes of a state."""
     xs: tl.tuple = ()
+    if PLAN.starts[K]:
+        xs = xs + (_with(_at_start(cell, PLAN, WIDE), read, PLAN.states + len(PLAN.moves) + K, PLAN),)
     for n in tl.static_range(len(PLAN.into[K])):
         x = _looked_back(PLAN.into[K][n], nodes, history, kept, cell, PLAN, IS_LATER, float("-inf"))
         xs = xs + (_with(x, read, PLAN.states + PLAN.into[K][n], PLAN),)
-    if PLAN.starts[K]:
-        xs = xs + (_with(_at_start(cell, PLAN, WIDE), read, PLAN.states + len(PLAN.moves) + K, PLAN),)
     none = tl.full(cell.j.shape, float("-inf"), WIDE)
     if len(xs) == 0:
         return none
@@ -405,11 +405,11 @@ def _tangent(
     """The change of v of the nodes of a state for a change z of the scores; 0 where no path leads."""
     none = tl.zeros(cell.j.shape, kept.dtype.element_ty)
     ys: tl.tuple = ()
+    if PLAN.starts[K]:
+        ys = ys + (_plus(none, z, PLAN.states + len(PLAN.moves) + K, cell, PLAN, 1),)
     for n in tl.static_range(len(PLAN.into[K])):
         y = _looked_back(PLAN.into[K][n], nodes, history, kept, cell, PLAN, IS_LATER, 0.0)
         ys = ys + (_plus(y, z, PLAN.states + PLAN.into[K][n], cell, PLAN, 1),)
-    if PLAN.starts[K]:
-        ys = ys + (_plus(none, z, PLAN.states + len(PLAN.moves) + K, cell, PLAN, 1),)
     if len(ys) == 0:
         return none
     else:
@@ -620,12 +620,12 @@ def _changes_of_shares(
 ) -> tl.tensor:
     """The change of q of what leads into a state, for a change z of the scores: a tile."""
     ys: tl.tuple = ()
-    for n in tl.static_range(len(PLAN.into[K])):
-        y = _source(tangents, cell, PLAN.into[K][n], PLAN, cell.inside, 0.0)
-        ys = ys + (_plus(y, z, PLAN.states + PLAN.into[K][n], cell, PLAN, 1),)
     if PLAN.starts[K]:
         none = tl.zeros(cell.j.shape, tangents.dtype.element_ty)
         ys = ys + (_plus(none, z, PLAN.states + len(PLAN.moves) + K, cell, PLAN, 1),)
+    for n in tl.static_range(len(PLAN.into[K])):
+        y = _source(tangents, cell, PLAN.into[K][n], PLAN, cell.inside, 0.0)
+        ys = ys + (_plus(y, z, PLAN.states + PLAN.into[K][n], cell, PLAN, 1),)
     _, _, y = changes(q, _tile(ys, 0.0))
     return jacobian_product(q, y, PLAN.omega, 0)
 
@@ -636,18 +636,19 @@ def _passed_on(
     edge: tl.tensor, gradients: tl.tuple, cell: Cell, PLAN: tl.constexpr, PARTS: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Spread what the nodes of a state hold over what leads there."""
-    count: tl.constexpr = len(PLAN.into[K])
+    starts: tl.constexpr = 1 if PLAN.starts[K] else 0
     shares = _vectors(q)
     dots = _vectors(q_dot)
-    for n in tl.static_range(count + PLAN.starts[K]):
+    for n in tl.static_range(starts + len(PLAN.into[K])):
         flows: tl.tuple = (shares[n] * masses[K],)
         if PARTS == 2:
             flows = flows + (dots[n] * masses[K] + shares[n] * masses[PLAN.states + K],)
-        if n == count:
+        if n < starts:
             sums = _paid(gradients, sums, PLAN.states + len(PLAN.moves) + K, flows[PARTS - 1], cell, PLAN)
         else:
-            sums = _paid(gradients, sums, PLAN.states + PLAN.into[K][n], flows[PARTS - 1], cell, PLAN)
-            masses, pending = _sent(PLAN.into[K][n], masses, pending, flows, edge, cell, PLAN, PARTS)
+            move: tl.constexpr = PLAN.into[K][n - starts]
+            sums = _paid(gradients, sums, PLAN.states + move, flows[PARTS - 1], cell, PLAN)
+            masses, pending = _sent(move, masses, pending, flows, edge, cell, PLAN, PARTS)
     return masses, pending, sums
 
 
