@@ -1,5 +1,6 @@
 #include "threads.h"
 
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -9,6 +10,7 @@
 #endif
 #if defined(__linux__)
 #include <link.h>
+#include <time.h>
 
 #include <cstring>
 #endif
@@ -45,6 +47,23 @@ Parallel find_runtime() {
 Parallel find_runtime() { return nullptr; }
 #endif
 
+thread_local Watch* watch_of_thread = nullptr;
+thread_local Watch* watch_called = nullptr;  // by this thread
+
+// A clock that is cheap to read, to a few milliseconds.
+std::int64_t milliseconds() {
+#if defined(__linux__)
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return std::int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+#else
+    using namespace std::chrono;
+    return duration_cast<std::chrono::milliseconds>(steady_clock::now().time_since_epoch()).count();
+#endif
+}
+
+constexpr std::int64_t between_questions = 100;  // milliseconds
+
 Parallel runtime() {
     static const Parallel found = [] {
 #if defined(__unix__) || defined(__APPLE__)
@@ -68,5 +87,30 @@ void run_on_threads(int threads, Work work, void* data) {
 }
 
 void give_way() { std::this_thread::yield(); }
+void sleep_briefly() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+Watch::Watch() : outer(watch_called), next_question(milliseconds() + between_questions) {
+    watch_of_thread = watch_called = this;
+}
+
+Watch::~Watch() { watch_of_thread = watch_called = outer; }
+
+Watch* Watch::of_this_thread() { return watch_of_thread; }
+void Watch::join(Watch* watch) { watch_of_thread = watch; }
+bool Watch::is_caller() const { return watch_called == this; }
+
+void Watch::check() {
+    if (is_caller() && milliseconds() >= next_question) ask();
+    if (stops.load(std::memory_order_relaxed)) throw Interrupted();
+}
+
+void Watch::ask() {
+    if (wants_stop()) stops = true;
+    next_question = milliseconds() + between_questions;
+}
+
+void check_interrupt() {
+    if (Watch* const watch = watch_of_thread) watch->check();
+}
 
 }  // namespace bellmax

@@ -22,8 +22,50 @@ namespace bellmax {
 // torch has loaded: a second pool would compete with it for the cores.
 void run_on_threads(int threads, void (*work)(void*), void* data);
 
-// Lets another thread run. (The header of std::thread takes longer to compile than some kernels.)
+// Lets other threads run, at once or for a millisecond. (The header of std::thread takes longer to compile than some kernels.)
 void give_way();
+void sleep_briefly();
+
+// Thrown in every thread of a kernel that is to stop.
+struct Interrupted {};
+
+// Exists while a kernel runs, on the thread that called it, and is known to the threads that help.
+class Watch {
+    Watch* const outer;  // a signal handler may have called this kernel
+    std::atomic<bool> stops{false};
+    std::int64_t next_question;
+
+    void ask();
+
+public:
+    Watch();
+    Watch(const Watch&) = delete;
+    virtual ~Watch();
+
+    // True if the kernel is to stop. It is asked on the calling thread only.
+    virtual bool wants_stop() = 0;
+
+    static Watch* of_this_thread();
+    static void join(Watch* watch);
+    bool is_caller() const;
+    void check();
+};
+
+// Throws Interrupted if the kernel that this thread works for is to stop. The calling thread asks every 100 ms.
+void check_interrupt();
+
+// Checks once for so much work that it costs nothing: about a millisecond, if a unit takes a nanosecond.
+class Pace {
+    static constexpr std::int64_t between = 1 << 20;
+    std::int64_t left = between;
+
+public:
+    void spend(std::int64_t work) {
+        if ((left -= work) > 0) return;
+        left = between;
+        check_interrupt();
+    }
+};
 
 inline namespace BELLMAX_ARCH {
 
@@ -51,6 +93,15 @@ public:
     FlushDenormals(const FlushDenormals&) = delete;
 };
 
+// Of a thread that spins.
+inline void pause_briefly() {
+#if defined(__SSE2__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 // The first exception of several threads.
 class Failure {
     std::atomic<bool> taken{false}, kept{false};
@@ -75,17 +126,39 @@ void parallel_for(std::int64_t count, int threads, Body body) {
         Body& body;
         std::int64_t count;
         int slots;
-        std::atomic<int> next{0};
+        Watch* const watch = Watch::of_this_thread();
+        std::atomic<int> next{0}, done{0};
         Failure failure{};
 
         void work() {
             const FlushDenormals guard;
+            Watch* const before = Watch::of_this_thread();
+            Watch::join(watch);
             try {
                 for (int slot = next++; slot < slots; slot = next++) {
-                    for (std::int64_t n = slot; n < count && !failure.has_any(); n += slots) body(n, slot);
+                    for (std::int64_t n = slot; n < count && !failure.has_any(); n += slots) {
+                        check_interrupt();
+                        body(n, slot);
+                    }
+                    ++done;
                 }
+                if (watch && watch->is_caller()) wait();
             } catch (...) {
                 failure.keep();
+            }
+            Watch::join(before);
+        }
+        // The calling thread waits here and not at the barrier, where it would see no interrupt.
+        void wait() const {
+            for (int turns = 0; done < slots && !failure.has_any(); ++turns) {
+                check_interrupt();
+                if (turns > 2000) {
+                    sleep_briefly();
+                } else if (turns > 200) {
+                    give_way();
+                } else {
+                    pause_briefly();
+                }
             }
         }
     };
@@ -105,7 +178,10 @@ void take_turns(std::int64_t count, int threads, Make make, Body body) {
     std::atomic<std::int64_t> next{0};
     parallel_for(std::min<std::int64_t>(threads, count), threads, [&](std::int64_t, int) {
         auto own = make();
-        for (std::int64_t n = next++; n < count; n = next++) body(n, own);
+        for (std::int64_t n = next++; n < count; n = next++) {
+            check_interrupt();
+            body(n, own);
+        }
     });
 }
 
@@ -127,9 +203,10 @@ public:
         for (int spins = 0; counters[static_cast<std::size_t>(n)].done.load(std::memory_order_acquire) < done; ++spins) {
             failure.rethrow();
             if (spins > 1000) {
+                check_interrupt();
                 give_way();
             } else {
-                pause();
+                pause_briefly();
             }
         }
     }
@@ -142,15 +219,6 @@ public:
             failure.keep();
             throw;
         }
-    }
-
-private:
-    static void pause() {
-#if defined(__SSE2__)
-        _mm_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
     }
 };
 

@@ -156,6 +156,7 @@ PyObject* answer(Binding for_float, Binding for_double, PyObject* const* argumen
         Call call(arguments, arguments + count);
         const bool result = (call.is_double() ? for_double : for_float)(call);
         return PyBool_FromLong(result);
+    } catch (const Interrupted&) {  // the exception of the signal's handler is set
     } catch (const WrongType&) {
         PyErr_SetString(PyExc_TypeError, "bellmax kernels: an argument has the wrong type");
     } catch (const std::invalid_argument& error) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../base/memory.h"
+#include "../base/threads.h"
 #include "../omega/list.h"
 
 namespace bellmax {
@@ -125,14 +126,20 @@ public:
     }
 };
 
-// Other threads of Python may run in the meantime.
-class WithoutPython {
+// Other threads of Python may run in the meantime. If a signal arrives, its handler runs; if that raises an exception, as for
+// Ctrl-C, the kernel stops and the exception is set.
+class WithoutPython final : Watch {
     PyThreadState* state = PyEval_SaveThread();
 
+    bool wants_stop() override {
+        PyEval_RestoreThread(state);
+        const bool has_raised = PyErr_CheckSignals() != 0;
+        state = PyEval_SaveThread();
+        return has_raised;
+    }
+
 public:
-    WithoutPython() = default;
-    WithoutPython(const WithoutPython&) = delete;
-    ~WithoutPython() { PyEval_RestoreThread(state); }
+    ~WithoutPython() override { PyEval_RestoreThread(state); }
 };
 
 // Runs a kernel. A binding ends with this; most kernels say whether they could, which is the result of the call.

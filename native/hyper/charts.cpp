@@ -184,8 +184,10 @@ public:
         if (tangent) change.clear(Model::kinds);
         bool good = exponentiate();
         for (int64_t i = 0; i <= last; ++i) good &= start(i);
+        Pace pace;
         for (int64_t width = 1; width <= last; ++width) {
             for (int64_t i = 0; i + width <= last; ++i) {
+                pace.spend(width);
 #pragma GCC unroll 3
                 for (int r = 0; r < Model::count; ++r) good &= apply(Model::rules[r], i, i + width);
             }
@@ -202,8 +204,10 @@ public:
         const double share = seed / total();
         mass.by_first(Model::root, 0)[last] = share;
         if (tangent) drift.by_first(Model::root, 0)[last] = -share * change.by_first(Model::root, 0)[last] / total();
+        Pace pace;
         for (int64_t width = last; width > 0; --width) {
             for (int64_t i = 0; i + width <= last; ++i) {
+                pace.spend(width);
 #pragma GCC unroll 3
                 for (int r = Model::count - 1; r >= 0; --r) undo(Model::rules[r], i, i + width);
             }

@@ -18,7 +18,7 @@ Tails tails_of(const Hypergraph& graph, int64_t slot) {
 }
 
 // Counts the edges of a derivation of the root. choose(item) is the slot of the edge into a node that the derivation
-// has, and the ranks of its tails among their derivations, or null.
+// has, and the ranks of its tails among their derivations, or null. It ends because tails come before heads.
 struct Item {
     int32_t node, rank;
 };
@@ -75,7 +75,11 @@ class Best {
 public:
     Best(const Hypergraph& of, const S* weights, int64_t count) : graph(of), theta(weights), k(count) {
         if (!graph.tail_offset) scores[0] = 0;
-        for (int64_t node = graph.tail_offset ? 0 : 1; node < graph.num_nodes; ++node) solve(node);
+        Pace pace;
+        for (int64_t node = graph.tail_offset ? 0 : 1; node < graph.num_nodes; ++node) {
+            pace.spend(k * (graph.offset[node + 1] - graph.offset[node]));
+            solve(node);
+        }
     }
 
     double score(int64_t rank) const { return scores[(graph.num_nodes - 1) * k + rank]; }
@@ -116,7 +120,7 @@ private:
         heap.clear();
         tried.resize(tried.size() + std::size_t(tails.count), 0);
         push(int64_t(tried.size()) - tails.count, 0);
-        while (!heap.empty()) {
+        while (!heap.empty()) {  // at most k are inserted, and each adds as many as the edge has tails
             std::pop_heap(heap.begin(), heap.end(), after);
             const Way best = heap.back();
             heap.pop_back();

@@ -186,11 +186,13 @@ public:
     // body(tile), from the axioms to the root or back.
     template <class Body>
     void up(Body body) const {
-        for (int64_t g = 0; g < graph.num_groups; ++g) for_group(g, body);
+        Pace pace;
+        for (int64_t g = 0; g < graph.num_groups; ++g) for_group(g, pace, body);
     }
     template <class Body>
     void down(Body body) const {
-        for (int64_t g = graph.num_groups - 1; g >= 0; --g) for_group(g, body);
+        Pace pace;
+        for (int64_t g = graph.num_groups - 1; g >= 0; --g) for_group(g, pace, body);
     }
 
     // --- numbers of nodes
@@ -309,10 +311,11 @@ public:
 
 private:
     template <class Body>
-    void for_group(int64_t group, Body body) const {
+    void for_group(int64_t group, Pace& pace, Body body) const {
         const int64_t end = graph.group[group + 1];
         for (int64_t node = graph.group[group]; node < end;) {
-            const int64_t most = columns_for(graph.offset[node + 1] - graph.offset[node]) / rows;
+            const int64_t edges = graph.offset[node + 1] - graph.offset[node], most = columns_for(edges) / rows;
+            pace.spend(edges * most * rows);
             body(tile(node, std::min(most, end - node)));
             node += most;
         }

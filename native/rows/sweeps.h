@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "../base/threads.h"
 #include "../table/cells.h"
 #include "../table/moves.h"
 #include "lines.h"
@@ -116,6 +117,7 @@ class Sweeps {
     int candidates_count() const { return table.moves + table.states; }
     Real* chosen_at(int64_t r, int n) const { return chosen.get() + (r * candidates_count() + n) * kinds * width(); }
     Real* mass_at(int64_t r, int a) const { return masses.get() + (r * table.states + a) * kinds * width(); }
+    int64_t work_of_block() const { return block * wide * candidates_count(); }
     Span rows_of(int64_t c) const { return {c * block, std::min((c + 1) * block, f.region.rows)}; }
 
     // --- forward
@@ -414,7 +416,9 @@ public:
     double forward(bool keeps, Seen& seen) {
         std::fill_n(end_values, end_list.size(), -infinity<double>);
         if (has_dots) std::fill_n(end_dots, end_list.size(), 0.0);
+        Pace pace;
         for (int64_t c = 0; c < blocks; ++c) {
+            pace.spend(work_of_block());
             if (keeps) keep<true>(c, {0, wide});
             const Span rows = rows_of(c);
             read_block(rows, {0, wide}, false);
@@ -576,7 +580,9 @@ public:
         for (int64_t d = 0; d < draws; ++d) {
             if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
         }
+        Pace pace;
         for (int64_t c = blocks - 1; c >= 0; --c) {
+            pace.spend(work_of_block());
             repeat(c, {0, wide});
             for (int64_t d = 0; d < draws; ++d) {
                 const double* const own = uniforms + d * count + 1;
@@ -595,7 +601,9 @@ private:
         masses = zeros<Real>((block + table.reach) * table.states * kinds * width());
         spans.assign(std::size_t(block + table.reach), nowhere());
         const bool ends_last = f.p.ends.place == Place::corner || f.p.ends.place == Place::row;
+        Pace pace;
         for (int64_t c = blocks - 1; c >= 0; --c) {
+            pace.spend(work_of_block());
             const Span rows = rows_of(c);
             if (c < blocks - 1) std::copy_n(spans.begin(), table.reach, spans.begin() + block);
             Span wanted = reached(block, block);
@@ -633,7 +641,7 @@ private:
     // As far as block c goes; calls visit(node, move into it, −1 for a start).
     template <class Action>
     void walk(int64_t c, Walker& at, const double* uniforms, Action visit) const {
-        while (at.i >= c * block) {
+        while (at.i >= c * block) {  // every move leads to an earlier row
             const int a = at.state;
             const bool is_start = starts(a, at.i);
             const int count = table.into[a + 1] - table.into[a] + is_start;

@@ -296,6 +296,7 @@ class Searcher {
     Numbers numbers, ranges, past_rows, past_columns;
     int64_t ranges_for = 0;  // of columns, or 0 if they are those of another query
     std::vector<Place> order;
+    Pace pace;
 
     // A candidate whose bound is above this is no neighbour.
     double limit(const std::vector<Place>& found) const {
@@ -316,6 +317,7 @@ class Searcher {
         sums<power>(x, p.features, candidates.ranges[c], true, past_rows.data());
         sums<power>(y, p.features, ranges.data(), false, past_columns.data());
         diagonals.fit(x.length, y.length, p.band);
+        pace.spend(x.length * y.length);
         const Pair pair{x, y, past_rows.data(), past_columns.data(), diagonals};
         const Place place{sweep.template run<power>(pair, p.features, limit(found)), candidate};
         if (int64_t(found.size()) == p.k) {
@@ -333,6 +335,7 @@ class Searcher {
         ranges_for = 0;
         order.clear();
         for (int64_t c = candidates.begin; c < candidates.end; ++c) {
+            pace.spend(x.length);
             if (c == p.without[query]) continue;
             const double* const extremes = candidates.ranges[std::size_t(c - candidates.begin)];
             const double least = bound<power>(x, p.features, extremes, limit(found));

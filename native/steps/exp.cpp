@@ -309,7 +309,9 @@ public:
     // Whether all scores of the group were below +∞ and not NaN.
     bool run() {
         begin();
+        Pace pace;
         for (int64_t n = 0; n < group.longest; n += layout.depth) {
+            pace.spend(layout.depth * layout.stride * group.problem.states);
             const int64_t steps = std::min(layout.depth, group.longest - n);
             group.read(problem.scores.emissions, group.visits, n, steps, layout.low, factors);
             for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
@@ -431,7 +433,9 @@ void sweep_tangent(const Group<S>& group, const Worker<S>& worker) {
     const S* tape = group.problem.tape;
     S *a = worker.block(0), *s = worker.block(1), *z = worker.block(2), *a_dot = worker.block(3);
     Vec<S> base[Layout<S>::most_rows] = {};
+    Pace pace;
     for (int64_t n = 0; n < group.longest; n += layout.depth) {
+        pace.spend(layout.depth * layout.stride * group.problem.states);
         const int64_t steps = std::min(layout.depth, group.longest - n), first = n == 0;
         group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
         group.read(tape, 1, n, steps, Vec<S>{}, s);
@@ -534,7 +538,9 @@ public:
     void run(S* emissions) {
         const int64_t longest = group.longest, depth = layout.depth;
         const S* tape = problem.tape;
+        Pace pace;
         for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
+            pace.spend(depth * stride * group.problem.states);
             const int64_t steps = std::min(depth, longest - n), first = n == 0;
             group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
             group.read(tape, 1, n, steps, Vec<S>{}, s);

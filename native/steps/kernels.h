@@ -27,12 +27,22 @@ void for_units(const ScoresProblem<S>& problem, const Plan& plan, Body body) {
     run(std::false_type());
 }
 
+// body(n) for the steps of a unit, until an interrupt.
+template <class U, class Body>
+void for_steps(const U& unit, Body body) {
+    Pace pace;
+    for (int64_t n = 0; n < unit.lanes.longest; ++n) {
+        pace.spend(unit.cells * unit.states);
+        body(n);
+    }
+}
+
 template <class Omega, class S>
 bool forward(const ScoresProblem<S>& problem, const Plan& plan, S* value, S* tape) {
     std::atomic<bool> sound{true};
     for_units<Omega>(problem, plan, [&](const auto& maxima, int) {
         Forward<std::decay_t<decltype(maxima)>> sweep(maxima, tape);
-        for (int64_t n = 0; n < maxima.unit.lanes.longest; ++n) sweep.step(n);
+        for_steps(maxima.unit, [&](int64_t n) { sweep.step(n); });
         if (!sweep.finish(value, tape)) sound = false;
     });
     return sound;
@@ -54,11 +64,11 @@ void sweep_back(const M& maxima, const S* seeds, const Scores<const S>& z, const
     }
     const auto run = [&](Tangent<M>* tangent, const typename U::Real* q_dot) {
         Backward<M, along> sweep(maxima, tape, tangent, sink, end.q.get(), q_dot, seed);
-        for (int64_t n = unit.lanes.longest - 1; n >= 0; --n) sweep.step(n);
+        for_steps(unit, [&](int64_t n) { sweep.step(unit.lanes.longest - 1 - n); });
     };
     if constexpr (along) {
         Tangent<M> tangent(maxima, tape, z);
-        for (int64_t n = 0; n < unit.lanes.longest; ++n) tangent.step(n);
+        for_steps(unit, [&](int64_t n) { tangent.step(n); });
         run(&tangent, end.change(tangent.last().get()).get());
     } else {
         run(nullptr, end.q.get());

@@ -249,7 +249,9 @@ Totals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t siz
     std::vector<Totals> each(std::size_t(threads), Totals{});
     parallel_for(threads, int(threads), [&](int64_t t, int) {
         const auto room = scratch<S>(Unit<S>::size(p.steps));
+        Pace pace;
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
+            pace.spend(sequences * p.steps);
             for (int64_t b = u * sequences; b < std::min((u + 1) * sequences, p.batch); ++b) {
                 clear_masked(p, b / sharing, out + b * p.steps * size, size);
             }

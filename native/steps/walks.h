@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../base/memory.h"
+#include "../base/threads.h"
 #include "../node.h"
 #include "problem.h"
 
@@ -54,6 +55,7 @@ private:
     const bool in_log_space;
     const Walk<S>& walk;
     double threshold[most];
+    Pace pace;
 
     Array<double> run() const { return zeros<double>(walk.states * most); }
 
@@ -69,6 +71,7 @@ public:
     void enter(int64_t n, const int64_t* states, int64_t count) {
         const S* const v = walk.values(n);
         double value[most];
+        pace.spend(walk.states * count);
         matrix.columns = (count + 3) / 4 * 4;
         std::fill_n(x.get(), matrix.size(), -infinity<double>);
         for (int64_t c = 0; c < count; ++c) {
@@ -301,7 +304,11 @@ public:
 
     // Whether all scores were below +∞ and not NaN.
     bool run(S* scores, int64_t* sequences) {
-        for (int64_t n = 0; n < walk.length; ++n) step(n);
+        Pace pace;
+        for (int64_t n = 0; n < walk.length; ++n) {
+            pace.spend(walk.states * row);
+            step(n);
+        }
         const auto end = filled<double>(k, -infinity<double>);
         const auto end_origin = zeros<int64_t>(k);
         for (int64_t n = 0; n < row; ++n) {

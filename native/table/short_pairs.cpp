@@ -79,7 +79,9 @@ void sweep(const P& program, const ShortPairs<S>& p, int64_t begin, int64_t coun
     Node* const row = own.row.get();
     const Node dead = P::filled(P::dead());
     std::fill(row, row + width * beside, dead);
+    Pace pace;
     for (int64_t i = 0; i < rows; ++i) {
+        pace.spend(width * pairs_of<P> * features);
         Node diagonal[beside], left[beside];
         for (int g = 0; g < beside; ++g) {
             diagonal[g] = i == 0 ? P::filled(P::start()) : dead;

@@ -280,6 +280,7 @@ public:
             begin(own);
             for (int64_t c = 0; c < strip.chunks; ++c) {
                 if (n > 0) progress.wait(n - 1, strip.chunks_before(before, c));
+                check_interrupt();
                 if (states) keep<true>(own, strip, c);
                 loops.forth(*this, own, strip, c, own_seen);
                 progress.report(n, c + 1);
@@ -309,6 +310,7 @@ public:
             look_around(own, strip, masses.get());
             std::fill_n(own.masses.get(), own.masses_size(), Number(0));
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
+                check_interrupt();
                 keep<false>(own, strip, c);
                 In(own).carry_back(strip, c);
                 loops.back(*this, own, strip, c, nullptr);
@@ -334,6 +336,7 @@ public:
             const Strip strip(f.region, s);
             look_around(own, strip, nullptr);
             for (int64_t c = strip.chunks - 1; c >= 0; --c) {
+                check_interrupt();
                 keep<false>(own, strip, c);
                 loops.back(*this, own, strip, c, nullptr);
                 for (int64_t d = 0; d < draws; ++d) {
@@ -353,7 +356,7 @@ private:
     LATTICE_SELDOM void walk(Own& own, const Strip& strip, int64_t c, int64_t d, const double* uniforms, Walker& at,
                              const Visit& visit) const {
         const Places starts(f.starts.place, false, f.region, strip);
-        while (at.i >= strip.row) {
+        while (at.i >= strip.row) {  // every move leads to an earlier node
             const int64_t r = at.i - strip.row, k = at.j - strip.first + r - c * chunk_steps;
             if (k < 0) return;
             double q[most_candidates], sum = 0;
