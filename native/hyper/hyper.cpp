@@ -28,7 +28,10 @@ bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
         });
         sweep.write_tape(tape);
         sweep.write_rows(sweep.value + sweep.root(), 1, value);
-        for (int64_t r = 0; r < sweep.rows; ++r) value[sweep.first + r] /= S(sweep.omega.unit);
+        for (int64_t r = 0; r < sweep.rows; ++r) {
+            value[sweep.first + r] /= S(sweep.omega.unit);
+            good &= value[sweep.first + r] < infinity<S>;
+        }
         if (!good) all_good = false;
     });
     return all_good;

@@ -431,8 +431,10 @@ public:
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
-        return table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) /
-               cells.unit;
+        const double value =
+            table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
+        if (!table_engine::is_number(value, f.p.is_double)) seen.bad = true;
+        return value;
     }
 
     // --- back

@@ -4,6 +4,7 @@
 #include "exp.h"
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -306,7 +307,7 @@ public:
     Forward(const Group<S>& of, const Worker<S>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
         : group(of), worker(by), value(to_value), tape(to_tape), underflowed(to_lost) {}
 
-    // Whether all scores of the group were below +∞ and not NaN.
+    // Whether all scores and values of the group were below +∞ and not NaN.
     bool run() {
         begin();
         Pace pace;
@@ -392,11 +393,15 @@ private:
             const int lane = layout.lane_of(l);
             const double powers = (double(Int(exponent[r][lane])) + double(log[lane])) * omega::Negentropy<double>::ln2;
             const double tops = double(offset[r].total[lane]) - double(offset[r].lost[lane]) + double(end_top[r][lane]);
-            set(l, total[lane] > 0 ? S(tops + double(n) * double(weights.base) + powers) : -infinity<S>, is_lost[lane]);
+            // Sums of scores near the greatest number are found in log space, where they are double.
+            const bool overflows = !std::isfinite(tops);
+            const double found = tops + double(n) * double(weights.base) + powers;
+            set(l, total[lane] > 0 ? S(found) : -infinity<S>, is_lost[lane] || overflows);
         }
     }
 
     void set(int l, S found, bool is_lost) {
+        if (!is_lost && !(found < infinity<S>)) bad = ~Ints<S>{};  // the value overflows
         value[group.b[l]] = found;
         underflowed[group.b[l]] = is_lost;
         if (tape) tape[group.row(1, l, -1)] = is_lost ? S(0) : S(1);

@@ -116,15 +116,17 @@ public:
         rebase(n, unit.active(n), unit.greatest_of_all(top));
     }
 
-    // Writes the values, and whether all scores were below +∞ and not NaN.
+    // Writes the values, and whether they and all scores were below +∞ and not NaN.
     __attribute__((noinline)) bool finish(S* value, S* tape) {
         const End<M> end(maxima, v.get());
+        bool fits = true;
         for (int l = 0; l < unit.lanes.valid; ++l) {
             const int64_t b = unit.lanes.sequence[l];
             if (tape) tape[(2 * b + 1) * (unit.problem.steps + 1) * unit.states] = 0;  // not in exp space
             value[b] = unit.lanes.length[l] ? S((offset[l] + double(end.value[l])) / double(per_score)) : S(0);
+            fits &= value[b] < infinity<S>;
         }
-        return !any(bad | end.bad);
+        return fits && !any(bad | end.bad);
     }
 
 private:

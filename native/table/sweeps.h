@@ -293,6 +293,7 @@ public:
             seen.bad = seen.bad || one.bad;
         }
         const double value = solve_ends(f.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr);
+        if (!is_number(value / cells.unit, f.is_double)) seen.bad = true;
         return value * (f.scale / cells.unit);
     }
 

@@ -17,6 +17,7 @@ class Layout(Protocol):
     """How a structure's tensors are laid out: ``theta``, batch first, and the integers of its ``index``."""
 
     index_is_batched: bool
+    sense: int  # 1 if the value is a smoothed max, −1 if it is a smoothed min
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
         """The shape of a number for each node."""
@@ -43,7 +44,6 @@ class Expansion(Layout, Protocol):
     """
 
     engine: str
-    sense: int
 
     def extra_nodes(self, theta: Tensors, index: Tensors) -> int | Tensor:
         """How many nodes with a single parent the engine's graph has more than the structure, or than each member of

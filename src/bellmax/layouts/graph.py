@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 index_is_batched = False
+sense = 1
 
 
 def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:

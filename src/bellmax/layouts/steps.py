@@ -15,6 +15,7 @@ from bellmax.layouts.values import check_lengths, reject
 from bellmax.tensors import Tensors
 
 index_is_batched = True
+sense = 1
 
 
 def nodes(theta: Tensors, index: Tensors) -> tuple[int, ...]:

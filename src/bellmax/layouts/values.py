@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -16,6 +17,19 @@ def reject(name: str, theta: Tensor, bad: Tensor) -> None:
         f"{name} must be finite or -inf, got {theta[(batch, *event)].item()} at event index {tuple(event)} "
         f"of batch element {batch} (batch flattened)"
     )
+
+
+def reject_overflow(value: Tensor, sense: int) -> None:
+    """Raise a ValueError if an entry of ``value`` (B,) is NaN or the infinity that no missing path gives. CPU only."""
+    if value.device.type != "cpu":
+        return
+    bad = ~(sense * value < math.inf)
+    if bool(bad.any()):
+        batch = int(bad.nonzero()[0])
+        raise ValueError(
+            f"scores must be small enough for {value.dtype}, but the value of batch element {batch} (batch flattened) "
+            f"overflows to {value[batch].item()}"
+        )
 
 
 def check_lengths(name: str, lengths: Tensor, least: int, most: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call
 from bellmax.backends.native.sweeps import dtw_tape_size
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -126,6 +127,7 @@ class _Pair:
                 spare = self._line()
             if not self._call("dtw_forward_block", place, cost, value, greatest, no_tape, above, spare, by_products):
                 _reject(cost[0], place)
+                reject_overflow(value, -1)
             most = max(most, float(greatest))
             above, spare = spare, above
         return value[0], lines, most
@@ -155,6 +157,6 @@ class _Pair:
 
 
 def _reject(cost: Tensor, place: tuple[slice, slice]) -> None:
-    i, j = (~(cost > -math.inf)).nonzero()[0].tolist()
-    cell = place[0].start + i, place[1].start + j
-    raise ValueError(f"cost must be finite or +inf, got {cost[i, j].item()} at cell {cell}")
+    for i, j in (~(cost > -math.inf)).nonzero()[:1].tolist():
+        cell = place[0].start + i, place[1].start + j
+        raise ValueError(f"cost must be finite or +inf, got {cost[i, j].item()} at cell {cell}")

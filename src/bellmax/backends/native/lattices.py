@@ -10,6 +10,7 @@ from torch import Tensor
 from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.layouts.lattice import Arrays, LatticeLayout
 from bellmax.layouts.table import Table, Term
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -71,6 +72,7 @@ class NativeLattice:
         arrays = self._arrays(theta, index)
         if not self._call("lattice_forward", arrays, theta, index, omega, value, tape, self._windows):
             self.layout.check(theta, index)
+            reject_overflow(value.to(theta[0].dtype), self.layout.sense)
         return value.to(theta[0].dtype)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -130,6 +132,7 @@ class NativeRows(NativeLattice):
         value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
         if not self._sweep("rows_forward", value, theta, index, omega, tape):
             self.layout.check(theta, index)
+            reject_overflow(value.to(theta[0].dtype), self.layout.sense)
         return value.to(theta[0].dtype)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like, padded
 from bellmax.layouts import LAYOUTS
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -54,6 +55,7 @@ class NativeSweeps:
         value = theta[0].new_empty(theta[0].shape[0])
         if not self._call("forward", (*theta, value, tape), index, omega):
             self.layout.check(theta, index)
+            reject_overflow(value, self.layout.sense)
         return value
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:

@@ -1,0 +1,67 @@
+"""Every structure on one small tensor of scores, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import bellmax as bx
+
+
+class Structure(NamedTuple):
+    """``make(x, omega=…, gamma=…)`` is a distribution for scores x of that shape, without a batch."""
+
+    make: Callable[..., bx.PathDistribution]
+    shape: tuple[int, ...]
+    sense: int = 1
+
+    @property
+    def absent(self) -> float:
+        """The infinity that stands for "no edge"."""
+        return -self.sense * float("inf")
+
+
+def _like(x: Tensor, *numbers: float) -> Tensor:
+    return torch.tensor(numbers).to(x)
+
+
+LABELS = torch.tensor([1, 2, 2])
+DAG = bx.DAG([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
+HYPER = bx.Hypergraph([("a", ()), ("b", ()), ("b", ("a",)), ("c", ("a", "b")), ("c", ("b",))])
+TREE = bx.Tree([-1, 0, 0])
+EDIT = bx.Lattice([bx.Move(1, 1, score=bx.cell("s")), bx.Move(1, 0, score=bx.cell("s")), bx.Move(0, 1)])
+MATRIX = torch.tensor([[0.3, -0.2], [0.1, 0.4]])
+
+
+def _lattice(x: Tensor, **omega: Any) -> bx.PathDistribution:
+    return EDIT.paths({"s": x}, **omega)
+
+
+STRUCTURES: dict[str, Structure] = {
+    "Chain": Structure(lambda x, **o: bx.Chain(x, **o), (3, 2, 2)),
+    "ScoredChain": Structure(lambda x, **o: bx.Chain.from_scores(x, MATRIX.to(x), **o), (4, 2)),
+    "ScoredChain, transitions": Structure(
+        lambda x, **o: bx.Chain.from_scores(_like(x, *range(6)).reshape(3, 2), x, **o), (2, 2)
+    ),
+    "DAG": Structure(lambda x, **o: DAG.paths(x, **o), (5,)),
+    "Hypergraph": Structure(lambda x, **o: HYPER.derivations(x, **o), (5,)),
+    "DTW": Structure(lambda x, **o: bx.DTW(x, **o), (3, 4), -1),
+    "DTW, open": Structure(lambda x, **o: bx.DTW(x, open_begin=True, open_end=True, **o), (3, 4), -1),
+    "DTW, weighted": Structure(lambda x, **o: bx.DTW(x, step_weights=(2.0, 1.0, 1.0), **o), (3, 4), -1),
+    "DTW, band": Structure(lambda x, **o: bx.DTW(x, band=1, **o), (4, 4), -1),
+    "Lattice": Structure(_lattice, (3, 3)),
+    "CTC": Structure(lambda x, **o: bx.CTC(x, LABELS, **o), (5, 3)),
+    "Monotone": Structure(lambda x, **o: bx.Monotone(x, **o), (4, 3)),
+    "Alignment": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, gap_extend=-0.5, **o), (3, 3)),
+    "Alignment, local": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, mode="local", **o), (3, 3)),
+    "Alignment, semiglobal": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, mode="semiglobal", **o), (3, 3)),
+    "Transducer": Structure(lambda x, **o: bx.Transducer(x[:, :3], x[:, 3:], **o), (3, 5)),
+    "SemiMarkov": Structure(lambda x, **o: bx.SemiMarkov(x, MATRIX.to(x), **o), (3, 2, 2)),
+    "SpanTrees": Structure(lambda x, **o: bx.SpanTrees(x, **o), (3, 3)),
+    "SpanTrees, labels": Structure(lambda x, **o: bx.SpanTrees(x, labels=True, **o), (3, 3, 2)),
+    "DependencyTrees": Structure(lambda x, **o: bx.DependencyTrees(x, **o), (4, 4)),
+    "Tree": Structure(lambda x, **o: TREE.labels(x, MATRIX.to(x).expand(3, 2, 2), **o), (3, 2)),
+}

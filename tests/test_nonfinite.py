@@ -1,0 +1,137 @@
+"""NaN, infinities and overflow everywhere in every structure: an error or a right answer, and no kernel that hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.kernels import needs_kernels
+from support.structures import STRUCTURES, Structure
+from torch import Tensor
+
+import bellmax as bx
+
+of_all = pytest.mark.parametrize("name", STRUCTURES)
+
+
+@pytest.fixture(autouse=True)
+def _watchdog() -> Iterator[None]:
+    """End the process if a kernel does not return: it would not see a signal."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def omegas(gamma: float | Tensor) -> list[bx.Regularizer]:
+    smooth = [bx.Negentropy(gamma), bx.SquaredL2(gamma), bx.Tsallis(2.0, gamma), bx.Tsallis(1.5, gamma)]
+    return [*smooth, bx.Tsallis(1.3, gamma)]
+
+
+def scores(structure: Structure, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(structure.shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def value_and_gradient(structure: Structure, x: Tensor, omega: bx.Regularizer) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    value = structure.make(x, omega=omega).value
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def assert_refused_or_unused(structure: Structure, x: Tensor, place: int, bad: float, omega: bx.Regularizer) -> None:
+    """A number that a path may use must be refused. An entry that no path uses may hold anything."""
+    spoilt, other = x.clone(), x.clone()
+    spoilt.view(-1)[place], other.view(-1)[place] = bad, 1.75
+    try:
+        value, gradient = value_and_gradient(structure, spoilt, omega)
+    except ValueError as error:
+        assert "must be finite" in str(error)  # noqa: PT017
+        return
+    assert torch.equal(value, structure.make(other, omega=omega).value), f"{bad} at {place} under {omega}"
+    assert not gradient.isnan().any()
+
+
+@needs_kernels
+@of_all
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("is_tensor", [False, True], ids=["number", "tensor"])
+def test_bad_numbers_are_refused_wherever_a_path_may_use_them(name: str, dtype: torch.dtype, is_tensor: bool) -> None:
+    structure = STRUCTURES[name]
+    x = scores(structure, dtype)
+    for omega in omegas(torch.tensor(0.7, dtype=dtype) if is_tensor else 0.7) + ([] if is_tensor else [bx.Hard()]):
+        for place in range(x.numel()):
+            for bad in (math.nan, -structure.absent):
+                assert_refused_or_unused(structure, x, place, bad, omega)
+
+
+@needs_kernels
+@of_all
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_bad_numbers_are_refused_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    structure = STRUCTURES[name]
+    x = scores(structure, dtype)
+    for omega in (bx.Negentropy(), bx.SquaredL2()):
+        for place in range(x.numel()):
+            for bad in (math.nan, -structure.absent):
+                assert_refused_or_unused(structure, x, place, bad, omega)
+
+
+@of_all
+def test_an_absent_edge_anywhere_is_no_nan(name: str) -> None:
+    structure = STRUCTURES[name]
+    x = scores(structure, torch.float64)
+    for omega in [*omegas(0.7), bx.Hard()]:
+        for place in range(x.numel()):
+            y = x.clone()
+            y.view(-1)[place] = structure.absent
+            value, gradient = value_and_gradient(structure, y, omega)
+            assert not value.isnan()
+            assert gradient.isfinite().all()
+            assert gradient.view(-1)[place] == 0
+            many = y.view(-1).masked_fill(torch.arange(x.numel()) % 3 == place % 3, structure.absent).view(x.shape)
+            value, gradient = value_and_gradient(structure, many, omega)
+            assert not value.isnan()
+            assert gradient.isfinite().all()
+
+
+@of_all
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_scores_that_overflow_are_refused_or_solved(name: str, dtype: torch.dtype, backend: str) -> None:
+    structure, generator = STRUCTURES[name], torch.Generator().manual_seed(1)
+    limits, large = torch.finfo(dtype), 1e200 if dtype == torch.float64 else 1e30
+
+    def some(x: Tensor, share: float) -> Tensor:
+        return torch.rand(x.shape, generator=generator) < share
+
+    refused = 0
+    for index, omega in enumerate([*omegas(0.7), bx.Hard()]):
+        x = scores(structure, dtype, index)
+        highest, lowest = x.masked_fill(some(x, 0.4), limits.max), x.masked_fill(some(x, 0.6), limits.min)
+        cases = [(highest, omega), (lowest, omega), (highest.masked_fill(some(x, 0.3), limits.min), omega)]
+        if not isinstance(omega, bx.Hard):
+            cases.append((x * large, omegas(1 / large)[index]))
+        for given, under in cases:
+            try:
+                value, gradient = value_and_gradient(structure, given, under)
+            except ValueError as error:
+                refused += 1
+                assert "must be" in str(error)  # noqa: PT017
+                continue
+            assert not value.isnan()
+            assert structure.sense * value < math.inf
+            assert not gradient.isnan().any()
+    assert refused
+
+
+@needs_kernels
+def test_training_that_diverges_ends_with_an_error() -> None:
+    """The step is far too long: the scores double until they overflow."""
+    scores = torch.randn(2, 6, 4, requires_grad=True)
+    targets = torch.tensor([[1, 2], [3, 3]])
+    with pytest.raises(ValueError, match="must be"):  # noqa: PT012
+        for _ in range(400):
+            (gradient,) = torch.autograd.grad(bx.CTC(scores, targets, omega="l2").value.sum(), scores)
+            with torch.no_grad():
+                scores.add_(scores.abs() * gradient.sign() + gradient)
