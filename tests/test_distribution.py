@@ -6,7 +6,7 @@ import copy
 import math
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
@@ -817,3 +817,101 @@ def test_support_takes_bool_and_names_shapes() -> None:
             p.support.check(torch.zeros(3))
         with pytest.raises(TypeError, match="no batch dimensions to iterate over"):
             list(p[0, 0])
+
+
+def tied_programs(dtype: torch.dtype, omega: bx.Regularizer, seed: int) -> dict[str, bx.PathDistribution]:
+    """Batches of four programs with integer scores."""
+
+    def integers(*shape: int) -> torch.Tensor:
+        return potentials(4, *shape, seed=seed).mul(1.5).round().to(dtype)
+
+    return {
+        "chain": bx.Chain(integers(5, 3, 3), omega=omega),
+        "scores": bx.Chain.from_scores(integers(5, 3), integers(3, 3), omega=omega),
+        "dag": diamond().paths(integers(10), omega=omega),
+        "dtw": bx.DTW(integers(4, 5), omega=omega),
+        "open dtw": bx.DTW(integers(3, 4), open_begin=True, omega=omega),
+        "semi_markov": bx.SemiMarkov(integers(4, 2, 2), integers(2, 2), omega=omega),
+        "monotone": bx.Monotone(integers(6, 3), omega=omega),
+        "tree": bx.Tree([-1, 0, 0, 1]).labels(integers(4, 2), integers(4, 2, 2), omega=omega),
+    }
+
+
+@pytest.mark.parametrize("gamma", [1.0, 3.0])
+@pytest.mark.parametrize("name", ["l2", "sparsemax", "entmax", "hard"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entropy_of_tied_scores_equals_enumeration(dtype: torch.dtype, name: str, gamma: float, backend: str) -> None:
+    if (name == "hard" and gamma != 1) or (backend == "reference" and dtype == torch.float32):
+        return
+    omega = bx.regularizers.resolve(name, None if name == "hard" else gamma)
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-9
+    for seed in range(2 if backend == "reference" else 6):
+        for p in tied_programs(dtype, omega, seed).values():
+            probabilities = p.support_paths(3000)[1].double()
+            entropy = -torch.special.xlogy(probabilities, probabilities).sum(0)
+            torch.testing.assert_close(p.entropy().double(), entropy, rtol=tolerance, atol=tolerance)
+            same = kl_divergence(p, p).double()
+            torch.testing.assert_close(same, torch.zeros_like(same), rtol=0, atol=tolerance)
+
+
+@needs_kernels
+def test_an_edge_of_probability_0_has_no_part_in_entropy_and_divergence() -> None:
+    # The sweep back leaves a mass of 3.5e-17 on an edge whose log q is −∞.
+    theta = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [2.0, 1.0]]], dtype=torch.float64)
+    theta.requires_grad_()
+    p = bx.Chain(theta, omega="l2", gamma=3.0)
+    assert p.entropy().isfinite()
+    assert torch.autograd.grad(p.entropy(), theta)[0].isfinite().all()
+    for r in (p, bx.Chain(torch.zeros_like(theta)), bx.Chain(theta.detach(), omega="l2", gamma=4.0)):
+        assert kl_divergence(p, r).isfinite()
+    away = theta.detach() + torch.tensor([0.0, -99.0], dtype=torch.float64)[:, None]
+    assert kl_divergence(p, bx.Chain(away, omega="l2")) == math.inf
+
+
+def test_nan_inside_is_an_error_whatever_gamma_is(backend: str) -> None:
+    def programs(gamma: float | torch.Tensor, bad: float) -> Iterator[Callable[[], bx.PathDistribution]]:
+        def put(*shape: int) -> torch.Tensor:
+            scores = potentials(*shape)
+            scores.view(-1)[5] = bad
+            return scores
+
+        return iter(
+            [
+                lambda: bx.Chain(put(4, 2, 2), gamma=gamma),
+                lambda: bx.Chain.from_scores(put(4, 2), torch.zeros(2, 2).double(), gamma=gamma),
+                lambda: bx.DTW(put(3, 4), gamma=gamma),
+                lambda: bx.DTW(put(3, 4), open_end=True, gamma=gamma),
+                lambda: diamond().paths(put(10), gamma=gamma),
+                lambda: bx.CTC(put(4, 3), torch.tensor([2]), gamma=gamma),
+                lambda: bx.Monotone(put(4, 3), gamma=gamma),
+                lambda: bx.Alignment(put(4, 3), gap_open=-1.0, gap_extend=-1.0, gamma=gamma),
+                lambda: bx.Transducer(put(3, 3), potentials(3, 2), gamma=gamma),
+                lambda: bx.SemiMarkov(put(4, 2, 2), torch.zeros(2, 2).double(), gamma=gamma),
+                lambda: bx.SpanTrees(put(4, 4), gamma=gamma),
+                lambda: bx.Tree([-1, 0, 0]).labels(put(3, 2), potentials(3, 2, 2), gamma=gamma),
+            ]
+        )
+
+    for bad in (math.nan, math.inf):
+        for number, tensor in zip(programs(2.0, bad), programs(torch.tensor(2.0), bad), strict=True):
+            if bad == math.inf and number().sense < 0:
+                continue  # a cost of +∞ forbids a cell
+            messages = []
+            for make in (number, tensor):
+                with pytest.raises(ValueError, match="must be finite") as raised:
+                    _ = make().value
+                messages.append(str(raised.value))
+            assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_topk_scores_where_a_path_overflows(dtype: torch.dtype, backend: str) -> None:
+    low = torch.finfo(dtype).min
+    dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+    theta = torch.tensor([1.0, low, 0.0, low], dtype=dtype, requires_grad=True)
+    scores, paths = dag.paths(theta).topk(2)
+    assert scores.tolist() == [1.0, -math.inf]
+    assert paths[0].tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert torch.autograd.grad(scores[0], theta)[0].equal(paths[0])
+    chain = bx.Chain(torch.full((3, 2, 2), low, dtype=dtype)).topk(2)[0]
+    assert not chain.isnan().any()

@@ -127,10 +127,6 @@ class PathDistribution(Targets):
     def _num_choices(self) -> int:
         """How many uniforms a sampled path consumes."""
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        """The scores, fit for arithmetic with a tensor γ: finite or infinite throughout, never NaN."""
-        return self._scores
-
     def _to_paths(self, found: Tensor) -> Tensor:
         """The results (B, K, …) of the sweeps ``sample`` and ``topk`` as paths (B, K, *event)."""
         return found
@@ -214,7 +210,7 @@ class PathDistribution(Targets):
 
     def _flat_theta(self) -> tuple[Tensor, ...]:
         """θ/γ as a flat batch."""
-        return self._flat.theta(self._finite_scores() if isinstance(self.omega.gamma, Tensor) else self._scores)
+        return self._flat.theta(self._scores)
 
     def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """θ/γ as a flat batch; DP_Ω(θ/γ) and the tape, without a graph.
@@ -251,7 +247,7 @@ class PathDistribution(Targets):
         if self._tape_is_large and not (has_graph or self._cache):
             return flat.value(flat.run("value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
-        fresh = flat.value(value.clone() if flat.gamma == 1 else value)
+        fresh = flat.value(value)
         if not has_graph:
             return fresh
         return autograd.Shortcut(flat.vjp, flat.general).attach(fresh, scores, (*theta, tape))
@@ -318,10 +314,10 @@ class PathDistribution(Targets):
         fine = self._expanded()
         found, places = fine._topk(k)
         paths = fine._to_paths(places).reshape((*self.batch_shape, k, *fine.event_shape)).to(found.dtype)
-        # The sweep has the scores in better precision than a sum along the path, which has the gradient.
-        over_k = promote_half(fine.potentials).unsqueeze(len(self.batch_shape))
-        along = inner(paths, over_k, len(fine.event_shape))
-        scores = fine.sense * found.reshape((*self.batch_shape, k)) + (along - along.detach())
+        # The sweep has the scores in better precision than a sum along the path. Only the gradient comes from the path.
+        zeros = promote_half(fine.potentials)
+        zeros = (zeros - zeros.detach()).unsqueeze(len(self.batch_shape))
+        scores = fine.sense * found.reshape((*self.batch_shape, k)) + inner(paths, zeros, len(fine.event_shape))
         dims = len(self.batch_shape)
         events = self._onto_event(paths.movedim(dims, 0)).movedim(0, dims)
         return scores * (self.sense * fine.sense), events.to(self.dtype)
@@ -353,7 +349,8 @@ class PathDistribution(Targets):
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
         fine = self._expanded()
-        return 0 - inner(fine._path(), fine._log_transitions(), len(fine.event_shape))
+        log_q = fine._log_transitions()
+        return 0 - inner(_used(fine._path(), log_q), log_q, len(fine.event_shape))
 
     @property
     def log_num_paths(self) -> Tensor:
@@ -631,6 +628,12 @@ class _Paths(constraints.Constraint):
         return self._p._is_path(self._p._check_event(value))
 
 
+def _used(path: Tensor, log_q: Tensor) -> Tensor:
+    """An expected path without what rounding leaves on edges of probability 0: the sweep back divides up the mass of a
+    node by other sums than those that log q is made of."""
+    return path.masked_fill(log_q == -math.inf, 0)
+
+
 def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero()[0].tolist())
 
@@ -640,7 +643,8 @@ def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
     if not p._same_graph(r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
     p, r = p._expanded(), r._expanded()
-    path, ratio = p._path(), p._log_transitions() - r._log_transitions()
+    log_p, log_r = p._log_transitions(), r._log_transitions()
+    path, ratio = _used(p._path(), log_p), log_p - log_r
     outside = (path > 0) & (ratio == math.inf)  # paths of p that r does not have
     finite = inner(path, ratio.masked_fill(outside, 0), len(p.event_shape))
     return finite.masked_fill(outside.flatten(-len(p.event_shape)).any(-1), math.inf)

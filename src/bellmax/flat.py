@@ -91,10 +91,10 @@ class Flat:
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def value(self, flat: Tensor) -> Tensor:
-        """The value, of the batch shape, from the one at γ = 1."""
+        """A new tensor of the batch shape, from the value at γ = 1. Its zeros are positive."""
         shaped = flat if flat.shape == self.batch_shape else flat.reshape(self.batch_shape)
         value = multiply_by_gamma(shaped, self.gamma)
-        return -value if self.is_negated else value
+        return 0 - value if self.is_negated else value + 0
 
     # --- the value as a shortcut: γ cancels in its gradient
 

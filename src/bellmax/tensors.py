@@ -33,19 +33,19 @@ def widen(x: Tensor) -> Tensor:
 
 
 def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
-    """x / γ, where an infinite x stays as it is and gives γ no gradient."""
+    """x / γ, where an x that is infinite or NaN stays as it is and gives γ no gradient."""
     if not isinstance(gamma, Tensor):
         return x if gamma == 1 else x / gamma
-    infinite = x.isinf()
-    return torch.where(infinite, x, x.masked_fill(infinite, 0) / gamma)
+    special = ~x.isfinite()
+    return torch.where(special, x, x.masked_fill(special, 0) / gamma)
 
 
 def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
-    """γ x, where an infinite x stays as it is and gives γ no gradient."""
+    """γ x, where an x that is infinite or NaN stays as it is and gives γ no gradient."""
     if not isinstance(gamma, Tensor):
         return x if gamma == 1 else x * gamma
-    infinite = x.isinf()
-    return torch.where(infinite, x, x.masked_fill(infinite, 0) * gamma)
+    special = ~x.isfinite()
+    return torch.where(special, x, x.masked_fill(special, 0) * gamma)
 
 
 def inner(path: Tensor, z: Tensor, event_dims: int = 1) -> Tensor:

@@ -289,9 +289,6 @@ class DTW(PathDistribution):
         if is_readable(self.cost):
             layout.check((self._flat_cost,), self._index)
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return (self.cost.masked_fill(~self._inside, 0),)
-
     def _to_paths(self, found: Tensor) -> Tensor:
         rows, columns = self.event_shape
         flat = torch.zeros((*found.shape[:-1], rows * columns + 1), dtype=self.dtype, device=self.device)

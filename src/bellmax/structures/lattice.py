@@ -615,9 +615,6 @@ class LatticePaths(NamedScores):
         rows, columns = self._size
         return (rows + columns - 1) * self.lattice.states + 1
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
-
     def _is_path(self, value: Tensor) -> Tensor:
         """Whether a path uses each entry of the first score so often."""
         batch = torch.broadcast_shapes(value.shape[: value.ndim - len(self.event_shape)], self.batch_shape)

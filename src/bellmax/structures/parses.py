@@ -141,9 +141,6 @@ class ParseTrees(PathDistribution):
         used = layout.is_used(self._flat.unscaled(self._detached()), self._index)
         return used.reshape(*self.batch_shape, *used.shape[1:])
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return (self._scores[0].masked_fill(~self._is_used(self._scores[0].ndim), 0),)
-
     def _same_graph(self, other: PathDistribution) -> bool:
         return (
             isinstance(other, ParseTrees)

@@ -206,9 +206,6 @@ class SemiMarkov(NamedScores):
     def _num_choices(self) -> int:
         return 2 * self.event_shape[0] + 1
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
-
     def _is_path(self, value: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(value.shape[:-3], self.batch_shape)
         value = value.expand(batch + self.event_shape)

@@ -230,9 +230,6 @@ class TreeLabels(NamedScores):
     def _num_choices(self) -> int:
         return self.tree.num_nodes
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return tuple(score.masked_fill(score.isnan(), 0) for score in self._scores)
-
     def _is_path(self, value: Tensor) -> Tensor:
         return ((value == 0) | (value == 1)).flatten(-2).all(-1) & (value.sum(-1) == 1).all(-1)
 
