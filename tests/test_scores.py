@@ -531,3 +531,61 @@ def test_bad_input_is_named(backend: str) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def tied(kind: str, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    """Emissions, transitions, start and end of 32 chains, most of which have best sequences that are equally good."""
+    drawn = [potentials(*shape, seed=seed + n) for n, shape in enumerate(((32, 7, 3), (3, 3), (3,), (3,)))]
+    return [{"integers": (2 * x).round(), "tenths": (4 * x).round() / 10, "normal": x}[kind].to(dtype) for x in drawn]
+
+
+# Sums of tenths are rounded. In half precision they are sums in float32 of numbers that have few digits.
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(kind, dtype) for kind in ("integers", "normal") for dtype in (torch.float32, torch.float64)]
+    + [("tenths", dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16)],
+)
+@pytest.mark.parametrize("name", ["hard", "l2", "negentropy"])
+def test_one_program_answers_every_question(name: str, kind: str, dtype: torch.dtype, backend: str) -> None:
+    for seed in range(3):
+        emissions, transitions, start, end = tied(kind, dtype, seed)
+        p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=name)
+        best = p.best_path()
+        assert best.equal(p.sequence_to_path(p.best_sequence()))
+        assert p.topk(1)[1].squeeze(1).equal(best)
+        samples = p.sample((4,))
+        assert p.log_prob(samples).isfinite().all()
+        assert (p.expected_path.expand_as(samples)[samples > 0] > 0).all()
+        close(p.expected_path.sum(-1).float(), p.marginals.float(), 1e-5 if dtype.itemsize > 2 else 5e-3)
+        if name == "hard":
+            assert p.log_prob(best).eq(0).all()
+            assert p.mode.equal(best)
+            assert p.expected_path.equal(best)
+            assert p.topk(1)[0].squeeze(1).equal(p.value)
+            assert p.entropy().eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_the_float32_program_of_the_rounded_scores(dtype: torch.dtype, backend: str) -> None:
+    drawn = [potentials(*shape, seed=n).to(dtype) for n, shape in enumerate(((4, 50, 5), (5, 5), (5,), (5,)))]
+    for omega in bx.Negentropy(), bx.SquaredL2(), bx.Tsallis(1.5):
+        p, exact = (
+            bx.Chain.from_scores(e, t, start=s, end=n, omega=omega)
+            for e, t, s, n in (drawn, [x.float() for x in drawn])
+        )
+        path = exact.sample()
+        assert p.log_prob(path).dtype == torch.float32
+        close(p.log_prob(path), exact.log_prob(path), 1e-4)
+        close(p.entropy(), exact.entropy(), 1e-4)
+        close(p.topk(3)[0], exact.topk(3)[0], 1e-4)
+        close(p.expected_path.float(), exact.expected_path, 5e-3)
+
+
+def test_scores_that_add_up_to_more_than_float16_holds(backend: str) -> None:
+    emissions, transitions = torch.full((5, 2), 40000.0).half(), torch.full((2, 2), 40000.0).half()
+    p = bx.Chain.from_scores(emissions, transitions)
+    close(p.value, torch.tensor(360000.0), 1e-4)
+    close(p.topk(1)[0], torch.tensor([360000.0]), 1e-6)
+    close(p.log_prob(p.sample()), torch.tensor(-5 * math.log(2)), 1e-5)
+    close(p.expected_path.sum((-1, -2)), torch.ones(5).half(), 1e-3)
+    assert p.potentials.dtype == torch.float32

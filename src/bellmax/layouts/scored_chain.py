@@ -11,12 +11,22 @@ import math
 import torch
 from torch import Tensor
 
-from bellmax.layouts.steps import check_index, empty_paths, first_step, index_is_batched, kept_steps, last_step, nodes
+from bellmax.layouts.steps import (
+    check_index,
+    empty_paths,
+    first_step,
+    index_is_batched,
+    is_used,
+    kept_steps,
+    last_step,
+    nodes,
+)
 from bellmax.layouts.values import reject
 from bellmax.tensors import Tensors
 
 __all__ = ["check", "check_index", "empty_paths", "engine_index", "index_is_batched", "nodes"]
-__all__ += ["along", "dense", "engine", "extra_nodes", "found_paths", "onto_scores", "sense", "weights"]
+__all__ += ["along", "dense", "engine", "extra_nodes", "found_paths", "from_edges", "onto_edges", "onto_scores"]
+__all__ += ["sense", "weights"]
 
 engine = "chain"
 sense = 1
@@ -64,6 +74,26 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
     end = emissions.masked_fill(~last, 0).sum(1)
     parts = zip((emissions, transitions, start, end), theta, strict=True)
     return [part.sum_to_size(t.shape).contiguous() if part.numel() else torch.zeros_like(t) for part, t in parts]
+
+
+# --- numbers of edges in θ's shapes, where each sequence has transitions of its own at every step
+
+
+def from_edges(edges: Tensor, theta: Tensors, index: Tensors) -> list[Tensor]:
+    """Numbers (B, T, S, S) of edges as transitions and start, with emissions and end 0."""
+    kept = kept_steps(edges, index)
+    first = first_step(kept)
+    transitions = edges.masked_fill(~(kept & ~first)[..., None, None], 0)[:, 1:]
+    start = edges[..., 0].masked_fill(~first.unsqueeze(-1), 0).sum(1)
+    parts = torch.zeros_like(theta[0]), transitions, start, torch.zeros_like(theta[3])
+    return [part.to(t.dtype).contiguous() for part, t in zip(parts, theta, strict=True)]
+
+
+def onto_edges(transitions: Tensor, start: Tensor, emissions: Tensor, index: Tensors) -> Tensor:
+    """Transitions (B, T−1, S, S) and start (B, S) as numbers (B, T, S, S) of edges, 0 where there is no edge."""
+    nothing = torch.zeros_like(emissions)
+    edges = dense((nothing, transitions, start, nothing[:, :0].sum(1)), index)
+    return edges.masked_fill(~is_used(kept_steps(emissions, index), emissions.shape[-1]), 0)
 
 
 def found_paths(found: Tensor, theta: Tensors, index: Tensors) -> Tensor:

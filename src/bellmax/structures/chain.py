@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -13,8 +13,8 @@ import bellmax.autograd as autograd
 from bellmax.backends import BACKENDS
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
-from bellmax.layouts.scored_chain import dense
-from bellmax.layouts.steps import first_step, is_used, last_step, previous_states
+from bellmax.layouts.scored_chain import dense, onto_edges
+from bellmax.layouts.steps import first_step, last_step, previous_states
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
 from bellmax.structures.sequences import SequencePaths
 from bellmax.targets import Targets
@@ -118,9 +118,6 @@ class Chain(SequencePaths):
             emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=omega, gamma=gamma
         )
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        return (self.potentials.masked_fill(~is_used(self._kept, self.event_shape[1]), 0),)
-
 
 class ScoredChain(Chain):
     """A chain given by scores: see :meth:`Chain.from_scores`.
@@ -204,9 +201,11 @@ class ScoredChain(Chain):
 
     @property
     def potentials(self) -> Tensor:
-        """The potentials (..., T, S, S) ``[t, current, previous]`` that the scores add up to, built now."""
-        flat = [self._flat.flatten(score, dims) for score, dims in zip(self._scores, self._own_dims, strict=True)]
-        return dense(flat, self._flat.index).reshape(self.batch_shape + self.event_shape)
+        """The potentials (..., T, S, S) ``[t, current, previous]`` that the scores add up to, built now.
+
+        If the scores are in half precision, the potentials are float32.
+        """
+        return dense(self._flat.unscaled(self._scores), self._flat.index).reshape(self.batch_shape + self.event_shape)
 
     @property
     def marginals(self) -> Tensor:
@@ -267,14 +266,6 @@ class ScoredChain(Chain):
 
     # --- what the base asks for
 
-    def _finite_scores(self) -> tuple[Tensor, ...]:
-        kept = self._kept
-        emissions, transitions, start, end = self._scores
-        emissions = emissions.masked_fill(~kept.unsqueeze(-1), 0)
-        if self._own_dims[1] == 3:
-            transitions = transitions.masked_fill(~(kept & ~first_step(kept))[..., 1:, None, None], 0)
-        return emissions, transitions, start, end
-
     def _direction(self, z: ScoresLike) -> list[Tensor]:
         if len(z) != 4:
             raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
@@ -285,23 +276,47 @@ class ScoredChain(Chain):
             direction.append(like)
         return direction
 
-    def _expanded(self) -> Chain:
-        dense = Chain(self.potentials, omega=self.omega)
-        dense._lengths, dense._mask, dense.backend = self._lengths, self._mask, self.backend
-        return dense
+    def _by_step(self) -> Self:
+        """The same program, where each sequence has its own transitions at every step."""
+        emissions, transitions, start, end = self._scores
+        steps, states, batch = self.event_shape[0], self.event_shape[1], self.batch_shape
+        if self._own_dims[1] == 2:
+            transitions = transitions.unsqueeze(-3)
+        transitions = transitions.expand(*batch, max(steps - 1, 0), states, states)
+        other = self._with((emissions, transitions, start.expand(*batch, -1), end.expand(*batch, -1)), self.omega)
+        other._own_dims = (2, 3, 1, 1)
+        return other
 
     def _path(self) -> Tensor:
-        return self._expanded()._path()
+        return self._by_step()._onto_edges(autograd.expected_path)
+
+    def _log_transitions(self) -> Tensor:
+        return self._by_step()._onto_edges(autograd.log_transitions)
+
+    def _onto_edges(self, sweep: Callable[..., Sequence[Tensor]]) -> Tensor:
+        """What a sweep says about transitions at every step and about start, as numbers (..., T, S, S) of edges."""
+        theta, _, tape = self._forward()
+        flat = self._flat
+        _, transitions, start, _ = sweep(flat.program, theta, tape, flat.index)
+        edges = onto_edges(transitions, start, theta[0], flat.index)
+        return edges.reshape(self.batch_shape + self.event_shape)
+
+    def _with_weights(self, weights: Tensor, omega: Regularizer) -> Chain:
+        dense = Chain(weights, omega=omega)
+        dense._lengths, dense._mask, dense.backend = self._lengths, self._mask, self._backend_under(omega.kernel)
+        return dense
 
     # --- targets
 
     def _restricted_value(self, allowed: Tensor) -> Tensor:
         if self._is_of_states(allowed):
             return super()._restricted_value(allowed)
-        return self._expanded()._restricted_value(allowed)
+        return self._with_weights(self.potentials, self.omega)._restricted_value(allowed)
 
     def _add(self, cost: Tensor) -> Targets:
-        return super()._add(cost) if self._is_of_states(cost) else self._expanded()._add(cost)
+        if self._is_of_states(cost):
+            return super()._add(cost)
+        return self._with_weights(self.potentials, self.omega)._add(cost)
 
     def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
         shortcut = BACKENDS[self.backend].shortcut("scored_chain.labels")

@@ -9,6 +9,7 @@ import torch
 from bellmax.backends.native import blocks, labels, loading, neighbors, short_pairs, two_states
 from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.lattices import NativeLattice, NativeRows
+from bellmax.backends.native.scored_chain import NativeScoredChain
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
@@ -40,7 +41,9 @@ class Native:
     status = loading.status
 
     def __init__(self) -> None:
+        chain = NativeSweeps("chain")
         self._sweeps: dict[str, Sweeps] = {structure: NativeSweeps(structure) for structure in STRUCTURES}
+        self._sweeps |= {"chain": chain, "scored_chain": NativeScoredChain(chain)}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         is_here = loading.kernels is not None and device.type == "cpu"

@@ -10,6 +10,7 @@ import torch
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference import chain, graph
 from bellmax.backends.reference.expanded import Expanded
+from bellmax.backends.reference.scored_chain import ExpandedScoredChain
 from bellmax.layouts import EXPANSIONS, LAYOUTS
 from bellmax.layouts.lattice import LatticeLayout
 from bellmax.regularizers import Kernel
@@ -25,7 +26,7 @@ class Reference:
 
     def __init__(self) -> None:
         expanded = {name: Expanded(layout, _ENGINES[layout.engine]) for name, layout in EXPANSIONS.items()}
-        self._sweeps: dict[str, Sweeps] = {**_ENGINES, **expanded}
+        self._sweeps: dict[str, Sweeps] = {**_ENGINES, **expanded, "scored_chain": ExpandedScoredChain(chain)}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         return True

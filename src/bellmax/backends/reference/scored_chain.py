@@ -1,0 +1,57 @@
+"""log q of a chain given by scores, where each sequence has transitions of its own at every step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bellmax.backends.protocol import EdgeSweeps
+from bellmax.backends.reference.expanded import Expanded
+from bellmax.layouts import scored_chain as layout
+from bellmax.regularizers import Regularizer
+from bellmax.tensors import Tensors
+
+
+class LogTransitions:
+    """The sweeps of a dense chain, in θ's shapes: an edge's log q is in the transitions, or in start for a first one.
+
+    The edges into the end node count with those of the last step.
+    """
+
+    chain: EdgeSweeps
+
+    def _dense(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        """Potentials of a dense chain, and its tape."""
+        raise NotImplementedError
+
+    def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
+        weights, tape = self._dense(theta, tape, index, omega)
+        (log_q,) = self.chain.log_transitions([weights], tape, index, omega)
+        return layout.from_edges(log_q, theta, index)
+
+    def log_transitions_jvp(
+        self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        weights, tape = self._dense(theta, tape, index, omega)
+        along = layout.dense(z, index).to(weights.dtype)
+        (product,) = self.chain.log_transitions_jvp([weights], tape, [along], index, omega)
+        return layout.from_edges(product, theta, index)
+
+    def log_transitions_vjp(
+        self, theta: Tensors, tape: Tensor, cotangent: Tensors, index: Tensors, omega: Regularizer
+    ) -> Tensors:
+        weights, tape = self._dense(theta, tape, index, omega)
+        _, transitions, start, _ = cotangent
+        edges = layout.onto_edges(transitions, start, theta[0], index).to(weights.dtype)
+        (product,) = self.chain.log_transitions_vjp([weights], tape, [edges], index, omega)
+        return [part.to(t.dtype) for part, t in zip(layout.onto_scores(product, theta, index), theta, strict=True)]
+
+
+class ExpandedScoredChain(LogTransitions, Expanded):
+    """The sweeps of a dense chain whose potentials are the sums of the scores."""
+
+    def __init__(self, chain: EdgeSweeps) -> None:
+        Expanded.__init__(self, layout, chain)
+        self.chain = chain
+
+    def _dense(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+        return layout.dense(theta, index), tape
