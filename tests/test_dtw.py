@@ -969,3 +969,42 @@ def test_mass_is_kept_along_a_hundred_thousand_steps() -> None:
     cost = torch.randn(1, 1, 100_000, requires_grad=True)
     (path,) = torch.autograd.grad(bx.DTW(cost).value.sum(), cost)
     close(path, torch.ones_like(path), 1e-6)
+@needs_kernels
+@pytest.mark.parametrize(
+    "options", [{"step_weights": (2, 1, 1)}, {"step_penalties": (0, 1, 1)}, {"open_begin": True, "open_end": True}]
+)
+def test_moves_that_differ_and_open_ends_are_swept_once(options: dict) -> None:
+    cost = potentials(2, 4, 5, requires_grad=True)
+    p, z = bx.DTW(cost, omega="l2", **options), potentials(2, 4, 5, seed=1)
+    with took("lattice_forward", times=1):
+        for _ in range(2):
+            p.value.sum().backward()
+            _ = p.expected_path, p.directional_derivative(z), p.hessian_product(z), p.sample_alignments()
+    with took("lattice_forward", times=1), torch.no_grad():
+        cost += z
+        _ = p.expected_path, p.sample((2,))
+    close(p.expected_path, bx.DTW(cost.detach().clone(), omega="l2", **options).expected_path)
+
+
+def test_a_change_of_the_step_weights_in_place_is_noticed(backend: str) -> None:
+    cost, weights = potentials(2, 4, 5), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
+    p = bx.DTW(cost, step_weights=weights)
+    _ = p.value, p.expected_path
+    weights += 1
+    fresh = bx.DTW(cost, step_weights=weights.clone())
+    close(p.value, fresh.value)
+    close(p.expected_path, fresh.expected_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"open_end": True}, {"step_weights": (2, 1, 1)}])
+def test_a_distance_of_zero_is_not_negative_zero(options: dict, backend: str) -> None:
+    x = torch.arange(5.0).unsqueeze(-1)
+    cost = torch.zeros(2, 3, 4)
+    found = [bx.dtw(x, x, omega="hard", **options), bx.dtw(x.clone().requires_grad_(), x, omega="hard", **options)]
+    for p in (bx.DTW(cost, omega="hard", **options), bx.DTW(cost.clone().requires_grad_(), omega="hard", **options)):
+        found += [p.value, p.topk(2)[0]]
+    graph = bx.DAG([(0, 1), (1, 2)]).paths(torch.zeros(2), omega="hard", minimize=True)
+    found += [graph.value, graph.topk(1)[0]]
+    for value in found:
+        assert not value.signbit().any()
+        assert not value.any()

@@ -320,7 +320,7 @@ class PathDistribution(Targets):
         scores = fine.sense * found.reshape((*self.batch_shape, k)) + inner(paths, zeros, len(fine.event_shape))
         dims = len(self.batch_shape)
         events = self._onto_event(paths.movedim(dims, 0)).movedim(0, dims)
-        return scores * (self.sense * fine.sense), events.to(self.dtype)
+        return scores * (self.sense * fine.sense) + 0, events.to(self.dtype)  # no -0
 
     # --- the distribution
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from bellmax.tensors import Gamma, inner, promote_half, wide_dtype, widen
 from bellmax.transforms import is_readable
 
 StepWeights = Sequence[float] | Tensor
+_Result = TypeVar("_Result")
 
 
 class DTW(PathDistribution):
@@ -214,6 +215,22 @@ class DTW(PathDistribution):
         p.backend = self.backend
         return p
 
+    def _by_lattice(self, verb: Callable[[LatticePaths], _Result]) -> _Result:
+        """What a verb of the lattice says. The forward sweep is kept here: the lattice's tensors are made anew, since a
+        graph that leads to them serves one backward."""
+        paths, version = self._lattice_paths(), self._version()
+        if version in self._cache and not self._is_foreign_trace():
+            paths._cache = {paths._version(): self._cache[version]}
+        result = verb(paths)
+        for swept in paths._cache.values():
+            self._cache = {version: swept}
+        return result
+
+    @property
+    def _inputs(self) -> tuple[Tensor, ...]:
+        steps = (self.step_weights, self.step_penalties)
+        return *super()._inputs, *(step for step in steps if step is not None)
+
     def _beyond(self, cells: Tensor, with_penalties: bool) -> dict[str, Tensor]:
         """What each kind of move pays beyond the costs of cells, (..., N, M) or, without weights, (...)."""
         beyond = cells.new_zeros(3) if self.step_penalties is None or not with_penalties else self.step_penalties
@@ -226,21 +243,22 @@ class DTW(PathDistribution):
         return dict(zip(_KINDS, parts, strict=True))
 
     def _value(self) -> Tensor:
-        return self._lattice_paths()._value() if self._has_own_moves else super()._value()
+        return self._by_lattice(LatticePaths._value) if self._has_own_moves else super()._value()
 
     def _path(self) -> Tensor:
-        return self._lattice_paths()._path() if self._has_own_moves else super()._path()
+        return self._by_lattice(LatticePaths._path) if self._has_own_moves else super()._path()
 
     def _directional_derivative(self, z: Sequence[Tensor]) -> Tensor:
         if not self._has_own_moves:
             return super()._directional_derivative(z)
-        return self._lattice_paths().directional_derivative({"cost": z[0], **self._beyond(z[0], with_penalties=False)})
+        along = {"cost": z[0], **self._beyond(z[0], with_penalties=False)}
+        return self._by_lattice(lambda paths: paths.directional_derivative(along))
 
     def _hessian_product(self, z: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not self._has_own_moves:
             return super()._hessian_product(z)
         along = {"cost": z[0], **self._beyond(z[0], with_penalties=False)}
-        products = self._lattice_paths().hessian_product(along)
+        products = self._by_lattice(lambda paths: paths.hessian_product(along))
         total = products["cost"]
         if self.step_weights is not None:
             factors = (self.step_weights - 1)[..., None, None].unbind(-3)
@@ -250,7 +268,7 @@ class DTW(PathDistribution):
     def _sample(self, draws: int) -> Tensor:
         if not self._has_own_moves:
             return super()._sample(draws)
-        return self._lattice_paths()._sample(draws)[..., 0]
+        return self._by_lattice(lambda paths: paths._sample(draws))[..., 0]
 
     def _unweighted(self, omega: Regularizer) -> PathDistribution:
         self._check()
