@@ -148,7 +148,8 @@ def test_many_iterations_keep_their_digits() -> None:
     double = graph(unary.double(), agree.double(), iterations=60)
     assert (single.beliefs - double.beliefs).abs().max() < 1e-5
     half = graph(unary.bfloat16(), agree.bfloat16(), iterations=60)
-    assert half.beliefs.dtype == half.value.dtype == half.residual.dtype == torch.bfloat16
+    assert half.beliefs.dtype == torch.bfloat16
+    assert half.value.dtype == half.residual.dtype == torch.float32
 
 
 def test_no_edges_and_empty_batch() -> None:
@@ -191,3 +192,26 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"unary": torch.zeros(5, 2), "pairwise": torch.zeros(2, 2)} | change
     with pytest.raises(ValueError, match=message):
         bx.BeliefPropagation(TREE)(**arguments)  # type: ignore[arg-type]
+
+
+def test_values_of_half_precision_do_not_overflow() -> None:
+    graph, zeros = bx.BeliefPropagation(LOOPY), torch.zeros(4, 2, dtype=torch.float16)
+    p = graph(zeros, zeros[:2], gamma=1e30)
+    torch.testing.assert_close(p.value, graph(zeros.float(), zeros[:2].float(), gamma=1e30).value)
+    assert p.beliefs.dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_overflow_are_an_error(dtype: torch.dtype) -> None:
+    graph, most = bx.BeliefPropagation(LOOPY), torch.finfo(dtype).max
+    large, zeros = torch.full((4, 2), most, dtype=dtype), torch.zeros(2, 2, dtype=dtype)
+    with pytest.raises(ValueError, match=r"must add up to less than .* but they overflow"):
+        graph(large, zeros)
+    with pytest.raises(ValueError, match="increase gamma"):
+        graph(large / 1e20, zeros, gamma=1e-30)
+    masked = torch.zeros(4, 2, dtype=dtype)
+    masked[:, 1] = -most
+    p = graph(masked, zeros)
+    assert p.value.eq(0).all()
+    assert p.beliefs[:, 0].eq(1).all()
+    assert graph(-large, zeros).value.eq(-math.inf).all()

@@ -969,6 +969,8 @@ def test_mass_is_kept_along_a_hundred_thousand_steps() -> None:
     cost = torch.randn(1, 1, 100_000, requires_grad=True)
     (path,) = torch.autograd.grad(bx.DTW(cost).value.sum(), cost)
     close(path, torch.ones_like(path), 1e-6)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     "options", [{"step_weights": (2, 1, 1)}, {"step_penalties": (0, 1, 1)}, {"open_begin": True, "open_end": True}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -19,17 +20,15 @@ def reject(name: str, theta: Tensor, bad: Tensor) -> None:
     )
 
 
-def reject_overflow(value: Tensor, sense: int) -> None:
-    """Raise a ValueError if an entry of ``value`` (B,) is NaN or the infinity that no missing path gives. CPU only."""
-    if value.device.type != "cpu":
+def reject_overflow(value: Tensor, sense: int = 1) -> None:
+    """Raise a ValueError if a value is NaN or the infinity that no missing path gives. CPU only."""
+    if value.device.type != "cpu" or bool((sense * value < math.inf).all()):
         return
-    bad = ~(sense * value < math.inf)
-    if bool(bad.any()):
-        batch = int(bad.nonzero()[0])
-        raise ValueError(
-            f"scores must be small enough for {value.dtype}, but the value of batch element {batch} (batch flattened) "
-            f"overflows to {value[batch].item()}"
-        )
+    name, largest = str(value.dtype).removeprefix("torch."), torch.finfo(value.dtype).max
+    raise ValueError(
+        f"scores, divided by gamma, must add up to less than {largest:.2g}, the largest number in {name}, but they "
+        "overflow: scale them down, increase gamma, or use float64"
+    )
 
 
 def check_lengths(name: str, lengths: Tensor, least: int, most: int) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import answers_near_misses, as_lengths, check_tensor
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half
-from bellmax.transforms import is_readable
+from bellmax.transforms import is_checked, is_readable
 
 
 class _Routes(NamedTuple):
@@ -66,7 +67,7 @@ class BeliefPropagation:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Beliefs:
-        """The beliefs after some iterations.
+        """Return the beliefs after some iterations. They are computed now: later changes of the scores do not count.
 
         Args:
             unary: (..., V, K), the score of each state at each node; −∞ forbids a state.
@@ -80,15 +81,15 @@ class BeliefPropagation:
         self._check(unary, pairwise, iterations, damping)
         omega = resolve(omega, gamma)
         by_edge = pairwise.expand(*unary.shape[:-2], self._edges, *pairwise.shape[-2:])
-        state = _State(
-            self._routes.on(unary.device),
-            divide_by_gamma(promote_half(unary), _with_dims(omega.gamma, 2)),
-            divide_by_gamma(promote_half(torch.cat([by_edge, by_edge.mT], -3)), _with_dims(omega.gamma, 3)),
-            omega.at_unit_gamma(),
-        )
+        nodes = divide_by_gamma(promote_half(unary), _with_dims(omega.gamma, 2))
+        edges = divide_by_gamma(promote_half(torch.cat([by_edge, by_edge.mT], -3)), _with_dims(omega.gamma, 3))
+        state = _State(self._routes.on(unary.device), nodes, edges, omega.at_unit_gamma())
         for _ in range(iterations):
             state.renew(damping)
-        return Beliefs(state, omega, unary.dtype)
+        found = Beliefs(state, omega, unary.dtype)
+        if is_checked(unary):
+            reject_overflow(found.value.detach())
+        return found
 
     def _check(self, unary: Tensor, pairwise: Tensor, iterations: int, damping: float) -> None:
         shape = check_tensor("unary", unary).shape
@@ -207,12 +208,12 @@ class Beliefs:
         constants = state.unary.new_zeros(state.unary.shape[:-1])
         constants = constants.index_add(-1, state.routes.target, state.constants)
         value = state.omega.max(self._scores) + constants
-        return multiply_by_gamma(value, _with_dims(self.omega.gamma, 1)).to(self._dtype)
+        return multiply_by_gamma(value, _with_dims(self.omega.gamma, 1))
 
     @property
     def residual(self) -> Tensor:
         """(...), the greatest change of a message in the last iteration, without gradient: small if they settled."""
-        return self._state.residual.to(self._dtype)
+        return self._state.residual
 
     def best_labels(self) -> Tensor:
         """(..., V) int64, the state that each node believes in most."""
