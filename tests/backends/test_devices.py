@@ -39,6 +39,19 @@ def alignment(make: Made) -> list[Tensor]:
     return [p.value, p.expected_path, p.hessian_product(cost), p.best_alignment(), p.sample_alignments((3,))]
 
 
+def expansions(make: Made) -> list[Tensor]:
+    """What a graph with a weight for each edge answers."""
+    programs = [
+        bx.Chain.from_scores(make(2, 4, 3), make(3, 3), omega="l2"),
+        bx.DTW(make(2, 3, 4)),
+        bx.DTW(make(2, 3, 4), open_end=True, step_weights=(2, 1, 1)),
+        bx.Monotone(make(2, 5, 3)),
+        bx.SemiMarkov(make(2, 4, 2, 3), make(3, 3)),
+        bx.CTC(make(2, 5, 3), make(2, 2).long()),
+    ]
+    return [found for p in programs for found in (p.entropy(), *p.topk(2), p.best_path(), p.sample((3,)))]
+
+
 def series(make: Made) -> list[Tensor]:
     return [bx.dtw(make(2, 3, 1), make(2, 4, 1)), bx.dtw(make(1100, 1), make(4000, 1))]  # the last one is in blocks
 
@@ -50,7 +63,7 @@ def layers(make: Made) -> list[Tensor]:
     return [crf(emissions, make(2, 4).long()), crf.decode(emissions), *attention(make(2, 4, 2), make(2, 5, 3))]
 
 
-@pytest.mark.parametrize("program", [graph, chain, two_states, alignment, series, layers])
+@pytest.mark.parametrize("program", [graph, chain, two_states, alignment, expansions, series, layers])
 def test_another_device_has_the_shapes_and_types_of_the_cpu(program: Callable[[Made], list[Tensor]]) -> None:
     there = program(lambda *shape: torch.ones(shape, device="meta"))
     for found, wanted in zip(there, program(torch.ones), strict=True):

@@ -121,7 +121,8 @@ class DAG(StoredGraph):
         """A graph that a layout has made."""
         dag = object.__new__(cls)
         dag.edges, dag.levels, dag._index = grid.edges, grid.levels, grid.graph
-        dag.num_nodes, dag._depth = len(grid.levels), int(grid.levels[-1])
+        dag.num_nodes = len(grid.levels)
+        dag._depth = dag.num_nodes - 1 if grid.levels.is_meta else int(grid.levels[-1])
         dag.nodes = range(dag.num_nodes)
         return dag
 
