@@ -915,3 +915,38 @@ def test_topk_scores_where_a_path_overflows(dtype: torch.dtype, backend: str) ->
     assert torch.autograd.grad(scores[0], theta)[0].equal(paths[0])
     chain = bx.Chain(torch.full((3, 2, 2), low, dtype=dtype)).topk(2)[0]
     assert not chain.isnan().any()
+
+
+@pytest.mark.parametrize("gamma", [1e-30, torch.tensor(1e-30)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", ["negentropy", "entmax"])
+def test_a_gamma_that_makes_scores_overflow_is_named(name: str, gamma: float | torch.Tensor, backend: str) -> None:
+    many = torch.full((3, 3), 1e30)
+    for make in (
+        lambda: bx.Chain(many.expand(2, 3, 3), omega=name, gamma=gamma),
+        lambda: bx.Chain.from_scores(many, torch.zeros(3, 3), omega=name, gamma=gamma),
+        lambda: bx.DAG([(0, 1), (0, 1), (1, 2)]).paths(many, omega=name, gamma=gamma),
+        lambda: bx.DTW(-many, omega=name, gamma=gamma),
+        lambda: bx.DTW(-many, open_end=True, omega=name, gamma=gamma),
+        lambda: bx.CTC(many, torch.tensor([1]), omega=name, gamma=gamma),
+    ):
+        for ask in (lambda p: p.value, lambda p: p.expected_path):
+            with pytest.raises(
+                ValueError, match=r"gamma must be large enough .* got a score of -?1e\+30 and gamma=1e-30"
+            ):
+                ask(make())
+    # Masks stay masks: a quotient of −∞ is no edge.
+    masked = torch.tensor([[[0.0, -1e30], [1.0, -1e30]]] * 3)
+    assert bx.Chain(masked, omega=name, gamma=gamma).value.isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_add_up_to_infinity_are_an_error_or_infinite(dtype: torch.dtype, backend: str) -> None:
+    most = torch.full((3, 2, 2), torch.finfo(dtype).max, dtype=dtype)
+    for name in ("negentropy", "l2", "hard"):
+        low = bx.Chain(-most, omega=name)
+        assert low.value == -math.inf
+        assert not low.expected_path.isnan().any()
+        try:
+            assert bx.Chain(most, omega=name).value == math.inf
+        except ValueError as error:
+            assert "they overflow: scale them down, increase gamma, or use float64" in str(error)  # noqa: PT017

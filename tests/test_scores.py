@@ -589,3 +589,14 @@ def test_scores_that_add_up_to_more_than_float16_holds(backend: str) -> None:
     close(p.log_prob(p.sample()), torch.tensor(-5 * math.log(2)), 1e-5)
     close(p.expected_path.sum((-1, -2)), torch.ones(5).half(), 1e-3)
     assert p.potentials.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entropy_stays_within_its_bounds_if_every_path_is_masked(dtype: torch.dtype, backend: str) -> None:
+    steps, states = 4, 2
+    for seed in range(10):
+        drawn = [potentials(32, steps, states, seed=seed), potentials(32, states, states, seed=seed + 1)]
+        emissions, transitions = (x.masked_fill(x < 0.1, -1e30).to(dtype) for x in drawn)
+        entropy = bx.Chain.from_scores(emissions, transitions).entropy()
+        assert (entropy > -1e-6).all()
+        assert (entropy <= steps * math.log(states) + 1e-5).all()

@@ -226,9 +226,26 @@ class PathDistribution(Targets):
                 self._without_graph = {version: theta}
         found = None if self._is_foreign_trace() else self._cache.get(version)
         if found is None:
-            found = autograd.forward(self._flat.program, theta, self._flat.index)
+            found = self._naming_gamma(autograd.forward, self._flat.program, theta, self._flat.index)
             self._cache = {version: found}
         return theta, *found
+
+    def _naming_gamma(self, sweep: Callable[..., Any], *args: Any) -> Any:
+        """Run a sweep. If its error is about a score that is infinite only after division by γ, blame γ."""
+        try:
+            return sweep(*args)
+        except ValueError:
+            scores = self._detached()
+            if isinstance(self.omega.gamma, Tensor) or self.omega.gamma != 1:
+                for score, quotient in zip(self._flat.unscaled(scores), self._flat.theta(scores), strict=True):
+                    overflows = quotient.isinf() & score.isfinite()
+                    if is_readable(quotient) and bool(overflows.any()):
+                        raise ValueError(
+                            f"gamma must be large enough for scores / gamma to be finite in {quotient.dtype}, got a "
+                            f"score of {score.expand_as(overflows)[overflows][0].item():g} and gamma="
+                            f"{_one_of(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
+                        ) from None
+            raise
 
     def _is_foreign_trace(self) -> bool:
         """Whether a graph is traced that this distribution was not built in, and which must not keep its numbers."""
@@ -245,7 +262,7 @@ class PathDistribution(Targets):
         flat, scores = self._flat, self._scores
         has_graph = needs_grad(*scores)
         if self._tape_is_large and not (has_graph or self._cache):
-            return flat.value(flat.run("value", self._theta_without_graph(self._version())))
+            return flat.value(self._naming_gamma(flat.run, "value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
         fresh = flat.value(value)
         if not has_graph:
@@ -265,7 +282,7 @@ class PathDistribution(Targets):
         theta = self._theta_without_graph(version)
         found = self._cache.get(version)
         if found is None:
-            found = self._flat.run("forward", theta)
+            found = self._naming_gamma(self._flat.run, "forward", theta)
             self._cache = {version: found}
         return theta, *found
 
@@ -628,10 +645,16 @@ class _Paths(constraints.Constraint):
         return self._p._is_path(self._p._check_event(value))
 
 
+def _one_of(gamma: Gamma) -> str:
+    return f"{float(gamma.min() if isinstance(gamma, Tensor) else gamma):g}"
+
+
 def _used(path: Tensor, log_q: Tensor) -> Tensor:
-    """An expected path without what rounding leaves on edges of probability 0: the sweep back divides up the mass of a
-    node by other sums than those that log q is made of."""
-    return path.masked_fill(log_q == -math.inf, 0)
+    """An expected path ē without the mass that rounding leaves on edges of probability 0.
+
+    The mass of a node is at most 1, so ē ≤ q. If ē is larger, log q is −∞, or as far below 0 as the scores are large.
+    """
+    return path.masked_fill(path > 2 * log_q.exp(), 0)
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:

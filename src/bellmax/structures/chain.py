@@ -19,11 +19,13 @@ from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
 from bellmax.structures.sequences import SequencePaths
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors, wide_dtype, widen
-from bellmax.transforms import is_transformed
+from bellmax.transforms import is_checked, is_transformed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_MOST_PRECISE = 1e9
+"""A value up to which a difference of two float64 is right to 1e-6."""
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
 
@@ -261,6 +263,8 @@ class ScoredChain(Chain):
         flat = precise._flat
         slopes = autograd.directional_derivative(flat.program, theta, tape, theta, flat.index)
         nowhere = value == -math.inf
+        if is_checked(value) and bool((value.masked_fill(nowhere, 0).abs() > _MOST_PRECISE).any()):
+            return super().entropy()  # the difference would have no digits
         entropy = (value.masked_fill(nowhere, 0) - slopes).reshape(self.batch_shape)
         return entropy.to(torch.promote_types(self.dtype, torch.float32))
 
