@@ -309,7 +309,10 @@ class Alignment(LatticePaths):
             both = part[..., :rows].any(-1) & part[..., rows:].any(-1)
             both = both if is_path is None else both & is_path
             if is_readable(both) and bool(both.any()):
-                raise ValueError("path must begin in the first row or column and end in the last to have one alignment")
+                raise ValueError(
+                    "path must begin in the first row or column and end in the last, since other pairs do not tell "
+                    "which elements are free; for the log-probability of a sample, pass a walk from sample_walks()"
+                )
 
     # --- targets
 
