@@ -228,8 +228,8 @@ class DTW(PathDistribution):
 
     @property
     def _inputs(self) -> tuple[Tensor, ...]:
-        steps = (self.step_weights, self.step_penalties)
-        return *super()._inputs, *(step for step in steps if step is not None)
+        inputs = (*self._scores, self.omega.gamma, self.step_weights, self.step_penalties)
+        return tuple([tensor for tensor in inputs if isinstance(tensor, Tensor)])
 
     def _beyond(self, cells: Tensor, with_penalties: bool) -> dict[str, Tensor]:
         """What each kind of move pays beyond the costs of cells, (..., N, M) or, without weights, (...)."""
