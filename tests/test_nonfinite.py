@@ -117,7 +117,7 @@ def test_scores_that_overflow_are_refused_or_solved(name: str, dtype: torch.dtyp
                 value, gradient = value_and_gradient(structure, given, under)
             except ValueError as error:
                 refused += 1
-                assert "must be" in str(error)  # noqa: PT017
+                assert "must " in str(error)  # noqa: PT017
                 continue
             assert not value.isnan()
             assert structure.sense * value < math.inf
@@ -130,7 +130,7 @@ def test_training_that_diverges_ends_with_an_error() -> None:
     """The step is far too long: the scores double until they overflow."""
     scores = torch.randn(2, 6, 4, requires_grad=True)
     targets = torch.tensor([[1, 2], [3, 3]])
-    with pytest.raises(ValueError, match="must be"):  # noqa: PT012
+    with pytest.raises(ValueError, match="must "):  # noqa: PT012
         for _ in range(400):
             (gradient,) = torch.autograd.grad(bx.CTC(scores, targets, omega="l2").value.sum(), scores)
             with torch.no_grad():

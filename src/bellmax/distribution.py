@@ -24,7 +24,7 @@ from bellmax.inputs import check_tensor
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, resolve
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half, wide_dtype
-from bellmax.transforms import is_readable, is_transformed, needs_grad
+from bellmax.transforms import is_checked, is_readable, is_transformed, needs_grad
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -231,20 +231,19 @@ class PathDistribution(Targets):
         return theta, *found
 
     def _naming_gamma(self, sweep: Callable[..., Any], *args: Any) -> Any:
-        """Run a sweep. If its error is about a score that is infinite only after division by γ, blame γ."""
+        """Run a sweep. If it fails because scores overflow after division by γ, the error names γ."""
         try:
             return sweep(*args)
         except ValueError:
             scores = self._detached()
-            if isinstance(self.omega.gamma, Tensor) or self.omega.gamma != 1:
-                for score, quotient in zip(self._flat.unscaled(scores), self._flat.theta(scores), strict=True):
-                    overflows = quotient.isinf() & score.isfinite()
-                    if is_readable(quotient) and bool(overflows.any()):
-                        raise ValueError(
-                            f"gamma must be large enough for scores / gamma to be finite in {quotient.dtype}, got a "
-                            f"score of {score.expand_as(overflows)[overflows][0].item():g} and gamma="
-                            f"{_one_of(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
-                        ) from None
+            for score, quotient in zip(self._flat.unscaled(scores), self._flat.theta(scores), strict=True):
+                overflows = quotient.isinf() & score.isfinite()
+                if is_checked(quotient) and bool(overflows.any()):
+                    raise ValueError(
+                        f"gamma must be large enough for scores / gamma to be finite in {quotient.dtype}, got a "
+                        f"score of {score.expand_as(overflows)[overflows][0].item():g} and gamma="
+                        f"{_one_of(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
+                    ) from None
             raise
 
     def _is_foreign_trace(self) -> bool:
@@ -332,8 +331,8 @@ class PathDistribution(Targets):
         found, places = fine._topk(k)
         paths = fine._to_paths(places).reshape((*self.batch_shape, k, *fine.event_shape)).to(found.dtype)
         # The sweep has the scores in better precision than a sum along the path. Only the gradient comes from the path.
-        zeros = promote_half(fine.potentials)
-        zeros = (zeros - zeros.detach()).unsqueeze(len(self.batch_shape))
+        weights = fine.potentials.masked_fill(fine.potentials.isinf(), 0)
+        zeros = promote_half(weights - weights.detach()).unsqueeze(len(self.batch_shape))
         scores = fine.sense * found.reshape((*self.batch_shape, k)) + inner(paths, zeros, len(fine.event_shape))
         dims = len(self.batch_shape)
         events = self._onto_event(paths.movedim(dims, 0)).movedim(0, dims)
