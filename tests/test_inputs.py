@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.nn import CRF, DTWLoss, SegmentationAttention, SmoothedMax, SoftAlignment
+from bellmax.nn import CRF, CTCLoss, DTWLoss, SegmentationAttention, SmoothedMax, SoftAlignment, TransducerLoss
 
 X, Y = [0.0, 1.5, 2.0, 1.0], [0.5, 2.0, 2.0]
 ROWS = [[0.0, 1.0, 2.0, 1.0], [3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 2.0]]
+FRAMES, JOINT, LABELS = torch.zeros(3, 3), torch.zeros(3, 2, 3), torch.tensor([1])
+PAIR = r"lengths=\(input_lengths, target_lengths\)"
 FORMS: dict[str, Callable[[list[float]], Any]] = {
     "list": list,
     "tuple": tuple,
@@ -288,9 +290,43 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: DTWLoss(temperature=2.0), "use gamma="),
         (lambda: SmoothedMax(temperature=2.0), "use gamma="),
         (lambda: bx.dtw(X, Y, colour=3), "unexpected keyword argument 'colour'"),
+        (lambda: CTCLoss()(FRAMES, LABELS, input_lengths=[3]), r"CTCLoss.forward\(\) has no .*: use " + PAIR),
+        (lambda: CTCLoss().distribution(FRAMES, LABELS, target_lengths=[3]), "'target_lengths': use " + PAIR),
+        (lambda: bx.CTC(FRAMES, LABELS, target_lengths=[1]), "'target_lengths': use " + PAIR),
+        (lambda: TransducerLoss()(JOINT, LABELS, logit_lengths=[3]), "'logit_lengths': use " + PAIR),
+        (lambda: bx.Transducer.from_logits(JOINT, LABELS, logit_lengths=[3]), "'logit_lengths': use " + PAIR),
+        (lambda: DTWLoss()(FRAMES, FRAMES, input_lengths=[3]), "'input_lengths': use " + PAIR),
+        (lambda: bx.Chain(torch.zeros(1, 2, 2), input_lengths=1), "'input_lengths': use lengths=$"),
+        (lambda: CRF(3, batch_first=True), r"'batch_first': inputs are always batch-first, \(batch, time, \.\.\.\)"),
+        (lambda: CTCLoss(batch_first=False), r"swap .* with x.transpose\(0, 1\)"),
+        (lambda: CRF(3).decode(torch.zeros(1, 3), padding_mask=None), "use mask=~padding_mask, True at the steps"),
+        (lambda: CRF(num_labels=3), "use num_tags="),
+        (lambda: CRF(3)(torch.zeros(1, 3), labels=torch.zeros(1)), "use tags="),
+        (lambda: bx.Alignment(torch.zeros(2, 2), gap_penalty=1), "use gap_open="),
+        (lambda: bx.Alignment.from_sequences(torch.eye(2), LABELS, LABELS, gap_extension=1), "use gap_extend="),
     ],
 )
 def test_words_of_other_libraries_are_answered(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: CTCLoss()(FRAMES, LABELS, [3], [1]),
+            r"CTCLoss.forward\(\) takes 2 positional arguments \(scores, targets\), got 4: pass the others as " + PAIR,
+        ),
+        (lambda: TransducerLoss()(JOINT, LABELS, [3], [1]), r"\(logits, targets\), got 4: pass the others as " + PAIR),
+        (lambda: CRF(3)(torch.zeros(1, 3), torch.zeros(1), torch.ones(1)), "pass the others as mask=, lengths="),
+        (lambda: bx.Chain.from_scores(FRAMES, torch.zeros(3, 3), torch.zeros(3)), "pass the others as start=, end=,"),
+        (lambda: bx.dtw(X, Y, "cityblock"), r"dtw\(\) takes 2 positional arguments \(x, y\), got 3: .* cost="),
+    ],
+)
+def test_arguments_that_are_keywords_are_named_when_they_are_given_by_position(
+    call: Callable[[], Any], message: str
+) -> None:
     with pytest.raises(TypeError, match=message):
         call()
 

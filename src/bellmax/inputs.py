@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce, wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -238,21 +238,48 @@ _WORDS = {
     "dist_func": "cost",
     "attention_mask": "mask",
     "ignore_label": "ignore_index",
+    "dist": "cost",
+    "gap_penalty": "gap_open",
+    "gap_extension": "gap_extend",
+    "num_labels": "num_tags",
+    "labels": "tags",
 }
-_THREADS = "use torch.set_num_threads(n)"
+_LENGTHS = ("input_lengths", "target_lengths", "logit_lengths", "label_lengths", "sequence_lengths")
+_PAIR = "lengths=(input_lengths, target_lengths)"
+_HINTS = {
+    "n_jobs": "use torch.set_num_threads(n)",
+    "batch_first": "inputs are always batch-first, (batch, time, ...). Leave it out, and swap the dimensions of "
+    "time-first inputs with x.transpose(0, 1)",
+}
 
 
 def answers_near_misses(function: _F) -> _F:
-    """A decorator: for a keyword of another library, the error message names ours."""
+    """Decorate a function so that the TypeError for another library's arguments says how bellmax spells them."""
     known = signature(function).parameters
-    hints = {word: f"use {ours}=" for word, ours in _WORDS.items() if ours in known and word not in known}
-    hints["n_jobs"] = _THREADS
+    hints = dict(_HINTS)
+    takes_a_pair = "lengths" in known and "tuple" in str(known["lengths"].annotation)
+    if "lengths" in known:
+        hints |= dict.fromkeys(_LENGTHS, f"use {_PAIR if takes_a_pair else 'lengths='}")
+    if "mask" in known:
+        hints["padding_mask"] = "use mask=~padding_mask, True at the steps to keep"
+    hints |= {word: f"use {ours}=" for word, ours in _WORDS.items() if ours in known}
+    hints = {word: hint for word, hint in hints.items() if word not in known}
+    named = [name for name, parameter in known.items() if parameter.kind is Parameter.KEYWORD_ONLY]
+    positional = [name for name in known if name not in named]
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for word in kwargs:
             if word in hints:
                 raise TypeError(f"{function.__qualname__}() has no argument {word!r}: {hints[word]}")
+        if named and len(args) > len(positional):
+            is_bound = positional[:1] in (["self"], ["cls"])
+            own = positional[is_bound:]
+            spelled = {"lengths": _PAIR} if "targets" in known else {}
+            raise TypeError(
+                f"{function.__qualname__}() takes {len(own)} positional arguments ({', '.join(own)}), got "
+                f"{len(args) - is_bound}: pass the others as {', '.join(spelled.get(n, f'{n}=') for n in named)}"
+            )
         return function(*args, **kwargs)
 
     return cast(_F, call)

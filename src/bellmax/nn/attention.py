@@ -84,6 +84,7 @@ class SegmentationAttention(Smoothed):
                 linear.reset_parameters()
         nn.init.zeros_(self.transitions)
 
+    @answers_near_misses
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -76,6 +76,7 @@ class DTWLoss(_Warping):
         self.step_weights, self.step_penalties = step_weights, step_penalties
         self.open_begin, self.open_end = open_begin, open_end
 
+    @answers_near_misses
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """The loss of series x (..., N, D) and y (..., M, D): a scalar, or of the batch shape.
 
@@ -129,6 +130,7 @@ class SoftAlignment(_Warping):
     ) -> None:
         super().__init__(omega, gamma, cost, band)
 
+    @answers_near_misses
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """The expected alignment (..., N, M) of series x (..., N, D) and y (..., M, D), 0 past their ends.
 

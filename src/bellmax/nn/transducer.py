@@ -47,6 +47,7 @@ class TransducerLoss(Smoothed):
         check_choice("reduction", reduction, _REDUCTIONS)
         self.blank, self.reduction = blank, reduction
 
+    @answers_near_misses
     def forward(self, logits: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """The loss of targets (..., U) for logits (..., T, U + 1, V), as in :meth:`bellmax.Transducer.from_logits`.
 

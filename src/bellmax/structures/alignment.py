@@ -145,6 +145,7 @@ class Alignment(LatticePaths):
         self._align({"scores": scores}, mode, gaps, lengths, omega, gamma)
 
     @classmethod
+    @answers_near_misses
     def from_sequences(
         cls,
         matrix: Tensor,

@@ -71,6 +71,7 @@ class Transducer(LatticePaths):
         super().__init__(_LATTICE, tensors, lengths=counted, omega=omega, gamma=gamma)
 
     @classmethod
+    @answers_near_misses
     def from_logits(
         cls,
         logits: Tensor,
@@ -117,6 +118,7 @@ class Transducer(LatticePaths):
         return cls(of_blank, of_label[..., :-1], lengths=lengths, omega=omega, gamma=gamma)
 
     @classmethod
+    @answers_near_misses
     def from_additive(
         cls,
         am: Tensor,
