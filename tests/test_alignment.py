@@ -312,6 +312,10 @@ def test_the_loss_of_an_alignment(omega: bx.Regularizer, backend: str) -> None:
         ({"row_gaps": torch.zeros(2)}, "row_gaps must be a pair"),
         ({"row_gaps": (torch.zeros(4), -1)}, r"row_gaps, open, must be .* \(2, 3\), got shape \(4,\)"),
         ({"column_gaps": (-1, torch.zeros(1))}, r"column_gaps, extend, must be .* \(2, 4\), got shape \(1,\)"),
+        ({"gap_open": 11, "gap_extend": -1.0}, "gap_open must not be positive, got 11.* pass -11"),
+        ({"gap_extend": 0.5}, r"gap_extend must not be positive, got 0\.5: gap scores are added, so .* pass -0\.5"),
+        ({"row_gaps": (-1, 2.0)}, r"row_gaps, extend, must not be positive, got 2\.0: .* pass -2\.0"),
+        ({"column_gaps": (3, -2.0)}, "column_gaps, open, must not be positive, got 3"),
         ({"lengths": (4, 4)}, r"lengths\[0\] must be from 0 to 3, got 4"),
         ({"lengths": (3, 0), "mode": "local"}, r"lengths\[1\] must be from 1 to 4, got 0"),
     ],
@@ -321,8 +325,16 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
         bx.Alignment(torch.zeros(2, 3, 4), **options)
 
 
+def test_gap_scores_that_are_tensors_may_be_positive() -> None:
+    learnt = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    assert bx.Alignment(torch.zeros(2, 2), gap_open=learnt, row_gaps=(learnt.expand(2), -1.0)).value.requires_grad
+    assert bx.Alignment(torch.zeros(2, 2), gap_open=0, gap_extend=0.0).value.isfinite()
+
+
 def test_mistakes_in_sequences_are_named() -> None:
     matrix, a = torch.zeros(4, 4), torch.tensor([0, 4])
+    with pytest.raises(ValueError, match="gap_open must not be positive, got 11"):
+        bx.Alignment.from_sequences(matrix, a[:1], a[:1], gap_open=11, gap_extend=1)
     with pytest.raises(ValueError, match=r"a must hold labels from 0 to 3, got 4 at \(1,\)"):
         bx.Alignment.from_sequences(matrix, a, a)
     with pytest.raises(ValueError, match="b must hold integers"):

@@ -338,8 +338,38 @@ ERRORS: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
         lambda x, y: bx.CTC(x, y.expand(3, 2), lengths=([5, 5], [2, 2])),
         r"must broadcast, got .*'targets': \(3, 2\), 'lengths\[0\]': \(2,\)",
     ),
+    "time first": (
+        lambda x, y: bx.CTC(x.expand(9, 5, 4), y.expand(5, 2)),
+        r"must broadcast, .*\. bellmax is batch-first: if log_probs is \(time, batch, \.\.\.\), pass "
+        r"log_probs\.transpose\(0, 1\)",
+    ),
+    "time first with lengths": (
+        lambda x, y: bx.CTC(x.expand(9, 5, 4), y.expand(5, 2), lengths=([9] * 5, [2] * 5)),
+        r"lengths\[0\] must be from 1 to 5, got 9 .*\. bellmax is batch-first: .* pass log_probs\.transpose\(0, 1\)",
+    ),
+    "concatenated targets": (
+        lambda x, y: bx.CTC(x.expand(3, 5, 4), torch.tensor([1, 2, 1, 3, 2]), lengths=([5, 5, 4], [2, 1, 2])),
+        r"targets must have shape \(\.\.\., L\), padded, got \(5,\) .*Concatenated.*bellmax\.compat\.torch",
+    ),
+    "too few frames for the whole batch": (
+        lambda x, y: bx.CTC(x.expand(3, 5, 4), torch.ones(3, 6).long()),
+        r"targets must have at most as many labels as there are frames, got 6 labels and 5 frames",
+    ),
     "NaN": (lambda x, y: bx.CTC(x.masked_fill(x == x, math.nan), y).value, "log_probs must be finite or -inf, got nan"),
 }
+
+
+def test_one_target_may_be_shared_by_a_batch() -> None:
+    log_probs, target = torch.randn(3, 5, 4).log_softmax(-1), torch.tensor([1, 2])
+    for lengths in (None, (5, 2), ([5, 4, 3], 2), ([5, 4, 3], [2, 2, 1])):
+        shared = bx.CTC(log_probs, target, lengths=lengths)
+        assert shared.value.equal(bx.CTC(log_probs, target.expand(3, 2), lengths=lengths).value)
+
+
+def test_one_target_that_is_too_long_for_its_frames_stays_impossible() -> None:
+    assert bx.CTC(torch.zeros(2, 3), torch.tensor([1, 2, 1])).value == -math.inf
+    assert bx.CTC(torch.zeros(1, 2, 3), torch.tensor([[1, 2, 1]])).value == -math.inf
+    assert (bx.CTC(torch.zeros(3, 2, 3), torch.tensor([1, 2, 1]), lengths=(2, 3)).value == -math.inf).all()
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -588,6 +588,25 @@ def test_bad_input(call: Any, message: str) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.surrogate,
+        losses.crf_nll,
+        losses.structured_hinge,
+        losses.structured_perceptron,
+        losses.hamming_cost,
+        losses.relaxed,
+        losses.expected_cost,
+        losses.path_nll,
+        losses.alignment_area,
+    ],
+)
+def test_scores_in_place_of_a_distribution_are_refused(loss: Callable[..., Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"p must be a distribution such as bx\.Chain, got Tensor"):
+        loss(torch.randn(4, 3), torch.tensor([0, 1, 1, 2]))
+
+
 def test_cells_past_the_lengths_are_not_looked_at() -> None:
     p = bx.DTW(torch.zeros(4, 4), lengths=(3, 3))
     pairs = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 2]])

@@ -87,7 +87,7 @@ def test_lengths_equal_pairs_without_padding(omega: bx.Regularizer, backend: str
 
 def test_more_tokens_than_frames_have_no_path(backend: str) -> None:
     scores = potentials(2, 3, requires_grad=True)
-    p = bx.Monotone(scores)
+    p = bx.Monotone(scores, lengths=(2, 3))
     assert p.value == -math.inf
     p.value.backward()
     assert scores.grad is not None
@@ -112,6 +112,11 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
         (torch.zeros(3), {}, r"scores must have shape \(..., T, J\)"),
         (torch.zeros(3, 2), {"lengths": (3, 3)}, r"lengths\[1\] must be from 1 to 2, got 3"),
         (torch.zeros(3, 2), {"lengths": 3}, "lengths must be a pair"),
+        (
+            torch.zeros(2, 3, 5),
+            {},
+            r"must have at least as many frames as tokens, got 3 frames and 5 tokens\. .*scores\.mT",
+        ),
     ],
 )
 def test_mistakes_are_named(scores: Tensor, options: dict[str, Any], message: str) -> None:

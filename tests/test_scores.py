@@ -484,6 +484,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 250_000  # KB, with the dense potentials and their gradient, of 64 MB each
 
 
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_bare_tensor_as_direction_is_of_the_emissions(steps: int, backend: str) -> None:
+    p = bx.Chain.from_scores(potentials(steps, 3), potentials(3, 3))
+    z = potentials(steps, 3, seed=1)
+    for bare, whole in zip(p.hessian_product(z), p.hessian_product((z, None, None, None)), strict=True):
+        assert bare.equal(whole)
+    assert p.directional_derivative(z).equal(p.directional_derivative((z, None, None, None)))
+    batch = bx.Chain.from_scores(potentials(4, 2, 3), potentials(3, 3))  # four sequences, not four scores
+    assert batch.hessian_product(potentials(4, 2, 3))[0].shape == (4, 2, 3)
+
+
 def test_bad_input_is_named(backend: str) -> None:
     emissions, transitions = torch.zeros(2, 5, 3), torch.zeros(3, 3)
     bad = emissions.clone()
@@ -524,6 +535,7 @@ def test_bad_input_is_named(backend: str) -> None:
             "sequence must hold states from 0 to 2, or -1, got 7",
         ),
         (lambda: make(emissions, transitions).hessian_product((emissions,)), "z must hold emissions, transitions"),
+        (lambda: make(emissions, transitions).hessian_product(torch.zeros(4)), "emissions of z must broadcast to"),
         (
             lambda: make(emissions, transitions).hessian_product((torch.zeros(7), None, None, None)),
             r"emissions of z must broadcast to .*\(2, 5, 3\), got \(7,\)",

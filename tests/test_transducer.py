@@ -260,6 +260,7 @@ def test_pruning_keeps_the_likely_path_and_knows_lengths() -> None:
     [
         (TARGETS[:, :2], {}, r"targets must have shape \(..., 3\)"),
         (TARGETS.clamp(min=1), {"blank": 1}, "targets must not hold the blank 1, got it at label 1 of sequence 0"),
+        (TARGETS.flatten(), {}, r"targets must have shape \(..., 3\), .*, got \(9,\)\. .*concatenated.*pad_sequence"),
         (TARGETS + 2, {}, r"targets must hold labels from 0 to 3, got 4 at \(0, 0\)"),
         (TARGETS.float(), {}, "targets must hold integers"),
         (TARGETS, {"blank": 4}, "blank must be from 0 to 3, got 4"),
@@ -272,6 +273,14 @@ def test_mistakes_are_named(targets: Tensor, options: dict[str, Any], message: s
     options = {"lengths": LENGTHS} | options
     with pytest.raises(ValueError, match=message):
         bx.Transducer.from_logits(joints(), targets, **options)
+
+
+def test_time_first_logits_are_told_from_their_lengths() -> None:
+    logits, targets = joints().transpose(0, 1), TARGETS
+    assert logits.shape[:2] == (4, 3)
+    for lengths in (None, LENGTHS):
+        with pytest.raises(ValueError, match=r"bellmax is batch-first: .*logits\.transpose\(0, 1\)"):
+            bx.Transducer.from_logits(logits, targets, lengths=lengths)
 
 
 def test_mistakes_in_shapes_are_named() -> None:

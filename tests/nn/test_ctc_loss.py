@@ -136,7 +136,7 @@ def test_frames_without_any_score(backend: str) -> None:
     scores = torch.zeros(2, 4, 3, dtype=torch.float64)
     scores[0, 1] = -math.inf
     scores.requires_grad_()
-    loss = CTCLoss(reduction="none")(scores, torch.tensor([1, 2]))
+    loss = CTCLoss(reduction="none")(scores, torch.tensor([[1, 2]]))
     assert loss[0] == math.inf
     gradient = torch.autograd.grad(loss.sum(), scores)[0]
     assert not gradient[0].any()
@@ -150,6 +150,25 @@ def test_half_precision_empty_batch_and_repr() -> None:
     assert loss.dtype == torch.float32
     assert CTCLoss()(torch.zeros(0, 4, 3), torch.zeros(0, 2, dtype=torch.int64)) == 0
     assert repr(CTCLoss(1)) == "CTCLoss(omega=Negentropy(gamma=1.0), blank=1, reduction='mean', zero_infinity=False)"
+
+
+def test_concatenated_targets_are_refused_for_a_batch() -> None:
+    scores, targets = torch.randn(4, 50, 20), torch.randint(1, 20, (40,))
+    message = (
+        r"targets must have shape \(\.\.\., L\), padded, got \(40,\) .* bellmax\.compat\.torch\.CTCLoss .*pad_sequence"
+    )
+    for lengths in (None, ([50] * 4, [10] * 4)):
+        with pytest.raises(ValueError, match=message):
+            CTCLoss()(scores, targets, lengths=lengths)
+    assert CTCLoss()(scores[:1], targets).isfinite()
+    assert CTCLoss()(scores, targets.unsqueeze(0)).isfinite()  # one target for the batch
+
+
+def test_time_first_scores_are_told_from_their_lengths() -> None:
+    scores, targets = torch.randn(50, 16, 20), torch.randint(1, 20, (16, 10))
+    for lengths in (None, ([50] * 16, [10] * 16)):
+        with pytest.raises(ValueError, match="bellmax is batch-first"):
+            CTCLoss()(scores, targets, lengths=lengths)
 
 
 def test_errors() -> None:

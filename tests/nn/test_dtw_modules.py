@@ -152,12 +152,12 @@ def test_errors_of_construction(given: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "lengths", "message"),
     [
-        (torch.zeros(4, 2), torch.zeros(5, 3), None, "same number of features, got 2 in x .* and 3 in y"),
+        (torch.zeros(1, 4, 2), torch.zeros(5, 3), None, "same number of features, got 2 in x .* and 3 in y"),
         (torch.tensor(4.0), torch.zeros(5, 3), None, r"x must have shape \(length,\) or \(..., length, features\)"),
         (torch.zeros(4, 2), "abcde", None, "y must hold numbers, got dtype <U5"),
         (torch.zeros(3, 4, 2), torch.zeros(2, 5, 2), None, r"batch shapes must broadcast, got x \(3,\), y \(2,\)"),
-        (torch.zeros(4, 2), torch.zeros(5, 2), 3, "lengths must be a pair"),
-        (torch.zeros(4, 2), torch.zeros(5, 2), (5, 5), "lengths.* must be from 1 to 4, got 5"),
+        (torch.zeros(1, 4, 2), torch.zeros(5, 2), 3, "lengths must be a pair"),
+        (torch.zeros(1, 4, 2), torch.zeros(5, 2), (5, 5), "lengths.* must be from 1 to 4, got 5"),
         (torch.zeros(3, 4, 2), torch.zeros(5, 2), (LENGTHS[0].float(), 5), "lengths.* must hold integers"),
     ],
 )
@@ -165,6 +165,17 @@ def test_errors(x: Tensor, y: Tensor, lengths: object, message: str) -> None:
     for layer in (DTWLoss(), SoftAlignment()):
         with pytest.raises(ValueError, match=message):
             layer(x, y, lengths=lengths)
+
+
+@pytest.mark.parametrize("shape", [(8, 50), (8, 40)])
+def test_a_loss_of_batch_and_time_alone_is_refused(shape: tuple[int, int]) -> None:
+    hint = r"x and y must have shape \(batch, length, features\), got \(8, 50\) .*unsqueeze\(-1\).*unsqueeze\(0\)"
+    x, y = torch.randn(8, 50), torch.randn(shape)
+    with pytest.raises(ValueError, match=hint):
+        DTWLoss()(x, y)
+    assert DTWLoss(reduction="none")(x.unsqueeze(-1), y.unsqueeze(-1)).shape == (8,)
+    assert DTWLoss()(x[:, :1], y[:, :1]).ndim == 0  # one series of 8 steps
+    assert DTWLoss(reduction="none")(torch.zeros(3, 4, 2), torch.zeros(5, 2)).shape == (3,)  # one for the batch
 
 
 def test_alignment_of_different_precisions() -> None:

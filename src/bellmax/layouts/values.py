@@ -31,15 +31,21 @@ def reject_overflow(value: Tensor, sense: int = 1) -> None:
     )
 
 
-def check_lengths(name: str, lengths: Tensor, least: int, most: int) -> None:
-    """Raise a ValueError for a length of a flat batch (B,) that is out of range. CPU only."""
+def batch_first(name: str, is_likely: bool) -> str:
+    """A hint for the end of a message, if time is likely to be the first dimension of a tensor."""
+    hint = f". bellmax is batch-first: if {name} is (time, batch, ...), pass {name}.transpose(0, 1)"
+    return hint if is_likely else ""
+
+
+def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str = "") -> None:
+    """Raise a ValueError, with a hint, for a length of a flat batch (B,) that is out of range. CPU only."""
     if lengths.device.type != "cpu" or not lengths.numel():
         return
     if not least <= int(lengths.min()) <= int(lengths.max()) <= most:
         batch = int(((lengths < least) | (lengths > most)).nonzero()[0])
         raise ValueError(
             f"{name} must be from {least} to {most}, got {int(lengths[batch])} for batch element {batch} "
-            "(batch flattened)"
+            f"(batch flattened){hint}"
         )
 
 

@@ -28,9 +28,9 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
     >>> alignment_area(p, torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(1.)
     """
+    check_reduction(p, reduction)
     if not p._is_alignment:
         raise ValueError(f"p must be a DTW, got {type(p).__name__}")
-    check_reduction(p, reduction)
     p, allowed = p._read("target", target)
     beside = (promote_half(p.expected_path) - p._check_one_path("target", allowed)).cumsum(-1)
     # Past the last column a row's sum would be counted once more.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.losses.reductions import check_distribution, check_reduction, reduce
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.tensors import without_rounding_below_zero
 from bellmax.transforms import is_checked
@@ -67,6 +67,7 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
     >>> crf_nll(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # one of eight
     tensor(2.0794)
     """
+    check_distribution(p)
     omega = p.omega if isinstance(p.omega, Negentropy) else Negentropy(p.omega.gamma)
     return surrogate(_under(p, omega), target, reduction=reduction)
 
@@ -108,6 +109,7 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
             [1., 0.],
             [0., 0.]])
     """
+    check_distribution(p)
     p, allowed = p._read("target", target)
     allowed = p._right(allowed)
     weight = torch.as_tensor(weight, device=p.device)
@@ -120,4 +122,5 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
 
 
 def _under(p: PathDistribution, omega: Regularizer) -> PathDistribution:
+    check_distribution(p)
     return p if type(omega) is type(p.omega) else p._with(p._scores, omega)

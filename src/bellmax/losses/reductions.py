@@ -10,7 +10,14 @@ from bellmax.inputs import check_choice
 _REDUCTIONS = ("none", "mean", "sum", "token_mean")
 
 
+def check_distribution(p: object) -> None:
+    """Raise a ValueError for scores, or anything else that is not a distribution."""
+    if not isinstance(p, PathDistribution):
+        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
+
+
 def check_reduction(p: PathDistribution, reduction: str) -> None:
+    check_distribution(p)
     check_choice("reduction", reduction, _REDUCTIONS)
     if reduction == "token_mean" and not p._has_steps:
         raise ValueError(f"reduction='token_mean' is for chains, got a {type(p).__name__}")

@@ -12,7 +12,7 @@ from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_ten
 from bellmax.losses.reductions import reduce_by_labels
 from bellmax.nn.smoothed import Smoothed
 from bellmax.regularizers import Negentropy, Regularizer
-from bellmax.structures.ctc import CTC, lattice_of
+from bellmax.structures.ctc import CTC, concatenated, lattice_of
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half, without_rounding_below_zero
 from bellmax.transforms import is_checked
 
@@ -66,6 +66,9 @@ class CTCLoss(Smoothed):
         if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
             needed = "floating point of shape (..., T, V) with T, V >= 1"
             raise ValueError(f"scores must be {needed}, got {scores.dtype} of shape {tuple(scores.shape)}")
+        members = scores.shape[:-2].numel()
+        if check_tensor("targets", targets).ndim == 1 and members > 1:
+            raise ValueError(concatenated(targets, members))
         p = CTC(scores, targets, lengths=lengths, blank=self.blank, omega=self.omega)
         if lengths is not None:
             past = torch.arange(scores.shape[-2], device=p.device) >= p.lengths[..., :1]
@@ -78,7 +81,7 @@ class CTCLoss(Smoothed):
 
         Args:
             scores: θ (..., T, V), of each label at each frame.
-            targets: integers (..., L), without the blank.
+            targets: Integers (..., L), without the blank; (1, L) for one target that a batch shares.
             lengths: (frames, labels), integers of the batch shape or numbers, as in :class:`bellmax.CTC`.
         """
         p = self.distribution(scores, targets, lengths=lengths)

@@ -80,8 +80,17 @@ class DTWLoss(_Warping):
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """The loss of series x (..., N, D) and y (..., M, D): a scalar, or of the batch shape.
 
-        ``lengths`` is a pair, the lengths of x and of y, as in :func:`bellmax.dtw`.
+        For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one pair of multivariate series (N, D), pass
+        ``x.unsqueeze(0)``: two matrices with several columns are refused, since either may be meant. ``lengths`` is a
+        pair, the lengths of x and of y, as in :func:`bellmax.dtw`.
         """
+        x, y = as_series("x", x), as_series("y", y)
+        if x.ndim == y.ndim == 2 and max(x.shape[1], y.shape[1]) > 1:
+            raise ValueError(
+                f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}. For "
+                "univariate series (batch, length), pass x.unsqueeze(-1) and y.unsqueeze(-1); for one pair of series "
+                "(length, features), pass x.unsqueeze(0) and y.unsqueeze(0)"
+            )
         return dtw_of_series(
             x,
             y,

@@ -92,8 +92,9 @@ class Alignment(LatticePaths):
 
     Args:
         scores: (..., N, M); −∞ forbids a pair.
-        gap_open: the score of the first element of a gap, a number or a tensor that broadcasts to the batch shape.
-        gap_extend: that of each further element.
+        gap_open: Score of the first element of a gap, a number ≤ 0 or a tensor that broadcasts to the batch shape. It
+            is added, so a penalty is negative. A tensor, which may be learnt, may be positive.
+        gap_extend: Score of each additional gap element, likewise a number ≤ 0 or a tensor.
         row_gaps: (open, extend) by row: each a number or (..., N), the score of row i as the first or as a further
             element of a gap. Instead of ``gap_open`` and ``gap_extend`` for gaps of rows.
         column_gaps: the same by column, each a number or (..., M).
@@ -211,7 +212,7 @@ class Alignment(LatticePaths):
         self._mode = mode
         scores = tensors["scores"]
         rows, columns = scores.shape[-2:]
-        own = read_lengths(lengths, (1, 1) if mode == "local" else (0, 0), (rows, columns), scores.device)
+        own = read_lengths("scores", (scores, 2), lengths, (1, 1) if mode == "local" else (0, 0), (rows, columns))
         common_batch({"scores": (scores, 2)} | {f"lengths[{n}]": (part, 0) for n, part in enumerate(own or ())})
         if "matrix" in tensors:
             for side, name in enumerate("ab"):
@@ -357,6 +358,9 @@ def _read_gaps(gaps: tuple[Gap, Gap, Gaps | None, Gaps | None], scores: Tensor) 
 
 def _check_gap(name: str, given: Gap, shape: torch.Size, needed: str, size: int | None = None) -> None:
     if isinstance(given, int | float):
+        if given > 0:
+            hint = f"gap scores are added, so penalties are negative: pass {-given}"
+            raise ValueError(f"{name} must not be positive, got {given}: {hint}. A tensor may be positive")
         return
     got = check_tensor(name, given).shape
     try:

@@ -239,12 +239,18 @@ class ScoredChain(Chain):
 
         return None if found is None else autograd.Shortcut(vjp, general).attach(found, theta)
 
-    def directional_derivative(self, z: ScoresLike) -> Tensor:  # type: ignore[override]
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape, along z = (emissions, transitions, start, end); None stands for 0."""
+    def directional_derivative(self, z: Tensor | ScoresLike) -> Tensor:
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape, along z = (emissions, transitions, start, end); None stands for 0.
+
+        A bare tensor z stands for (z, None, None, None).
+        """
         return self._directional_derivative(self._direction(z))
 
-    def hessian_product(self, z: ScoresLike) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0."""
+    def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0.
+
+        A bare tensor z stands for (z, None, None, None). The result always holds four tensors.
+        """
         return self._hessian_product(self._direction(z))
 
     def best_path(self) -> Tensor:
@@ -270,7 +276,9 @@ class ScoredChain(Chain):
 
     # --- what the base asks for
 
-    def _direction(self, z: ScoresLike) -> list[Tensor]:
+    def _direction(self, z: Tensor | ScoresLike) -> list[Tensor]:
+        if isinstance(z, Tensor):
+            z = (z, None, None, None)
         if len(z) != 4:
             raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
         direction = []

@@ -9,12 +9,25 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.distribution import PathDistribution
-from bellmax.inputs import Lengths, answers_near_misses, as_lengths, as_pair, check_tensor
-from bellmax.layouts.values import check_lengths, of_sequence
+from bellmax.inputs import Lengths, answers_near_misses, check_tensor
+from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Regularizer
-from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, column, corner, gather, one_of
+from bellmax.structures.lattice import (
+    Lattice,
+    LatticePaths,
+    Move,
+    along_row,
+    column,
+    corner,
+    gather,
+    one_of,
+    read_lengths,
+)
 from bellmax.tensors import Gamma
 from bellmax.transforms import is_checked, kept
+
+PADDED = "torch.nn.utils.rnn.pad_sequence(targets.split(target_lengths.tolist()), batch_first=True)"
+"""How to pad concatenated targets, for messages."""
 
 _BLANK, _LABEL = 0, 1  # states
 # Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
@@ -54,12 +67,14 @@ class CTC(LatticePaths):
     target; so equal neighbours of the target have a blank between them. As a path it is a 0/1 tensor (T, V) with a 1
     for each frame. Under negentropy ``value`` is log p(target), and ``expected_path`` (..., T, V) the posterior
     probability of each label at each frame; both are differentiable, in ``log_probs`` itself. A target that is too long
-    for its frames, with one frame for each label and one between equal neighbours, has value −∞ and no gradient.
+    for its frames, with one frame for each label and one between equal neighbours, has value −∞ and no gradient. If a
+    batch is given without ``lengths`` and all of its targets have more labels than frames, a ``ValueError`` is raised.
 
     Args:
         log_probs: (..., T, V), the score of each label at each frame, usually from ``log_softmax``; −∞ forbids one.
-        targets: integers (..., L) from 0 to V − 1, without the blank. Its batch dimensions and those of ``log_probs``
-            broadcast. On a GPU and under ``torch.compile`` the values are not checked.
+        targets: Integers (..., L) from 0 to V − 1, without the blank. Its batch dimensions and those of ``log_probs``
+            broadcast, so (L,) is one target for the whole batch. Pad targets that are concatenated, as torch's
+            ``ctc_loss`` takes them. On a GPU and under ``torch.compile`` the values are not checked.
         lengths: (frames, labels), each integers of the batch shape or a number: frames from 1 to T, labels from 0 to L.
             The rest is padding: it is ignored, may hold anything, NaN too, and gets no gradient.
         blank: the class that stands for no label.
@@ -96,7 +111,11 @@ class CTC(LatticePaths):
         _check_shapes(log_probs, targets, blank)
         self.blank = blank
         most = targets.shape[-1]
-        own = None if lengths is None else _read_lengths(lengths, log_probs, most)
+        own = read_lengths("log_probs", (log_probs, 2), lengths, (1, 0), (log_probs.shape[-2], most))
+        if own is None:
+            _check_frames(log_probs, most)
+        elif targets.ndim == 1 and own[1].numel() > 1 and is_checked(own[1]) and int(own[1].sum()) == most:
+            raise ValueError(concatenated(targets, own[1].numel()))
         of_blank, of_label = _begins(most, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,
@@ -252,6 +271,26 @@ def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
     return pad(begin, (0, most), value=-torch.inf), pad(begin, (1, most), value=-torch.inf)[: most + 1]
 
 
+def _check_frames(log_probs: Tensor, labels: int) -> None:
+    """Raise a ValueError for a batch whose targets all have more labels than frames."""
+    frames, is_batch = log_probs.shape[-2], log_probs.shape[:-2].numel() > 1
+    # torch.export would take the comparison of two sizes for a constraint on them.
+    if not torch.compiler.is_compiling() and is_batch and labels > frames:
+        raise ValueError(
+            f"targets must have at most as many labels as there are frames, got {labels} labels and {frames} frames. "
+            "If targets are padded, pass lengths=(frames, labels)"
+        )
+
+
+def concatenated(targets: Tensor, batch: int) -> str:
+    """A message about targets (L,), if each member of the batch should have its own."""
+    return (
+        f"targets must have shape (..., L), padded, got {tuple(targets.shape)} for a batch of {batch}. Concatenated "
+        f"targets are supported by bellmax.compat.torch.CTCLoss and ctc_loss; to pad them, use {PADDED}. For one "
+        "target that the batch shares, pass targets.unsqueeze(0)"
+    )
+
+
 def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:
     shape = check_tensor("log_probs", log_probs).shape
     if len(shape) < 2 or 0 in shape[-2:]:
@@ -262,12 +301,3 @@ def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:
         raise ValueError(f"targets must hold integers (..., L), got {targets.dtype} of shape {tuple(targets.shape)}")
     if not 0 <= blank < shape[-1]:
         raise ValueError(f"blank must be a class of log_probs, from 0 to {shape[-1] - 1}, got {blank}")
-
-
-def _read_lengths(lengths: tuple[Lengths, Lengths], log_probs: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The numbers of frames and of labels."""
-    frames, labels = (as_lengths(f"lengths[{n}]", own, log_probs.device) for n, own in enumerate(as_pair(lengths)))
-    for n, (own, least, size) in enumerate(((frames, 1, log_probs.shape[-2]), (labels, 0, most))):
-        if is_checked(own):
-            check_lengths(f"lengths[{n}]", own.reshape(-1), least, size)
-    return frames, labels

@@ -18,7 +18,7 @@ from bellmax.layouts import LAYOUTS
 from bellmax.layouts.grid import bands, whole_lengths
 from bellmax.layouts.lattice import LatticeLayout, graph_of
 from bellmax.layouts.table import Axis, Ends, Step, Table, Term
-from bellmax.layouts.values import check_lengths, of_sequence
+from bellmax.layouts.values import batch_first, check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.graphs import COUNTS_VARY
@@ -739,8 +739,13 @@ def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
     try:
         shape: torch.Size = torch.broadcast_shapes(*shapes)
     except RuntimeError:
-        got = {name: tuple(t.shape) for name, (t, _) in named.items() if not name.startswith("_")}
-        raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}") from None
+        shown = {name: entry for name, entry in named.items() if not name.startswith("_")}
+        got = {name: tuple(t.shape) for name, (t, _) in shown.items()}
+        (name, (first, own)), *others = shown.items()
+        batches = [t.shape[: t.ndim - own] for _, (t, own) in others if t.ndim > own]
+        is_swapped = own > 1 and first.ndim == own + 1 and all(batch == first.shape[1:2] for batch in batches)
+        hint = batch_first(name, is_swapped)
+        raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}{hint}") from None
     return shape
 
 
@@ -750,14 +755,22 @@ def _expanded(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:
     return tensor if tensor.shape == shape else tensor.expand(shape)
 
 
-def read_lengths(lengths: Any | None, least: tuple[int, int], most: tuple[int, int], device: torch.device) -> Any:
-    """The pair (rows, columns) as int64 tensors, each within its bounds; None for None."""
+def read_lengths(
+    name: str, scores: tuple[Tensor, int], lengths: Any | None, least: tuple[int, int], most: tuple[int, int]
+) -> Any:
+    """The pair (rows, columns) as int64 tensors, each within its bounds; None for None.
+
+    The scores, with the number of dimensions of their own, are named in a hint if they look time-first.
+    """
     if lengths is None:
         return None
-    pair = tuple(as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths)))
+    tensor, dims = scores
+    pair = tuple(as_lengths(f"lengths[{n}]", part, tensor.device) for n, part in enumerate(as_pair(lengths)))
     for n, own in enumerate(pair):
-        if is_checked(own):
-            check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n])
+        if is_checked(own) and own.numel():
+            is_swapped = n == 0 and tensor.ndim == dims + 1 and own.numel() in (1, most[0])
+            hint = batch_first(name, is_swapped and int(own.max()) <= len(tensor))
+            check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n], hint)
     return pair
 
 

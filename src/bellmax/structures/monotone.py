@@ -19,7 +19,8 @@ class Monotone(LatticePaths):
     Each frame belongs to one token, the first to the first and the last to the last; tokens come in order, and none is
     left out. As an event an alignment is a 0/1 tensor (T, J) with a 1 for each frame. ``best_path()`` is monotonic
     alignment search, ``value`` under negentropy the forward sum, and ``expected_path`` (..., T, J) the probability of
-    each token at each frame, differentiable. With more tokens than frames there is no alignment: the value is −∞.
+    each token at each frame, differentiable. A pair with more tokens than frames has no alignment, and the
+    value −∞. If ``lengths`` are not given, more tokens than frames raise a ``ValueError``.
 
     Args:
         scores: (..., T, J) ``[frame, token]``, usually log-likelihoods; −∞ forbids a frame for a token.
@@ -52,7 +53,13 @@ class Monotone(LatticePaths):
         shape = check_tensor("scores", scores).shape
         if len(shape) < 2 or 0 in shape[-2:]:
             raise ValueError(f"scores must have shape (..., T, J) with T, J >= 1, got {tuple(shape)}")
-        own = read_lengths(lengths, (1, 1), (shape[-2], shape[-1]), scores.device)
+        # torch.export would take the comparison of two sizes for a constraint on them.
+        if lengths is None and not torch.compiler.is_compiling() and shape[-1] > shape[-2]:
+            raise ValueError(
+                f"scores (..., T, J) must have at least as many frames as tokens, got {shape[-2]} frames and "
+                f"{shape[-1]} tokens. Each token takes a frame; if scores are [token, frame], pass scores.mT"
+            )
+        own = read_lengths("scores", (scores, 2), lengths, (1, 1), (shape[-2], shape[-1]))
         super().__init__(_LATTICE, {"scores": scores}, lengths=own, omega=omega, gamma=gamma)
 
     @property

@@ -169,7 +169,7 @@ class SpanTrees(ParseTrees):
     Args:
         scores: (..., n, n), or with ``labels=True`` (..., n, n, L), of spans ``[first word, last word(, label)]``; −∞
             forbids one. Entries below the diagonal are ignored.
-        labels: whether the last dimension is that of labels.
+        labels: If True, the last dimension of ``scores`` is the labels of a span. Default False.
         lengths: integers of the batch shape, or a number, from 1 to n: words of each sentence. Later ones are ignored,
             may hold NaN and get no gradient.
         omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
@@ -204,6 +204,9 @@ class SpanTrees(ParseTrees):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> None:
+        if not isinstance(labels, bool):
+            hint = f"for {labels} labels, pass labels=True and scores (..., n, n, {labels})"
+            raise ValueError(f"labels must be True or False, got {labels!r}: {hint}")
         shape, dims = check_tensor("scores", scores).shape, 3 if labels else 2
         event = shape[len(shape) - dims :] if len(shape) >= dims else (0, 0)
         if 0 in event or event[0] != event[1]:

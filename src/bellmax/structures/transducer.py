@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.layouts.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
+from bellmax.structures.ctc import PADDED
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, common_batch, read_lengths, row
 from bellmax.tensors import Gamma, promote_half, widen
@@ -63,7 +64,7 @@ class Transducer(LatticePaths):
         frames, labels = shape[-2], shape[-1] - 1
         if check_tensor("emit", emit).shape[-2:] != (frames, labels):
             raise ValueError(f"emit must have shape (..., {frames}, {labels}), got {tuple(emit.shape)}")
-        own = read_lengths(lengths, (1, 0), (frames, labels), blank.device)
+        own = read_lengths("blank", (blank, 2), lengths, (1, 0), (frames, labels))
         last = torch.tensor(frames, device=blank.device) if own is None else own[0]
         within = torch.arange(frames + 1, device=blank.device) < last.unsqueeze(-1)
         tensors = {"blank": blank, "emit": emit, "_frames": within}
@@ -107,7 +108,7 @@ class Transducer(LatticePaths):
         if not logits.is_floating_point():
             raise ValueError(f"logits must be floating point, got dtype {logits.dtype}")
         frames, _, classes = logits.shape[-3:]
-        own = read_lengths(lengths, (1, 0), (frames, logits.shape[-2] - 1), logits.device)
+        own = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, logits.shape[-2] - 1))
         labels, batch = _read_targets(targets, {"logits": (logits, 3)}, logits.shape[-2] - 1, classes, blank, own)
         logits, labels = logits.expand(batch + logits.shape[-3:]), labels.expand(*batch, labels.shape[-1])
         at = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
@@ -148,7 +149,7 @@ class Transducer(LatticePaths):
             raise ValueError(f"am must have shape (..., T, V), got {tuple(am.shape)}")
         if check_tensor("lm", lm).ndim < 2 or not lm.shape[-2] or lm.shape[-1] != am.shape[-1]:
             raise ValueError(f"lm must have shape (..., U + 1, {am.shape[-1]}), got {tuple(lm.shape)}")
-        own = read_lengths(lengths, (1, 0), (am.shape[-2], lm.shape[-2] - 1), am.device)
+        own = read_lengths("am", (am, 2), lengths, (1, 0), (am.shape[-2], lm.shape[-2] - 1))
         named = {"am": (am, 2), "lm": (lm, 2)}
         labels, batch = _read_targets(targets, named, lm.shape[-2] - 1, am.shape[-1], blank, own)
         am, lm = promote_half(am), promote_half(lm)
@@ -248,8 +249,9 @@ def _read_targets(
 ) -> tuple[Tensor, torch.Size]:
     """Labels (..., U) int64, 0 past their length, each one of the classes and not the blank; and the batch shape."""
     if check_tensor("targets", targets).ndim < 1 or targets.shape[-1] != size:
+        hint = f". If they are concatenated, pad them: {PADDED}" if targets.ndim == 1 else ""
         raise ValueError(
-            f"targets must have shape (..., {size}), one label less than scores, got {tuple(targets.shape)}"
+            f"targets must have shape (..., {size}), one label less than scores, got {tuple(targets.shape)}{hint}"
         )
     if not 0 <= blank < classes:
         raise ValueError(f"blank must be from 0 to {classes - 1}, got {blank}")
