@@ -14,6 +14,7 @@ from torch import Tensor
 
 import bellmax as bx
 from bellmax.nn import CRF, CTCLoss, DTWLoss, SegmentationAttention, SmoothedMax, SoftAlignment, TransducerLoss
+from bellmax.sklearn import DTWKMeans, DTWNeighborsClassifier
 
 X, Y = [0.0, 1.5, 2.0, 1.0], [0.5, 2.0, 2.0]
 ROWS = [[0.0, 1.0, 2.0, 1.0], [3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 2.0]]
@@ -143,6 +144,40 @@ def test_lists_of_lengths_under_compile() -> None:
     ):
         compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        bx.dtw_cdist,
+        lambda cases: bx.dtw_cdist([cases[0]], cases),
+        lambda cases: bx.dtw_neighbors(cases, k=1),
+        lambda cases: bx.dtw_barycenter(cases, max_iter=1),
+        lambda cases: DTWKMeans(2, max_iter=1).fit(cases),
+        lambda cases: DTWNeighborsClassifier(1).fit(cases, [0, 1, 0, 1]),
+    ],
+)
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
+def test_many_features_of_few_steps_may_be_transposed(call: Callable[[Any], Any], make: Callable[[Any], Any]) -> None:
+    cases = np.random.default_rng(0).normal(size=(4, 3, 40))  # (cases, channels, time)
+    with pytest.warns(UserWarning, match=r"3 steps with 40 features\. .*\(cases, channels, time\).*swapaxes\(1, 2\)"):
+        call(make(cases))
+    for fine in (cases.swapaxes(1, 2), list(cases), cases[:, :, :11], np.zeros((4, 20, 300))):
+        bx.dtw_cdist(make(fine) if isinstance(fine, np.ndarray) else fine)
+
+
+def test_series_of_equal_channels_and_other_lengths_may_be_transposed() -> None:
+    rng = np.random.default_rng(0)
+    cases = [rng.normal(size=(3, time)) for time in (5, 7)]  # (channels, time) of other lengths
+    hint = r"got 7\. If the layout is \(channels, time\), .*X\.swapaxes\(1, 2\), or x\.T of each series"
+    with pytest.raises(ValueError, match=r"xs\[1\] must have 5 features like xs\[0\], " + hint):
+        bx.dtw_cdist(cases)
+    with pytest.raises(ValueError, match=r"ys\[0\] must have 5 features like xs\[0\], " + hint):
+        bx.dtw_neighbors(cases[:1], cases[1:], k=1)
+    with pytest.raises(ValueError, match=r"X\[0\] must have 5 features, as those in fit, " + hint):
+        DTWNeighborsClassifier(1).fit(cases[:1], [0]).predict(cases[1:])
+    with pytest.raises(ValueError, match=r"must have 5 features like xs\[0\], got 3\. If"):
+        bx.dtw_cdist(cases[:1], [cases[0].T])
 
 
 @pytest.mark.parametrize("call", [bx.dtw_cdist, bx.dtw_barycenter])

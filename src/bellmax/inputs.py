@@ -6,6 +6,8 @@ recognised by its ``iloc``.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce, wraps
 from inspect import Parameter, signature
@@ -134,11 +136,38 @@ def as_collection(name: str, given: object) -> list[Tensor]:
         block = as_tensor(name, given)
         if block.ndim not in (2, 3):
             raise ValueError(f"{name} must have shape (K, N) or (K, N, D), got {tuple(block.shape)}")
+        _warn_if_transposed(name, block)
         lengths = _lengths(block)
         return [as_series(f"{name}[{k}]", s[:n]) for k, (s, n) in enumerate(zip(block.unbind(), lengths, strict=True))]
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be a collection of series, got a {type(given).__name__}")
     return [_one_series(f"{name}[{k}]", series) for k, series in enumerate(given)]
+
+
+TRANSPOSE = "as in aeon and sktime, give X.swapaxes(1, 2), or x.T of each series"
+"""What to do with series of the layout (channels, time), for messages."""
+
+_FEW_STEPS, _MANY_FEATURES = 16, 4  # at most so many steps, and at least so many features for each of them
+
+
+def _warn_if_transposed(name: str, block: Tensor) -> None:
+    """Warn if an array (K, N, D) has few steps and many more features: it may be (cases, channels, time)."""
+    if block.ndim < 3 or not 1 < block.shape[1] <= _FEW_STEPS or block.shape[2] < _MANY_FEATURES * block.shape[1]:
+        return
+    message = (
+        f"{name} of shape {tuple(block.shape)} is read as series of {block.shape[1]} steps with {block.shape[2]} "
+        f"features. If its layout is (cases, channels, time), {TRANSPOSE}. If it is (cases, time, features), a list of "
+        f"the series, list({name}), is taken without this warning"
+    )
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "bellmax":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def transposed(is_likely: bool) -> str:
+    """A hint for the end of a message on different numbers of features, if (channels, time) may explain them."""
+    return f". If the layout is (channels, time), {TRANSPOSE}" if is_likely else ""
 
 
 def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
-from bellmax.inputs import Numbers, answers_near_misses, as_collection, as_floating
+from bellmax.inputs import TRANSPOSE, Numbers, answers_near_misses, as_collection, as_floating, transposed
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.costs import Cost, as_power
 from bellmax.series.jobs import (
@@ -84,13 +84,15 @@ def check_collections(**named: Collection) -> list[list[Tensor]]:
     if features > 1 and all(len(series) == 1 for _, series in labelled):
         raise ValueError(
             f"{' and '.join(lists)} must hold series (length, features), got only series of length 1 with "
-            f"{features} features; where the layout is (cases, channels, time), as in aeon and sktime, "
-            "give X.swapaxes(1, 2), or x.T of each series"
+            f"{features} features; if the layout is (cases, channels, time), {TRANSPOSE}"
         )
     for name, series in labelled:
         first_name, first = labelled[0]
         if series.shape[1] != first.shape[1]:
-            raise ValueError(f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}")
+            hint = transposed(len(series) > 1 and len(series) in first.shape)
+            raise ValueError(
+                f"{name} must have {first.shape[1]} features like {first_name}, got {series.shape[1]}{hint}"
+            )
         if series.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {series.device}")
     _check_numbers(labelled)

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from bellmax.inputs import as_collection, as_floating
+from bellmax.inputs import as_collection, as_floating, transposed
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.collections import Collection
 from bellmax.series.costs import Cost
@@ -122,7 +122,8 @@ def _is_table(X: Any) -> bool:
 def _check(series: Series, features: int) -> None:
     for k, one in enumerate(series):
         if one.shape[1] != features:
-            raise ValueError(f"X[{k}] must have {features} features, as those in fit, got {one.shape[1]}")
+            hint = transposed(min(features, one.shape[1]) > 1)
+            raise ValueError(f"X[{k}] must have {features} features, as those in fit, got {one.shape[1]}{hint}")
         if not bool(one.isfinite().all()):
             step = int((~one.isfinite()).any(1).nonzero()[0])
             raise ValueError(

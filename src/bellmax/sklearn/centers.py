@@ -30,7 +30,7 @@ class _Centers(SeriesEstimator):
     def _distances(self, series: Series, centers: Tensor) -> Tensor:
         """(n, centers)."""
         with torch.no_grad():
-            distances: Tensor = dtw_cdist(series, centers, **self._measure())
+            distances: Tensor = dtw_cdist(series, centers.unbind(), **self._measure())
         return distances
 
     def _barycenter(self, series: Series, init: Tensor, max_iter: int) -> Tensor:
