@@ -497,6 +497,12 @@ class LatticePaths(NamedScores):
     def _names(self) -> tuple[str, ...]:
         return self.lattice.scores
 
+    def __repr__(self) -> str:
+        rows, columns = self._size
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        grid = f"{rows} rows × {columns} columns × {self.lattice.states} states"
+        return f"{type(self).__name__}({shapes}, grid={grid}, omega={self.omega})"
+
     # --- walks
 
     def best_walk(self) -> Tensor:
