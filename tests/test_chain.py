@@ -319,7 +319,7 @@ def test_bad_input_is_named(backend: str) -> None:
         ),
         (
             lambda: p.log_prob(torch.zeros(2, 3, 4, 4)),
-            r"path must hold paths of the graph, got none at batch index \(0,\)",
+            r"path\[0\] is not a path of the graph",
         ),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -146,7 +146,7 @@ def test_what_is_no_path(backend: str) -> None:
         path = torch.zeros(5, 3)
         path[: len(labels)] = one_hot(torch.tensor(labels), 3)
         assert bool(p.support.check(path)) == (labels in good)
-    with pytest.raises(ValueError, match="path must hold paths of the graph"):
+    with pytest.raises(ValueError, match=r"path.* is not a path of the graph"):
         p.log_prob(torch.full((5, 3), 1 / 3))
     with pytest.raises(ValueError, match=r"path must have event shape \(5, 3\)"):
         p.log_prob(torch.zeros(4, 3))

@@ -410,7 +410,7 @@ def test_names_and_edges_of_derivations() -> None:
         twice.derivation_edges(torch.tensor([2, 1, 1]))
     with pytest.raises(ValueError, match=r"derivation must have shape \(\.\.\., 3\), got \(2,\)"):
         twice.derivation_edges(torch.zeros(2))
-    with pytest.raises(ValueError, match="path must hold derivations of the hypergraph, got none at batch index"):
+    with pytest.raises(ValueError, match=r"path.* is not a derivation of the hypergraph"):
         twice.derivations(torch.zeros(3)).log_prob(torch.tensor([1.0, 0.0, 1.0]))
 
 

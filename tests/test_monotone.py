@@ -132,5 +132,5 @@ def test_a_wrong_path_is_named() -> None:
         [[0, 1], [0, 1], [0, 1]],
         [[1, 0], [0, 0], [0, 1]],
     ):
-        with pytest.raises(ValueError, match="path must hold paths"):
+        with pytest.raises(ValueError, match="is not a path of the graph"):
             p.log_prob(torch.tensor(wrong, dtype=torch.float32))

@@ -394,13 +394,13 @@ def test_lists_of_spans_as_targets() -> None:
         ),
         (
             lambda: bx.losses.relaxed(bx.DependencyTrees(torch.zeros(3, 3)), torch.tensor([2, 1])),
-            r"target must be a single tree, got a set of arcs that is not one",
+            r"target is not a tree: the arcs 1→2→1 form a cycle",
         ),
         (
             lambda: bx.losses.surrogate(bx.SpanTrees(torch.zeros(3, 3)), torch.tensor([[0, 3], [1, 2]])),
             r"target must hold spans \[first word, last word\] below \[3, 3\], got \[0, 3\] at \(0,\)",
         ),
-        (lambda: bx.SpanTrees(torch.zeros(3, 3)).log_prob(torch.ones(3, 3)), r"path must hold paths of the graph"),
+        (lambda: bx.SpanTrees(torch.zeros(3, 3)).log_prob(torch.ones(3, 3)), r"path is not a tree of the chart"),
     ],
 )
 def test_bad_input(call: Callable[[], object], message: str) -> None:
@@ -549,3 +549,65 @@ def test_a_parser_is_learnt() -> None:
     found = bx.DependencyTrees(scorer(words[test]), lengths=lengths[test]).best_heads()
     kept = heads[test] >= 0
     assert (found[kept] == heads[test][kept]).double().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([3, 0, 2, 2, 2, 2, 2], "is not a projective tree: the arcs 0→2 and 3→1 cross"),
+        ([0, 1, 2, 3, 2, 5, 3], "is not a projective tree: the arcs 2→5 and 3→7 cross"),
+        ([0, 1, 1, 2, 1, 5, 1], "is not a projective tree: the arcs 1→3 and 2→4 cross"),
+        ([2, 0, 2, 2, 0, 5, 5], "has several roots, the words 2 and 5.*pass single_root=False"),
+        ([2, 3, 1, 0, 4, 4, 4], "is not a tree: the arcs 1→3→2→1 form a cycle"),
+        ([2, 1, 2, 3, 4, 5, 6], "is not a tree: the arcs 1→2→1 form a cycle"),
+        ([0, 2, 1, 1, 1, 1, 1], "is not a tree: word 2 is its own head"),
+    ],
+)
+def test_a_gold_tree_that_is_none_says_why_and_where(heads: list[int], message: str) -> None:
+    fine = [0, 1, 1, 1, 1, 1, 1]
+    trees, gold = bx.DependencyTrees(torch.zeros(2, 8, 8)), torch.tensor([fine, heads])
+    for loss in (bx.losses.surrogate, bx.losses.relaxed, bx.losses.path_nll):
+        with pytest.raises(ValueError, match=rf"^target\[1\] {message}"):
+            loss(trees, gold)
+    with pytest.raises(ValueError, match=rf"^target {message}"):
+        bx.losses.surrogate(trees[0], gold[1])
+    event = torch.zeros(8, 8)
+    event[torch.tensor(heads), torch.arange(1, 8)] = 1
+    with pytest.raises(ValueError, match=rf"^path {message}"):
+        trees[0].log_prob(event)
+
+
+def test_several_roots_are_a_tree_without_single_root() -> None:
+    heads = torch.tensor([2, 0, 2, 0])
+    assert bx.losses.surrogate(bx.DependencyTrees(torch.zeros(5, 5), single_root=False), heads) > 0
+
+
+def test_an_arc_that_is_forbidden_is_named() -> None:
+    arcs = torch.zeros(2, 4, 4)
+    arcs[1, 2, 3] = -math.inf
+    with pytest.raises(ValueError, match=r"^target\[1\] is forbidden: arcs\[1, 2, 3\] is -inf$"):
+        bx.losses.surrogate(bx.DependencyTrees(arcs, lengths=[3, 3]), torch.tensor([[2, 0, 2], [2, 0, 2]]))
+    partly = torch.tensor([[2, 0, 2], [3, -1, 1]])
+    with pytest.raises(
+        ValueError, match=r"^target\[1\] must allow a projective tree with a single root of finite score"
+    ):
+        bx.losses.surrogate(bx.DependencyTrees(arcs), partly)
+
+
+def test_padding_of_gold_heads_is_not_looked_at() -> None:
+    trees = bx.DependencyTrees(torch.zeros(1, 6, 6), lengths=[3])
+    with pytest.raises(ValueError, match=r"^target\[0\] is not a tree: the arcs 1→2→1 form a cycle"):
+        bx.losses.surrogate(trees, torch.tensor([[2, 1, 0, 9, 9]]))
+
+
+def test_gold_spans_that_are_no_tree_say_why() -> None:
+    trees = bx.SpanTrees(torch.zeros(2, 4, 4))
+    crossing, flat = torch.tensor([[0, 3], [0, 1], [1, 2]]), torch.tensor([[0, 3], [0, 2], [-1, -1]])
+    lacking, fine = torch.tensor([[0, 1], [2, 3], [-1, -1]]), torch.tensor([[0, 3], [0, 1], [2, 3]])
+    for spans, message in (
+        (crossing, r"is not a tree: the spans \[0, 1\] and \[1, 2\] overlap"),
+        (flat, r"is not a binary tree: .* span \[0, 2\].* binarize"),
+        (lacking, r"is not a tree: it lacks the span \[0, 3\] of the whole sentence"),
+    ):
+        with pytest.raises(ValueError, match=rf"^target\[1\] {message}"):
+            bx.losses.surrogate(trees, torch.stack((fine, spans)))

@@ -21,6 +21,7 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
 from bellmax.flat import Flat
 from bellmax.inputs import check_tensor
+from bellmax.layouts.values import subscript
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, resolve
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half, wide_dtype
@@ -157,10 +158,9 @@ class PathDistribution(Targets):
     def _is_path(self, value: Tensor) -> Tensor:
         """Whether each event of ``value`` is a path of the graph, (...)."""
 
-    @property
-    def _events(self) -> str:
-        """What a message calls them."""
-        return "paths of the graph"
+    def _why_no_path(self, event: Tensor) -> str:
+        """What is wrong with an event of this distribution, which has no batch, as the end of a sentence."""
+        return "is not a path of the graph"
 
     @abstractmethod
     def _same_graph(self, other: PathDistribution) -> bool:
@@ -623,7 +623,11 @@ class PathDistribution(Targets):
         if is_readable(path):
             valid = self._is_path(path)
             if not bool(valid.all()):
-                raise ValueError(f"path must hold {self._events}, got none at batch index {_first(~valid)}")
+                place = _first(~valid)
+                member = place[len(place) - len(self.batch_shape) :]
+                event = path.expand(valid.shape + self.event_shape)[place]
+                p = self.detach()[member] if member else self.detach()
+                raise ValueError(f"path{subscript(place)} {p._why_no_path(event)}")
         return path
 
 

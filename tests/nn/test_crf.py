@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import pickle
 import runpy
 import subprocess
 import sys
@@ -220,7 +222,7 @@ def test_no_allowed_sequence_at_all() -> None:
     emissions = torch.randn(2, 3, 2)
     assert (crf.decode(emissions) == -1).all()
     assert not crf.marginals(emissions).any()
-    with pytest.raises(ValueError, match="step 2 of sequence 0"):
+    with pytest.raises(ValueError, match=r'tags\[0, 2\] = 1 .* no sequence to end with tag 1 \("I-X"\)'):
         crf(emissions, torch.tensor([[0, 1, 1], [0, 1, 1]]))
 
 
@@ -229,25 +231,74 @@ def test_no_allowed_sequence_at_all() -> None:
 def test_forbidden_tags_are_named(name: str, loss: str, backend: str) -> None:
     crf, emissions = CRF(5, constraints=IOB2, omega=name, loss=loss), torch.zeros(3, 4, 5)
     tags = torch.tensor([[0, 1, 2, 2], [1, 2, 4, 0], [2, 0, 0, 0]])
-    with pytest.raises(ValueError, match=r"tags must be .* got 4 at step 2 of sequence 1,"):
+    after = r'the constraints allow no transition from tag 2 \("I-X"\) to tag 4 \("I-Y"\)\.'
+    with pytest.raises(ValueError, match=rf"^tags\[1, 2\] = 4 is forbidden: {after}"):
         crf(emissions, tags)
-    with pytest.raises(ValueError, match="got 2 at step 0 of sequence 0"):
+    start = r'the constraints allow no sequence to start with tag 2 \("I-X"\)\.'
+    with pytest.raises(ValueError, match=rf"^tags\[0, 0\] = 2 is forbidden: {start}"):
         crf(emissions[2:], tags[2:])
-    with pytest.raises(ValueError, match=r"step 2 of sequence \(0, 1\)"):
+    with pytest.raises(ValueError, match=rf"^tags\[0, 1, 2\] = 4 is forbidden: {after}"):
         crf(emissions.unsqueeze(0), tags.unsqueeze(0))
-    with pytest.raises(ValueError, match="got 4 at step 2, which"):
+    with pytest.raises(ValueError, match=rf"^tags\[2\] = 4 is forbidden: {after}"):
         crf(emissions[1], tags[1])
-    with pytest.raises(ValueError, match="got 2 at step 3 of sequence 0"):  # across the hole
+    across = r'from tag 0 \("O"\) at step 1 to tag 2 \("I-X"\)'
+    with pytest.raises(ValueError, match=rf"^tags\[0, 3\] = 2 is forbidden: .* {across}"):
         crf(emissions[:1], torch.tensor([[1, 0, -100, 2]]))
     assert crf(emissions[:1], torch.tensor([[1, -100, -100, 2]])) > 0
     sets = torch.zeros(1, 4, 5, dtype=torch.bool)
     sets[:, :, 0] = True
     sets[0, 3] = torch.tensor([False, False, True, False, True])
-    with pytest.raises(ValueError, match=r"one of \[2, 4\] at step 3 of sequence 0"):
+    either = r'from tag 0 \("O"\) to tag 2 \("I-X"\) or tag 4 \("I-Y"\)'
+    with pytest.raises(ValueError, match=rf"^tags\[0, 3\] is forbidden: the constraints allow no transition {either}"):
         crf(emissions[:1], sets)
     emissions[0, 1, 1] = -math.inf
-    with pytest.raises(ValueError, match="got 1 at step 1 of sequence 0"):
+    with pytest.raises(ValueError, match=r"^tags\[0, 1\] = 1 is forbidden: emissions\[0, 1, 1\] is -inf$"):
         crf(emissions[:1], tags[:1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "labels", "tags", "advice"),
+    [
+        (
+            "IOB2",
+            ["O", "B-PER", "I-PER"],
+            [0, 2, 0],
+            r'valid in the scheme "IOB1": .* or convert the data to "IOB2"\.$',
+        ),
+        ("IOB2", ["O", "B-PER", "I-PER"], [0, 0, 2], r'or convert the data to "IOB2"\.$'),
+        ("IOB2", ["O", "B-PER", "I-PER"], [2, 2, 0], r'"IOB1".*window.* starts inside .*starts=torch\.ones\(3'),
+        ("IOBES", ["O", "B-PER", "I-PER"], [0, 1, 0], r'valid in the scheme "IOB2"'),
+        ("IOBES", ["O", "B", "I", "E", "S"], [0, 1, 2], r"data\. If .* window .* ends inside an entity, .*ends=torch"),
+        ("IOB2", ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], [1, 4, 3], r"\. Check the tagging scheme of the data\.$"),
+    ],
+)
+def test_the_likely_cause_of_a_forbidden_tag_is_named(
+    scheme: str, labels: list[str], tags: list[int], advice: str
+) -> None:
+    crf = CRF(len(labels), constraints=tag_constraints(labels, scheme))
+    emissions = torch.zeros(2, 3, len(labels))
+    with pytest.raises(ValueError, match=advice):
+        crf(emissions, torch.tensor([[0, 0, 0], tags]))
+    with pytest.raises(ValueError, match=advice):
+        copy.deepcopy(crf).eval()(emissions, torch.tensor([[0, 0, 0], tags]))
+
+
+def test_constraints_without_labels_name_tags_by_number() -> None:
+    crf = CRF(2, constraints=(torch.eye(2) > 0, torch.ones(2) > 0, torch.ones(2) > 0))
+    message = r"^tags\[1\] = 1 is forbidden: .* from tag 0 to tag 1\. Check the tagging scheme of the data\.$"
+    with pytest.raises(ValueError, match=message):
+        crf(torch.zeros(2, 2), torch.tensor([0, 1]))
+
+
+def test_labels_of_constraints_survive_changes_and_copies() -> None:
+    made = tag_constraints(["O", "B-PER", "I-PER"])
+    free = made._replace(starts=torch.ones(3, dtype=torch.bool))
+    assert CRF(3, constraints=free)(torch.zeros(2, 3), torch.tensor([2, 2])) > 0
+    for constraints in (free, pickle.loads(pickle.dumps(free)), copy.deepcopy(free)):
+        with pytest.raises(ValueError, match=r'from tag 0 \("O"\) to tag 2 \("I-PER"\)'):
+            CRF(3, constraints=constraints)(torch.zeros(2, 3), torch.tensor([0, 2]))
+    transitions, starts, ends = made
+    assert (transitions.shape, starts.shape, ends.shape) == ((3, 3), (3,), (3,))
 
 
 def test_errors() -> None:

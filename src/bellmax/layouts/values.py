@@ -49,6 +49,11 @@ def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str =
         )
 
 
+def subscript(index: Sequence[int]) -> str:
+    """An index as Python writes it behind a name; nothing if it is empty."""
+    return f"[{', '.join(map(str, index))}]" if index else ""
+
+
 def of_sequence(batch: Sequence[int]) -> str:
     """Which member of the batch, by its index."""
     return f" of sequence {batch[0] if len(batch) == 1 else tuple(batch)}" if batch else ""

@@ -14,7 +14,7 @@ from bellmax.inputs import Lengths, Mask, answers_near_misses, check_choice, che
 from bellmax.losses.expectations import relaxed_of
 from bellmax.losses.margins import surrogate_of
 from bellmax.nn.smoothed import Smoothed
-from bellmax.nn.tags import TagConstraints
+from bellmax.nn.tags import TagConstraints, TagNames
 from bellmax.regularizers import Regularizer
 from bellmax.structures.chain import Chain, ScoredChain
 from bellmax.tensors import Gamma
@@ -77,7 +77,7 @@ class CRF(Smoothed):
         self.num_tags = num_tags
         self.loss = loss
         self._allowed = _check_constraints(constraints, num_tags)
-        self._is_constrained = constraints is not None
+        self._tags = None if constraints is None else TagNames(constraints)
         self.transition_scores = nn.Parameter(torch.zeros(num_tags, num_tags))
         self.start_scores = nn.Parameter(torch.zeros(num_tags))
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
@@ -137,13 +137,15 @@ class CRF(Smoothed):
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
-        if self._is_constrained:
+        if self._tags is not None:
             allowed = self.allowed_transitions, self.allowed_starts, self.allowed_ends
             scores = tuple(score.masked_fill(~a, -math.inf) for score, a in zip(scores, allowed, strict=True))
         transitions, start, end = scores
-        return Chain.from_scores(
+        p = Chain.from_scores(
             emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=self.omega
         )
+        p._tags = self._tags
+        return p
 
     @answers_near_misses
     def forward(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,51 @@ class TagConstraints(NamedTuple):
     """(S,): whether a sequence may start with a tag."""
     ends: Tensor
     """(S,): whether a sequence may end with a tag."""
+
+
+class _Named(TagConstraints):
+    """Constraints of a scheme, which know the labels of their tags."""
+
+    labels: tuple[str, ...]
+    scheme: str
+
+    def _replace(self, **changed: Any) -> _Named:
+        other = super()._replace(**changed)
+        other.labels, other.scheme = self.labels, self.scheme
+        return other
+
+
+class TagNames:
+    """Names of tags for messages, and advice about a sequence that the constraints forbid."""
+
+    def __init__(self, constraints: object) -> None:
+        self.labels: tuple[str, ...] = getattr(constraints, "labels", ())
+        self.scheme: str | None = getattr(constraints, "scheme", None)
+
+    def show(self, tag: int) -> str:
+        return f'tag {tag} ("{self.labels[tag]}")' if self.labels else f"tag {tag}"
+
+    def advice(self, tags: Sequence[int] | None, rule: str) -> str:
+        """What to do about tags, None if not all are known, that "starts", "transitions" or "ends" forbid."""
+        others = [s for s in _SCHEMES if tags is not None and self.labels and s != self.scheme and self._fits(tags, s)]
+        advice = "Check the tagging scheme of the data."
+        if others:
+            advice = (
+                f'The sequence is valid in the scheme "{others[0]}": pass scheme="{others[0]}" to tag_constraints, or '
+                f'convert the data to "{self.scheme}".'
+            )
+        if rule != "transitions" and self.labels:
+            free = f"constraints._replace({rule}=torch.ones({len(self.labels)}, dtype=torch.bool))"
+            advice += f" If it is a window of a longer text that {rule} inside an entity, pass {free}."
+        return advice
+
+    def _fits(self, tags: Sequence[int], scheme: str) -> bool:
+        try:
+            allowed = tag_constraints(self.labels, scheme)
+        except ValueError:  # labels that the scheme does not have
+            return False
+        follows = all(bool(allowed.transitions[b, a]) for a, b in pairwise(tags))
+        return follows and bool(allowed.starts[tags[0]]) and bool(allowed.ends[tags[-1]])
 
 
 class _Prefix(NamedTuple):
@@ -82,11 +128,13 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
             raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
     # Explicitly on the CPU: a model that is built on the meta device needs their values too.
-    return TagConstraints(
+    constraints = _Named(
         torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags], device="cpu"),
         torch.tensor([tag.opens for tag, _ in tags], device="cpu"),
         torch.tensor([tag.closes for tag, _ in tags], device="cpu"),
     )
+    constraints.labels, constraints.scheme = tuple(labels), scheme
+    return constraints
 
 
 def _may_follow(current: tuple[_Prefix, str], previous: tuple[_Prefix, str]) -> bool:

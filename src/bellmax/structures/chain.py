@@ -14,9 +14,10 @@ from bellmax.backends import BACKENDS
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
 from bellmax.layouts.scored_chain import dense, onto_edges
-from bellmax.layouts.steps import first_step, last_step, previous_states
+from bellmax.layouts.steps import first_step, is_used, last_step, previous_states
+from bellmax.layouts.values import subscript
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
-from bellmax.structures.sequences import SequencePaths
+from bellmax.structures.sequences import Gap, SequencePaths
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors, wide_dtype, widen
 from bellmax.transforms import is_checked, is_transformed
@@ -319,6 +320,29 @@ class ScoredChain(Chain):
         return dense
 
     # --- targets
+
+    def _why_forbidden(
+        self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
+    ) -> tuple[str, str]:
+        emissions, transitions, start, end = self._scores
+        to = self._show(states)
+        if self._own_dims[1] == 3:
+            transitions = transitions[max(gap.step - 1, 0)]
+        if bool((emissions[gap.step, states] == -math.inf).all()):
+            shown = (f"emissions{subscript((*batch, gap.step, state))}" for state in states)
+            return "", f"{' and '.join(shown)} {'is' if len(states) == 1 else 'are'} -inf"
+        if gap.before < 0 and bool((start[states] == -math.inf).all()):
+            return "starts", self._rule(f"sequence to start with {to}", f"start is -inf for {to}")
+        if gap.before >= 0 and bool((transitions[states][:, sources] == -math.inf).all()):
+            where = f" at step {gap.before}" if gap.before < gap.step - 1 else ""
+            way = f"transition from {self._show(sources)}{where} to {to}"
+            return "transitions", self._rule(way, f"the {way} has score -inf")
+        if gap.is_last and bool((end[states] == -math.inf).all()):
+            return "ends", self._rule(f"sequence to end with {to}", f"end is -inf for {to}")
+        return "", f"every way from {self._show(sources)} to {to} has score -inf"
+
+    def _rule(self, forbidden: str, scores: str) -> str:
+        return scores if self._tags is None else f"the constraints allow no {forbidden}"
 
     def _restricted_value(self, allowed: Tensor) -> Tensor:
         if self._is_of_states(allowed):

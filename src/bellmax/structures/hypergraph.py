@@ -303,9 +303,8 @@ class Derivations(GraphPaths):
                 raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
         return path
 
-    @property
-    def _events(self) -> str:
-        return "derivations of the hypergraph"
+    def _why_no_path(self, event: Tensor) -> str:
+        return "is not a derivation of the hypergraph"
 
     # --- targets: derivations, or sets of them
 

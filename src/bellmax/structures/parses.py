@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -14,7 +16,7 @@ from torch.nn.functional import pad
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.layouts import LAYOUTS, charts
-from bellmax.layouts.values import of_sequence
+from bellmax.layouts.values import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.hypergraph import Derivations, Hypergraph
 from bellmax.tensors import Gamma, wide_dtype
@@ -46,6 +48,7 @@ class ParseTrees(PathDistribution):
         super().__init__({name: (scores, dims)}, batch, event, omega, gamma)
         words = event[0] + 1 - self._least_places
         self._lengths = self._read_lengths(lengths, words)
+        self._name = name
 
     def _read_lengths(self, given: Lengths | None, words: int) -> Tensor:
         if given is None:
@@ -109,12 +112,39 @@ class ParseTrees(PathDistribution):
         best = self._within(allowed)
         only = best._with(best._scores, Negentropy())._value().abs() < 0.5
         if is_checked(only) and not bool(only.all()):
-            place = of_sequence((~only).nonzero()[0].tolist())
-            raise ValueError(f"{name} must be a single tree, got a set of {self._entries} that is not one{place}")
+            place = tuple((~only).nonzero()[0].tolist())
+            reason = self._member(place)._why_no_tree(allowed[place])
+            raise ValueError(
+                f"{name}{subscript(place)} {reason or f'must be a single tree, got {self._entries} of several'}"
+            )
         self._check_possible(name, allowed)
         return best._path().to(torch.promote_types(self.dtype, torch.float32))
 
     _entries: ClassVar[str]
+    _kind: ClassVar[str]
+    """What a message calls a tree."""
+
+    def _why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
+        place = tuple(impossible.nonzero()[0].tolist())
+        return f"{name}{subscript(place)} {self._member(place)._why_infinite(place, allowed[place])}"
+
+    def _why_infinite(self, place: tuple[int, ...], allowed: Tensor) -> str:
+        """Why this tree, or no tree of this set, has a finite score; a member ``place`` of another batch."""
+        reason = self._why_no_tree(allowed)
+        if not reason and bool(self._is_path(allowed.to(torch.promote_types(self.dtype, torch.float32)))):
+            closed = (self._scores[0] == -math.inf) & allowed & self._is_used(self._scores[0].ndim)
+            reason = f"is forbidden: {self._name}{subscript((*place, *closed.nonzero()[0].tolist()))} is -inf"
+        return reason or f"must allow {self._kind} of finite score"
+
+    def _why_no_path(self, event: Tensor) -> str:
+        return self._why_no_tree(event > 0) or "is not a tree of the chart"
+
+    @abstractmethod
+    def _why_no_tree(self, allowed: Tensor) -> str:
+        """Why no tree is within ``allowed``, whatever the scores, as the end of a sentence; "" if it is hard to say."""
+
+    def _member(self, place: tuple[int, ...]) -> Self:
+        return self.detach()[place] if place else self.detach()
 
     def _edges_within(self, allowed: Tensor) -> Tensor:
         which = _hypergraph(self.structure, tuple(self.event_shape), self.device).weight_of
@@ -193,6 +223,7 @@ class SpanTrees(ParseTrees):
 
     structure = "spans"
     _entries = "spans"
+    _kind = "a binary tree"
 
     @answers_near_misses
     def __init__(
@@ -225,6 +256,27 @@ class SpanTrees(ParseTrees):
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Trees drawn from the distribution, (*sample_shape, ..., 2n − 1, 2 or 3), as in :meth:`best_tree`."""
         return _listed(self.sample(sample_shape), len(self.event_shape))
+
+    def _why_no_tree(self, allowed: Tensor) -> str:
+        words = int(self._lengths)
+        by_span = (allowed.any(-1) if allowed.ndim == 3 else allowed)[:words, :words].triu()
+        spans = {(first, last) for first, last in by_span.nonzero().tolist()}
+        for first, last in ((0, words - 1), *((word, word) for word in range(words))):
+            if (first, last) not in spans:
+                what = "of a word" if first == last else "of the whole sentence"
+                return f"is not a tree: it lacks the span [{first}, {last}] {what}"
+        if len(spans) < 2 * words:  # no more than a tree has
+            for (i, j), (k, m) in combinations(sorted(spans), 2):
+                if i < k <= j < m:
+                    return f"is not a tree: the spans [{i}, {j}] and [{k}, {m}] overlap"
+        whole: set[tuple[int, int]] = set()
+        for i, j in sorted(spans, key=lambda span: span[1] - span[0]):
+            if i < j and not any({(i, k), (k + 1, j)} <= whole for k in range(i, j)):
+                if len(spans) < 2 * words:
+                    return f"is not a binary tree: no two of its spans make up the span [{i}, {j}]; binarize it first"
+                continue
+            whole.add((i, j))
+        return ""
 
     # --- targets: trees, or lists of spans
 
@@ -292,6 +344,11 @@ class DependencyTrees(ParseTrees):
 
     structure = "arcs"
     _entries = "arcs"
+
+    @property
+    def _kind(self) -> str:  # type: ignore[override]
+        return "a projective tree" + " with a single root" * self.single_root
+
     _least_places = 2
 
     @answers_near_misses
@@ -321,6 +378,33 @@ class DependencyTrees(ParseTrees):
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Heads drawn from the distribution, (*sample_shape, ..., n), as in :meth:`best_heads`."""
         return _heads(self.sample(sample_shape))
+
+    def _why_no_tree(self, allowed: Tensor) -> str:
+        words = int(self._lengths)
+        found = [allowed[: words + 1, word].nonzero().flatten().tolist() for word in range(1, words + 1)]
+        for word, heads in enumerate(found, 1):
+            if not heads:
+                return f"is not a tree: word {word} has no head"
+            if heads == [word]:
+                return f"is not a tree: word {word} is its own head"
+        if any(len(heads) > 1 for heads in found):
+            return ""
+        head_of = {word: head for word, (head,) in enumerate(found, 1)}
+        for start in head_of:
+            cycle = [start]
+            while head_of.get(cycle[-1], 0) and head_of[cycle[-1]] not in cycle:
+                cycle.append(head_of[cycle[-1]])
+            if head_of.get(cycle[-1]) == start:
+                return f"is not a tree: the arcs {'→'.join(map(str, [start, *reversed(cycle)]))} form a cycle"
+        roots = [word for word, head in head_of.items() if head == 0]
+        if self.single_root and len(roots) > 1:
+            return f"has several roots, the words {' and '.join(map(str, roots))}: pass single_root=False to allow them"
+        arcs = sorted((min(arc), max(arc), arc) for arc in ((head, word) for word, head in head_of.items()))
+        for (i, j, one), (k, m, other) in combinations(arcs, 2):
+            if i < k < j < m:
+                shown = " and ".join(f"{head}→{word}" for head, word in (one, other))
+                return f"is not a projective tree: the arcs {shown} cross"
+        return ""
 
     # --- targets: trees, or heads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
 from bellmax.layouts.steps import first_step, is_used, previous_states
-from bellmax.layouts.values import of_sequence
+from bellmax.layouts.values import of_sequence, subscript
 from bellmax.regularizers import Negentropy
 from bellmax.targets import Targets
 from bellmax.tensors import inner, promote_half, wide_dtype
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ANY_STATE = -1
+
+
+class Gap(NamedTuple):
+    """A place between two kept steps where no path goes on."""
+
+    before: int
+    """The kept step before, −1 if there is none."""
+    step: int
+    is_last: bool
+
+
+class Tags(Protocol):
+    """Names of states for messages, and advice about a sequence that constraints forbid."""
+
+    def show(self, tag: int) -> str: ...
+
+    def advice(self, tags: Sequence[int] | None, rule: str) -> str: ...
 
 
 class SequencePaths(PathDistribution):
@@ -35,6 +52,8 @@ class SequencePaths(PathDistribution):
     _has_steps = True
     _lengths: Tensor | None
     _mask: Tensor | None
+    _tags: Tags | None = None
+    """The names of the states, if −∞ stands for constraints on tags."""
 
     def _set_steps(self, lengths: Lengths | None, mask: Mask | None) -> None:
         """Which steps are kept: all if both are None."""
@@ -301,19 +320,42 @@ class SequencePaths(PathDistribution):
         return None if self._lengths is None and self.event_shape[0] else self.lengths
 
     def _why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
-        batch = impossible.nonzero()[0].tolist()
-        within = allowed.unsqueeze(-1) if self._is_of_states(allowed) else allowed
-        exists = (self.detach()[tuple(batch)] if batch else self.detach()).potentials > -math.inf
-        exists = exists & within[tuple(batch)]
-        kept = self._kept[tuple(batch)].nonzero().flatten().tolist()
+        batch = tuple(impossible.nonzero()[0].tolist())
+        p = self.detach()[batch] if batch else self.detach()
+        within = (allowed.unsqueeze(-1) if self._is_of_states(allowed) else allowed)[batch]
+        exists = (p.potentials > -math.inf) & within
+        kept = p._kept.nonzero().flatten().tolist()
         reached = torch.arange(self.event_shape[1], device=self.device) == 0
+        before = -1
         for step in kept:
-            reached = (exists[step] & reached).any(-1)
-            if not bool(reached.any()):
+            now = (exists[step] & reached).any(-1)
+            if not bool(now.any()):
                 break
-        states = within[tuple(batch)][step].any(-1).nonzero().flatten().tolist()
-        given = f"{states[0]}" if len(states) == 1 else f"one of {states}"
-        return (
-            f"{name} must be a sequence of finite score, got {given} at step {step}{of_sequence(batch)}, "
-            "which no path reaches"
-        )
+            before, reached = step, now
+        place = f"{name}{subscript((*batch, step))}"
+        states, sources = (mask.nonzero().flatten().tolist() for mask in (within[step].any(-1), reached))
+        if not states:
+            return f"{place} allows no state"
+        if not bool((within[step] & reached).any()):
+            return f"{place} does not go on from {self._show(sources)}, where the path so far ends"
+        is_label = len(states) == 1 and self._is_of_states(allowed)
+        place = f"{place} = {states[0]} is forbidden" if is_label else f"{place} is forbidden"
+        rule, reason = p._why_forbidden(batch, Gap(before, step, step == kept[-1]), sources, states)
+        if self._tags is None or not rule:
+            return f"{place}: {reason}"
+        gold = [within[t].any(-1).nonzero().flatten().tolist() for t in kept]
+        tags = [tag for (tag,) in gold] if all(len(tags) == 1 for tags in gold) else None
+        return f"{place}: {reason}. {self._tags.advice(tags, rule)}"
+
+    def _why_forbidden(
+        self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
+    ) -> tuple[str, str]:
+        """Which rule forbids the states after the sources, "starts", "transitions" or "ends", or "" if none does; and
+        a sentence on it. This program is member ``batch`` of another."""
+        if len(sources) == len(states) == 1:
+            return "", f"potentials{subscript((*batch, gap.step, *states, *sources))} is -inf"
+        return "", f"the potentials from {self._show(sources)} to {self._show(states)} are -inf"
+
+    def _show(self, states: Sequence[int]) -> str:
+        shown = [f"state {state}" if self._tags is None else self._tags.show(state) for state in states]
+        return " or ".join(shown)
