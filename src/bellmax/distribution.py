@@ -159,7 +159,7 @@ class PathDistribution(Targets):
         """Whether each event of ``value`` is a path of the graph, (...)."""
 
     def _why_no_path(self, event: Tensor) -> str:
-        """What is wrong with an event of this distribution, which has no batch, as the end of a sentence."""
+        """The reason why an event is not a path, as the end of a sentence. This distribution must have no batch."""
         return "is not a path of the graph"
 
     @abstractmethod

@@ -218,3 +218,9 @@ class Targets(Distribution):
     def _num_kept(self) -> Tensor | None:
         """How many steps of each sequence are kept, (...); None if there are steps, and none is masked."""
         return None
+
+
+def check_distribution(p: object) -> None:
+    """Raise a ValueError for scores, or anything else that is not a distribution over paths."""
+    if not isinstance(p, Targets):
+        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.losses.reductions import check_distribution, check_reduction, reduce
+from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.regularizers import Hard, Negentropy, Regularizer
+from bellmax.targets import check_distribution
 from bellmax.tensors import without_rounding_below_zero
 from bellmax.transforms import is_checked
 

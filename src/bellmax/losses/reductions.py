@@ -6,14 +6,9 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import check_choice
+from bellmax.targets import check_distribution
 
 _REDUCTIONS = ("none", "mean", "sum", "token_mean")
-
-
-def check_distribution(p: object) -> None:
-    """Raise a ValueError for scores, or anything else that is not a distribution."""
-    if not isinstance(p, PathDistribution):
-        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:

@@ -44,7 +44,13 @@ class TagNames:
         return f'tag {tag} ("{self.labels[tag]}")' if self.labels else f"tag {tag}"
 
     def advice(self, tags: Sequence[int] | None, rule: str) -> str:
-        """What to do about tags, None if not all are known, that "starts", "transitions" or "ends" forbid."""
+        """Return advice for a sequence that a rule forbids.
+
+        Args:
+            tags: The gold tags, or None if not all of them are known.
+            rule: The field of the constraints that forbids them: "starts", "transitions" or "ends".
+
+        """
         others = [s for s in _SCHEMES if tags is not None and self.labels and s != self.scheme and self._fits(tags, s)]
         advice = "Check the tagging scheme of the data."
         if others:

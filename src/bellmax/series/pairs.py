@@ -69,8 +69,9 @@ def dtw(
     result by γ. There is no proof for other costs, and a sparse Ω does go below 0, as in the last example.
 
     Args:
-        x: (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list, a pandas row. Lists are read as
-            NumPy reads them, and integers take the floating point type of the other series.
+        x: (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list, a pandas row. A matrix is one
+            series (N, D); for a batch of univariate series (B, N), pass ``x.unsqueeze(-1)``. Lists are read as NumPy
+            reads them, and integers take the floating point type of the other series.
         y: (..., M, D) or (M,) likewise. Batch dimensions broadcast.
         cost: what a match of two elements costs: "sqeuclidean" ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock" ‖x − y‖₁;
             "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean" δ + log(2 − e^−δ)

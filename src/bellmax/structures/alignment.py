@@ -94,7 +94,7 @@ class Alignment(LatticePaths):
         scores: (..., N, M); −∞ forbids a pair.
         gap_open: Score of the first element of a gap, a number ≤ 0 or a tensor that broadcasts to the batch shape. It
             is added, so a penalty is negative. A tensor, which may be learnt, may be positive.
-        gap_extend: Score of each additional gap element, likewise a number ≤ 0 or a tensor.
+        gap_extend: Score of each additional gap element, a number ≤ 0 or a tensor.
         row_gaps: (open, extend) by row: each a number or (..., N), the score of row i as the first or as a further
             element of a gap. Instead of ``gap_open`` and ``gap_extend`` for gaps of rows.
         column_gaps: the same by column, each a number or (..., M).

@@ -766,7 +766,7 @@ def read_lengths(
 ) -> Any:
     """The pair (rows, columns) as int64 tensors, each within its bounds; None for None.
 
-    The scores, with the number of dimensions of their own, are named in a hint if they look time-first.
+    ``scores`` is a tensor and its number of event dimensions. If it looks time-first, the error has a hint.
     """
     if lengths is None:
         return None

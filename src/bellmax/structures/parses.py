@@ -129,7 +129,10 @@ class ParseTrees(PathDistribution):
         return f"{name}{subscript(place)} {self._member(place)._why_infinite(place, allowed[place])}"
 
     def _why_infinite(self, place: tuple[int, ...], allowed: Tensor) -> str:
-        """Why this tree, or no tree of this set, has a finite score; a member ``place`` of another batch."""
+        """The reason why no tree within ``allowed`` has a finite score, as the end of a sentence.
+
+        This distribution must have no batch; ``place`` is its index in the batch that it was taken from.
+        """
         reason = self._why_no_tree(allowed)
         if not reason and bool(self._is_path(allowed.to(torch.promote_types(self.dtype, torch.float32)))):
             closed = (self._scores[0] == -math.inf) & allowed & self._is_used(self._scores[0].ndim)
@@ -141,7 +144,7 @@ class ParseTrees(PathDistribution):
 
     @abstractmethod
     def _why_no_tree(self, allowed: Tensor) -> str:
-        """Why no tree is within ``allowed``, whatever the scores, as the end of a sentence; "" if it is hard to say."""
+        """The reason why ``allowed`` holds no tree at all, as the end of a sentence; "" if there is no simple one."""
 
     def _member(self, place: tuple[int, ...]) -> Self:
         return self.detach()[place] if place else self.detach()

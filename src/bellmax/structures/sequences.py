@@ -26,7 +26,7 @@ _ANY_STATE = -1
 
 
 class Gap(NamedTuple):
-    """A place between two kept steps where no path goes on."""
+    """The first step that no path reaches, and the kept step before it."""
 
     before: int
     """The kept step before, −1 if there is none."""
@@ -350,8 +350,11 @@ class SequencePaths(PathDistribution):
     def _why_forbidden(
         self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
     ) -> tuple[str, str]:
-        """Which rule forbids the states after the sources, "starts", "transitions" or "ends", or "" if none does; and
-        a sentence on it. This program is member ``batch`` of another."""
+        """Return the rule that forbids the states after the sources, and a sentence about it.
+
+        The rule is "starts", "transitions", "ends", or "" if constraints are not the cause. This program must be a
+        single one; ``batch`` is its index in the batch that it was taken from.
+        """
         if len(sources) == len(states) == 1:
             return "", f"potentials{subscript((*batch, gap.step, *states, *sources))} is -inf"
         return "", f"the potentials from {self._show(sources)} to {self._show(states)} are -inf"
