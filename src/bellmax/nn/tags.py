@@ -21,13 +21,13 @@ class TagConstraints(NamedTuple):
     """(S,): whether a sequence may end with a tag."""
 
 
-class _Named(TagConstraints):
+class SchemeConstraints(TagConstraints):
     """Constraints of a scheme, which know the labels of their tags."""
 
     labels: tuple[str, ...]
     scheme: str
 
-    def _replace(self, **changed: Any) -> _Named:
+    def _replace(self, **changed: Any) -> SchemeConstraints:
         other = super()._replace(**changed)
         other.labels, other.scheme = self.labels, self.scheme
         return other
@@ -51,15 +51,16 @@ class TagNames:
             rule: The field of the constraints that forbids them: "starts", "transitions" or "ends".
 
         """
-        others = [s for s in _SCHEMES if tags is not None and self.labels and s != self.scheme and self._fits(tags, s)]
+        known = () if tags is None or not self.labels else tags
+        others = [scheme for scheme in _SCHEMES if known and scheme != self.scheme and self._fits(known, scheme)]
         advice = "Check the tagging scheme of the data."
         if others:
             advice = (
                 f'The sequence is valid in the scheme "{others[0]}": pass scheme="{others[0]}" to tag_constraints, or '
                 f'convert the data to "{self.scheme}".'
             )
-        if rule != "transitions" and self.labels:
-            free = f"constraints._replace({rule}=torch.ones({len(self.labels)}, dtype=torch.bool))"
+        if rule != "transitions":
+            free = f"constraints._replace({rule}=torch.ones_like(constraints.{rule}))"
             advice += f" If it is a window of a longer text that {rule} inside an entity, pass {free}."
         return advice
 
@@ -134,7 +135,7 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
             raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
     # Explicitly on the CPU: a model that is built on the meta device needs their values too.
-    constraints = _Named(
+    constraints = SchemeConstraints(
         torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags], device="cpu"),
         torch.tensor([tag.opens for tag, _ in tags], device="cpu"),
         torch.tensor([tag.closes for tag, _ in tags], device="cpu"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ANY_STATE = -1
+_SHOWN = 4  # states in a message
 
 
 class Gap(NamedTuple):
@@ -361,4 +362,8 @@ class SequencePaths(PathDistribution):
 
     def _show(self, states: Sequence[int]) -> str:
         shown = [f"state {state}" if self._tags is None else self._tags.show(state) for state in states]
-        return " or ".join(shown)
+        return (
+            " or ".join(shown)
+            if len(shown) <= _SHOWN
+            else f"{' or '.join(shown[:_SHOWN])} or {len(shown) - _SHOWN} more"
+        )
