@@ -343,6 +343,10 @@ ERRORS: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
         r"must broadcast, .*\. bellmax is batch-first: if log_probs is \(time, batch, \.\.\.\), pass "
         r"log_probs\.transpose\(0, 1\)",
     ),
+    "time first with long targets": (
+        lambda x, y: bx.CTC(x.expand(9, 5, 4), torch.ones(5, 6).long()),
+        r"must broadcast, .*\. bellmax is batch-first",
+    ),
     "time first with lengths": (
         lambda x, y: bx.CTC(x.expand(9, 5, 4), y.expand(5, 2), lengths=([9] * 5, [2] * 5)),
         r"lengths\[0\] must be from 1 to 5, got 9 .*\. bellmax is batch-first: .* pass log_probs\.transpose\(0, 1\)",

@@ -112,10 +112,8 @@ class CTC(LatticePaths):
         self.blank = blank
         most = targets.shape[-1]
         own = read_lengths("log_probs", (log_probs, 2), lengths, (1, 0), (log_probs.shape[-2], most))
-        if own is None:
-            _check_frames(log_probs, most)
-        elif targets.ndim == 1 and own[1].numel() > 1 and is_checked(own[1]) and int(own[1].sum()) == most:
-            raise ValueError(concatenated(targets, own[1].numel()))
+        if own is not None and targets.ndim == 1:
+            _check_shared(targets, own[1])
         of_blank, of_label = _begins(most, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,
@@ -128,6 +126,8 @@ class CTC(LatticePaths):
         if most == 0:  # the mask has place for a column more
             grid = log_probs.shape[-2] if own is None else own[0], 1
         super().__init__(lattice_of(blank), tensors, lengths=grid, omega=omega, gamma=gamma)
+        if own is None:
+            _check_frames(self.log_probs, most)
         if is_checked(self.targets):
             self._check_labels()
 
@@ -280,6 +280,12 @@ def _check_frames(log_probs: Tensor, labels: int) -> None:
             f"targets must have at most as many labels as there are frames, got {labels} labels and {frames} frames. "
             "If targets are padded, pass lengths=(frames, labels)"
         )
+
+
+def _check_shared(targets: Tensor, labels: Tensor) -> None:
+    """Raise a ValueError for targets (L,) that the numbers of labels divide among the members of a batch."""
+    if labels.numel() > 1 and is_checked(labels) and int(labels.sum()) == len(targets):
+        raise ValueError(concatenated(targets, labels.numel()))
 
 
 def concatenated(targets: Tensor, batch: int) -> str:
