@@ -94,7 +94,7 @@ class Kill:
 
 def kept(checkpoint: Path) -> list[str]:
     """The blocks in a folder, as they are noted."""
-    names = (path.stem.split("-") for path in checkpoint.glob("*.pt"))
+    names = (path.stem.split("-") for path in checkpoint.glob("*.block"))
     return sorted(f"rows-{row}-columns-{column}" for _, row, _, _, column, _ in names)
 
 
@@ -293,10 +293,12 @@ def test_neighbours_go_on_from_a_folder(tmp_path: Path, threads: ThreadPoolExecu
     xs, checkpoint = series(), tmp_path / "found"
     expected = bx.dtw_neighbors(xs, k=2)
     assert bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint, client=threads).indices.equal(expected.indices)
-    files = sorted(checkpoint.glob("*.pt"))
+    files = sorted(checkpoint.glob("*.block"))
     assert len(files) == 6
     files[3].unlink()
-    torch.save((torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)), files[0])  # which is taken as it is
+    folder = jobs.Folder(checkpoint, (checkpoint / "fingerprint").read_text())
+    first = jobs.Block(slice(0, 3), slice(0, 18))
+    folder.write(first, (torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)))  # which is taken as it is
     got = bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint).indices
     assert not got[:3].any()
     assert got[3:].equal(expected.indices[3:])
@@ -349,16 +351,114 @@ def test_where_the_sides_part_tells_calls_apart() -> None:
     assert collections.pairs_job(xs, band=2).fingerprint() == collections.pairs_job(xs, band=2.0).fingerprint()
 
 
-@pytest.mark.parametrize("what", [b"", b"no tensor", None])
-def test_a_damaged_block_is_named(what: bytes | None, tmp_path: Path) -> None:
+DAMAGED = "is damaged, or another call or version wrote it: remove it, and its block is computed again"
+
+
+@pytest.mark.parametrize("what", [b"", b"no tensor", b"bellmax 1 \n"])
+def test_a_damaged_block_is_named(what: bytes, tmp_path: Path) -> None:
     bx.dtw_cdist(series(), checkpoint=tmp_path)
     file = sorted(tmp_path.glob("rows-*"))[2]
-    if what is None:
-        torch.save((torch.zeros(1, 3),), file)
-    else:
-        file.write_bytes(what)
-    with pytest.raises(ValueError, match=rf"{file.name} is damaged: remove it, and its block is computed again"):
+    file.write_bytes(what)
+    with pytest.raises(ValueError, match=f"{file.name} {DAMAGED}"):
         bx.dtw_cdist(series(), checkpoint=tmp_path)
+    file.unlink()
+    close(bx.dtw_cdist(series(), checkpoint=tmp_path), bx.dtw_cdist(series()), 0)
+
+
+def flips(path: Path, every: int) -> Iterator[None]:
+    """Flip a bit of each byte of a file, or of some, one at a time."""
+    whole = path.read_bytes()
+    for place in range(0, len(whole), every):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        yield
+    path.write_bytes(whole)
+
+
+def test_a_flipped_bit_in_a_block_is_refused(tmp_path: Path) -> None:
+    xs = series()[:3]
+    expected = bx.dtw_cdist(xs, checkpoint=tmp_path)
+    (file,) = tmp_path.glob("rows-*")
+    for _ in flips(file, every=5):
+        with pytest.raises(ValueError, match=f"{file.name} {DAMAGED}"):
+            bx.dtw_cdist(xs, checkpoint=tmp_path)
+    close(bx.dtw_cdist(xs, checkpoint=tmp_path), expected, 0)
+
+
+def test_a_block_of_another_call_is_refused(tmp_path: Path) -> None:
+    bx.dtw_cdist(series(), checkpoint=tmp_path / "a")
+    bx.dtw_cdist(series() + 1, checkpoint=tmp_path / "b")
+    for source, target in (
+        ("b/rows-0-3-columns-0-3", "a/rows-0-3-columns-0-3"),
+        ("b/rows-0-3-columns-0-3", "b/rows-3-6-columns-3-6"),
+    ):
+        (tmp_path / f"{target}.block").write_bytes((tmp_path / f"{source}.block").read_bytes())
+        xs = series() + (target[0] == "b")
+        with pytest.raises(ValueError, match=f"{target[2:]}.block {DAMAGED}"):
+            bx.dtw_cdist(xs, checkpoint=tmp_path / target[0])
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (),
+        (torch.zeros(1, 3),),
+        (torch.zeros(3, 3), torch.zeros(3, 3)),
+        (torch.zeros(3, 3, dtype=torch.int64),),
+        (torch.zeros(3, 3, dtype=torch.float64),),
+        (torch.zeros(3, 3, dtype=torch.bool),),
+        (torch.zeros(3, 3).to_sparse(),),
+        {"tensors": 1},
+    ],
+)
+def test_a_block_of_other_tensors_is_refused(tensors: Any, tmp_path: Path) -> None:
+    bx.dtw_cdist(series(), checkpoint=tmp_path)
+    folder = jobs.Folder(tmp_path, (tmp_path / "fingerprint").read_text())
+    folder.write(jobs.Block(slice(0, 3), slice(0, 3)), tensors)
+    with pytest.raises(ValueError, match=f"rows-0-3-columns-0-3.block {DAMAGED}"):
+        bx.dtw_cdist(series(), checkpoint=tmp_path)
+
+
+def in_float64(x: Tensor, y: Tensor) -> Tensor:
+    return (x.double().unsqueeze(-2) - y.double().unsqueeze(-3)).square().sum(-1)
+
+
+@pytest.mark.parametrize("options", [{"cost": in_float64}, {"gamma": torch.tensor(1.0, dtype=torch.float64)}])
+def test_blocks_have_the_dtype_of_the_values(options: Any, tmp_path: Path) -> None:
+    expected = bx.dtw_cdist(series(), checkpoint=tmp_path, **options)
+    assert expected.dtype == torch.float64
+    close(bx.dtw_cdist(series(), checkpoint=tmp_path, **options), expected, 0)
+
+
+def test_blocks_of_the_format_before_are_computed_again(tmp_path: Path) -> None:
+    bx.dtw_cdist(series(), checkpoint=tmp_path)
+    for file in tmp_path.glob("rows-*"):
+        torch.save((torch.zeros(3, 3),), file.with_suffix(".pt"))
+        file.unlink()
+    close(bx.dtw_cdist(series(), checkpoint=tmp_path), bx.dtw_cdist(series()), 0)
+
+
+def test_a_fingerprint_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    bx.dtw_cdist(series(), checkpoint=tmp_path)
+    (tmp_path / "fingerprint").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
+        bx.dtw_cdist(series(), checkpoint=tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit of file sizes")
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(collections, "_TILE", 1024)
+    xs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"rows-0-64-columns-0-64.block cannot be written: File too large"):
+            bx.dtw_cdist(xs, checkpoint=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["fingerprint"]
+    close(bx.dtw_cdist(xs, checkpoint=tmp_path), bx.dtw_cdist(xs), 0)
 
 
 def test_a_client_that_breaks_keeps_what_was_finished(tmp_path: Path) -> None:
@@ -393,7 +493,7 @@ def test_tasks_can_be_pickled_and_run_anywhere(function: Any, tmp_path: Path) ->
         sent = pickle.dumps(task)
         assert len(sent) < 1000
         pickle.loads(sent).run()
-    assert len(list((tmp_path / "blocks").glob("*.pt"))) == len(tasks)
+    assert len(list((tmp_path / "blocks").glob("*.block"))) == len(tasks)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "blocks").iterdir()}
     tasks[0].run()
     got, expected = (function(xs, ys, checkpoint=folder, **options) for folder in (tmp_path / "blocks", None))
@@ -417,5 +517,37 @@ def test_tasks_say_what_went_wrong(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cost must be a function that can be pickled, such as one of a module: "):
         bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "b", cost=lambda x, y: Power(1)(x, y))
     (tmp_path / "a" / "job.pickle").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"job.pickle is missing or damaged: remove it, and make the plan again"):
-        cluster._load.__wrapped__(tmp_path / "a", "")
+    with pytest.raises(ValueError, match=LOST):
+        cluster._load.__wrapped__(tmp_path / "a", tasks[0].fingerprint)
+
+
+LOST = "job.pickle is missing or damaged, or another call or version wrote it: remove it, and make the plan again"
+
+
+def test_a_flipped_bit_in_a_job_is_refused_before_it_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = bx.cluster.plan(bx.dtw_cdist, series()[:3], checkpoint=tmp_path)
+    file = tmp_path / "job.pickle"
+    load, loaded = pickle.loads, []
+    monkeypatch.setattr(pickle, "loads", lambda content: loaded.append(content) or load(content))
+    for _ in flips(file, every=11):
+        with pytest.raises(ValueError, match=LOST):
+            cluster._load.__wrapped__(tmp_path, tasks[0].fingerprint)
+    file.write_bytes(pickle.dumps(collections.pairs_job(series()[:3])))  # as earlier versions did
+    with pytest.raises(ValueError, match=LOST):
+        cluster._load.__wrapped__(tmp_path, tasks[0].fingerprint)
+    assert not loaded
+
+
+def test_a_job_of_another_fingerprint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = series()[:3]
+    for folder, others in (("a", xs), ("b", xs + 1)):
+        tasks = bx.cluster.plan(bx.dtw_cdist, others, checkpoint=tmp_path / folder)
+    job = collections.pairs_job(xs)
+    cluster._save(tmp_path / "b" / "job.pickle", job, tasks[0].fingerprint)
+    with pytest.raises(ValueError, match=LOST):
+        tasks[0].run()
+    (tmp_path / "b" / "job.pickle").write_bytes((tmp_path / "a" / "job.pickle").read_bytes())
+    with pytest.raises(ValueError, match=LOST):
+        tasks[0].run()

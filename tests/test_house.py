@@ -15,7 +15,7 @@ SOURCE = Path(bellmax.__file__).parent
 
 # A module imports its own floor and those below.
 FLOORS = (
-    ("tensors", "transforms"),
+    ("tensors", "transforms", "files"),
     ("regularizers",),
     ("layouts", "inputs"),
     ("backends",),

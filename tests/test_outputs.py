@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from support.inside import collections
 from torch import Tensor
 
 import bellmax as bx
+from bellmax import files
 
 LENGTHS = 5, 3, 8, 3, 1, 7, 4
 
@@ -106,6 +109,60 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out must be a path at which there is nothing yet"):
         bx.dtw_cdist(xs, out=foreign)
     assert np.load(foreign).tolist() == [0, 1, 2]
+
+
+BUSY = (
+    r"out must be a path that no other call writes to, got .*pairs\.npy: wait for the other call, or give another path"
+)
+
+
+def test_two_processes_do_not_share_a_path(tmp_path: Path) -> None:
+    xs, path = series(*LENGTHS), tmp_path / "pairs.npy"
+    code = f"""
+import time
+from pathlib import Path
+from test_outputs import *
+from bellmax.series import outputs
+def slow(*arguments, **options):
+    Path({str(tmp_path / "is open")!r}).touch()
+    time.sleep(600)
+outputs._open = slow  # the list of blocks was read, and the file is not open yet
+bx.dtw_cdist(series(*LENGTHS), out={str(path)!r})
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as other:
+        until = time.monotonic() + 120
+        while not (tmp_path / "is open").exists() and other.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        try:
+            with pytest.raises(ValueError, match=BUSY):
+                bx.dtw_cdist(xs, out=path)
+        finally:
+            other.kill()
+    close(torch.as_tensor(np.asarray(bx.dtw_cdist(xs, out=path))), bx.dtw_cdist(xs), 0)  # the lock ended with it
+
+
+def test_two_calls_of_one_process_do_not_share_a_path(tmp_path: Path) -> None:
+    xs, path, tries = series(*LENGTHS), tmp_path / "pairs.npy", []
+
+    def cost(x: Tensor, y: Tensor) -> Tensor:
+        if not tries:
+            tries.append(path)
+            with pytest.raises(ValueError, match=BUSY):
+                bx.dtw_cdist(xs, cost=cost, out=path)
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+    for _ in range(2):  # the lock ends with the call
+        close(torch.as_tensor(np.asarray(bx.dtw_cdist(xs, cost=cost, out=path))), bx.dtw_cdist(xs), 1e-5)
+
+
+def test_a_path_without_locks_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(files, "_lock", refuse)
+    xs = series(*LENGTHS)
+    close(torch.as_tensor(np.asarray(bx.dtw_cdist(xs, out=tmp_path / "pairs.npy"))), bx.dtw_cdist(xs), 0)
 
 
 @pytest.mark.parametrize(

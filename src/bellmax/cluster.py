@@ -10,12 +10,13 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bellmax.files import read_sealed, write_sealed
 from bellmax.series.collections import dtw_cdist, pairs_job
-from bellmax.series.jobs import Block, Folder, Job, computed, replace, sentence
+from bellmax.series.jobs import Block, Folder, Job, computed, sentence
 from bellmax.series.neighbors import dtw_neighbors, neighbors_job
 
 __all__ = ["Task", "plan"]
@@ -48,10 +49,14 @@ class Task:
 def _load(checkpoint: Path, fingerprint: str) -> Job:
     path = checkpoint / "job.pickle"
     try:
-        with path.open("rb") as file:
-            job: Job = pickle.load(file)
-    except (EOFError, FileNotFoundError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is missing or damaged: remove it, and make the plan again") from error
+        job: Job = pickle.loads(read_sealed(path, fingerprint))
+        is_right = job.fingerprint() == fingerprint
+    except (FileNotFoundError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(
+            f"{path} is missing or damaged, or another call or version wrote it: remove it, and make the plan again"
+        )
     return job
 
 
@@ -87,13 +92,13 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
     Folder(path, fingerprint)
     blocks, saved = job.blocks(), path / "job.pickle"
     if blocks and not saved.exists():
-        replace(saved, partial(_save, job))
+        _save(saved, job, fingerprint)
     return [Task(path, fingerprint, block) for block in blocks]
 
 
-def _save(job: Job, path: Path) -> None:
+def _save(path: Path, job: Job, fingerprint: str) -> None:
     try:
-        whole = pickle.dumps(job)
+        content = pickle.dumps(job)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ValueError(f"cost must be a function that can be pickled, such as one of a module: {error}") from error
-    path.write_bytes(whole)
+    write_sealed(path, content, fingerprint)

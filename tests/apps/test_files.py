@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from bellmax.apps.files import check_outputs, chunks, fingerprint, read_json, read_lines, reading, texts, write_json
+from bellmax.apps.files import (
+    check_outputs,
+    chunks,
+    fingerprint,
+    read_json,
+    read_lines,
+    reading,
+    replacing,
+    texts,
+    write_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +122,36 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         write_json(path, [2])
     assert json.loads(path.read_text()) == [1]
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_beside_an_output_is_left_alone(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("mine")
+    (tmp_path / "thesis.part").write_text("mine too")
+    (tmp_path / "run.part").symlink_to(letter)
+    for name in ("thesis.json", "run.json", "run.pt"):
+        write_json(tmp_path / name, [1])
+        assert json.loads((tmp_path / name).read_text()) == [1]
+        assert not (tmp_path / name).is_symlink()
+    assert letter.read_text() == "mine"
+    assert (tmp_path / "thesis.part").read_text() == "mine too"
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
+def test_an_interrupted_write_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, [1])
+
+    def write() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+    assert json.loads(path.read_text()) == [1]
 
 
 def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
+
+import bellmax.files as files
 
 
 @contextmanager
@@ -108,22 +109,21 @@ def texts(given: Any, name: str) -> list[str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of ``path``, which it becomes at the end. If it cannot be written, ``path`` stays."""
-    beside = path.with_suffix(".part")
+    """Yield a file to write in place of ``path``, as :func:`bellmax.files.replacing` does.
+
+    Raises ``ValueError`` if the file cannot be written.
+    """
     try:
-        yield beside
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # torch raises the latter where the disk is full
-        beside.unlink(missing_ok=True)
-        why = getattr(error, "strerror", None)
-        why = why or f"its disk has {shutil.disk_usage(path.parent).free / 1e6:.1f} MB left"
-        raise ValueError(f"{path} cannot be written: {why}") from None
+        with files.replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise ValueError(str(error)) from None
 
 
 def write_json(path: Path, what: Any) -> None:
     """Write JSON atomically."""
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

@@ -456,5 +456,5 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 def save(what: Any, path: Path) -> None:
     """torch.save, atomically."""
-    with replacing(path) as beside:
-        torch.save(what, beside)
+    with replacing(path) as temporary:
+        torch.save(what, temporary)

@@ -216,8 +216,8 @@ def dtw_cdist(
         if elsewhere:
             raise ValueError(f"{elsewhere[0]} must be None under torch.func, torch.compile and forward mode")
         return _with_gradients(job.measure, left, right, max_cells, progress)
-    to = output(out, (len(left), len(right)), left[0] if left else None, job.fingerprint)
-    return job.all(to, client, checkpoint, progress)
+    with output(out, (len(left), len(right)), left[0] if left else None, job.fingerprint) as to:
+        return job.all(to, client, checkpoint, progress)
 
 
 def pairs_job(
@@ -303,6 +303,10 @@ class Pairs(Job):
 
     def shape(self, block: Block) -> tuple[int, int]:
         return len(self.left[block.rows]), len(self.right[block.columns])
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return (self.value_dtype,)
 
     def size(self, block: Block) -> int:
         return _num_pairs(len(self.left[block.rows]), len(self.right[block.columns]), self._is_diagonal(block))

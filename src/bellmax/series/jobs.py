@@ -9,16 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from bellmax.files import create, read_sealed, write_sealed
 from bellmax.series.pairs import Measure
 
 Tensors: TypeAlias = "tuple[Tensor, ...]"
@@ -75,6 +76,17 @@ class Job(ABC):
     @abstractmethod
     def shape(self, block: Block) -> tuple[int, int]:
         """The shape of all tensors that are found in a block."""
+
+    @property
+    @abstractmethod
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of each tensor that is found in a block."""
+
+    @cached_property
+    def value_dtype(self) -> torch.dtype:
+        """The dtype of the distances, which a cost or γ may widen."""
+        with torch.no_grad():
+            return self.measure(self.left[0][None, :1], self.right[0][None, :1]).dtype
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -137,7 +149,7 @@ def found_in(
             advance(job.size(block))
         elif folder is not None and folder.has(block):
             advance(job.size(block))
-            yield block, folder.read(block, job.shape(block))
+            yield block, folder.read(block, job)
         else:
             missing.append(block)
     found = ((block, job.compute(block, advance)) for block in missing)
@@ -262,10 +274,13 @@ def sentence(block: Block, error: BaseException) -> str:
 
 
 class Folder:
-    """A folder of finished blocks, a file for each, and a fingerprint of the job they belong to."""
+    """A folder of finished blocks, a file for each, and a fingerprint of the job they belong to.
+
+    The first line of a file is a digest of the fingerprint, of the block and of the rest of the file.
+    """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
-        self.path, mark = path, path / "fingerprint"
+        self.path, self._fingerprint, mark = path, fingerprint, path / "fingerprint"
         if path.exists() and not path.is_dir():
             raise ValueError(f"checkpoint must be a folder, got the file {path}")
         path.mkdir(parents=True, exist_ok=True)
@@ -273,8 +288,8 @@ class Folder:
         if not mark.exists():
             if is_used:
                 raise ValueError(f"checkpoint must be a new or empty folder, or what the same call left, got {path}")
-            _create(mark, fingerprint)
-        if mark.read_text() != fingerprint:
+            create(mark, fingerprint.encode())
+        if mark.read_bytes() != fingerprint.encode():
             raise ValueError(
                 f"checkpoint must be the folder of the same series and options, got {path}, which holds blocks of "
                 "others: remove it, or give another"
@@ -282,45 +297,29 @@ class Folder:
 
     def _file(self, block: Block) -> Path:
         rows, columns = block
-        return self.path / f"rows-{rows.start}-{rows.stop}-columns-{columns.start}-{columns.stop}.pt"
+        return self.path / f"rows-{rows.start}-{rows.stop}-columns-{columns.start}-{columns.stop}.block"
+
+    def _owner(self, block: Block) -> str:
+        return f"{self._fingerprint} {self._file(block).name}"
 
     def has(self, block: Block) -> bool:
         return self._file(block).exists()
 
-    def read(self, block: Block, shape: tuple[int, int]) -> Tensors:
+    def read(self, block: Block, job: Job) -> Tensors:
         file = self._file(block)
+        wanted = [(torch.strided, dtype, job.shape(block)) for dtype in job.dtypes]
         try:
-            found: Tensors = torch.load(file, weights_only=True)
-            is_whole = all(tensor.shape == shape for tensor in found)
+            found: Tensors = torch.load(BytesIO(read_sealed(file, self._owner(block))), weights_only=True)
+            is_whole = [(tensor.layout, tensor.dtype, tensor.shape) for tensor in found] == wanted
         except Exception:
             is_whole = False
         if not is_whole:
-            raise ValueError(f"{file} is damaged: remove it, and its block is computed again")
+            raise ValueError(
+                f"{file} is damaged, or another call or version wrote it: remove it, and its block is computed again"
+            )
         return found
 
     def write(self, block: Block, found: Tensors) -> None:
-        replace(self._file(block), partial(torch.save, found))
-
-
-def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file at once or not at all."""
-    beside = path.with_name(f"{path.name}.{uuid4().hex}")  # others may write the same
-    try:
-        write(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _create(path: Path, text: str) -> None:
-    """Write a file that is not there. If another process is quicker, its file stays."""
-    beside = path.with_name(f"{path.name}.{uuid4().hex}")
-    beside.write_text(text)
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+        content = BytesIO()
+        torch.save(found, content)
+        write_sealed(self._file(block), content.getvalue(), self._owner(block))

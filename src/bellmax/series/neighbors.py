@@ -152,6 +152,10 @@ class _Nearest(Job):
     def shape(self, block: Block) -> tuple[int, int]:
         return len(self.left[block.rows]), self._k
 
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.value_dtype, torch.int64
+
     def size(self, block: Block) -> int:
         return len(self.left[block.rows])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -12,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bellmax.files import locked
 from bellmax.series.jobs import Block
 
 Out: TypeAlias = "Tensor | NDArray[Any] | os.PathLike[str] | str | Any"
@@ -86,12 +89,8 @@ class AtPath(Given):
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any], fingerprint: str) -> None:
-        self._list = path.with_name(path.name + ".blocks")
-        if path.exists() and not self._list.exists():
-            raise ValueError(
-                f"out must be a path at which there is nothing yet, or what the same call left, got {path}"
-            )
-        if not (self._list.exists() and self._list.read_text()):
+        self._list = _list_of(path)
+        if not self._list.read_text():
             self._list.write_text(f"{fingerprint}\n")
         first, *blocks = [line for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
         if blocks and not path.exists():
@@ -137,14 +136,38 @@ def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], anew: bool) 
     return zarr.open_array(str(path), mode="w", **kept) if anew else zarr.open_array(str(path), mode="r+")
 
 
-def output(out: Out | None, shape: tuple[int, int], like: Tensor | None, fingerprint: Any) -> Output:
-    """``fingerprint()`` tells pairs from others."""
+def _list_of(path: Path) -> Path:
+    return path.with_name(path.name + ".blocks")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other calls from the list of blocks, which is there afterwards, and thereby from the path."""
+    if path.exists() and not _list_of(path).exists():
+        raise ValueError(f"out must be a path at which there is nothing yet, or what the same call left, got {path}")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(_list_of(path)))
+        except BlockingIOError:
+            raise ValueError(
+                f"out must be a path that no other call writes to, got {path}: wait for the other call, or give "
+                "another path"
+            ) from None
+        yield
+
+
+@contextmanager
+def output(out: Out | None, shape: tuple[int, int], like: Tensor | None, fingerprint: Any) -> Iterator[Output]:
+    """Where to write. ``fingerprint()`` tells pairs from others. A path is locked until the end."""
     if out is None:
-        return Fresh(shape)
+        yield Fresh(shape)
+        return
     if not isinstance(out, str | os.PathLike):
-        return Given(out, shape)
+        yield Given(out, shape)
+        return
     path = Path(out)
     if path.suffix not in (".npy", ".zarr"):
         raise ValueError(f"out must be a path that ends with '.npy' or '.zarr', got {str(path)!r}")
     dtype = np.dtype(np.float64 if like is not None and like.dtype == torch.float64 else np.float32)
-    return AtPath(path, shape, dtype, fingerprint())
+    with _locked(path):
+        yield AtPath(path, shape, dtype, fingerprint())

@@ -1,0 +1,124 @@
+"""Files that are replaced at once, that prove to be undamaged, or that one process at a time may write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+_SEAL = b"bellmax 1 "
+_LOCKED_BYTE = 2**30  # Windows locks bytes, against reading too: one beyond the end of a list
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a new path beside ``path`` to write to. At the end, the file replaces ``path``.
+
+    After an error or an interrupt the new file is removed, and ``path`` stays as it was. Raises ``OSError`` with one
+    sentence if the file cannot be written.
+    """
+    with _temporary(path) as temporary:
+        yield temporary
+        os.replace(temporary, path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}")  # unique: others may write the same file
+    try:
+        yield temporary
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+        why = (
+            getattr(error, "strerror", None) or f"its disk has {shutil.disk_usage(path.parent).free / 1e6:.1f} MB left"
+        )
+        raise OSError(f"{path} cannot be written: {why}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create(path: Path, content: bytes) -> None:
+    """Write a file that does not exist. If another process is quicker, its file stays."""
+    with _temporary(path) as temporary:
+        temporary.write_bytes(content)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            os.replace(temporary, path)
+
+
+# --- digests
+
+
+def write_sealed(path: Path, content: bytes, owner: str) -> None:
+    """Write a file whose first line is a digest of ``owner`` and ``content``."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(_seal(content, owner) + content)
+
+
+def read_sealed(path: Path, owner: str) -> bytes:
+    """Return what :func:`write_sealed` wrote for the same ``owner``.
+
+    Raises ``ValueError`` if a bit of the file has changed, or if the file is another one's or an older version's.
+    """
+    first, newline, content = path.read_bytes().partition(b"\n")
+    if first + newline != _seal(content, owner):
+        raise ValueError(f"{path} is damaged")
+    return content
+
+
+def _seal(content: bytes, owner: str) -> bytes:
+    return _SEAL + sha256(owner.encode() + b"\n" + content).hexdigest().encode() + b"\n"
+
+
+# --- locks
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it does not exist. The lock ends with the process at the latest.
+
+    Raises ``BlockingIOError`` if another process or thread holds the lock. On file systems that have no locks, nothing
+    is locked.
+    """
+    with path.open("ab") as file:
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            raise BlockingIOError(f"{path} is in use") from None
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                _unlock(file)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> None:
+        file.seek(_LOCKED_BYTE)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+    def _unlock(file: IO[bytes]) -> None:
+        file.seek(_LOCKED_BYTE)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)  # also of copies in processes that were forked meanwhile
