@@ -72,10 +72,12 @@ def train_into(
     resume: bool,
     force: bool,
     given: Collection[str],
+    uses: Sequence[str],
 ) -> None:
     """Train on a folder of data into a folder that holds no run, or one to go on with or to replace; handle Ctrl-C.
 
-    Options that are not in ``given`` are those of the run to go on with.
+    Options that are not in ``given`` are those of the run to go on with. ``uses`` are commands to name at the end, with
+    RUN and DATA in place of the folders.
     """
     if resume and force:
         raise ValueError("either --resume or --force may be given: one goes on with a run, the other replaces it")
@@ -93,15 +95,20 @@ def train_into(
     try:
         state = train(data, output, config, resume=resume, console=console)
     except KeyboardInterrupt:
-        usable = (output / "best.pt").exists()
-        what = (
-            "can be used as it is, or resumed with --resume" if usable else "has no weights yet: --resume begins again"
-        )
-        typer.echo(f"\ninterrupted: {output} {what}", err=True)
+        if training.is_usable(output):
+            what = f"interrupted: {output} can be used as it is, or resumed with --resume"
+        elif training.is_begun(output):
+            what = f"interrupted: {output}: no epoch was finished; continue with --resume"
+        else:
+            what = "interrupted before the training began: run the same command again"
+        typer.echo(f"\n{what}", err=True)
         raise typer.Exit(130) from None
     if console is not None:
         best = f"dev {metric} {state.best:.2f} after {len(state.history)} epochs"
-        console.print(f"{output}: {best}", highlight=False, soft_wrap=True)
+        folders = {"RUN": shlex.quote(str(output)), "DATA": shlex.quote(str(data))}
+        commands = (" ".join(folders.get(word, word) for word in use.split()) for use in uses)
+        for line in (f"{output}: {best}", f"next: {', or '.join(commands)}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def train_table(

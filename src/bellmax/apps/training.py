@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
 
 import torch
 import torch.distributed as distributed
@@ -35,7 +35,8 @@ Record = dict[str, float]
 
 EVERY = 30.0
 """Seconds between two lines about an epoch, where there is no terminal to draw a bar on."""
-FILES = "config.json", "last.pt", "best.pt", "history.json"
+LEARNT = "last.pt", "best.pt", "history.json"
+FILES = "config.json", *LEARNT
 MAY_CHANGE = "epochs", "minutes"  # when a run goes on
 
 
@@ -89,6 +90,9 @@ class Settings:
 class Config:
     """The configuration of a run; each application adds fields."""
 
+    command: ClassVar[str] = "bellmax train"
+    """The command that writes such a run."""
+
     settings: Settings = field(default_factory=Settings)
     fingerprint: str | None = None
     """That of the files of train and dev; training sets it. Older runs have none."""
@@ -97,6 +101,8 @@ class Config:
     def load(cls, run: Path) -> Self:
         given: dict[str, Any] = read_json(run / "config.json")
         with reading(run / "config.json", "the configuration of a run"):
+            for name in sorted(given.keys() - {known.name for known in fields(cls)}):
+                raise ValueError(f"{name!r} is not a setting of '{cls.command}'; is this a run of another application?")
             settings = Settings(**_typed(Settings, given["settings"]))
             return cls(**_typed(cls, {**given, "settings": settings}))
 
@@ -107,8 +113,8 @@ class Config:
         """The configuration saved in a run, with the fields of this one that are in ``given``."""
         before = self.load(run)
         own = {name: value for name, value in vars(self.settings).items() if name in given}
-        fields = {name: value for name, value in vars(self).items() if name in given}
-        return replace(before, settings=replace(before.settings, **own), **fields)
+        others = {name: value for name, value in vars(self).items() if name in given}
+        return replace(before, settings=replace(before.settings, **own), **others)
 
     def resumed(self, run: Path) -> Self:
         """The configuration saved in a run, with the epochs and minutes of this one. Nothing else may differ."""
@@ -132,6 +138,11 @@ class Config:
             raise ValueError(f"{run} was begun with other data: to go on, the files of train and dev must be the same")
         changed = {name: getattr(self.settings, name) for name in MAY_CHANGE}
         return replace(before, settings=replace(before.settings, **changed), fingerprint=self.fingerprint)
+
+
+def check_share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
 def _typed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -226,8 +237,27 @@ class State:
 
 
 def is_begun(run: Path) -> bool:
-    """Whether the run has an epoch to resume from."""
+    """True if the run has settings, or an epoch, to resume from."""
+    return (run / "config.json").exists() or has_epoch(run)
+
+
+def has_epoch(run: Path) -> bool:
+    """True if the run has a finished epoch to resume from."""
     return (run / "last.pt").exists()
+
+
+def is_usable(run: Path) -> bool:
+    """True if the run has the weights of a finished epoch."""
+    return (run / "best.pt").exists()
+
+
+def check_usable(run: Path, command: str) -> None:
+    """Raise ``ValueError`` if a run of ``command`` has no weights."""
+    if is_usable(run):
+        return
+    if is_begun(run):
+        raise ValueError(f"{run} has no weights, since no epoch was finished: continue with '{command} --resume'")
+    raise ValueError(f"{run} is not a run of '{command}': it has no best.pt")
 
 
 def is_empty(run: Path) -> bool:
@@ -275,25 +305,26 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError("its optimizer must hold finite numbers")
 
 
-def begin(run: Path, *, resume: bool) -> None:
-    """Make the folder of a run; unless it resumes, remove the files of an earlier run."""
+def begin(run: Path, config: Config, *, resume: bool) -> None:
+    """Make the folder of a run and save its settings; unless it resumes, remove what an earlier run has learnt."""
     run.mkdir(parents=True, exist_ok=True)
     if not resume:
-        for name in FILES:
+        for name in LEARNT:
             (run / name).unlink(missing_ok=True)
+    config.save(run)
 
 
 def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, console: Console | None = None) -> State:
     """Train, from the start or from the last epoch of the run; show progress on ``console``.
 
-    After Ctrl-C the best weights so far are saved, and KeyboardInterrupt is raised.
+    Ctrl-C raises KeyboardInterrupt. The files of the finished epochs stay.
     """
     model = task.model
     device = next(model.parameters()).device
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.AdamW
     optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=settings.step_size)
     state = State([], settings.step_size)
-    if resume and is_begun(run):
+    if resume and has_epoch(run):
         saved = load_checkpoint(run / "last.pt", device)
         with reading(run / "last.pt", "a checkpoint of this model"):
             _fill(model, saved["model"])
@@ -301,20 +332,15 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
             _check_optimizer(optimizer)
             state = State(saved["history"], saved["step_size"], saved["best"])
     parallel = DistributedDataParallel(model) if world() > 1 else model
-    try:
-        for epoch in range(len(state.history), settings.epochs):
-            if settings.minutes is not None and state.seconds >= 60 * settings.minutes:
-                break
-            step_size = settings.step_at(epoch, state.step_size)
-            for group in optimizer.param_groups:
-                group["lr"] = step_size
-            record = {"epoch": epoch + 1, "step_size": step_size}
-            record |= _epoch(task, parallel, optimizer, settings, epoch, console)
-            _keep(task, record, optimizer, settings, state, run, console)
-    except KeyboardInterrupt:
-        if rank() == 0 and not (run / "best.pt").exists():
-            save(model.state_dict(), run / "best.pt")
-        raise
+    for epoch in range(len(state.history), settings.epochs):
+        if settings.minutes is not None and state.seconds >= 60 * settings.minutes:
+            break
+        step_size = settings.step_at(epoch, state.step_size)
+        for group in optimizer.param_groups:
+            group["lr"] = step_size
+        record = {"epoch": epoch + 1, "step_size": step_size}
+        record |= _epoch(task, parallel, optimizer, settings, epoch, console)
+        _keep(task, record, optimizer, settings, state, run, console)
     return state
 
 

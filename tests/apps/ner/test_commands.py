@@ -302,7 +302,7 @@ def test_interrupted_before_the_first_epoch_it_cannot_be_used(
 
     monkeypatch.setattr(tagging, "NamedEntities", interrupted)
     said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "run has no weights yet: --resume begins again" in " ".join(said.split())
+    assert "run: no epoch was finished; continue with --resume" in " ".join(said.split())
     assert "holds a run already" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
 
 
@@ -322,6 +322,68 @@ def test_interrupted_in_the_first_epoch_it_begins_again(
         run("train", few, "--output", tmp_path / "run", *options, status=130)
     run("train", few, "--output", tmp_path / "run", *options, "--resume")
     assert torch.equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: tagging.NamedEntities, epoch: int) -> object:
+        raise KeyboardInterrupt
+
+    folder, options = tmp_path / "run", ["--omega", "l2", "--gamma", 10, "--word-size", 30, "--epochs", 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(tagging.NamedEntities, "batches", interrupted)
+        said = " ".join(run("train", few, "--output", folder, *options, status=130).split())
+    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in said
+    for command in (["tag", folder], ["evaluate", folder, few], ["plot", folder, "Rome"]):
+        assert (
+            f"{folder} has no weights, since no epoch was finished: continue with 'bellmax ner train --resume'"
+            in " ".join(run(*command, text="", status=2).split())
+        )
+    before = (folder / "config.json").read_bytes()
+    said = run("train", few, "--output", folder, "--resume", "--gamma", 3, status=2)
+    assert "was begun with gamma 10.0, got 3.0" in " ".join(said.split())
+    run("train", few, "--output", folder, "--resume")
+    assert (folder / "config.json").read_bytes() == before
+    run("train", few, "--output", tmp_path / "whole", *options)
+    assert torch.equal(weights(folder), weights(tmp_path / "whole"))
+
+
+def test_interrupted_while_data_are_read_a_run_has_no_settings(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tagging, "read", interrupted)
+    said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
+    assert "interrupted before the training began: run the same command again" in " ".join(said.split())
+
+
+def test_training_says_what_to_do_next(few: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    said = run("train", few, "--output", folder, "--epochs", 1, *SMALL).splitlines()
+    assert said[-1] == f"next: bellmax ner evaluate '{folder}' {few}, or bellmax ner tag '{folder}'"
+
+
+def test_a_run_of_another_application_is_named(few: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("train", few, "--output", folder, "--epochs", 1, *SMALL)
+    settings = json.loads((folder / "config.json").read_text())["settings"]
+    (folder / "config.json").write_text(json.dumps({"source": "fr", "target": "en", "settings": settings}))
+    message = (
+        f"{folder / 'config.json'} cannot be read as the configuration of a run: 'source' is not a setting of "
+        "'bellmax ner train'; is this a run of another application?"
+    )
+    for command in (["tag", folder], ["train", few, "--output", folder, "--resume"]):
+        assert message in run(*command, text="", status=2)
+
+
+@pytest.mark.parametrize("dropout", ["-0.1", "1", "1.5", "nan"])
+def test_bad_dropout_is_named(few: Path, tmp_path: Path, dropout: str) -> None:
+    said = run("train", few, "--output", tmp_path / "run", "--dropout", dropout, status=2)
+    assert f"dropout must be at least 0 and below 1, got {float(dropout)}" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_warms_up_with_the_surrogate_loss(few: Path, tmp_path: Path) -> None:

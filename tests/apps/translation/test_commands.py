@@ -194,6 +194,34 @@ def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: p
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
+def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Translating, epoch: int) -> object:
+        raise KeyboardInterrupt
+
+    folder, options = tmp_path / "run", ["--attention", "l2", "--epochs", 1, *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(Translating, "batches", interrupted)
+        said = " ".join(run("train", data, "--output", folder, *options, status=130).split())
+    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in said
+    said = " ".join(run("translate", folder, text="", status=2).split())
+    assert f"{folder} has no weights, since no epoch was finished: continue with 'bellmax translation train" in said
+    before = (folder / "config.json").read_bytes()
+    said = run("train", data, "--output", folder, "--resume").splitlines()
+    assert said[-1] == f"next: bellmax translation evaluate {folder} {data}, or bellmax translation translate {folder}"
+    assert (folder / "config.json").read_bytes() == before
+    run("train", data, "--output", tmp_path / "whole", *options)
+    assert torch.equal(weights(folder), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("name", ["dropout", "smoothing"])
+def test_bad_shares_are_named(data: Path, tmp_path: Path, name: str) -> None:
+    said = run("train", data, "--output", tmp_path / "run", f"--{name}", 1.5, status=2)
+    assert f"{name} must be at least 0 and below 1, got 1.5" in said
+    assert not (tmp_path / "run").exists()
+
+
 def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., object]:
     def interrupted(self: Translating, epoch: int) -> object:
         if epoch == 1:

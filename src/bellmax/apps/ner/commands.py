@@ -108,7 +108,8 @@ def train(
         given = given_options(context)
         if embeddings is not None:
             given.discard("word_size")  # that of the vectors
-        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, given=given)
+        uses = "bellmax ner evaluate RUN DATA", "bellmax ner tag RUN"
+        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, given=given, uses=uses)
 
 
 @app.command("eval", hidden=True)

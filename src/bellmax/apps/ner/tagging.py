@@ -51,6 +51,8 @@ class Config(training.Config):
 
     """
 
+    command = "bellmax ner train"
+
     settings: training.Settings = field(
         default_factory=partial(training.Settings, epochs=14, optimizer="adamw", step_size=0.002, decay=0.7)
     )
@@ -67,6 +69,9 @@ class Config(training.Config):
     tokens: int = 2048
     token_column: int = 0
     tag_column: int = -1
+
+    def __post_init__(self) -> None:
+        training.check_share("dropout", self.dropout)
 
     def regularizer(self) -> Regularizer:
         if self.omega not in OMEGAS:
@@ -134,9 +139,10 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     torch.manual_seed(config.settings.seed)
     config = replace(config, fingerprint=fingerprint(find(data, split) for split in ("train", "dev")))
     rows: dict[int, Tensor] = {}
-    resume = bool(more.get("resume")) and training.is_begun(run)
-    if resume:
+    if more.get("resume") and training.is_begun(run):
         config = config.resumed(run)
+    resume = bool(more.get("resume")) and training.has_epoch(run)
+    if resume:
         vocabulary = Vocabulary.load(run / "vocabulary.json")
         sentences = config.read(data, "train", vocabulary.kinds)
     else:
@@ -155,8 +161,7 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
         model.use_vectors(rows)
         model.to(device)
         if training.rank() == 0:
-            training.begin(run, resume=resume)
-            config.save(run)
+            training.begin(run, config, resume=resume)
             vocabulary.save(run / "vocabulary.json")
         task = NamedEntities(model, config, Corpus(sentences, vocabulary), Corpus(dev, vocabulary))
         return training.fit(task, config.settings, run, **more)
@@ -171,8 +176,7 @@ def _rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]
 
 def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
     """Load the best tagger of a run."""
-    if not (run / "best.pt").exists():
-        raise ValueError(f"{run} is not a run of 'bellmax ner train': it has no best.pt")
+    training.check_usable(run, Config.command)
     config, vocabulary = Config.load(run), Vocabulary.load(run / "vocabulary.json")
     model = training.load_best(lambda: config.tagger(vocabulary), run)
     return model.eval(), vocabulary, config

@@ -105,9 +105,9 @@ def train(
             gamma_start=gamma_start,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
-        train_into(
-            output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given_options(context)
-        )
+        given = given_options(context)
+        uses = "bellmax translation evaluate RUN DATA", "bellmax translation translate RUN"
+        train_into(output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given, uses=uses)
 
 
 @app.command()

@@ -38,6 +38,8 @@ class Config(training.Config):
 
     """
 
+    command = "bellmax translation train"
+
     settings: training.Settings = field(
         default_factory=partial(training.Settings, epochs=6, optimizer="adamw", step_size=0.003, cool_down=4)
     )
@@ -55,6 +57,8 @@ class Config(training.Config):
     def __post_init__(self) -> None:
         if not self.gamma_start > 0:
             raise ValueError(f"gamma_start must be above 0, got {self.gamma_start}")
+        training.check_share("dropout", self.dropout)
+        training.check_share("smoothing", self.smoothing)
 
     def gamma_at(self, epoch: int) -> float:
         """γ in an epoch, counted from 0, as a multiple of its usual value.
@@ -139,9 +143,9 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     languages = config.source, config.target
     files = (find(data, split, language) for split in ("train", "dev") for language in languages)
     config = replace(config, fingerprint=fingerprint(files))
-    resume = bool(more.get("resume")) and training.is_begun(run)
-    if resume:
+    if more.get("resume") and training.is_begun(run):
         config = config.resumed(run)
+    resume = bool(more.get("resume")) and training.has_epoch(run)
     pairs, dev = (read_pairs(data, split, languages) for split in ("train", "dev"))
     if resume:
         source, target = vocabularies(run)
@@ -155,8 +159,7 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
     with training.processes(device):
         model = config.model(source, target).to(device)
         if training.rank() == 0:
-            training.begin(run, resume=resume)
-            config.save(run)
+            training.begin(run, config, resume=resume)
             source.save(run / "source.json")
             target.save(run / "target.json")
         known, unseen = (Corpus(own, source, target) for own in (pairs, dev))
@@ -170,8 +173,7 @@ def vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary]:
 
 def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
     """Load the best translator of a run."""
-    if not (run / "best.pt").exists():
-        raise ValueError(f"{run} is not a run of 'bellmax translation train': it has no best.pt")
+    training.check_usable(run, Config.command)
     config, (source, target) = Config.load(run), vocabularies(run)
     model = training.load_best(lambda: config.model(source, target), run)
     return model.eval(), source, target, config
