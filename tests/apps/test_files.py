@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bellmax.apps import files
 from bellmax.apps.files import (
     check_outputs,
     chunks,
@@ -61,6 +62,31 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     zipped.write_bytes(gzip.compress(b"one\ntwo\n" * 1000)[:-20])
     with pytest.raises(ValueError, match=r"a.txt.gz cannot be read as UTF-8 text: "):
         list(read_lines(zipped))
+
+
+def test_a_compressed_text_that_expands_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"one two\n" * 10_000))
+    assert len(list(read_lines(path))) == 10_000
+    monkeypatch.setattr(files, "EXPANDED", 50_000)
+    with pytest.raises(
+        ValueError, match=r"a.txt.gz cannot be read as UTF-8 text: it expands to more than 0.05 MB, the most for "
+    ):
+        list(read_lines(path))
+    monkeypatch.setattr(files, "RATIO", 1000)
+    assert len(list(read_lines(path))) == 10_000
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_that_is_too_long_is_refused(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"a.txt{ending}"
+    text = b"one\n" + 99 * b"a" + b"\n" + 100 * b"b"
+    path.write_bytes(gzip.compress(text) if ending else text)
+    monkeypatch.setattr(files, "LINE", 100)
+    assert [len(line) for line in read_lines(path)] == [4, 100, 100]
+    monkeypatch.setattr(files, "LINE", 99)
+    with pytest.raises(ValueError, match=r"cannot be read as UTF-8 text: line 2 has more than 99 characters$"):
+        list(read_lines(path))
 
 
 @pytest.mark.parametrize("text", ["\ufeffone\ntwo\n", "one\ntwo\n"])

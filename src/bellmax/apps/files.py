@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,15 +49,43 @@ def _reason(error: BaseException) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in first)[:200]
 
 
+EXPANDED, RATIO = 2**26, 100
+"""A compressed file may expand to this many bytes or to this many times its size, whichever is more."""
+LINE = 2**24
+"""Characters that a line of text may have."""
+
+
+def most_expanded(path: Path) -> int:
+    """Bytes to which a compressed file may expand."""
+    return max(EXPANDED, RATIO * path.stat().st_size)
+
+
+def check_expansion(size: int, most: float) -> None:
+    if size > most:
+        raise ValueError(f"it expands to more than {most / 1e6:g} MB, the most for a compressed file of its size")
+
+
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, plain or gzipped."""
+    """The lines of a text file, plain or gzipped.
+
+    Raises ``ValueError`` if a line has more than 2²⁴ characters, or if the lines of a gzipped file have more characters
+    than 100 times its bytes, and more than 2²⁶.
+    """
+    is_zipped = path.suffix == ".gz"
     with (
         reading(path, "UTF-8 text"),
-        gzip.open(path, "rt", encoding="utf-8-sig")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8-sig") as file,
+        gzip.open(path, "rt", encoding="utf-8-sig") if is_zipped else path.open(encoding="utf-8-sig") as file,
     ):
-        yield from file
+        most, size = most_expanded(path) if is_zipped else math.inf, 0
+        for number in count(1):
+            line = file.readline(LINE + 1)
+            if not line:
+                break
+            if len(line) > LINE:
+                raise ValueError(f"line {number} has more than {LINE} characters")
+            size += len(line)
+            check_expansion(size, most)
+            yield line
 
 
 def chunks(stream: IO[bytes]) -> Iterator[list[str]]:

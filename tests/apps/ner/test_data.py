@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bellmax.apps import files
 from bellmax.apps.ner.data import Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
 
 from . import corpus
@@ -129,6 +130,16 @@ TWO, ROWS = np.array(["a", "b"]), np.ones((2, 3))
 def test_arrays_that_are_no_vectors_are_named(tmp_path, words, vectors, message):
     path = npz(tmp_path / "a.npz", words, vectors)
     with pytest.raises(ValueError, match=rf"a\.npz .*{re.escape(message)}"):
+        read_vectors(path)
+
+
+def test_arrays_that_expand_too_far_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, words=np.array(["a"] * 1000), vectors=np.zeros((1000, 50), np.float32))
+    assert len(read_vectors(path)[0]) == 1000
+    monkeypatch.setattr(files, "EXPANDED", 100_000)
+    monkeypatch.setattr(np.lib.format, "read_array", None)  # nothing is read before
+    with pytest.raises(ValueError, match=r"a.npz cannot be read as an .npz of word vectors: it expands to more than"):
         read_vectors(path)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bellmax.apps.files import read_json, read_lines, reading, texts
+from bellmax.apps.files import check_expansion, most_expanded, read_json, read_lines, reading, texts
 from bellmax.apps.ner.schemes import entities, to_iobes
 
 LETTERS = 100
@@ -123,7 +123,8 @@ def as_iobes(sentences: Sequence[Sentence]) -> list[Sentence]:
 def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np.float32]]:
     """Read the first ``most`` words and their vectors (words, D) from a fastText or GloVe text file, or an ``.npz``.
 
-    A line of text is a word and its vector; the first line may be a header. An ``.npz`` has ``words`` and ``vectors``.
+    A line of text is a word and its vector; the first line may be a header. An ``.npz`` has ``words`` and ``vectors``;
+    it may expand to 100 times its size, or to 64 MiB if that is more.
     """
     if path.suffix == ".npz":
         with (
@@ -133,6 +134,7 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
             np.load(file, allow_pickle=False) as arrays,
         ):
             warnings.simplefilter("ignore")  # of numpy, on headers that it reads as meant
+            check_expansion(sum(member.file_size for member in arrays.zip.infolist()), most_expanded(path))
             if not {"words", "vectors"} <= set(arrays):
                 raise ValueError(f"it must hold the arrays 'words' and 'vectors', got {sorted(arrays)}")
             words, vectors = (np.asarray(arrays[name]) for name in ("words", "vectors"))
