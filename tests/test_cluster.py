@@ -244,6 +244,75 @@ def test_a_client_that_closes_is_an_error_and_no_wait() -> None:
         bx.dtw_cdist(series(), client=Closed())
 
 
+@pytest.mark.parametrize("function", [bx.dtw_cdist, partial(bx.dtw_neighbors, k=1)])
+def test_a_closed_client_is_refused(client: Client, function: Any, tmp_path: Path) -> None:
+    with Client(client.scheduler.address) as closed:
+        pass
+    with pytest.raises(ValueError, match=r"client must be open, got a Client that is closed: make a new one"):
+        function(series(), client=closed, checkpoint=tmp_path / "blocks")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["scatter", "nthreads"])
+def test_a_lost_scheduler_is_one_sentence(method: str) -> None:
+    class Lost(Lazy):
+        def scatter(self, data: Any, broadcast: bool, hash: bool) -> Any:
+            return self.answer("scatter", data)
+
+        def nthreads(self) -> dict[str, int]:
+            return self.answer("nthreads", {"worker": 1})
+
+        def answer(self, name: str, value: Any) -> Any:
+            if name == method:
+                raise OSError("Timed out trying to connect. To what")
+            return value
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"^rows 0–2 against columns 0–2 could not be computed: OSError: Timed out trying to connect$",
+    ):
+        bx.dtw_cdist(series(), client=Lost())
+
+
+def backend_of_workers(client: Any, **options: Any) -> set[str]:
+    """The backends that workers use in a call within ``bx.use_backend("reference")``."""
+    found = set()
+
+    def cost(x: Tensor, y: Tensor) -> Tensor:
+        found.add(bx.DTW(torch.ones(2, 2)).backend)
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+    with bx.use_backend("reference"):
+        bx.dtw_cdist(series(), cost=cost, client=client, **options)
+    return found
+
+
+def test_workers_use_the_backend_of_the_caller(threads: ThreadPoolExecutor) -> None:
+    assert backend_of_workers(None) == backend_of_workers(threads) == {"reference"}
+    assert threads.submit(lambda: bx.DTW(torch.ones(2, 2)).backend).result() == bx.DTW(torch.ones(2, 2)).backend
+
+
+class Backend:
+    """A cost that notes the backend of the process in which it is asked."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        with self.notes.open("a") as file:
+            file.write(f"{bx.DTW(torch.ones(2, 2)).backend}\n")
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+
+
+def test_other_processes_use_the_backend_of_the_caller(client: Client, tmp_path: Path) -> None:
+    cost = Backend(tmp_path / "notes")
+    with bx.use_backend("reference"):
+        bx.dtw_cdist(series(), cost=cost, client=client)
+        tasks = bx.cluster.plan(bx.dtw_cdist, series()[:3], cost=cost, checkpoint=tmp_path / "blocks")
+    tasks[0].run()
+    assert set(cost.notes.read_text().split()) == {"reference"}
+
+
 def test_an_interrupt_cancels_all_that_is_under_way() -> None:
     class Interrupted(Lazy):
         def __init__(self) -> None:

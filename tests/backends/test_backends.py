@@ -90,6 +90,11 @@ for name in ("reference", "fast"):
     )
 
 
+def test_an_empty_environment_variable_is_none() -> None:
+    told = python('import os; os.environ["BELLMAX_BACKEND"] = ""; import bellmax; print(bellmax.backend_info()["cpu"])')
+    assert told.stdout == "native\n", told.stderr
+
+
 def test_installs_and_runs_without_a_compiler(tmp_path: Path) -> None:
     install = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index",

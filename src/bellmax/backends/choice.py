@@ -24,7 +24,7 @@ def _check_name(name: str, source: str) -> str:
     return name
 
 
-_default: str | None = os.environ.get("BELLMAX_BACKEND")
+_default: str | None = os.environ.get("BELLMAX_BACKEND") or None
 if _default is not None:
     _check_name(_default, "the environment variable BELLMAX_BACKEND")
 
@@ -54,6 +54,11 @@ def use_backend(name: str) -> Iterator[None]:
         yield
     finally:
         _choice.name = previous
+
+
+def requested_backend() -> str | None:
+    """The backend that :func:`use_backend` or the environment asks for in this thread."""
+    return _choice.name
 
 
 @lru_cache

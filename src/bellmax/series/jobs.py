@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
 from hashlib import sha256
 from io import BytesIO
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from bellmax.backends.choice import requested_backend, use_backend
 from bellmax.files import create, read_sealed, write_sealed
 from bellmax.series.pairs import Measure
 
@@ -57,10 +58,15 @@ class Job(ABC):
 
     def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor]) -> None:
         self.measure, self.left, self.right = measure, left, right
+        self._backend = requested_backend()  # workers are other threads or processes
 
     @property
     def is_symmetric(self) -> bool:
         return self.left is self.right
+
+    def on_its_backend(self) -> AbstractContextManager[None]:
+        """The backend that was asked for where the job was made."""
+        return nullcontext() if self._backend is None else use_backend(self._backend)
 
     @abstractmethod
     def blocks(self) -> list[Block]: ...
@@ -110,7 +116,7 @@ class Job(ABC):
         """What tells a cost that is a function from others of its name: its costs of the beginnings of two series."""
         if not (callable(self.measure.cost) and self.left and self.right):
             return ()
-        with torch.no_grad():
+        with torch.no_grad(), self.on_its_backend():
             return (self.measure.cost(*(side[None, :_BEGINNING] for side in (self.left[0], self.right[-1]))),)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,6 +142,8 @@ def check_client(client: Any) -> None:
             "client must have a method submit(function, *arguments), such as a dask.distributed.Client or a "
             f"concurrent.futures.Executor, got a {type(client).__name__}"
         )
+    if getattr(client, "status", None) in ("closing", "closed"):  # of Dask
+        raise ValueError(f"client must be open, got a {type(client).__name__} that is closed: make a new one")
 
 
 def found_in(
@@ -161,7 +169,7 @@ def found_in(
 
 def computed(job: Job, block: Block) -> Tensors:
     """What a worker does."""
-    with torch.no_grad():
+    with torch.no_grad(), job.on_its_backend():
         return tuple(tensor.cpu() for tensor in job.compute(block))
 
 
@@ -173,14 +181,12 @@ class _Sent:
         self._scatter = getattr(client, "scatter", None)
         self._threads = getattr(client, "nthreads", None)
         self._submit = client.submit if self._scatter is None else partial(client.submit, pure=False)
-        self.attempts = 0
-        self.send()
-
-    def send(self) -> None:
-        self.attempts += 1
-        self._there = self._job if self._scatter is None else self._scatter(self._job, broadcast=True, hash=False)
+        self.attempts, self.is_lost = 0, True
 
     def submit(self, block: Block) -> Any:
+        if self.is_lost:
+            self._there = self._job if self._scatter is None else self._scatter(self._job, broadcast=True, hash=False)
+            self.attempts, self.is_lost = self.attempts + 1, False
         return self._submit(computed, self._there, block)
 
     @property
@@ -231,10 +237,12 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
     failure: tuple[Block, Exception] | None = None
     try:
         while flying or (waiting and failure is None):
-            while waiting and failure is None and len(flying) < sent.most:
-                block = waiting.popleft()
+            while waiting and failure is None:
+                block = waiting[0]
                 try:
-                    flying.add(block, sent.submit(block), sent.attempts)
+                    if len(flying) >= sent.most:
+                        break
+                    flying.add(waiting.popleft(), sent.submit(block), sent.attempts)
                 except Exception as closed:  # or broken: the client's own error
                     failure = block, closed
             if not flying:
@@ -246,8 +254,7 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
             elif (
                 failure is None and isinstance(error, CancelledError) and attempt < _ATTEMPTS
             ):  # no worker has the series
-                if attempt == sent.attempts:
-                    sent.send()
+                sent.is_lost |= attempt == sent.attempts
                 waiting.appendleft(block)
             else:
                 failure = failure or (block, error)
