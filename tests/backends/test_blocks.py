@@ -70,6 +70,13 @@ def test_second_derivative_of_blocks(small_blocks):
     torch.testing.assert_close(*products)
 
 
+def test_second_derivatives_keep_the_backend_of_the_value(small_blocks):
+    x, y = series(70, 66)
+    value = value_in_blocks(x, y, SQUARED, None, bx.Negentropy())
+    with bx.use_backend("reference"), took("dtw_forward", times=1):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
 def test_a_constant_series_gets_no_gradient(small_blocks):
     x, y = series(130, 140)
     value_in_blocks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()

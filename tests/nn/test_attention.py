@@ -142,6 +142,14 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda s: attention._weights(s, MASK), scores, fast_mode=True)
 
 
+@needs_kernels
+def test_second_derivatives_keep_the_backend_of_the_weights() -> None:
+    scores = potentials(3, 4, 5, requires_grad=True)
+    weights = layer()._weights(scores, MASK)
+    with bx.use_backend("reference"), took("scored_chain_hessian"):
+        torch.autograd.grad(weights.square().sum(), scores, create_graph=True)
+
+
 def test_no_key_at_all(backend: str) -> None:
     queries = potentials(4, 2, requires_grad=True)
     context, weights = layer()(queries, torch.zeros(0, 3, dtype=torch.float64))

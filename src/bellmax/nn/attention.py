@@ -153,7 +153,9 @@ class SegmentationAttention(Smoothed):
         return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"
 
 
-def _weights_of_chain(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor:
+def _weights_of_chain(
+    omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None, backend: str | None = None
+) -> Tensor:
     chain = Chain.from_scores(
         pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
         transitions,
@@ -161,6 +163,8 @@ def _weights_of_chain(omega: Regularizer, scores: Tensor, transitions: Tensor, m
         mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
         omega=omega,
     )
+    if backend is not None:
+        chain.backend = backend
     marginals = chain.marginals[..., 1]
     total = marginals.sum(-1, keepdim=True)
     limits = torch.finfo(total.dtype)
@@ -171,7 +175,8 @@ def _weights_of_chain(omega: Regularizer, scores: Tensor, transitions: Tensor, m
 def _weights_in_one_go(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor | None:
     """The same by a kernel; None where there is none, or it declines these scores."""
     kernel, gamma = omega.kernel, omega.gamma
-    shortcut = BACKENDS[backend_for("scored_chain", scores.device, kernel)].shortcut("attention.weights")
+    backend = backend_for("scored_chain", scores.device, kernel)
+    shortcut = BACKENDS[backend].shortcut("attention.weights")
     if shortcut is None or isinstance(gamma, Tensor) or not shortcut.serves(kernel, scores):
         return None
     index: Tensors = ()
@@ -188,6 +193,6 @@ def _weights_in_one_go(omega: Regularizer, scores: Tensor, transitions: Tensor, 
         return gradients
 
     def general(inputs: Tensors, kept: Tensors) -> Tensor:
-        return _weights_of_chain(omega, inputs[0], inputs[1], mask)
+        return _weights_of_chain(omega, inputs[0], inputs[1], mask, backend)
 
     return Shortcut(vjp, general).attach(found[0], (scores, transitions), found)

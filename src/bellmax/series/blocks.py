@@ -37,6 +37,7 @@ def value_in_blocks(
     time; the second goes through the whole matrix.
     """
     shortcut, kernel, gamma = _shortcut(x.device, omega), omega.kernel, omega.gamma
+    backend = backend_for("dtw", x.device, kernel)
     assert shortcut is not None
     reach = math.inf if band is None else float(band)
 
@@ -53,6 +54,8 @@ def value_in_blocks(
         return gradients
 
     def general(inputs: Tensors, lines: Tensors) -> Tensor:
-        return DTW(costs(inputs[0], inputs[1]), band=band, omega=omega.at_unit_gamma()).value
+        p = DTW(costs(inputs[0], inputs[1]), band=band, omega=omega.at_unit_gamma())
+        p.backend = backend  # autograd may call this in another thread, or outside of the caller's use_backend
+        return p.value
 
     return multiply_by_gamma(Shortcut(vjp, general).attach(value, (x, y), lines), gamma)
