@@ -42,7 +42,7 @@ Joined: TypeAlias = "tuple[Tensor, Tensor]"
 CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
 _TILE = 1024  # series of each side of a part of the result
 _ROWS = 256  # of a part, that the kernel for neighbours computes at a time
-_SHORT, _WIDE = 64, 512  # cells in a row of a pair up to which, and beyond which, other kernels are faster
+_SHORT = 64  # steps up to which another kernel is faster for pairs without a band
 _ALIKE = 1.25  # how much longer than the shortest of its run a series may be
 
 
@@ -384,9 +384,7 @@ def _searched_tile(
 ) -> Tensor | None:
     """f of all pairs as neighbours, of which all are wanted."""
     run = neighbors_kernel(measure, right)
-    longest = max(map(len, (*left, *right)))
-    width = longest if measure.band is None else min(longest, 2 * measure.band + 1)
-    if run is None or width > _WIDE or (measure.band is None and width <= _SHORT):
+    if run is None or (measure.band is None and max(map(len, (*left, *right))) <= _SHORT):
         return None
     if not all(bool(joined(side)[0].isfinite().all()) for side in (left, right)):
         return None
