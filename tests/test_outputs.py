@@ -104,6 +104,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     for others, options in ((xs[1:] + xs[:1], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
         with pytest.raises(ValueError, match=r"out must be the path of the same series and options, got .*pairs\.npy"):
             bx.dtw_cdist(others, out=path, **options)
+    for damaged in (b"\xff\xfe\n", b"half a fingerprin"):
+        (tmp_path / "pairs.npy.blocks").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"which holds others: remove it and pairs\.npy\.blocks, or give another"):
+            bx.dtw_cdist(xs, out=path)
     foreign = tmp_path / "mine.npy"
     np.save(foreign, np.arange(3))
     with pytest.raises(ValueError, match="out must be a path at which there is nothing yet"):

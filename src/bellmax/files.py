@@ -1,4 +1,4 @@
-"""Files that are replaced at once, that prove to be undamaged, or that one process at a time may write."""
+"""Write files atomically, verify them by a digest, and lock them against other processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -18,7 +18,7 @@ _LOCKED_BYTE = 2**30  # Windows locks bytes, against reading too: one beyond the
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new path beside ``path`` to write to. At the end, the file replaces ``path``.
+    """Yield a new path in the folder of ``path`` to write to. At the end, the file replaces ``path``.
 
     After an error or an interrupt the new file is removed, and ``path`` stays as it was. Raises ``OSError`` with one
     sentence if the file cannot be written.
@@ -34,9 +34,8 @@ def _temporary(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
-        why = (
-            getattr(error, "strerror", None) or f"its disk has {shutil.disk_usage(path.parent).free / 1e6:.1f} MB left"
-        )
+        free = shutil.disk_usage(path.parent).free / 1e6
+        why = getattr(error, "strerror", None) or f"its disk has {free:.1f} MB left"
         raise OSError(f"{path} cannot be written: {why}") from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -66,7 +65,7 @@ def write_sealed(path: Path, content: bytes, owner: str) -> None:
 def read_sealed(path: Path, owner: str) -> bytes:
     """Return what :func:`write_sealed` wrote for the same ``owner``.
 
-    Raises ``ValueError`` if a bit of the file has changed, or if the file is another one's or an older version's.
+    Raises ``ValueError`` if a bit of the file has changed, or if another owner or an older version wrote it.
     """
     first, newline, content = path.read_bytes().partition(b"\n")
     if first + newline != _seal(content, owner):
@@ -91,15 +90,15 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         try:
             _lock(file)
+            has_lock = True
         except (BlockingIOError, PermissionError):
             raise BlockingIOError(f"{path} is in use") from None
         except OSError:
-            yield
-            return
+            has_lock = False
         try:
             yield
         finally:
-            with suppress(OSError):
+            if has_lock:
                 _unlock(file)
 
 

@@ -76,7 +76,7 @@ def train_into(
 ) -> None:
     """Train on a folder of data into a folder that holds no run, or one to go on with or to replace; handle Ctrl-C.
 
-    Options that are not in ``given`` are those of the run to go on with. ``uses`` are commands to name at the end, with
+    Options that are not in ``given`` are taken from the run to resume. ``uses`` lists commands to show at the end, with
     RUN and DATA in place of the folders.
     """
     if resume and force:

@@ -189,9 +189,11 @@ def dtw_cdist(
             shape (K, L) whose blocks can be assigned, such as a zarr array; or a path that ends with ".npy" (a file) or
             ".zarr" (a folder, which needs ``pip install zarr``). At a path the same call goes on where an earlier one
             was interrupted: the blocks that are finished are listed beside it, in a file that ends with ".blocks".
+            Raises ``ValueError`` if another call writes to the path at the same time.
         client: computes the blocks, without gradients: a ``dask.distributed.Client``, which gets the series once for
             each worker (``pip install 'bellmax[cluster]'``), or a ``concurrent.futures.Executor``.
-        checkpoint: a folder in which finished blocks stay, without gradients: the same call goes on from there.
+        checkpoint: a folder in which finished blocks stay, without gradients: the same call goes on from there. Raises
+            ``ValueError`` if the file of a block is damaged.
         max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
         progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 

@@ -90,9 +90,8 @@ class AtPath(Given):
 
     def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any], fingerprint: str) -> None:
         self._list = _list_of(path)
-        if not self._list.read_text():
-            self._list.write_text(f"{fingerprint}\n")
-        first, *blocks = [line for line in self._list.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        text = self._list.read_text(errors="replace") or f"{fingerprint}\n"
+        first, *blocks = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] or [""]
         if blocks and not path.exists():
             raise ValueError(
                 f"out must be what the same call left, got {path}, which is not there: remove {self._list}"
@@ -142,7 +141,7 @@ def _list_of(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other calls from the list of blocks, which is there afterwards, and thereby from the path."""
+    """Lock the list of blocks of a path, which is created if it does not exist."""
     if path.exists() and not _list_of(path).exists():
         raise ValueError(f"out must be a path at which there is nothing yet, or what the same call left, got {path}")
     with ExitStack() as stack:
@@ -158,7 +157,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def output(out: Out | None, shape: tuple[int, int], like: Tensor | None, fingerprint: Any) -> Iterator[Output]:
-    """Where to write. ``fingerprint()`` tells pairs from others. A path is locked until the end."""
+    """Yield the output to write to; a path is locked until the end. ``fingerprint()`` identifies the pairs."""
     if out is None:
         yield Fresh(shape)
         return

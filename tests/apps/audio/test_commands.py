@@ -118,6 +118,9 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     [
         (["align", "nowhere.wav", "MIDI"], "nowhere.wav does not exist"),
         (["align", "WAV", "nowhere.mid"], "nowhere.mid does not exist"),
+        (["align", "MIDI", "WAV"], "one.wav is a WAV file: did you swap the recording and the score?"),
+        (["align", "MIDI", "MIDI"], "one.mid is a MIDI file: did you swap the recording and the score?"),
+        (["align", "WAV", "WAV"], "one.wav is a WAV file: did you swap the recording and the score?"),
         (["align", "WAV", "MIDI", "--features", "mfcc"], "features must be one of 'both', 'harmonic', 'chroma', got"),
         (["evaluate", "nowhere"], "nowhere must hold a folder for each piece, got none"),
         (["evaluate", "ONE"], "ONE must hold at least two pieces, got one"),

@@ -18,7 +18,7 @@ import bellmax.apps.audio.features as features
 from bellmax.apps.audio.model import Harmonic
 from bellmax.apps.audio.score import read_midi
 from bellmax.apps.commands import Force, check_results, one_sentence, origin
-from bellmax.apps.files import check_outputs, write_json
+from bellmax.apps.files import check_outputs, reading, write_json
 
 app = typer.Typer(
     no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
@@ -26,6 +26,8 @@ app = typer.Typer(
 
 UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.85}
 """Median confidence below which an alignment is probably wrong: with the score of another piece it mostly is below."""
+_AUDIO = {b"RIFF": "WAV", b"RF64": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg"}
+_MIDI = {b"MThd": "MIDI"}
 Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
 
 
@@ -63,6 +65,7 @@ def align(
         if weights is not None and not model.size():
             raise ValueError(f"--weights cannot be used with --features {features_}, which has none")
         known = aligning.trained(weights)
+        _check_kinds(recording, score)
         written, audio = read_midi(score), features.load(recording)
         found, pitch = aligning.align_recording(audio, written, model, known, told=typer.echo)
         aligning.write_csv(output, found, written)
@@ -85,6 +88,15 @@ def align(
             fg="yellow",
             err=True,
         )
+
+
+def _check_kinds(recording: Path, score: Path) -> None:
+    """Raise ``ValueError`` if the score is audio, or the recording is MIDI, by their first bytes."""
+    for path, kinds in ((score, _AUDIO), (recording, _MIDI)):
+        with reading(path, "a file"), path.open("rb") as file:
+            first = file.read(12)
+        if first[:4] in kinds and first[8:] != b"RMID":
+            raise ValueError(f"{path} is a {kinds[first[:4]]} file: did you swap the recording and the score?")
 
 
 @app.command()
