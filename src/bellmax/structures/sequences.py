@@ -93,9 +93,19 @@ class SequencePaths(PathDistribution):
 
     @property
     def pairwise_marginals(self) -> Tensor:
-        """Joint probability of the states at two neighbouring steps, (..., T−1, S, S) ``[t, current, previous]``.
+        """Joint probability of the states at two neighbouring steps, (..., T−1, S, S). Differentiable.
 
-        Place t is of step t + 1 and the kept step before it; 0 where there is none. Differentiable.
+        The axes are ``[t, state of t + 1, state of t]``, in the order of the transitions. With a mask, t stands for the
+        last kept step before t + 1. Entries are 0 if step t + 1 is masked or has no kept step before it.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        >>> p.pairwise_marginals[0]                     # [state of step 1, state of step 0]
+        tensor([[0.0871, 0.0321],
+                [0.6439, 0.2369]])
+        >>> p.marginals
+        tensor([[0.7311, 0.2689],
+                [0.1192, 0.8808]])
         """
         first = first_step(self._kept)[..., None, None]
         return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
