@@ -42,6 +42,15 @@ def solved(scores: Tensor, omega: bx.Regularizer) -> list[Alignments]:
     return [Alignments(rows[:frames].numpy(), target, omega, BLANK) for rows, frames, target in own]
 
 
+def by_position(one: Alignments) -> np.ndarray:
+    """(T, L): the probability of each position of the target at each frame, over all alignments."""
+    labels = np.array([path.argmax(-1) for path in one.paths])  # (paths, T)
+    begins = (labels != BLANK) & (labels != np.pad(labels, ((0, 0), (1, 0)), constant_values=BLANK)[:, :-1])
+    position = np.where(labels == BLANK, -1, begins.cumsum(1) - 1)
+    number = max(int(position.max()) + 1, 0)
+    return np.einsum("p,ptl->tl", one.probabilities, position[..., None] == np.arange(number))
+
+
 def padded(rows: np.ndarray) -> Tensor:
     """(..., frames, V) with zeros up to the longest."""
     return torch.nn.functional.pad(torch.from_numpy(rows), (0, 0, 0, max(FRAMES) - rows.shape[-2]))
@@ -114,12 +123,24 @@ def test_best_paths(backend: str) -> None:
         assert [label for label, *_ in runs] == TARGETS[n]
         rest = targets.shape[1] - len(runs)
         assert spans[n].tolist() == [[a, b] for _, a, b in runs] + [[-1, -1]] * rest
-        means = [one.posterior[a:b, label].mean() for label, a, b in runs]
+        positions = by_position(one)
+        means = [positions[a:b, position].mean() for position, (_, a, b) in enumerate(runs)]
         close(confidence[n], means + [0.0] * rest)
         ranks = np.sort(one.graph.scores)[::-1][:3]
         close(found[n, : len(ranks)], ranks.copy())
         assert (found[n, len(ranks) :] == -math.inf).all()
         close(paths[n, 0], best_path[n])
+
+
+def test_confidence_is_by_position_in_the_target(backend: str, omega: bx.Regularizer) -> None:
+    """Frames where either of two equal labels may be count for each of them separately."""
+    target, frames = [1, 1], 8
+    scores = torch.zeros(frames, CLASSES, dtype=torch.float64)
+    scores[:, 1] += torch.linspace(0.3, 0.5, frames)
+    p = bx.CTC(scores, torch.tensor(target), blank=BLANK, omega=omega)
+    positions = by_position(Alignments(scores.numpy(), target, p.omega, BLANK))
+    expected = [positions[start:end, position].mean() for position, (start, end) in enumerate(p.spans().tolist())]
+    close(p.confidence, expected)
 
 
 @two_kinds

@@ -14,7 +14,7 @@ from bellmax.backends import BACKENDS
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
 from bellmax.layouts.scored_chain import dense, onto_edges
-from bellmax.layouts.steps import first_step, is_used, last_step, previous_states
+from bellmax.layouts.steps import first_step, last_step, previous_states
 from bellmax.layouts.values import subscript
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
 from bellmax.structures.sequences import Gap, SequencePaths

@@ -16,12 +16,15 @@ from bellmax.structures.lattice import (
     Lattice,
     LatticePaths,
     Move,
+    Score,
     along_row,
+    cell,
     column,
     corner,
     gather,
     one_of,
     read_lengths,
+    row,
 )
 from bellmax.tensors import Gamma
 from bellmax.transforms import is_checked, kept
@@ -34,7 +37,7 @@ _BLANK, _LABEL = 0, 1  # states
 _TO_BLANK, _STAY, _BEGIN = 0, 2, 3
 
 
-def _declare(blank: int) -> Lattice:
+def _declare(of_blank: Score, of_label: Score) -> Lattice:
     """Rows are frames, columns j = 0 … L count the labels that have begun."""
     return Lattice(
         [
@@ -44,19 +47,24 @@ def _declare(blank: int) -> Lattice:
             Move(1, 1, _LABEL, _LABEL, where=column("_differs", -2)),
         ],
         states=2,
-        node={_BLANK: one_of("log_probs", blank), _LABEL: gather("log_probs", "targets", 0, -1)},
+        node={_BLANK: of_blank, _LABEL: of_label},
         start=along_row({_BLANK: column("_begin_blank"), _LABEL: column("_begin_label")}),
         end=corner(_BLANK, _LABEL),
     )
 
 
-_LATTICES = {0: _declare(0)}  # torch.compile can look a lattice up, but not declare one
+def _by_class(blank: int) -> Lattice:
+    return _declare(one_of("log_probs", blank), gather("log_probs", "targets", 0, -1))
+
+
+_LATTICES = {0: _by_class(0)}  # torch.compile can look a lattice up, but not declare one
+_BY_POSITION = _declare(row("blanks"), cell("labels", 0, -1))  # a score for each position of the target at each frame
 
 
 def lattice_of(blank: int) -> Lattice:
     """The lattice of CTC with this class as the blank."""
     if blank not in _LATTICES:
-        _LATTICES[blank] = _declare(blank)
+        _LATTICES[blank] = _by_class(blank)
     return _LATTICES[blank]
 
 
@@ -192,16 +200,42 @@ class CTC(LatticePaths):
 
     @property
     def confidence(self) -> Tensor:
-        """How sure each label of the target is, (..., L): the mean of ``expected_path[t, label]`` over its span.
+        """Posterior probability of each position of the target, averaged over its span, (..., L). Differentiable.
 
-        The span is that of the best path, and the mean is over its frames t. What counts is that a frame has this
-        label, be it for this place of the target or for another one. It is 0 where there is no span. Differentiable.
+        The span is that of the best path. A repeated label has a posterior for each of its positions, so the two l of
+        "hello" do not count for each other. The confidence is 0 where there is no span.
+
+        >>> import bellmax as bx
+        >>> p = bx.CTC(torch.tensor([0.0, 1.0]).expand(5, 2), torch.tensor([1, 1]))
+        >>> p.spans()
+        tensor([[0, 1],
+                [2, 5]])
+        >>> p.expected_path[:, 1]                      # of the label at each frame
+        tensor([0.8103, 0.6217, 0.4995, 0.6217, 0.8103])
+        >>> p.confidence                               # of its first and second position
+        tensor([0.8103, 0.5606])
         """
-        labels = self.best_labels()
-        _, count, place = self._runs(labels)
-        posterior = self._path().gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        total = posterior.new_zeros((*labels.shape[:-1], count.shape[-1] + 1)).scatter_add(-1, place, posterior)
+        _, count, position = self._runs(self.best_labels())
+        posterior = pad(self._positions(), (1, 0)).gather(-1, position.unsqueeze(-1)).squeeze(-1)
+        total = posterior.new_zeros((*position.shape[:-1], count.shape[-1] + 1)).scatter_add(-1, position, posterior)
         return (total[..., 1:] / count.clamp(min=1)).to(self.dtype)
+
+    def _positions(self) -> Tensor:
+        """Posterior probability of each position of the target at each frame, (..., T, L)."""
+        log_probs, (frames, columns) = self.log_probs, self._lengths.unbind(-1)
+        if not self.targets.shape[-1]:
+            return log_probs[..., :0]
+        classes = self.targets.clamp(0, self.event_shape[1] - 1).unsqueeze(-2)
+        tensors = {
+            "labels": log_probs.gather(-1, classes.expand(*log_probs.shape[:-1], -1)),
+            "blanks": log_probs[..., self.blank],
+            "_differs": self._integers_1,  # type: ignore[attr-defined]
+            "_begin_blank": self._scores[1],
+            "_begin_label": self._scores[2],
+        }
+        p = LatticePaths(_BY_POSITION, tensors, lengths=(frames, columns), omega=self.omega)
+        p.backend = self.backend if self.backend == "reference" else p.backend
+        return p._gradient()[p._names.index("labels")]
 
     def _labels_of(self, walks: Tensor) -> Tensor:
         """Walks (..., longest, 4), which have a node for each frame, as labels (..., T)."""
