@@ -554,3 +554,55 @@ def test_a_forgotten_offset_is_seen_in_the_grid() -> None:
     assert repr(forgotten) == f"{shapes}4 rows × 5 columns × 1 states, omega=Negentropy(gamma=1.0))"
     assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns × 1 states")
     assert "grid=3 rows × 3 columns × 2 states" in repr(bx.CTC(torch.zeros(3, 4), torch.tensor([1, 2])))
+# --- sides that no tensor has
+
+WEIGHTS = (3, 1, 4, 2)
+KNAPSACK = bx.Lattice(
+    [bx.Move(1, 0), *(bx.Move(1, w, score=bx.row("worth", -1), where=bx.row(f"weighs {w}", -1)) for w in WEIGHTS)],
+    end=bx.along_row(),
+)
+
+
+def knapsack(worth: Tensor) -> Tensors:
+    """Items by row, so that no tensor has the columns, which are weights from 0 to the capacity."""
+    return {"worth": worth, **{f"weighs {w}": torch.tensor([w == own for own in WEIGHTS]) for w in WEIGHTS}}
+
+
+def choices(capacity: int) -> Tensor:
+    """Every set of items that fits, (sets, items)."""
+    sets = torch.tensor(list(product((0, 1), repeat=len(WEIGHTS))))
+    return sets[sets @ torch.tensor(WEIGHTS) <= capacity].double()
+
+
+@pytest.mark.parametrize("capacity", [1, 6, 10])
+def test_lengths_give_the_size_of_a_side_that_no_tensor_has(capacity: int, backend: str) -> None:
+    worth = potentials(len(WEIGHTS), seed=capacity)
+    p = KNAPSACK.paths(knapsack(worth), lengths=(5, capacity + 1))
+    sets = choices(capacity)
+    probabilities = (sets @ worth).softmax(0)
+    mean = probabilities @ sets
+    close(p.value, (sets @ worth).logsumexp(0))
+    close(p.expected_path, mean)
+    z = potentials(len(WEIGHTS), seed=9)
+    close(p.hessian_product(z), (sets.T * probabilities) @ (sets @ z) - mean * (mean @ z))
+    close(p.topk(2)[0], (sets @ worth).topk(2).values)
+    assert p.num_paths == len(sets)
+    walks = p.sample_walks((20,))
+    counts = (walks[..., 1:5, 3] > 0).double()
+    close(p.log_prob(walks), probabilities[(counts.unsqueeze(1) == sets).all(-1).int().argmax(1)].log())
+    close(sum(p.support_paths()[1]), 1.0)
+
+
+def test_a_side_that_no_tensor_has_is_as_long_as_the_longest_member(backend: str) -> None:
+    worth, capacity = potentials(3, len(WEIGHTS)), torch.tensor([6, 0, 9])
+    p = KNAPSACK.paths(knapsack(worth), lengths=(5, capacity + 1), omega="hard")
+    close(p.value, torch.stack([(choices(int(c)) @ w).max() for c, w in zip(capacity, worth, strict=True)]))
+
+
+def test_a_side_that_no_tensor_has_under_vmap_and_compile(backend: str) -> None:
+    worth, masks = potentials(3, len(WEIGHTS)), knapsack(torch.empty(0))
+    value = lambda x, capacity=7: KNAPSACK.paths(masks | {"worth": x}, lengths=(5, capacity)).value  # noqa: E731
+    close(torch.func.vmap(value)(worth), value(worth))
+    close(torch.compile(value, backend="aot_eager", fullgraph=True)(worth), value(worth))
+    with pytest.raises(ValueError, match=r"lengths\[1\] must be a Python number: no tensor has the number of columns"):
+        torch.func.vmap(value)(worth, torch.tensor([3, 4, 5]))

@@ -313,7 +313,7 @@ _Dim = tuple[int, int, int]
 def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
     """What the size of the grid follows from, for each place where a tensor is read: whether it is along rows, and the
     dimension, and those beside it, that must have an entry there, as the number of a tensor among scores, labels and
-    masks, a dimension of it, from the last, and the offset of the cell's place along it."""
+    masks, a dimension of it, from the last, and the offset of the cell's place along it. Then the masks of free sides."""
     scores, masks = len(table.scores), len(table.scores) + table.labels
     for _, term, is_mask in table.reads:
         number = term.score + masks if is_mask else term.score
@@ -326,6 +326,8 @@ def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
             ]
             if dims:
                 yield of_rows, dims[0], tuple(dims[1:])
+    for number, side in enumerate(table.free, masks + table.masks - len(table.free)):
+        yield side == "i", (number, -1, 0), ()
 
 
 # --- reading a score by cell

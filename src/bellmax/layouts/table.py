@@ -79,6 +79,8 @@ class Table(NamedTuple):
     masks: int
     sense: int = 1
     """1, or −1 if scores are costs, and the value is a smoothed least one."""
+    free: str = ""
+    """The sides, "i" and "j", that no tensor has. Their sizes are those of the last masks, which no move reads."""
 
     @property
     def absent(self) -> float:

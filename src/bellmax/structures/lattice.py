@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ONE = "_1"  # the name of the constant score
+_SIDES = {"_rows": "i", "_columns": "j"}  # the names of masks for sides that no tensor has, by kind of axis
 
 
 # --- scores
@@ -249,7 +250,7 @@ class Lattice:
         self._table = self._declare()
         self.scores = tuple(self._names.scores)
         self.labels = tuple(self._names.labels)
-        self.masks = tuple(self._names.masks)
+        self.masks = tuple(name for name in self._names.masks if name not in _SIDES)
         self._needed = {*self.scores, *self.labels, *self.masks} - {_ONE}
         axes = [(term.score, dim, axis) for _, term, _ in self._table.reads for dim, axis in enumerate(term.axes)]
         self._classes = {(score, dim, axis.place) for score, dim, axis in axes if axis.kind == "at"}
@@ -280,9 +281,15 @@ class Lattice:
         names = self._names
         if not names.scores:
             names.terms(0.0 * scalar(_ONE))
-        return Table(
-            self.states, tuple(steps), nodes, start, end, tuple(names.scores), len(names.labels), len(names.masks)
-        )
+        sizes = len(names.labels), len(names.masks)
+        table = Table(self.states, tuple(steps), nodes, start, end, tuple(names.scores), *sizes)
+        axes = [axis for _, term, _ in table.reads for axis in term.axes]
+        if not any(axis.follows_rows for axis in axes):
+            names.masks["_rows"] = (Axis("i"),)
+        if not any(axis.follows_columns for axis in axes):
+            names.masks["_columns"] = (Axis("j"),)
+        free = "".join(_SIDES[name] for name in names.masks if name in _SIDES)
+        return table._replace(masks=len(names.masks), free=free)
 
     def _check_move(self, number: int, move: Move, source: int) -> None:
         name = f"move {number}, ({move.di}, {move.dj}) from state {source} to {move.target},"
@@ -312,7 +319,9 @@ class Lattice:
                 numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
                 no index of its score is padding: what is read by it is missing.
             lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
-                every entry has a place in. They must be given where entries have several.
+                every entry has a place in. They must be given where entries have several. A side that no tensor has is
+                as long as the longest member, or 1 without lengths. Under ``torch.compile`` and ``vmap`` give it as a
+                Python number.
             band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
             omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: strength of the smoothing, beside a name of Ω; 1 by default.
@@ -416,14 +425,11 @@ class LatticePaths(NamedScores):
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
-        labels, masks = self._read_labels(tensors)
-        integers = labels | masks
         device = next(iter(scores.values()))[0].device
-        own_lengths = (
-            []
-            if lengths is None
-            else [as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(as_pair(lengths))]
-        )
+        pair = () if lengths is None else as_pair(lengths)
+        own_lengths = [as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(pair)]
+        labels, masks = self._read_labels(dict(tensors) | self._sides(pair, own_lengths, device))
+        integers = labels | masks
         batch = common_batch(scores | integers | {f"lengths[{n}]": (own, 0) for n, own in enumerate(own_lengths)})
         first, (tensor, own) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - own :]
@@ -448,6 +454,25 @@ class LatticePaths(NamedScores):
             else whole_lengths(self._size, batch, self.device)
         )
         self._keep("_lengths", given, 1)
+
+    def _sides(self, given: Sequence[Any], lengths: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Masks as long as the sides that no tensor has."""
+        found = {}
+        for n, name in enumerate(_SIDES):
+            if name not in self.lattice._names.masks:
+                continue
+            size = 1
+            if given and isinstance(given[n], int):
+                size = given[n]
+            elif given and not is_readable(lengths[n]):
+                raise ValueError(
+                    f"lengths[{n}] must be a Python number: no tensor has the number of {name[1:]}, "
+                    "and values of tensors are not known under torch.compile and vmap"
+                )
+            elif given and lengths[n].numel():
+                size = int(lengths[n].max())
+            found[name] = torch.ones(max(size, 1), dtype=torch.bool, device=device)
+        return found
 
     def _keep(self, name: str, tensor: Tensor, own: int) -> None:
         setattr(self, name, tensor)
