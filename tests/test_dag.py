@@ -13,6 +13,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from support.checks import close
 from support.inside import loading
 from support.kernels import needs_kernels
 from support.problems import diamond, layered_edges, potentials, random_dag
@@ -279,3 +280,96 @@ def test_under_l2_a_node_with_one_parent_is_not_free() -> None:
         plain = direct.paths(weights, omega=omega).expected_path[0]
         longer = detour.paths(around, omega=omega).expected_path[0]
         assert bool((plain - longer).abs() > 0.1) == moved
+
+
+# --- pruning to a start and an end
+
+JUNK = [("s", "dead end"), ("far", "t"), ("far", "b"), ("x", "y"), ("y", "x"), ("t", "beyond"), ("x", "a")]
+PART = [("s", "a"), ("s", "b"), ("a", "b"), ("a", "t"), ("b", "t"), ("b", "t")]
+
+
+def pruned(is_kept: torch.Tensor) -> bx.DAG:
+    """The edges of PART where they are kept, and those of JUNK between them."""
+    part, junk = iter(PART), iter(JUNK)
+    return bx.DAG([next(part if kept else junk) for kept in is_kept.tolist()], start="s", end="t")
+
+
+def test_what_is_not_on_a_path_from_start_to_end_is_pruned(omega: bx.Regularizer, backend: str) -> None:
+    is_kept = torch.tensor([0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0], dtype=torch.bool)
+    whole, part = pruned(is_kept), bx.DAG(PART)
+    weights, z = potentials(2, 13, seed=1).requires_grad_(), potentials(2, 13, seed=2)
+    p, q = whole.paths(weights, omega=omega), part.paths(weights[:, is_kept], omega=omega)
+    assert p.backend == backend
+
+    def spread(of_part: torch.Tensor) -> torch.Tensor:
+        return of_part.new_zeros(*of_part.shape[:-1], 13).index_copy(-1, is_kept.nonzero()[:, 0], of_part)
+
+    close(p.value, q.value)
+    close(torch.autograd.grad(p.value.sum(), weights, retain_graph=True)[0], spread(q.expected_path))
+    close(p.hessian_product(z), spread(q.hessian_product(z[:, is_kept])))
+    close(p.directional_derivative(z), q.directional_derivative(z[:, is_kept]))
+    close(p.entropy(), q.entropy())
+    close(p.num_paths, q.num_paths)
+    for mine, other in ((p.topk(6), q.topk(6)), (p.support_paths()[::-1], q.support_paths()[::-1])):
+        close(mine[0], other[0])
+        close(mine[1], spread(other[1]))
+    close(p.mode, spread(q.mode))
+    close(p.best_path(), spread(q.best_path()))
+    samples = []
+    for each in (p, q):
+        torch.manual_seed(0)
+        samples.append(each.sample((5,)))
+    close(samples[0], spread(samples[1]))
+    close(p.log_prob(samples[0]), q.log_prob(samples[1]))
+    assert p.support.check(samples[0]).all()
+    assert whole.path_nodes(p.best_path()) == part.path_nodes(q.best_path())
+    assert repr(whole) == "DAG(num_nodes=9, num_edges=13)"
+
+
+def test_edges_that_are_pruned_are_on_no_path() -> None:
+    dag = pruned(torch.tensor([1] * 6 + [0] * 7, dtype=torch.bool))
+    path = torch.tensor([1, 0, 0, 1, 0, 0] + [0] * 7)
+    p = dag.paths(torch.zeros(13))
+    assert p.support.check(path)
+    for other in ([9, 10], [6], [11]):  # a cycle, a dead end, beyond the end
+        wrong = path.index_fill(0, torch.tensor(other), 1)
+        assert not p.support.check(wrong)
+        with pytest.raises(ValueError, match="path must hold paths of the graph"):
+            p.log_prob(wrong.float())
+
+
+def test_one_end_may_be_given_alone() -> None:
+    edges = torch.tensor([(0, 1), (1, 3), (2, 3), (3, 4), (3, 5)])
+    assert bx.DAG(edges, start=2, end=5).paths(torch.ones(5)).expected_path.tolist() == [0, 0, 1, 0, 1]
+    assert bx.DAG(edges[:4], 7, start=0).paths(torch.ones(4)).expected_path.tolist() == [1, 1, 0, 1]
+    assert bx.DAG(edges[[0, 1, 3, 4]], end=4).paths(torch.ones(4)).expected_path.tolist() == [1, 1, 1, 0]
+    matrix = torch.full((6, 6), -math.inf)
+    matrix[edges[:, 1], edges[:, 0]] = 0.0
+    assert bx.DAG.from_matrix(matrix, start=2, end=5).paths(torch.zeros(5)).value == 0
+    graph = nx.DiGraph([("a", "b"), ("b", "c"), ("x", "b")])
+    assert bx.DAG.from_networkx(graph, start="x").paths(torch.zeros(3)).num_paths == 1
+
+
+def test_graphs_between_other_nodes_differ() -> None:
+    edges = [(0, 1), (1, 2), (0, 2)]
+    weights = torch.zeros(3)
+    with pytest.raises(ValueError, match="graph"):
+        torch.distributions.kl_divergence(bx.DAG(edges).paths(weights), bx.DAG(edges, end=1).paths(weights))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "s"}, r"exactly one end node .*, got 2: nodes t, u. .* pass end="),
+        ({}, r"exactly one start node .*, got 2: nodes s, far. To keep the paths of one of them, pass start="),
+        ({"start": "S"}, "start must be a node of the edges, got 'S'"),
+        ({"end": 3}, "end must be a node of the edges, got 3"),
+        ({"start": "far", "end": "u"}, "edges must have a path from start 'far' to end 'u', got none"),
+        ({"start": "s", "end": "s"}, "edges must have a path from start 's' to end 's', got none"),
+    ],
+)
+def test_a_start_and_an_end_that_are_wrong_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bx.DAG([("s", "t"), ("s", "u"), ("far", "t")], **options)
+    with pytest.raises(ValueError, match="must not form a cycle, got"):
+        bx.DAG([(0, 1), (1, 2), (2, 1), (2, 3)], start=0, end=3)

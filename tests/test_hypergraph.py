@@ -530,3 +530,62 @@ def test_kernels_sweep_a_large_chart() -> None:
         wanted = h.derivations(theta.detach().double()).expected_path
     torch.testing.assert_close(theta.grad.double(), wanted, rtol=1e-4, atol=1e-6)
     assert h.derivations(theta).sample().sum(-1).tolist() == [47, 47, 47]
+
+
+# --- pruning to a goal
+
+DEAD = [("dead", ("a", "bc")), ("loop", ("pool", "a")), ("pool", ("loop",)), ("over", ("abc", "abc")), ("none", ("?",))]
+CHART = [("a", ()), ("b", ()), ("c", ()), ("ab", ("a", "b")), ("bc", ("b", "c")), ("abc", ("ab", "c"))]
+CHART += [("abc", ("a", "bc")), ("b", ())]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_does_not_derive_the_goal_is_pruned(omega: bx.Regularizer, backend: str, shared: bool) -> None:
+    order = torch.tensor([8, 0, 1, 9, 2, 3, 10, 4, 5, 11, 12, 6, 7])
+    rows, is_kept = [(CHART + DEAD)[n] for n in order], order < 8
+    weight_of = (order * 3) % 7 if shared else None
+    whole = bx.Hypergraph(rows, weight_of=weight_of, goal="abc")
+    part = bx.Hypergraph(CHART, weight_of=weight_of[is_kept] if shared else None)
+    assert whole.goal == part.goal == "abc"
+    assert whole.edges == rows
+
+    def spread(of_part: Tensor) -> Tensor:
+        place = torch.arange(7) if shared else is_kept.nonzero()[:, 0]
+        return of_part.new_zeros(*of_part.shape[:-1], 7 if shared else 13).index_copy(-1, place, of_part)
+
+    weights, z = potentials(2, whole.num_weights, seed=1), potentials(2, whole.num_weights, seed=2)
+    own = slice(None) if shared else is_kept
+    p, q = whole.derivations(weights, omega=omega), part.derivations(weights[:, own], omega=omega)
+    assert p.backend == backend
+    close(p.value, q.value)
+    close(p.expected_path, spread(q.expected_path))
+    close(p.hessian_product(z), spread(q.hessian_product(z[:, own])))
+    close(p.entropy(), q.entropy())
+    close(p.num_paths, q.num_paths)
+    for mine, other in ((p.topk(6), q.topk(6)), (p.support_paths()[::-1], q.support_paths()[::-1])):
+        close(mine[0], other[0])
+        close(mine[1], spread(other[1]))
+    close(p.mode, spread(q.mode))
+    samples = []
+    for each in (p, q):
+        torch.manual_seed(0)
+        samples.append(each.sample((5,)))
+    close(samples[0], spread(samples[1]))
+    assert p.support.check(samples[0]).all()
+    edges = p.by_edge.sample((3,))
+    close(p.by_edge.log_prob(edges), q.by_edge.log_prob(edges[..., is_kept]))
+    assert not edges[..., ~is_kept].any()
+    assert len(whole.derivation_edges(p.by_edge.best_path())[0]) == 5
+
+
+def test_a_goal_that_is_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match=r"exactly one goal .*, got 2: nodes dead, abc. .* one of them, pass goal="):
+        bx.Hypergraph([*DEAD[:1], *CHART])
+    with pytest.raises(ValueError, match="goal must be a node of the edges, got 'S'"):
+        bx.Hypergraph(CHART, goal="S")
+    with pytest.raises(ValueError, match=r"must derive every node, but none leads to \?: one without tails would"):
+        bx.Hypergraph(CHART + DEAD, goal="none")
+    with pytest.raises(ValueError, match="must not form a cycle"):
+        bx.Hypergraph(CHART + DEAD, goal="loop")
+    outright = bx.Hypergraph(CHART + DEAD, goal="b").derivations(torch.zeros(13))
+    assert outright.expected_path.tolist() == [0, 0.5, 0, 0, 0, 0, 0, 0.5, *[0] * 5]

@@ -90,3 +90,24 @@ def sort(
         place = np.arange(len(tail)) + np.repeat(first[edge] - tail_offset[:-1], arity[edge])
         parts = [offset, number[tail[place]], edge, group, tail_offset]
     return tuple(part.astype(np.int32) for part in parts)
+
+
+def sort_kept(
+    head: NDArray[np.int64],
+    tail: NDArray[np.int64],
+    level: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    arity: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int32], ...]:
+    """As :func:`sort`, for those edges that are kept, between nodes of level ≥ 0. The slots of the other edges lead to
+    an extra node, which no edge leaves: so these edges have weights, and are on no path."""
+    is_live = level >= 0
+    number, extra, level = np.cumsum(is_live) - 1, int(is_live.sum()), level[is_live]
+    head = np.where(kept, number[head], extra)
+    if arity is None:
+        tail = np.where(kept, number[tail], level.argmin())
+        level, extra_level = level + (level > 0), 1
+    else:
+        tail, arity = number[tail[np.repeat(kept, arity)]], np.where(kept, arity, 0)
+        level, extra_level = level + 1, 0
+    return sort(head, tail, level if kept.all() else np.append(level, extra_level), arity)

@@ -17,7 +17,16 @@ from bellmax.layouts.grid import Grid
 from bellmax.layouts.lattice import Graph
 from bellmax.layouts.segments import Segments
 from bellmax.regularizers import Regularizer
-from bellmax.structures.graphs import GraphPaths, StoredGraph, as_integers, check_order, check_single, check_touched
+from bellmax.structures.graphs import (
+    GraphPaths,
+    StoredGraph,
+    as_integers,
+    check_order,
+    check_single,
+    check_touched,
+    node_number,
+    reached,
+)
 from bellmax.tensors import Gamma
 
 if TYPE_CHECKING:
@@ -34,6 +43,11 @@ class DAG(StoredGraph):
         edges: rows (parent, child) in any order: (E, 2) integers, or pairs of names, which are any hashable objects and
             are numbered as they first appear. Parallel edges are kept apart.
         num_nodes: N, for integers; by default one more than the largest node in ``edges``.
+        start: The node where paths start, by default the only node without parents.
+        end: The node where paths end, by default the only node without children.
+
+    If ``start`` or ``end`` is given, edges that are on no path between them are pruned. They keep their number and
+    their weight, but every path has 0 of them and their gradient is 0. The part that is left must have no cycle.
 
     The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
 
@@ -54,12 +68,25 @@ class DAG(StoredGraph):
     >>> p.value, trip.path_nodes(p.best_path())
     (tensor(13.), ['home', 'bike', 'work'])
 
+    A part of a larger graph:
+
+    >>> roads = bx.DAG([("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("x", "b")], start="a", end="c")
+    >>> roads.paths(torch.zeros(5)).expected_path
+    tensor([0.5000, 0.5000, 0.5000, 0.0000, 0.0000])
+
     """
 
     edges: Tensor
     _tensors = ("edges",)
 
-    def __init__(self, edges: Edges, num_nodes: int | None = None) -> None:
+    def __init__(
+        self,
+        edges: Edges,
+        num_nodes: int | None = None,
+        *,
+        start: Hashable | None = None,
+        end: Hashable | None = None,
+    ) -> None:
         numbered, names = _numbered(edges)
         self.edges = _check_edges(numbered)
         pairs = self.edges.cpu().numpy()
@@ -71,18 +98,25 @@ class DAG(StoredGraph):
         if self.num_nodes < used:
             row = int((pairs >= self.num_nodes).any(1).argmax())
             raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
-        level = sorting.levels(pairs, self.num_nodes)
-        _check_graph(pairs, level, self.nodes)
-        index = layout.sort(pairs[:, 1], pairs[:, 0], level)
+        kept = None if start is None and end is None else _between(start, end, pairs, self.nodes)
+        own = pairs if kept is None else pairs[kept]
+        level = sorting.levels(own, self.num_nodes)
+        is_touched = _check_graph(own, level, self.nodes, is_pruned=kept is not None)
+        if kept is None:
+            index = layout.sort(pairs[:, 1], pairs[:, 0], level)
+        else:
+            level[~is_touched] = -1
+            index = layout.sort_kept(pairs[:, 1], pairs[:, 0], level, kept)
         self.levels, *rest = (torch.from_numpy(part).to(self.edges.device) for part in (level, *index))
         self._index = tuple(rest)
         self._depth = int(level.max())
 
     @classmethod
-    def from_matrix(cls, theta: Tensor) -> DAG:
+    def from_matrix(cls, theta: Tensor, *, start: int | None = None, end: int | None = None) -> DAG:
         """The graph of a matrix of weights (..., N, N) ``[child, parent]``, −∞ (in the whole batch) where no edge is.
 
-        Edges are numbered row by row; :meth:`matrix_to_edges` reads their weights.
+        Edges are numbered row by row; :meth:`matrix_to_edges` reads their weights. ``start`` and ``end`` prune the
+        graph, as in :class:`DAG`.
 
         >>> theta = torch.full((3, 3), -torch.inf)
         >>> theta[1, 0], theta[2, 0], theta[2, 1] = 1.0, 2.5, 1.0
@@ -93,13 +127,16 @@ class DAG(StoredGraph):
         if theta.ndim < 2 or theta.shape[-1] != theta.shape[-2]:
             raise ValueError(f"theta must have shape (..., N, N), got {tuple(theta.shape)}")
         exists = (theta != -math.inf).flatten(0, -3).any(0) if theta.ndim > 2 else theta != -math.inf
-        return cls(exists.nonzero().flip(1), theta.shape[-1])
+        return cls(exists.nonzero().flip(1), theta.shape[-1], start=start, end=end)
 
     @classmethod
-    def from_networkx(cls, graph: nx.DiGraph[Any]) -> DAG:
+    def from_networkx(
+        cls, graph: nx.DiGraph[Any], *, start: Hashable | None = None, end: Hashable | None = None
+    ) -> DAG:
         """The graph of a networkx DiGraph or MultiDiGraph, with its names.
 
-        Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``.
+        Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``. ``start`` and ``end`` prune the graph, as
+        in :class:`DAG`.
 
         >>> import networkx as nx
         >>> graph = nx.DiGraph()
@@ -112,7 +149,9 @@ class DAG(StoredGraph):
         if not graph.is_directed():
             raise ValueError("graph must be directed: a networkx DiGraph or MultiDiGraph")
         number = {node: i for i, node in enumerate(graph.nodes)}
-        dag = cls([(number[edge[0]], number[edge[1]]) for edge in graph.edges], len(number))
+        ends = (None if node is None else number.get(node, node) for node in (start, end))
+        edges = [(number[edge[0]], number[edge[1]]) for edge in graph.edges]
+        dag = cls(edges, len(number), **dict(zip(("start", "end"), ends, strict=True)))
         dag.nodes = list(number)
         return dag
 
@@ -133,6 +172,10 @@ class DAG(StoredGraph):
     @property
     def _most_choices(self) -> int:
         return self._depth
+
+    @property
+    def _is_pruned(self) -> Tensor:
+        return (self.levels[self.edges] < 0).any(-1)
 
     def _excess(self, counts: Tensor) -> Tensor:
         parent, child = self.edges.unbind(1)
@@ -252,10 +295,32 @@ def _row(pairs: NDArray[np.int64], row: int) -> str:
     return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
 
 
-def _check_graph(pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]) -> None:
+def _between(
+    start: Hashable | None, end: Hashable | None, pairs: NDArray[np.int64], names: Sequence[Hashable]
+) -> NDArray[np.bool_]:
+    """(E,): True for the edges on a path from the start, if it is given, to the end, if it is given."""
+    kept = np.ones(len(pairs), dtype=bool)
+    if start is not None:
+        kept &= reached(node_number("start", start, names), pairs, len(names))[pairs[:, 0]]
+    if end is not None:
+        kept &= reached(node_number("end", end, names), pairs[:, ::-1], len(names))[pairs[:, 1]]
+    if not kept.any():
+        given = [f"{word} {node!r}" for word, node in (("from start", start), ("to end", end)) if node is not None]
+        raise ValueError(f"edges must have a path {' '.join(given)}, got none")
+    return kept
+
+
+def _check_graph(
+    pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable], is_pruned: bool
+) -> NDArray[np.bool_]:
+    """(N,): True for the nodes of edges, which must be all nodes if nothing was pruned."""
     check_order(pairs, level, names)
     has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
     has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True
-    check_touched(has_parent | has_child, names)
-    check_single("start node (no parents)", ~has_parent, names)
-    check_single("end node (no children)", ~has_child, names)
+    is_touched = has_parent | has_child
+    if not is_pruned:
+        check_touched(is_touched, names)
+    hint = ". To keep the paths of one of them, pass "
+    check_single("start node (no parents)", is_touched & ~has_parent, names, hint=f"{hint}start=")
+    check_single("end node (no children)", is_touched & ~has_child, names, hint=f"{hint}end=")
+    return is_touched

@@ -29,7 +29,7 @@ class StoredGraph:
 
     num_nodes: int
     nodes: Sequence[Hashable]
-    levels: Tensor  # (N,): number of edges on the longest way to each node
+    levels: Tensor  # (N,): number of edges on the longest way to each node; −1 for a node that is pruned
     _index: tuple[Tensor, ...]
     _tensors: ClassVar[tuple[str, ...]]
     """What edges are: the names of tensors."""
@@ -59,6 +59,11 @@ class StoredGraph:
     def _most_choices(self) -> int:
         """How many edges a path, or a derivation, has at most."""
 
+    @property
+    @abstractmethod
+    def _is_pruned(self) -> Tensor:
+        """(E,) bool: True for an edge that no path, or derivation, has."""
+
     @abstractmethod
     def _excess(self, counts: Tensor) -> Tensor:
         """(..., N): how often edges (..., E) lead to each node, less how often they lead from it, and what a path from
@@ -68,7 +73,7 @@ class StoredGraph:
         """Whether the edges are the same, of two graphs of one kind."""
         if self is other:
             return True
-        pairs = ((getattr(self, name), getattr(other, name)) for name in self._tensors)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("levels", *self._tensors))
         return self.num_nodes == other.num_nodes and all(own.equal(others) for own, others in pairs)
 
     def __repr__(self) -> str:
@@ -124,7 +129,8 @@ class GraphPaths(PathDistribution):
     def _is_path(self, value: Tensor) -> Tensor:
         # A flow of one unit to the last node, in whole numbers: what enters any other node leaves it.
         whole = (value >= 0) & (value == value.round())
-        return (self._graph._excess(value) == 0).all(-1) & whole.all(-1)
+        unused = (value == 0) | ~self._graph._is_pruned
+        return (self._graph._excess(value) == 0).all(-1) & (whole & unused).all(-1)
 
     def _same_graph(self, other: PathDistribution) -> bool:
         return type(other) is type(self) and self._graph._equals(other._graph)
@@ -170,6 +176,31 @@ def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]
     return [node, *reversed(walk[seen[node] :])]
 
 
+def node_number(name: str, node: Hashable, names: Sequence[Hashable]) -> int:
+    """The number of a node that an argument names."""
+    try:
+        return names.index(node)
+    except ValueError:
+        raise ValueError(f"{name} must be a node of the edges, got {node!r}") from None
+
+
+def reached(source: int, pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.bool_]:
+    """(N,): True for the nodes that edges (from, to) lead to from a node, and for the node itself."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    first = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1)).tolist()
+    neighbours = pairs[order, 1].tolist()
+    seen, waiting = {source}, [source]
+    while waiting:
+        node = waiting.pop()
+        for other in neighbours[first[node] : first[node + 1]]:
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    found = np.zeros(num_nodes, dtype=bool)
+    found[list(seen)] = True
+    return found
+
+
 def check_touched(is_touched: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
     """Raise a ValueError for nodes that no edge touches."""
     lonely = np.flatnonzero(~is_touched)
@@ -179,9 +210,11 @@ def check_touched(is_touched: NDArray[np.bool_], names: Sequence[Hashable]) -> N
         )
 
 
-def check_single(which: str, is_one: NDArray[np.bool_], names: Sequence[Hashable], given: str = "edges") -> None:
+def check_single(
+    which: str, is_one: NDArray[np.bool_], names: Sequence[Hashable], given: str = "edges", hint: str = ""
+) -> None:
     """Raise a ValueError for several nodes of which a graph has exactly one."""
     found = np.flatnonzero(is_one)
     if found.size > 1:
         got = f"{found.size}: nodes {name_nodes(found, names)}"
-        raise ValueError(f"{given} must have exactly one {which}, got {got}")
+        raise ValueError(f"{given} must have exactly one {which}, got {got}{hint}")

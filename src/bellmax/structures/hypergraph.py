@@ -27,6 +27,8 @@ from bellmax.structures.graphs import (
     check_single,
     check_touched,
     name_nodes,
+    node_number,
+    reached,
 )
 from bellmax.tensors import Gamma, wide_dtype
 from bellmax.transforms import is_checked, is_readable
@@ -51,6 +53,10 @@ class Hypergraph(StoredGraph):
             a head and its tails, padded with −1.
         num_nodes: N, for integers; by default one more than the largest node in ``edges``.
         weight_of: (E,) integers, the number of each edge's weight, if edges share weights; by default its own.
+        goal: The node that is derived, by default the only node that is no edge's tail.
+
+    If ``goal`` is given, edges that do not help to derive it are pruned, such as the dead items of a chart. They keep
+    their number and their weight, but every derivation has 0 of them and their gradient is 0.
 
     The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
 
@@ -66,6 +72,12 @@ class Hypergraph(StoredGraph):
     >>> h.derivation_edges(p.best_path())
     [('abc', ('a', 'bc')), ('a', ()), ('bc', ('b', 'c')), ('b', ()), ('c', ())]
 
+    Of the same edges, those that derive "ab":
+
+    >>> part = bx.Hypergraph(h.edges, goal="ab")
+    >>> part.derivations(torch.zeros(7)).expected_path
+    tensor([1., 1., 0., 1., 0., 0., 0.])
+
     """
 
     heads: Tensor  # (E,)
@@ -75,7 +87,12 @@ class Hypergraph(StoredGraph):
     _tensors = ("heads", "tails", "tail_offset")
 
     def __init__(
-        self, edges: Hyperedges, num_nodes: int | None = None, *, weight_of: Tensor | Sequence[int] | None = None
+        self,
+        edges: Hyperedges,
+        num_nodes: int | None = None,
+        *,
+        weight_of: Tensor | Sequence[int] | None = None,
+        goal: Hashable | None = None,
     ) -> None:
         rows = _read(edges)
         used = int(max(rows.head.max(), rows.tail.max(initial=0))) + 1
@@ -84,10 +101,19 @@ class Hypergraph(StoredGraph):
         size = used if num_nodes is None else num_nodes
         _check_nodes(rows, rows.head >= size, rows.tail >= size, f"below num_nodes = {num_nodes}")
         pairs = np.stack((rows.tail, np.repeat(rows.head, rows.arity)), 1)
-        level = sorting.levels(pairs, size)
         self.nodes = range(size) if rows.names is None else rows.names
-        _check_graph(rows.head, pairs, level, self.nodes)
-        index = layout.sort(rows.head, rows.tail, level, rows.arity)
+        if goal is None:
+            level = sorting.levels(pairs, size)
+            _check_graph(rows.head, pairs, level, self.nodes)
+            index = layout.sort(rows.head, rows.tail, level, rows.arity)
+        else:
+            is_part = reached(node_number("goal", goal, self.nodes), pairs[:, ::-1], size)
+            pairs, kept = pairs[is_part[pairs[:, 1]]], is_part[rows.head]
+            level = sorting.levels(pairs, size)
+            check_order(pairs, level, self.nodes)
+            _check_derived(rows.head, is_part, self.nodes)
+            level[~is_part] = -1
+            index = layout.sort_kept(rows.head, rows.tail, level, kept, rows.arity)
         shared = None if weight_of is None else _check_weight_of(weight_of, len(rows.head))
         if shared is not None:
             index = (*index, shared[index[2]].astype(np.int32))
@@ -212,7 +238,7 @@ class Hypergraph(StoredGraph):
         """Whether a derivation has these counts (W,) of shared weights, by a search that gives up where it is long."""
         assert self.weight_of is not None
         entries = counts.nonzero().squeeze(1)
-        kept = torch.isin(self.weight_of, entries).nonzero().squeeze(1)
+        kept = (torch.isin(self.weight_of, entries) & ~self._is_pruned).nonzero().squeeze(1)
         if sums.is_long(len(kept), len(entries)):
             return True
         heads = self.heads[kept]
@@ -223,6 +249,10 @@ class Hypergraph(StoredGraph):
             for e, own in zip(kept.tolist(), adds, strict=True)
         ]
         return sums.is_sum(listed, int(self.levels.argmax()), counts[entries].double().cpu().numpy())
+
+    @property
+    def _is_pruned(self) -> Tensor:
+        return self.levels[self.heads] < 0
 
     def _excess(self, counts: Tensor) -> Tensor:
         goal = (self.levels == self.levels.max()).to(counts.dtype)
@@ -390,10 +420,18 @@ def _check_graph(
     is_head, is_tail = np.zeros((2, len(level)), dtype=bool)
     is_head[head], is_tail[pairs[:, 0]] = True, True
     check_touched(is_head | is_tail, names)
-    if not is_head.all():
-        lacking = name_nodes(np.flatnonzero(~is_head), names)
+    _check_derived(head, np.ones(len(level), dtype=bool), names)
+    hint = ". To keep the derivations of one of them, pass goal="
+    check_single("goal (no edge's tail)", ~is_tail, names, hint=hint)
+
+
+def _check_derived(head: NDArray[np.int64], is_part: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
+    """Raise a ValueError for a node of the part that is no edge's head."""
+    is_underived = is_part.copy()
+    is_underived[head] = False
+    if is_underived.any():
+        lacking = name_nodes(np.flatnonzero(is_underived), names)
         raise ValueError(f"edges must derive every node, but none leads to {lacking}: one without tails would")
-    check_single("goal (no edge's tail)", ~is_tail, names)
 
 
 def _check_weight_of(given: Any, num_edges: int) -> NDArray[np.int64]:
