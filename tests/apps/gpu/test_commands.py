@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from support.kernels import needs_kernels
@@ -94,6 +96,25 @@ def test_an_older_report_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "gpu.md").read_text() == "mine"
 
 
+def test_without_a_gpu_each_check_is_shown_and_numpy_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Triton's interpreter, which computes −∞ − (−∞) with NumPy."""
+    pytest.importorskip("triton")
+
+    def run(device: torch.device, cases: object) -> Iterator[checks.Check]:
+        for program in ("first", "second"):
+            assert np.isnan(np.float64(-math.inf) - np.float64(-math.inf))
+            yield checks.Check(program, "l2", "float64", 0.0, 0.0, 0.0, True, True)
+
+    monkeypatch.setattr(checks, "run", run)
+    monkeypatch.setattr(checks, "count", lambda cases: 2)
+    monkeypatch.setattr("bellmax.apps.gpu.commands._device", lambda console: CPU)
+    result = CliRunner().invoke(app, ["--output", str(tmp_path / "gpu.json")])
+    assert result.exit_code == 0, result.output
+    assert "checks: 1 of 2 (first)" in result.output
+    assert "checks: 2 of 2 (second)" in result.output
+    assert "- runtime: Triton's interpreter, on the CPU" in (tmp_path / "gpu.md").read_text()
+
+
 @pytest.mark.slow_gpu
 def test_without_a_gpu_the_checks_run_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")
@@ -103,6 +124,8 @@ def test_without_a_gpu_the_checks_run_in_the_interpreter(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "There is no GPU here" in done.stdout
+    assert f"checks: {2 * len(PROBLEMS)} of {2 * len(PROBLEMS)}" in done.stdout
+    assert "Warning" not in done.stderr
     told = json.loads((tmp_path / "gpu.json").read_text())
     assert len(told["checks"]) == checks.count(checks.FEW) == 2 * len(PROBLEMS)
     assert told["times"] == told["kernels"] == []

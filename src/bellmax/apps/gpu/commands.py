@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import bellmax.apps.gpu.checks as checking
 import bellmax.apps.gpu.times as timing
@@ -20,7 +22,9 @@ from bellmax.apps.gpu.report import as_json, as_markdown, versions
 from bellmax.backends import BACKENDS
 from bellmax.backends.triton import Triton
 
-app = typer.Typer(help="Check the kernels for GPUs on the one at hand, and time them.")
+app = typer.Typer()
+
+_Result = TypeVar("_Result", checking.Check, timing.Time)
 
 
 @app.callback(invoke_without_command=True)
@@ -43,10 +47,11 @@ def gpu(
         console = Console()
         device = _device(console)
         cases = checking.FEW if device.type == "cpu" else checking.CASES
-        checks = list(track(checking.run(device, cases=cases), "checks", checking.count(cases), console=console))
+        with np.errstate(all="ignore"):  # the interpreter computes with NumPy, ∞ − ∞ as well
+            checks = list(_shown(checking.run(device, cases=cases), "checks", checking.count(cases), console))
         measured: list[timing.Time] = []
         if times and device.type != "cpu":
-            measured = list(track(timing.run(device), "times", timing.count(), console=console))
+            measured = list(_shown(timing.run(device), "times", timing.count(), console))
         found = versions(device), checks, measured, [] if device.type == "cpu" else timing.compiled()
         write_json(output, as_json(*found))
         markdown.write_text(as_markdown(*found), encoding="utf-8")
@@ -54,6 +59,18 @@ def gpu(
         console.print(f"written to {output} and {markdown}", highlight=False)
         if not all(check.is_right for check in checks):
             raise typer.Exit(1)
+
+
+def _shown(results: Iterator[_Result], what: str, total: int, console: Console) -> Iterator[_Result]:
+    """The results, counted in a progress bar, or line by line if the output is not a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        for number, result in enumerate(results, 1):
+            yield result
+            progress.update(task, advance=1, description=f"{what}: {result.program}")
+            if not console.is_terminal:
+                console.print(f"{what}: {number} of {total} ({result.program})", highlight=False)
 
 
 def _device(console: Console) -> torch.device:

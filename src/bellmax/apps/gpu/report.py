@@ -21,13 +21,20 @@ def versions(device: torch.device) -> dict[str, str]:
     name = platform.processor() or platform.machine() if device.type == "cpu" else module.get_device_name(device)
     return {
         "device": f"{name} ({device})",
-        "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}",
+        "runtime": _runtime(device),
         "bellmax": bellmax.__version__,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
     }
+
+
+def _runtime(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "Triton's interpreter, on the CPU"
+    found = {"CUDA": torch.version.cuda, "HIP": torch.version.hip, "XPU": torch.version.xpu}
+    return next((f"{name} {version}" for name, version in found.items() if version), "unknown")
 
 
 def as_json(
