@@ -1,3 +1,3 @@
-from bellmax.cli import main
+from bellmax_command import main
 
 main()

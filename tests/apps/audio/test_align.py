@@ -3,8 +3,10 @@ import pytest
 import torch
 
 from bellmax.apps.audio import align as aligning
-from bellmax.apps.audio.features import HOP, RATE
+from bellmax.apps.audio import evaluation
+from bellmax.apps.audio.features import HOP, RATE, load
 from bellmax.apps.audio.model import Both, Chroma, Harmonic
+from bellmax.apps.audio.score import read_midi, read_truth
 
 from . import music
 
@@ -94,3 +96,16 @@ def test_weights_of_another_size(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=rf"w.json cannot be read as weights of 'bellmax audio train': .*{why}"):
             aligning.trained(path)
+
+
+def test_paths_may_be_strings(tmp_path):
+    music.write_piece(tmp_path, "piece", 0)
+    recording, midi, truth = (str(tmp_path / "piece" / f"piece.{ending}") for ending in ("wav", "mid", "txt"))
+    score = read_midi(midi)
+    found, _ = aligning.align_recording(load(recording), score, Chroma(), torch.empty(0))
+    assert np.median(np.abs(found.times - read_truth(truth, score))) <= 3 * HOP / RATE
+    aligning.write_csv(str(tmp_path / "found.csv"), found, score)
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 1 + len(score)
+    with pytest.raises(ValueError, match="does not exist"):
+        aligning.trained(str(tmp_path / "none.json"))
+    assert [piece.name for piece in evaluation.read(str(tmp_path))] == ["piece"]

@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
-import pretty_midi
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -54,10 +53,10 @@ class Alignment:
         return np.asarray(features.seconds(self.frames))
 
 
-def trained(path: Path | None = None) -> Tensor:
+def trained(path: Path | str | None = None) -> Tensor:
     """Weights for :class:`Harmonic`: from a file that 'bellmax audio train' wrote, or those learnt on Bach10."""
     with resources.as_file(resources.files("bellmax.apps.audio") / "bach10.json") as own:
-        path = path or own
+        path = Path(path or own)
         given = read_json(path)
         with reading(path, "weights of 'bellmax audio train'"):
             weights = torch.tensor(given["weights"], dtype=torch.float64)
@@ -218,6 +217,8 @@ def _part(score: Score, first: int, last: int) -> Score:
 
 def rows(found: Alignment, score: Score) -> Iterator[dict[str, str]]:
     """One row per event."""
+    import pretty_midi
+
     for time, heard, sure, pitches in zip(score.onsets, found.times, found.confidence, score.beginning, strict=True):
         yield {
             "score_time": f"{time:.3f}",
@@ -227,9 +228,9 @@ def rows(found: Alignment, score: Score) -> Iterator[dict[str, str]]:
         }
 
 
-def write_csv(path: Path, found: Alignment, score: Score) -> None:
+def write_csv(path: Path | str, found: Alignment, score: Score) -> None:
     """Write, for each event, its seconds in score and recording, a confidence from 0 to 1, and the notes that begin."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["score_time", "audio_time", "confidence", "notes"])
         writer.writeheader()
         writer.writerows(rows(found, score))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import librosa
 import numpy as np
-import soundfile
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,9 +18,7 @@ from bellmax.apps.audio.score import read_midi
 from bellmax.apps.commands import Force, check_results, one_sentence, origin
 from bellmax.apps.files import check_outputs, reading, write_json
 
-app = typer.Typer(
-    no_args_is_help=True, help="Audio-to-score alignment: find when a recording plays each note of a score."
-)
+app = typer.Typer(no_args_is_help=True)
 
 UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.85}
 """Median confidence below which an alignment is probably wrong: with the score of another piece it mostly is below."""
@@ -52,6 +48,9 @@ def align(
     force: Force = False,
 ) -> None:
     """Write score time, audio time and a confidence from 0 to 1 for each note of a score."""
+    import librosa
+    import soundfile
+
     from bellmax.apps.figures import PICTURES, save
 
     output = out or output

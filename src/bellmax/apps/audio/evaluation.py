@@ -57,8 +57,9 @@ class Recording:
     truth: NDArray[np.float64]
 
 
-def read(data: Path) -> Iterator[Recording]:
+def read(data: Path | str) -> Iterator[Recording]:
     """Read a folder laid out as Bach10: one folder per piece, with a .wav, a .mid and a .txt of the same name."""
+    data = Path(data)
     folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
     if not folders:
         raise ValueError(f"{data} must hold a folder for each piece, got none")
@@ -262,11 +263,12 @@ STEPS = 22
 """Number of messages per piece: one row of the table each, and one for listening."""
 
 
-def experiment(data: Path, output: Path, told: Callable[[str, int], None]) -> list[dict[str, Any]]:
+def experiment(data: Path | str, output: Path | str, told: Callable[[str, int], None]) -> list[dict[str, Any]]:
     """All folds of all methods. ``told`` gets a message and the number of steps that are done with it.
 
     A finished fold is written to ``output``, and is not computed again.
     """
+    data, output = Path(data), Path(output)
     recordings = list(read(data))
     if len(recordings) < 2:
         raise ValueError(f"{data} must hold at least two pieces, got one")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import librosa
 import numpy as np
-import soundfile
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,8 +29,12 @@ def seconds(frames: float | NDArray[np.int64] | NDArray[np.float64]) -> float | 
     return frames * HOP / RATE
 
 
-def load(path: Path) -> NDArray[np.float32]:
+def load(path: Path | str) -> NDArray[np.float32]:
     """A recording as (samples,) at 22.05 kHz."""
+    import librosa
+    import soundfile
+
+    path = Path(path)
     with reading(path, "audio"):
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
     if rate < 1000:
@@ -54,6 +56,8 @@ def of_paper(audio: NDArray[np.float32]) -> Tensor:
 
     Energy, spectral centroid and bandwidth, and five MFCC, minus their median, divided by their standard deviation.
     """
+    import librosa
+
     spectrum = np.abs(librosa.stft(audio, n_fft=2048, hop_length=HOP))
     rows = [
         librosa.feature.rms(S=spectrum, frame_length=2048),
@@ -68,6 +72,8 @@ def of_paper(audio: NDArray[np.float32]) -> Tensor:
 
 def tuning(audio: NDArray[np.float32]) -> float:
     """How much higher than A4 = 440 Hz a recording is tuned, in semitones, from −0.5 to 0.5."""
+    import librosa
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of librosa, on recordings without tones
         return float(librosa.estimate_tuning(y=audio, sr=RATE))
@@ -78,6 +84,8 @@ def constant_q(audio: NDArray[np.float32], tuned: float, window: float = 1.0) ->
 
     A shorter ``window`` gives better time resolution and worse pitch resolution.
     """
+    import librosa
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of librosa, on short recordings
         magnitude = np.abs(

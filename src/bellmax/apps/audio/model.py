@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -299,6 +298,7 @@ def learn(
     iterations: int = 300,
 ) -> Tensor:
     """Minimise loss + penalty by L-BFGS, starting from ``begin``."""
+    from scipy.optimize import minimize
 
     def value_and_gradient(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights = torch.tensor(numbers, requires_grad=True)

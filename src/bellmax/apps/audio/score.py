@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pretty_midi
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -76,8 +75,11 @@ class Score:
         return cls(tuple(ordered), at, tuple(map(frozenset, sounding)), tuple(map(frozenset, beginning)))
 
 
-def read_midi(path: Path) -> Score:
+def read_midi(path: Path | str) -> Score:
     """Read the score of a MIDI file, without drums."""
+    import pretty_midi
+
+    path = Path(path)
     with reading(path, "MIDI"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pretty_midi, on files that it reads as meant
         midi = pretty_midi.PrettyMIDI(str(path))
@@ -87,12 +89,13 @@ def read_midi(path: Path) -> Score:
     return Score.of(notes)
 
 
-def read_truth(path: Path, score: Score) -> NDArray[np.float64]:
+def read_truth(path: Path | str, score: Score) -> NDArray[np.float64]:
     """Read the true time of each event in a recording, (M,) seconds, from a file as in Bach10.
 
     A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The onset
     of an event is the median over its notes.
     """
+    path = Path(path)
     with reading(path, "lines of four numbers"), warnings.catch_warnings():
         warnings.simplefilter("error")  # of numpy, on a file without a line
         rows = np.loadtxt(path, ndmin=2) / 1000

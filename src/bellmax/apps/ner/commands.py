@@ -40,7 +40,7 @@ from bellmax.apps.files import check_outputs, chunks
 from bellmax.apps.ner.data import SPLITS, Corpus, Sentence, find, tokens_of
 from bellmax.apps.ner.schemes import Entity
 
-app = typer.Typer(no_args_is_help=True, help="Named entity recognition: train on columns of tokens and tags, and tag.")
+app = typer.Typer(no_args_is_help=True)
 
 DEFAULT = tagging.Config()
 Data = Annotated[

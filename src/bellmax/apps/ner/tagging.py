@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from torch import Tensor
 
 import bellmax.apps.training as training
@@ -225,6 +224,8 @@ def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.
     >>> entity_scores([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O", "O"]])["f1"]  # 1 of 1, 1 of 2
     66.66...
     """
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
     scores = precision_recall_fscore_support(truth, guesses, average="micro", zero_division=0)
     return dict(zip(_SCORES, (100 * float(score) for score in scores[:3]), strict=True))
 
@@ -235,6 +236,8 @@ def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str
     >>> scores_by_type([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]])["LOC"]
     {'precision': 0.0, 'recall': 0.0, 'f1': 0.0, 'entities': 1}
     """
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
     kinds = sorted({tag[2:] for tags in (*truth, *guesses) for tag in tags if tag != "O"})
     *scores, counts = precision_recall_fscore_support(truth, guesses, average=None, zero_division=0)
     return {

@@ -39,7 +39,7 @@ from bellmax.apps.translation.data import SPLITS, find, read_pairs
 from bellmax.apps.translation.model import ATTENTIONS
 from bellmax.apps.translation.model import attention as attention_layer
 
-app = typer.Typer(no_args_is_help=True, help="Translation: train on parallel text, translate, and plot the attention.")
+app = typer.Typer(no_args_is_help=True)
 
 DEFAULT = translating.Config()
 Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]

@@ -6,19 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from sacremoses import MosesDetokenizer, MosesTokenizer
-from tokenizers import Tokenizer
-from tokenizers.decoders import BPEDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bellmax.apps.files import read_json, read_lines, reading, texts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PADDING, BEGIN, END, UNKNOWN = range(4)
 SPECIAL = "<pad>", "<s>", "</s>", "<unk>"
@@ -64,6 +61,8 @@ class Vocabulary:
     """
 
     def __init__(self, language: str, words: Sequence[str], pieces: Tokenizer | None = None) -> None:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+
         self.language, self.words, self._pieces = language, list(words), pieces
         self._number = {word: n for n, word in enumerate(self.words)}
         self._tokenizer, self._detokenizer = MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
@@ -74,6 +73,13 @@ class Vocabulary:
     @classmethod
     def of(cls, language: str, lines: Iterable[str], *, pieces: int = 0, least: int = 2) -> Vocabulary:
         """All words seen at least ``least`` times, or a number of word pieces."""
+        from sacremoses import MosesTokenizer
+        from tokenizers import Tokenizer
+        from tokenizers.decoders import BPEDecoder
+        from tokenizers.models import BPE
+        from tokenizers.pre_tokenizers import WhitespaceSplit
+        from tokenizers.trainers import BpeTrainer
+
         tokenizer = MosesTokenizer(lang=language)
         tokenized = [tokenizer.tokenize(line, escape=False) for line in lines]
         if not pieces:
@@ -123,6 +129,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
+        from tokenizers import Tokenizer
+
         given = read_json(path)
         with reading(path, "the vocabulary of a run"):
             pieces = Tokenizer.from_str(given["pieces"]) if given["pieces"] else None

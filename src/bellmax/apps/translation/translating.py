@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import sacrebleu
 import torch
 from torch import Tensor
 
@@ -115,6 +114,8 @@ class Translating(training.Task[list[int]]):
 
     def evaluate(self) -> training.Record:
         """Perplexity, and BLEU with greedy search, with the usual γ."""
+        import sacrebleu
+
         self.model.attention.omega.gamma = self._gamma
         total = words = 0.0
         with torch.no_grad():
@@ -218,6 +219,8 @@ def evaluate(
     model: Translator, source: Vocabulary, target: Vocabulary, pairs: Sequence[tuple[str, str]], width: int = 1
 ) -> dict[str, Any]:
     """BLEU with its signature, and the mean number of source words with a weight above 0, and above 0.1."""
+    import sacrebleu
+
     if width == 1:
         found = translate_all(model, [torch.tensor([*source.encode(a), END]) for a, _ in pairs])
         texts = [target.decode(translation.words) for translation in found]
