@@ -82,13 +82,29 @@ def test_errors() -> None:
     log_probs, targets, lengths = batch()
     with pytest.raises(ValueError, match=r"targets must not hold the blank, got 1 at label 2 of sequence 1"):
         forced_align(log_probs, targets, blank=BLANK)
-    with pytest.raises(
-        ValueError, match=r"got 3 labels, 1 of them equal to the one before, for 3 frames of sequence 0"
-    ):
+    with pytest.raises(ValueError, match="targets must be from 0 to 3, got 77 at label 2 of sequence 2"):
+        forced_align(log_probs, targets.clamp(min=2))
+    too_long = r"targets length is too long for CTC: .* 3 labels, 1 of them equal .*, for 3 frames of sequence 0"
+    with pytest.raises(RuntimeError, match=too_long):
         forced_align(log_probs, targets, torch.tensor([3, 4, 5]), lengths["target_lengths"], BLANK)
-    with pytest.raises(ValueError, match="input_lengths must be from 1 to 6, got 0 for batch element 1"):
+    with pytest.raises(RuntimeError, match="input_lengths must be from 1 to 6, got 0 for batch element 1"):
         forced_align(log_probs, targets, torch.tensor([6, 0, 5]), lengths["target_lengths"], BLANK)
-    with pytest.raises(ValueError, match=r"must have shapes \(B, T, C\) and \(B, L\)"):
+    with pytest.raises(RuntimeError, match=r"log_probs must have shape \(B, T, C\), got \(6, 4\)"):
         forced_align(log_probs[0], targets[0])
+    with pytest.raises(RuntimeError, match=r"targets must have shape \(B, L\) with B = 3, got \(3,\)"):
+        forced_align(log_probs, targets[0])
+    with pytest.raises(RuntimeError, match=r"targets must have shape \(B, L\) with B = 3, got \(2, 3\)"):
+        forced_align(log_probs, targets[:2])
+    with pytest.raises(RuntimeError, match=r"targets must hold integers, got dtype torch.float32"):
+        forced_align(log_probs, targets.float())
+    with pytest.raises(RuntimeError, match=r"log_probs must be floating point, got dtype torch.int64"):
+        forced_align(log_probs.long(), targets)
+    for blank in (-1, 4):
+        with pytest.raises(RuntimeError, match=f"blank must be from 0 to 3, got {blank}"):
+            forced_align(log_probs, targets, blank=blank)
+    with pytest.raises(RuntimeError, match=r"input_lengths must have shape \(B,\) with B = 3, got \(3, 1\)"):
+        forced_align(log_probs, targets, torch.tensor([[6], [4], [5]]), lengths["target_lengths"], BLANK)
+    with pytest.raises(RuntimeError, match=r"target_lengths must have shape \(B,\) with B = 3, got \(2,\)"):
+        forced_align(log_probs, targets, lengths["input_lengths"], torch.tensor([3, 2]), BLANK)
     with pytest.raises(ValueError, match="must have one shape"):
         merge_tokens(torch.zeros(3), torch.zeros(4))

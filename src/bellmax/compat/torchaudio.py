@@ -1,4 +1,8 @@
-"""Functions of ``torchaudio.functional``, for batches of any size and with right second derivatives."""
+"""Functions of ``torchaudio.functional``, for batches of any size and with right second derivatives.
+
+As in torchaudio, wrong shapes, dtypes, lengths and blanks raise ``RuntimeError``, and wrong labels and options
+``ValueError``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bellmax.inputs import check_choice, check_tensor
@@ -15,7 +19,7 @@ from bellmax.structures.ctc import CTC
 from bellmax.structures.transducer import Transducer
 from bellmax.transforms import is_checked
 
-__all__ = ["TokenSpan", "forced_align", "merge_tokens", "rnnt_loss"]
+__all__ = ["RNNTLoss", "TokenSpan", "forced_align", "merge_tokens", "rnnt_loss"]
 
 
 def forced_align(
@@ -47,12 +51,16 @@ def forced_align(
     >>> merge_tokens(labels[0], scores[0].exp())
     [TokenSpan(token=1, start=0, end=1, score=0.8...), TokenSpan(token=2, start=2, end=3, score=0.69...)]
     """
-    if log_probs.ndim != 3 or targets.ndim != 2:
-        got = f"{tuple(log_probs.shape)} and {tuple(targets.shape)}"
-        raise ValueError(f"log_probs and targets must have shapes (B, T, C) and (B, L), got {got}")
-    for name, own, most in (("input_lengths", input_lengths, log_probs), ("target_lengths", target_lengths, targets)):
-        if own is not None and is_checked(own):
-            check_lengths(name, own, int(most is log_probs), most.shape[1])
+    batch = log_probs.shape[0]
+    _check(log_probs.ndim == 3, f"log_probs must have shape (B, T, C), got {tuple(log_probs.shape)}")
+    _check(log_probs.is_floating_point(), f"log_probs must be floating point, got dtype {log_probs.dtype}")
+    needed = f"targets must have shape (B, L) with B = {batch}, got {tuple(targets.shape)}"
+    _check(targets.ndim == 2 and len(targets) == batch, needed)
+    _check_integers("targets", targets, log_probs)
+    classes = log_probs.shape[2]
+    _check(0 <= blank < classes, f"blank must be from 0 to {classes - 1}, got {blank}")
+    _check_lengths("input_lengths", input_lengths, log_probs, 1, log_probs.shape[1])
+    _check_lengths("target_lengths", target_lengths, log_probs, 0, targets.shape[1])
     frames = log_probs.shape[1] if input_lengths is None else input_lengths
     count = targets.shape[1] if target_lengths is None else target_lengths
     p = CTC(log_probs, targets, lengths=(frames, count), blank=blank, omega="hard")
@@ -60,11 +68,10 @@ def forced_align(
     if is_checked(labels) and bool((labels[:, :1] < 0).any()):
         where = int((labels[:, 0] < 0).nonzero()[0])
         frames, count = p.lengths[where].tolist()
-        given = p.targets[where, :count]
-        raise ValueError(
-            f"targets must have an alignment of finite score, got {count} labels, {int((given.diff() == 0).sum())} of "
-            f"them equal to the one before, for {frames} frames of sequence {where}"
-        )
+        repeats = int((p.targets[where, :count].diff() == 0).sum())
+        got = f"got {count} labels, {repeats} of them equal to the one before, for {frames} frames of sequence {where}"
+        _check(count + repeats <= frames, f"targets length is too long for CTC: {got}")
+        raise ValueError(f"targets must have an alignment of finite score, {got}")
     past = labels < 0
     labels = labels.masked_fill(past, blank)
     scores = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(past, 0)
@@ -116,7 +123,8 @@ def rnnt_loss(
 ) -> Tensor:
     """The loss of a transducer, −log p(targets), as ``torchaudio.functional.rnnt_loss``.
 
-    Unlike there, second derivatives are right, integers may have any integer type, and on the CPU values are checked.
+    The loss has the dtype of the logits. Unlike in torchaudio, second derivatives are right, integers may have any
+    integer type, and on the CPU labels are checked.
 
     Args:
         logits: (B, T, U + 1, V), the output of the joint network.
@@ -135,20 +143,70 @@ def rnnt_loss(
     tensor(7.3540, grad_fn=...)
     """
     check_choice("reduction", reduction, ("none", "mean", "sum"))
-    if check_tensor("logits", logits).ndim != 4 or 0 in logits.shape[1:]:
-        raise ValueError(f"logits must have shape (B, T, U + 1, V), got {tuple(logits.shape)}")
-    classes = logits.shape[-1]
-    if not -classes <= blank < classes:
-        raise ValueError(f"blank must be from {-classes} to {classes - 1}, got {blank}")
+    is_shape = check_tensor("logits", logits).ndim == 4 and 0 not in logits.shape[1:]
+    _check(is_shape, f"logits must have shape (B, T, U + 1, V), got {tuple(logits.shape)}")
+    _check(logits.is_floating_point(), f"logits must be floating point, got dtype {logits.dtype}")
+    batch, frames, labels, classes = logits.shape
+    needed = f"targets must have shape (B, U) = {(batch, labels - 1)}, got {tuple(targets.shape)}"
+    _check(targets.shape == (batch, labels - 1), needed)
+    _check_integers("targets", targets, logits)
+    _check_lengths("logit_lengths", logit_lengths, logits, 1, frames)
+    _check_lengths("target_lengths", target_lengths, logits, 0, labels - 1)
+    _check(-classes <= blank < classes, f"blank must be from {-classes} to {classes - 1}, got {blank}")
 
     def costs(logits: Tensor) -> Tensor:
         options: Any = {"blank": blank % classes, "normalized": not fused_log_softmax}
         return -Transducer.from_logits(logits, targets, lengths=(logit_lengths, target_lengths), **options).value
 
     loss = _Clamped.apply(logits, costs, clamp) if clamp > 0 else costs(logits)
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
+    if reduction != "none":
+        loss = loss.mean() if reduction == "mean" else loss.sum()
+    return loss.to(logits.dtype)
+
+
+class RNNTLoss(nn.Module):
+    """:func:`rnnt_loss` as a layer, with the arguments of ``torchaudio.transforms.RNNTLoss``.
+
+    >>> logits = torch.zeros(1, 4, 3, 5, requires_grad=True)
+    >>> RNNTLoss()(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]))
+    tensor(7.3540, grad_fn=...)
+    """
+
+    def __init__(
+        self, blank: int = -1, clamp: float = -1.0, reduction: str = "mean", fused_log_softmax: bool = True
+    ) -> None:
+        super().__init__()
+        self.blank, self.clamp, self.reduction, self.fused_log_softmax = blank, clamp, reduction, fused_log_softmax
+
+    def forward(self, logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        """The loss of logits (B, T, U + 1, V) and targets (B, U), whose lengths are (B,)."""
+        options = self.blank, self.clamp, self.reduction, self.fused_log_softmax
+        return rnnt_loss(logits, targets, logit_lengths, target_lengths, *options)
+
+
+def _check(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise RuntimeError(message)
+
+
+def _check_integers(name: str, given: Tensor, scores: Tensor) -> None:
+    is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    _check(is_integer, f"{name} must hold integers, got dtype {given.dtype}")
+    device = scores.device
+    _check(given.device == device, f"{name} must be on the device of the scores, {device}, got {given.device}")
+
+
+def _check_lengths(name: str, given: Tensor | None, scores: Tensor, least: int, most: int) -> None:
+    if given is None:
+        return
+    batch = len(scores)
+    _check(given.shape == (batch,), f"{name} must have shape (B,) with B = {batch}, got {tuple(given.shape)}")
+    _check_integers(name, given, scores)
+    if is_checked(given):
+        try:
+            check_lengths(name, given, least, most)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
 
 
 class _Clamped(torch.autograd.Function):
