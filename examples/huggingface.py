@@ -1,7 +1,8 @@
 """Train Bert with a CRF head using the Trainer of transformers, save it, load it, and tag new sentences.
 
-Nothing is downloaded: the sentences, a tokenizer that splits names into sub-words and a tiny Bert with random weights,
-which is saved as the base checkpoint, are made here. For another checkpoint copy BertCRF, encode and tag.
+Nothing is downloaded: the sentences, the vocabulary of a BertTokenizer that splits names into sub-words, and a tiny
+Bert with random weights, which is saved as the base checkpoint, are made here. For another checkpoint copy BertCRF,
+encode, metrics and tag.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-import tokenizers as tk
 import torch
 import transformers as hf
+from seqeval.metrics import f1_score
 from torch import Tensor
 from transformers.modeling_outputs import TokenClassifierOutput
 
@@ -40,9 +41,13 @@ class BertCRF(hf.BertPreTrainedModel):
             module.reset_parameters()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,  # which the tokenizers of Bert return
+        labels: Tensor | None = None,
     ) -> TokenClassifierOutput:
-        logits = self.classifier(self.bert(input_ids, attention_mask).last_hidden_state)
+        logits = self.classifier(self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state)
         loss = None if labels is None else self.crf(logits, labels)  # steps with the label -100 are masked
         return TokenClassifierOutput(loss=loss, logits=logits)
 
@@ -52,28 +57,36 @@ def first_subwords(word_ids: list[int | None]) -> list[bool]:
     return [word is not None and word != before for before, word in pairwise([None, *word_ids])]
 
 
-def encode(tokenizer: hf.PreTrainedTokenizerFast, words: list[str], tags: list[str]) -> dict[str, list[int]]:
-    encoding = tokenizer(words, is_split_into_words=True)
+def encode(tokenizer: hf.BertTokenizer, words: list[str], tags: list[str]) -> dict[str, list[int]]:
+    encoding = tokenizer(words, is_split_into_words=True, truncation=True)
     ids = encoding.word_ids()
     labels = [LABELS.index(tags[n]) if first else -100 for n, first in zip(ids, first_subwords(ids), strict=True)]
     return {**encoding, "labels": labels}
 
 
 @torch.no_grad()
-def tag(model: BertCRF, tokenizer: hf.PreTrainedTokenizerFast, sentences: list[list[str]]) -> list[list[str]]:
-    batch = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="pt")
+def tag(model: BertCRF, tokenizer: hf.BertTokenizer, sentences: list[list[str]]) -> list[list[str | None]]:
+    """The tag of each word; None for words beyond the maximum length of the model."""
+    batch = tokenizer(sentences, is_split_into_words=True, padding=True, truncation=True, return_tensors="pt")
     mask = torch.tensor([first_subwords(batch.word_ids(n)) for n in range(len(sentences))])
-    best = model.crf.decode(model(**batch).logits, mask=mask)
-    return [[model.config.id2label[n] for n in row[kept].tolist()] for row, kept in zip(best, mask, strict=True)]
+    best = model.eval().crf.decode(model(**batch.to(model.device)).logits, mask=mask.to(model.device)).cpu()
+    found = [[model.config.id2label[n] for n in row[kept].tolist()] for row, kept in zip(best, mask, strict=True)]
+    return [[*tags, *[None] * (len(words) - len(tags))] for words, tags in zip(sentences, found, strict=True)]
 
 
-def make_tokenizer() -> hf.PreTrainedTokenizerFast:
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
-    tokenizer = tk.Tokenizer(tk.models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    tokenizer.post_processor = tk.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    columns = ["input_ids", "attention_mask"]
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=columns, **special)
+def metrics(prediction: hf.EvalPrediction) -> dict[str, float]:
+    """F1 of entities, from the tags that the CRF decodes and those of the data."""
+    rows = zip(prediction.predictions, prediction.label_ids, prediction.label_ids != -100, strict=True)
+    found, gold = zip(
+        *(([LABELS[n] for n in row[kept]], [LABELS[n] for n in true[kept]]) for row, true, kept in rows), strict=True
+    )
+    return {"f1": f1_score(list(gold), list(found))}
+
+
+def make_tokenizer() -> hf.BertTokenizer:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *WORDS, *SYLLABLES, *(f"##{syllable}" for syllable in SYLLABLES)]
+    return hf.BertTokenizer(vocab={piece: n for n, piece in enumerate(pieces)}, model_max_length=64)
 
 
 def make_sentence(rng: random.Random) -> tuple[list[str], list[str]]:
@@ -88,9 +101,7 @@ def make_sentence(rng: random.Random) -> tuple[list[str], list[str]]:
     return words, tags
 
 
-def train(
-    model: BertCRF, tokenizer: hf.PreTrainedTokenizerFast, rows: list, folder: Path, epochs: int, seed: int
-) -> None:
+def train(model: BertCRF, tokenizer: hf.BertTokenizer, rows: list, folder: Path, epochs: int, seed: int) -> hf.Trainer:
     new = [*model.classifier.parameters(), *model.crf.parameters()]
     groups = [{"params": model.bert.parameters(), "lr": 3e-3}, {"params": new, "lr": 3e-2}]  # far less if pretrained
     options = {"per_device_train_batch_size": 16, "num_train_epochs": epochs, "seed": seed, "use_cpu": True}
@@ -101,9 +112,13 @@ def train(
         data_collator=hf.DataCollatorForTokenClassification(tokenizer),  # pads the labels with -100
         train_dataset=rows,
         optimizers=(torch.optim.AdamW(groups), None),
+        compute_metrics=metrics,
+        # Without this, evaluate and predict return logits, and their argmax would skip the CRF.
+        preprocess_logits_for_metrics=lambda logits, labels: model.crf.decode(logits, mask=labels != -100),
     )
     trainer.remove_callback(hf.PrinterCallback)
     trainer.train()
+    return trainer
 
 
 def run(folder: Path, epochs: int, seed: int) -> float:
@@ -112,16 +127,19 @@ def run(folder: Path, epochs: int, seed: int) -> float:
     rng, tokenizer = random.Random(seed), make_tokenizer()
     corpus = [make_sentence(rng) for _ in range(500)]
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    hf.BertModel(hf.BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(folder / "base")
+    config = hf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=tokenizer.model_max_length, **size)
+    hf.BertModel(config).save_pretrained(folder / "base")
 
     names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: n for n, label in enumerate(LABELS)}}
     model = BertCRF.from_pretrained(folder / "base", **names)
-    train(model, tokenizer, [encode(tokenizer, *pair) for pair in corpus[:400]], folder, epochs, seed)
+    trainer = train(model, tokenizer, [encode(tokenizer, *pair) for pair in corpus[:400]], folder, epochs, seed)
+    held_out = [encode(tokenizer, *pair) for pair in corpus[400:]]
+    print(f"F1 of entities on held-out sentences: {trainer.evaluate(held_out)['eval_f1']:.3f}")
     model.save_pretrained(folder / "tagger")
     tokenizer.save_pretrained(folder / "tagger")
 
     model = BertCRF.from_pretrained(folder / "tagger")
-    tokenizer = hf.PreTrainedTokenizerFast.from_pretrained(folder / "tagger")
+    tokenizer = hf.BertTokenizer.from_pretrained(folder / "tagger")
     sentences, gold = zip(*corpus[400:], strict=True)
     found = tag(model, tokenizer, list(sentences))
     for words, tags in zip(sentences[:3], found[:3], strict=True):

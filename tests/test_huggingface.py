@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bellmax.nn import CRF, tag_constraints
 
 hf = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+seqeval = pytest.importorskip("seqeval.metrics")
 safetensors = pytest.importorskip("safetensors.torch")
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "huggingface.py"
@@ -102,8 +104,8 @@ def test_what_was_learnt_survives(base, tmp_path, kind):
     for name, tensor in model.crf.state_dict().items():
         assert torch.equal(again.crf.state_dict()[name], tensor), name
     assert_constrained(again.crf)
-    batch = some_batch()
-    assert torch.equal(again(*batch).loss, model(*batch).loss)
+    ids, mask, labels = some_batch()
+    assert torch.equal(again(ids, mask, labels=labels).loss, model(ids, mask, labels=labels).loss)
 
 
 def test_only_what_is_missing_is_made_new(base, tmp_path):
@@ -235,8 +237,10 @@ def test_accumulated_batches_are_one_batch():
 
 
 class Accumulated(example.BertCRF):
-    def forward(self, input_ids, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs):
-        logits = super().forward(input_ids, attention_mask).logits
+    def forward(
+        self, input_ids, attention_mask=None, token_type_ids=None, labels=None, num_items_in_batch=None, **kwargs
+    ):
+        logits = super().forward(input_ids, attention_mask, token_type_ids).logits
         return hf.modeling_outputs.TokenClassifierOutput(
             loss=self.crf(logits, labels, reduction="sum") / num_items_in_batch, logits=logits
         )
@@ -272,9 +276,63 @@ def test_trainer_accumulates_batches(tmp_path):
     assert bool((states[0]["crf.transition_scores"] != 0).any())
 
 
+@pytest.fixture
+def tagger():
+    """An untrained model with a CRF that is far from the identity, and a tokenizer that cuts at 16 pieces."""
+    hf.set_seed(0)
+    tokenizer = example.make_tokenizer()
+    tokenizer.model_max_length = 16
+    config = hf.BertConfig(**SIZE | {"vocab_size": len(tokenizer)}, **NAMES, max_position_embeddings=16)
+    model = example.BertCRF(config).eval()
+    randomize(model.crf)
+    return model, tokenizer
+
+
+def sentences(count):
+    rng = random.Random(0)
+    return [example.make_sentence(rng) for _ in range(count)]
+
+
+def test_a_bert_tokenizer_gives_token_types_that_reach_bert(tagger):
+    model, tokenizer = tagger
+    assert type(tokenizer) is hf.BertTokenizer
+    batch = tokenizer(["today bade slept"], return_tensors="pt")
+    assert "token_type_ids" in batch
+    second = batch | {"token_type_ids": torch.ones_like(batch["token_type_ids"])}
+    assert not torch.allclose(model(**batch).logits, model(**second).logits)
+    assert [len(tags) for tags in example.tag(model, tokenizer, [["today", "bade"], ["met"]])] == [2, 1]
+
+
+def test_words_beyond_the_maximum_length_get_no_tag(tagger):
+    model, tokenizer = tagger
+    (tags,) = example.tag(model, tokenizer, [["bade"] * 10])  # two pieces each, and two special ones
+    assert all(tags[:7])
+    assert tags[7:] == [None] * 3
+    encoded = example.encode(tokenizer, ["bade"] * 10, ["O"] * 10)
+    assert {len(column) for column in encoded.values()} == {16}
+
+
+def test_trainer_evaluates_and_predicts_what_the_crf_decodes(tagger, tmp_path):
+    model, tokenizer = tagger
+    corpus = sentences(5)
+    rows = [example.encode(tokenizer, *pair) for pair in corpus]
+    trainer = example.train(model, tokenizer, rows, tmp_path, 1, 0)
+    trainer.args.per_device_eval_batch_size = 2  # so that batches of different lengths are joined
+    predicted = trainer.predict(rows)
+    wanted = example.tag(model, tokenizer, [words for words, _ in corpus])
+    for found, row, tags in zip(predicted.predictions, rows, wanted, strict=True):
+        kept = torch.tensor(row["labels"]) != -100
+        assert [LABELS[n] for n in found[: len(kept)][kept]] == [tag for tag in tags if tag]
+    kept = [len([tag for tag in tags if tag]) for tags in wanted]
+    gold = [tags[:n] for (_, tags), n in zip(corpus, kept, strict=True)]
+    expected = seqeval.f1_score(gold, [tags[:n] for tags, n in zip(wanted, kept, strict=True)])
+    assert predicted.metrics["test_f1"] == trainer.evaluate(rows)["eval_f1"] == expected
+
+
 def test_example(tmp_path, capsys):
     accuracy = example.main(["--epochs", "5", "--output", str(tmp_path)])
-    *tagged, last = capsys.readouterr().out.splitlines()
+    score, *tagged, last = capsys.readouterr().out.splitlines()
+    assert float(score.removeprefix("F1 of entities on held-out sentences: ")) > 0.95
     assert accuracy > 0.97
     assert len(tagged) == 3
     assert "held-out" in last
