@@ -4,7 +4,10 @@ LIBRARY := .venv/library
 INSTALLED := .venv/installed
 NATIVE := $(wildcard native/*.* native/*/*)
 
-.PHONY: help test gpu lint format demo docs bench sanitize clean
+# Instruction sets that the kernels can use on this machine.
+SETS := $(if $(shell grep -sw avx2 /proc/cpuinfo),avx2) baseline
+
+.PHONY: help test gpu lint format demo docs bench sanitize $(SETS:%=sanitize-%) clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,7 +15,7 @@ help:  ## list the targets
 # The environment, made anew when what is installed into it changes: the library alone, with kernels for this machine, or
 # with all kernels and what the tests need.
 FOR_ALL := -C cmake.define.BELLMAX_BASELINE=ON
-FOR_HERE := $(if $(shell grep -sw avx2 /proc/cpuinfo),$(FOR_ALL:ON=OFF),$(FOR_ALL))
+FOR_HERE := $(if $(filter avx2,$(SETS)),$(FOR_ALL:ON=OFF),$(FOR_ALL))
 
 $(LIBRARY): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -72,19 +75,24 @@ docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# A second copy of the package with instrumented kernels for this machine, in two processes; -S keeps the editable install
-# out of their way.
+# Another copy of the package with instrumented kernels of one instruction set, in two processes; -S keeps the editable
+# install out of their way. BELLMAX_AVX2=OFF stands for a compiler without AVX2, so that the baseline is left.
+ONLY_avx2 := -C cmake.define.BELLMAX_BASELINE=OFF
+ONLY_baseline := -C cmake.define.BELLMAX_AVX2=OFF
 SANITIZED := (native or hyper or lattice or tables or exp_space or neighbors) and not compile and not export and not want_of_memory
-sanitize: $(INSTALLED)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	rm -rf build/sanitize
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/site \
-	  -C build-dir=build/sanitize/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined $(FOR_HERE) .
+sanitize: $(SETS:%=sanitize-%)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, by instruction set
+
+$(SETS:%=sanitize-%): sanitize-%: $(INSTALLED)
+	rm -rf build/sanitize/$*
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --no-index --target build/sanitize/$*/site \
+	  -C build-dir=build/sanitize/$*/cmake -C cmake.define.BELLMAX_SANITIZE=address,undefined $(ONLY_$*) .
 	printf '%s\n' 'dtw or lattice or tables or series or short or neighbors' 'not (dtw or lattice or tables or series or short or neighbors)' | \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
 	xargs -P 2 -I{} $(BIN)/python -S -c "import sys; \
-	  sys.path[:0] = ['build/sanitize/site', '$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')']; \
-	  import pytest; sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', '$(SANITIZED) and ({})']))"
+	  sys.path[:0] = ['build/sanitize/$*/site', '$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')']; \
+	  import bellmax, pytest; assert bellmax.backend_info()['instructions'] == '$*'; \
+	  sys.exit(pytest.main(['-qs', '-p', 'no:cacheprovider', 'tests', '-k', '$(SANITIZED) and ({})']))"
 
 clean:  ## remove what was built
 	rm -rf .venv build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
