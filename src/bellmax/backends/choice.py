@@ -65,7 +65,7 @@ def requested_backend() -> str | None:
 def _warn_slow() -> None:
     warnings.warn(
         f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): "
-        "using the reference backend: same results, slower",
+        "using the reference backend: same results, but tens to hundreds of times slower",
         RuntimeWarning,
         stacklevel=2,
     )
