@@ -75,7 +75,7 @@ def tag(model: BertCRF, tokenizer: hf.BertTokenizer, sentences: list[list[str]])
 
 
 def metrics(prediction: hf.EvalPrediction) -> dict[str, float]:
-    """F1 of entities, from the tags that the CRF decodes and those of the data."""
+    """F1 of entities, from the tags that the CRF decodes and the tags of the data."""
     rows = zip(prediction.predictions, prediction.label_ids, prediction.label_ids != -100, strict=True)
     found, gold = zip(
         *(([LABELS[n] for n in row[kept]], [LABELS[n] for n in true[kept]]) for row, true, kept in rows), strict=True

@@ -289,7 +289,7 @@ PART = [("s", "a"), ("s", "b"), ("a", "b"), ("a", "t"), ("b", "t"), ("b", "t")]
 
 
 def pruned(is_kept: torch.Tensor) -> bx.DAG:
-    """The edges of PART where they are kept, and those of JUNK between them."""
+    """Edges of PART where they are kept, and edges of JUNK between them."""
     part, junk = iter(PART), iter(JUNK)
     return bx.DAG([next(part if kept else junk) for kept in is_kept.tolist()], start="s", end="t")
 

@@ -202,7 +202,7 @@ class CTC(LatticePaths):
     def confidence(self) -> Tensor:
         """Posterior probability of each position of the target, averaged over its span, (..., L). Differentiable.
 
-        The span is that of the best path. A repeated label has a posterior for each of its positions, so the two l of
+        Spans are taken from the best path. A repeated label has a posterior for each of its positions, so the two l of
         "hello" do not count for each other. The confidence is 0 where there is no span.
 
         >>> import bellmax as bx

@@ -53,7 +53,7 @@ class Hypergraph(StoredGraph):
             a head and its tails, padded with −1.
         num_nodes: N, for integers; by default one more than the largest node in ``edges``.
         weight_of: (E,) integers, the number of each edge's weight, if edges share weights; by default its own.
-        goal: The node that is derived, by default the only node that is no edge's tail.
+        goal: The node to derive, by default the only node that is not the tail of an edge.
 
     If ``goal`` is given, edges that do not help to derive it are pruned, such as the dead items of a chart. They keep
     their number and their weight, but every derivation has 0 of them and their gradient is 0.
@@ -426,7 +426,7 @@ def _check_graph(
 
 
 def _check_derived(head: NDArray[np.int64], is_part: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
-    """Raise a ValueError for a node of the part that is no edge's head."""
+    """Raise a ValueError for a node of the part that has no edge into it."""
     is_underived = is_part.copy()
     is_underived[head] = False
     if is_underived.any():
