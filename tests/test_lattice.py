@@ -545,6 +545,8 @@ def test_ties_are_broken_alike_where_paths_begin_and_end_in_several_places(name:
         best = programs[name](scores).best_path()
         with bx.use_backend("reference"):
             assert torch.equal(best, programs[name](scores).best_path())
+
+
 def test_a_forgotten_offset_is_seen_in_the_grid() -> None:
     moves = [bx.Move(1, 0, score=-1.0), bx.Move(0, 1, score=-1.0)]
     scores = {"score": torch.zeros(2, 4, 5)}
@@ -554,6 +556,8 @@ def test_a_forgotten_offset_is_seen_in_the_grid() -> None:
     assert repr(forgotten) == f"{shapes}4 rows × 5 columns × 1 states, omega=Negentropy(gamma=1.0))"
     assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns × 1 states")
     assert "grid=3 rows × 3 columns × 2 states" in repr(bx.CTC(torch.zeros(3, 4), torch.tensor([1, 2])))
+
+
 # --- sides that no tensor has
 
 WEIGHTS = (3, 1, 4, 2)
