@@ -263,7 +263,7 @@ class PathDistribution(Targets):
         if self._tape_is_large and not (has_graph or self._cache):
             return flat.value(self._naming_gamma(flat.run, "value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
-        fresh = flat.value(value)
+        fresh = flat.value(value.clone() if flat.gamma == 1 and not flat.is_hard else value)
         if not has_graph:
             return fresh
         return autograd.Shortcut(flat.vjp, flat.general).attach(fresh, scores, (*theta, tape))

@@ -10,7 +10,10 @@ from torch import Tensor
 
 import bellmax.autograd as autograd
 from bellmax.autograd.operators import run
+from bellmax.regularizers import Kernel
 from bellmax.tensors import Gamma, Tensors, divide_by_gamma, multiply_by_gamma, promote_half
+
+_HARD = Kernel("hard")
 
 
 class Flat:
@@ -37,6 +40,7 @@ class Flat:
     ) -> None:
         self.program, self.index, self.batch_shape = program, index, batch_shape
         self.own_dims, self.gamma, self.is_negated = own_dims, gamma, is_negated
+        self.is_hard = program.omega == _HARD
 
     def run(self, name: str, *args: Any) -> Any:
         """A sweep, where nobody but autograd looks."""
@@ -91,10 +95,11 @@ class Flat:
         return flat.reshape(self.batch_shape + flat.shape[1:]).sum_to_size(score.shape)
 
     def value(self, flat: Tensor) -> Tensor:
-        """A new tensor of the batch shape, from the value at γ = 1. Its zeros are positive."""
+        """The value, of the batch shape, from the one at γ = 1. A distance of 0 under the hard max is not −0."""
         shaped = flat if flat.shape == self.batch_shape else flat.reshape(self.batch_shape)
         value = multiply_by_gamma(shaped, self.gamma)
-        return 0 - value if self.is_negated else value + 0
+        value = -value if self.is_negated else value
+        return value + 0 if self.is_hard else value
 
     # --- the value as a shortcut: γ cancels in its gradient
 

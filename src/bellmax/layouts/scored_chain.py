@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bellmax.layouts.steps import (
     check_index,
@@ -79,18 +80,28 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
 # --- numbers of edges in θ's shapes, where each sequence has transitions of its own at every step
 
 
+def _begins_at_0(theta: Tensor, index: Tensors) -> bool:
+    """True if the first step of a sequence is step 0, for anything of shape (B, T, …)."""
+    return len(index) < 2 and theta.shape[1] > 0
+
+
 def from_edges(edges: Tensor, theta: Tensors, index: Tensors) -> list[Tensor]:
     """Numbers (B, T, S, S) of edges as transitions and start, with emissions and end 0."""
-    kept = kept_steps(edges, index)
-    first = first_step(kept)
-    transitions = edges.masked_fill(~(kept & ~first)[..., None, None], 0)[:, 1:]
-    start = edges[..., 0].masked_fill(~first.unsqueeze(-1), 0).sum(1)
+    if _begins_at_0(edges, index):
+        transitions, start = edges[:, 1:], edges[:, 0, :, 0]
+    else:
+        kept = kept_steps(edges, index)
+        first = first_step(kept)
+        transitions = edges.masked_fill(~(kept & ~first)[..., None, None], 0)[:, 1:]
+        start = edges[..., 0].masked_fill(~first.unsqueeze(-1), 0).sum(1)
     parts = torch.zeros_like(theta[0]), transitions, start, torch.zeros_like(theta[3])
     return [part.to(t.dtype).contiguous() for part, t in zip(parts, theta, strict=True)]
 
 
 def onto_edges(transitions: Tensor, start: Tensor, emissions: Tensor, index: Tensors) -> Tensor:
     """Transitions (B, T−1, S, S) and start (B, S) as numbers (B, T, S, S) of edges, 0 where there is no edge."""
+    if _begins_at_0(emissions, index):
+        return torch.cat((pad(start[:, None, :, None], (0, emissions.shape[-1] - 1)), transitions), 1)
     nothing = torch.zeros_like(emissions)
     edges = dense((nothing, transitions, start, nothing[:, :0].sum(1)), index)
     return edges.masked_fill(~is_used(kept_steps(emissions, index), emissions.shape[-1]), 0)

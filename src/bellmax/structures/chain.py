@@ -298,6 +298,9 @@ class ScoredChain(Chain):
         transitions = transitions.expand(*batch, max(steps - 1, 0), states, states)
         other = self._with((emissions, transitions, start.expand(*batch, -1), end.expand(*batch, -1)), self.omega)
         other._own_dims = (2, 3, 1, 1)
+        if type(self.omega) is not Negentropy:  # whose kernels keep another tape for shared transitions
+            _, value, tape = self._forward()
+            other._cache = {other._version(): (value, tape)}
         return other
 
     def _path(self) -> Tensor:
