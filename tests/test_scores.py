@@ -612,3 +612,12 @@ def test_entropy_stays_within_its_bounds_if_every_path_is_masked(dtype: torch.dt
         entropy = bx.Chain.from_scores(emissions, transitions).entropy()
         assert (entropy > -1e-6).all()
         assert (entropy <= steps * math.log(states) + 1e-5).all()
+
+
+@needs_kernels
+def test_paths_and_their_probabilities_need_no_second_sweep() -> None:
+    emissions = potentials(2, 5, 3, requires_grad=True)
+    p = bx.Chain.from_scores(emissions, potentials(3, 3), omega="l2")
+    with took("scored_chain_forward", times=1), took("chain_forward", times=0):
+        p.value.sum().backward()
+        _ = p.expected_path, p.entropy(), p.log_prob(p.sample())
