@@ -49,7 +49,7 @@ template <class S>
 int64_t draw(const Sweep<S>& sweep, int64_t node, double uniform) {
     const Tile tile = sweep.tile(node, 1);
     sweep.weigh(tile, false);
-    return tile.slot + node::draw(sweep.q.get(), tile.matrix, uniform);
+    return tile.slot + std::max<int64_t>(0, node::draw(sweep.q.get(), tile.matrix, uniform));
 }
 
 // --- the k best

@@ -105,7 +105,7 @@ class Ranges {
                 while (tail > head && !before(numbers[queue[tail - 1]], numbers[next])) --tail;
                 queue[tail++] = next;
             }
-            while (queue[head] < first) ++head;
+            while (queue[head] < first) ++head;  // ends at the last place of the window, which was just queued
             to[reversed ? windows.rows - 1 - i : i] = numbers[queue[head]];
         }
     }

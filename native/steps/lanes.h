@@ -134,7 +134,7 @@ public:
     Numbers(const Lanes<W>& of, T* given, const Records& layout) : lanes(of), records(layout), data(given) {
         if (in_place || !data) return;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
-        while (across && contiguous && 2 * chunk * records.size <= 64) chunk *= 2;
+        while (across && contiguous && chunk < 64 && 2 * chunk * records.size <= 64) chunk *= 2;
         tile = scratch<Real>((chunk * records.size + W) * (across ? W : 1));
     }
 
