@@ -653,11 +653,8 @@ def _one_of(gamma: Gamma) -> str:
 
 
 def _used(path: Tensor, log_q: Tensor) -> Tensor:
-    """An expected path ē without the mass that rounding leaves on edges of probability 0.
-
-    The mass of a node is at most 1, so ē ≤ q. If ē is larger, log q is −∞, or as far below 0 as the scores are large.
-    """
-    return path.masked_fill(path > 2 * log_q.exp(), 0)
+    """An expected path without the mass that rounding leaves on edges whose probability q is 0 or underflows."""
+    return path.masked_fill(log_q.exp() == 0, 0)
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:
