@@ -334,7 +334,7 @@ def test_edges_that_are_pruned_are_on_no_path() -> None:
     for other in ([9, 10], [6], [11]):  # a cycle, a dead end, beyond the end
         wrong = path.index_fill(0, torch.tensor(other), 1)
         assert not p.support.check(wrong)
-        with pytest.raises(ValueError, match="path must hold paths of the graph"):
+        with pytest.raises(ValueError, match="path is not a path of the graph"):
             p.log_prob(wrong.float())
 
 

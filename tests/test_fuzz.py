@@ -14,12 +14,12 @@ import bellmax as bx
 @pytest.mark.parametrize("first", [0, 100])
 def test_random_programs_equal_the_list_of_their_paths(first: int) -> None:
     names = Counter(fuzzing.check(seed).split(", ")[0].split(": ")[-1] for seed in range(first, first + 60))
-    assert set(names) == {"DAG", "Chain", "Lattice", "DTW"}
+    assert set(names) == {"DAG", "Chain", "ScoredChain", "Lattice", "DTW"}
     assert min(names.values()) > 5
 
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = next(s for s in range(100) if re.search("Chain.*float64$", fuzzing.check(s)))
+    seed = next(s for s in range(300) if re.search(r": Chain, .* normal, eager, torch.float64", fuzzing.check(s)))
     right = bx.Chain.value.fget
     monkeypatch.setattr(bx.Chain, "value", property(lambda p: right(p) + 1e-4))
     with pytest.raises(AssertionError, match=rf"seed {seed}: Chain, .*: value"):

@@ -555,7 +555,7 @@ def tied(kind: str, dtype: torch.dtype, seed: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [(kind, dtype) for kind in ("integers", "normal") for dtype in (torch.float32, torch.float64)]
-    + [("tenths", dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16)],
+    + [("tenths", dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)],
 )
 @pytest.mark.parametrize("name", ["hard", "l2", "negentropy"])
 def test_one_program_answers_every_question(name: str, kind: str, dtype: torch.dtype, backend: str) -> None:

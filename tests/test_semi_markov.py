@@ -169,7 +169,7 @@ def test_one_step_and_longer_durations_than_steps(backend: str) -> None:
     p = model(tensors)
     close(p.value, (tensors["segments"][0, 0] + tensors["start"] + tensors["end"]).logsumexp(0))
     assert p.best_segments().shape == (1, 3)
-    with pytest.raises(ValueError, match="path must hold paths"):
+    with pytest.raises(ValueError, match="path is not a path of the graph"):
         p.log_prob(torch.nn.functional.one_hot(torch.tensor([5]), 12).reshape(1, 4, 3).double())
 
 

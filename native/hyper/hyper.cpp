@@ -27,10 +27,9 @@ bool forward(const HyperProblem<S>& problem, S* value, double* tape) {
             }
         });
         sweep.write_tape(tape);
-        sweep.write_rows(sweep.value + sweep.root(), 1, value);
         for (int64_t r = 0; r < sweep.rows; ++r) {
-            value[sweep.first + r] /= S(sweep.omega.unit);
-            good &= value[sweep.first + r] < infinity<S>;
+            const S own = value[sweep.first + r] = S(sweep.value[sweep.root() + r] / sweep.omega.unit);
+            good &= own < infinity<S>;
         }
         if (!good) all_good = false;
     });

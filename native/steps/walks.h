@@ -72,13 +72,16 @@ public:
         const S* const v = walk.values(n);
         double value[most];
         pace.spend(walk.states * count);
+        const bool is_hard = walk.problem.omega.alpha == infinity<double>;
         matrix.columns = (count + 3) / 4 * 4;
         std::fill_n(x.get(), matrix.size(), -infinity<double>);
         for (int64_t c = 0; c < count; ++c) {
             const S* const into = n < walk.length ? walk.into(n, states[c]) : nullptr;
             for (int64_t p = 0; p < walk.states; ++p) {
+                const S own = into ? into[p] : S(walk.of_end(p));
                 const double before = in_log_space ? double(v[p]) : double(log2_of(v[p]));
-                x[p * matrix.columns + c] = omega.unit * (into ? double(into[p]) : walk.of_end(p)) + before;
+                // The hard max adds as its forward sweep does, so that rounded ties break alike.
+                x[p * matrix.columns + c] = is_hard ? double(S(own + v[p])) : omega.unit * double(own) + before;
             }
         }
         omega.solve(matrix, x.get(), value, threshold);

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bellmax.transforms import is_checked
+
 
 def reject(name: str, theta: Tensor, bad: Tensor) -> None:
     """Raise a ValueError that names the first entry of ``theta`` (B, *event) where ``bad`` is True. CPU only."""
@@ -22,7 +24,7 @@ def reject(name: str, theta: Tensor, bad: Tensor) -> None:
 
 def reject_overflow(value: Tensor, sense: int = 1) -> None:
     """Raise a ValueError if a value is NaN or the infinity that no missing path gives. CPU only."""
-    if value.device.type != "cpu" or bool((sense * value < math.inf).all()):
+    if not is_checked(value) or bool((sense * value < math.inf).all()):
         return
     name, largest = str(value.dtype).removeprefix("torch."), torch.finfo(value.dtype).max
     raise ValueError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bellmax.layouts.steps import check, first_step, kept_steps, last_step, nodes
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 
@@ -59,8 +60,9 @@ def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor
     skipped = _skipped(theta, index)[..., 0]
     for t, edges in enumerate(_edges(theta, index).unbind(1)):
         v.append(torch.where(skipped[:, t], v[-1], omega.max(edges + v[-1].unsqueeze(1))))
-    value = omega.max(v[-1]).masked_fill(_is_empty(theta, index), 0)
-    return value.to(theta.dtype, copy=True), torch.stack(v, 1)
+    value = omega.max(v[-1]).masked_fill(_is_empty(theta, index), 0).to(theta.dtype, copy=True)
+    reject_overflow(value)
+    return value, torch.stack(v, 1)
 
 
 def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:

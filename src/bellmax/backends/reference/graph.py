@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bellmax.layouts.graph import check
 from bellmax.layouts.graph import nodes as nodes_of
+from bellmax.layouts.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 from bellmax.transforms import is_readable
@@ -109,7 +110,9 @@ def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor
     v = _zeros((theta.shape[0], index[0].shape[0] - 1), theta)
     for group in _groups(index):
         v[:, group.nodes] = omega.max(_local_scores(sorted_theta, v, group))
-    return v[:, -1].to(theta.dtype, copy=True), v
+    value = v[:, -1].to(theta.dtype, copy=True)
+    reject_overflow(value)
+    return value, v
 
 
 def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:

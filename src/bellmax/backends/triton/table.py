@@ -646,9 +646,8 @@ def _passed_on(
         if n < starts:
             sums = _paid(gradients, sums, PLAN.states + len(PLAN.moves) + K, flows[PARTS - 1], cell, PLAN)
         else:
-            move: tl.constexpr = PLAN.into[K][n - starts]
-            sums = _paid(gradients, sums, PLAN.states + move, flows[PARTS - 1], cell, PLAN)
-            masses, pending = _sent(move, masses, pending, flows, edge, cell, PLAN, PARTS)
+            sums = _paid(gradients, sums, PLAN.states + PLAN.into[K][n - starts], flows[PARTS - 1], cell, PLAN)
+            masses, pending = _sent(PLAN.into[K][n - starts], masses, pending, flows, edge, cell, PLAN, PARTS)
     return masses, pending, sums
 
 
