@@ -135,3 +135,20 @@ def test_training_that_diverges_ends_with_an_error() -> None:
             (gradient,) = torch.autograd.grad(bx.CTC(scores, targets, omega="l2").value.sum(), scores)
             with torch.no_grad():
                 scores.add_(scores.abs() * gradient.sign() + gradient)
+
+
+@needs_kernels
+@of_all
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_mixture_of_bad_numbers_makes_a_kernel_hang(name: str, dtype: torch.dtype) -> None:
+    structure, generator = STRUCTURES[name], torch.Generator().manual_seed(2)
+    numbers = torch.tensor([math.nan, math.inf, math.inf, -math.inf, -math.inf, 0.0, 1.0, -2.0], dtype=dtype)
+    for _ in range(12):
+        x = numbers[torch.randint(len(numbers), structure.shape, generator=generator)]
+        for omega in (bx.SquaredL2(), bx.Tsallis(2.0), bx.Tsallis(1.5)):
+            try:
+                value, gradient = value_and_gradient(structure, x, omega)
+            except ValueError:
+                continue
+            assert not value.isnan()
+            assert not gradient.isnan().any()
