@@ -934,7 +934,7 @@ def test_a_gamma_that_makes_scores_overflow_is_named(name: str, gamma: float | t
                 ValueError, match=r"gamma must be large enough .* got a score of -?1e\+30 and gamma=1e-30"
             ):
                 ask(make())
-    # Masks stay masks: a quotient of −∞ is no edge.
+    # Masks stay masks: a quotient of −∞ removes the edge.
     masked = torch.tensor([[[0.0, -1e30], [1.0, -1e30]]] * 3)
     assert bx.Chain(masked, omega=name, gamma=gamma).value.isfinite()
 

@@ -89,7 +89,7 @@ struct Tsallis {
     // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is
     // above that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
     //
-    // At most one iteration more than there are entries: a lane goes on only if τ rises past an entry, and NaN never rises.
+    // At most one iteration more than there are entries: a lane repeats only if τ rises past an entry, and NaN never rises.
     template <class Scores, class V>
     void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
         V sums[4], count;

@@ -20,7 +20,7 @@ struct Region {
 
     Region(const int64_t* lengths, double band) : rows(lengths[0]), columns(lengths[1]) {
         reach = std::max(band, 0.5) * double(std::max(rows, columns) - 1);
-        // A band that holds every cell is none: columns are then computed without overflow.
+        // If the band holds every cell, leave it out: first() and last() would overflow for a huge one.
         const bool holds_all = !(reach < double(rows - 1) * double(columns - 1));
         if (rows <= 1 || columns <= 1 || holds_all) reach = infinity<double>;
     }

@@ -40,7 +40,7 @@ def alignment(make: Made) -> list[Tensor]:
 
 
 def expansions(make: Made) -> list[Tensor]:
-    """What a graph with a weight for each edge answers."""
+    """Answers that need a graph with a weight for each edge."""
     programs = [
         bx.Chain.from_scores(make(2, 4, 3), make(3, 3), omega="l2"),
         bx.DTW(make(2, 3, 4)),

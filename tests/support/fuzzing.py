@@ -306,7 +306,7 @@ def _is_plain(one: Enumerated) -> bool:
 
 
 def _has_near_ties(solved: list[Enumerated]) -> bool:
-    """Whether Hard could choose otherwise by rounding."""
+    """True if rounding can change the choice of Hard."""
     return any(
         isinstance(one.omega, bx.Hard) and len(one.scores) > 1 and float(np.diff(np.sort(one.scores)[-2:])[0]) < 1e-3
         for one in solved

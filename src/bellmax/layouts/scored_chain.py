@@ -77,7 +77,7 @@ def onto_scores(edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
     return [part.sum_to_size(t.shape).contiguous() if part.numel() else torch.zeros_like(t) for part, t in parts]
 
 
-# --- numbers of edges in θ's shapes, where each sequence has transitions of its own at every step
+# --- numbers of edges in θ's shapes, with transitions by sequence and step
 
 
 def _begins_at_0(theta: Tensor, index: Tensors) -> bool:

@@ -310,7 +310,7 @@ class ScoredChain(Chain):
         return self._by_step()._onto_edges(autograd.log_transitions)
 
     def _onto_edges(self, sweep: Callable[..., Sequence[Tensor]]) -> Tensor:
-        """What a sweep says about transitions at every step and about start, as numbers (..., T, S, S) of edges."""
+        """Run a sweep of log q. Return its transitions and start as numbers of edges, (..., T, S, S)."""
         theta, _, tape = self._forward()
         flat = self._flat
         _, transitions, start, _ = sweep(flat.program, theta, tape, flat.index)

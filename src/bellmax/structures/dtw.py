@@ -216,8 +216,10 @@ class DTW(PathDistribution):
         return p
 
     def _by_lattice(self, verb: Callable[[LatticePaths], _Result]) -> _Result:
-        """What a verb of the lattice says. The forward sweep is kept here: the lattice's tensors are made anew, since a
-        graph that leads to them serves one backward."""
+        """Return the result of a verb of the lattice, and keep its forward sweep.
+
+        The lattice itself is built again: its tensors have an autograd graph, which serves one backward.
+        """
         paths, version = self._lattice_paths(), self._version()
         if version in self._cache and not self._is_foreign_trace():
             paths._cache = {paths._version(): self._cache[version]}

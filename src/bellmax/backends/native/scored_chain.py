@@ -1,4 +1,4 @@
-"""Chains given by scores: the kernels of log q are those of dense chains."""
+"""Chains given by scores. log q is computed by the kernels of dense chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""log q of a chain given by scores, where each sequence has transitions of its own at every step."""
+"""log q of a chain given by scores, with transitions by sequence and step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bellmax.tensors import Tensors
 class LogTransitions:
     """The sweeps of a dense chain, in θ's shapes: an edge's log q is in the transitions, or in start for a first one.
 
-    The edges into the end node count with those of the last step.
+    The edges into the end node count as edges of the last step.
     """
 
     chain: EdgeSweeps
