@@ -376,6 +376,10 @@ ERRORS: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
         lambda x, y: bx.CTC(x.expand(3, 5, 4), torch.tensor([1, 2, 1, 3, 2]), lengths=([5, 5, 4], [2, 1, 2])),
         r"targets must have shape \(\.\.\., L\), padded, got \(5,\) .*Concatenated.*bellmax\.compat\.torch",
     ),
+    "concatenated targets of one length": (
+        lambda x, y: bx.CTC(x.expand(3, 5, 4), torch.tensor([1, 2, 1, 3, 2, 1]), lengths=(5, 2)),
+        r"targets must have shape \(\.\.\., L\), padded, got \(6,\) .*Concatenated",
+    ),
     "too few frames for the whole batch": (
         lambda x, y: bx.CTC(x.expand(3, 5, 4), torch.ones(3, 6).long()),
         r"targets must have at most as many labels as there are frames, got 6 labels and 5 frames",

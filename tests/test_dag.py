@@ -348,6 +348,8 @@ def test_one_end_may_be_given_alone() -> None:
     assert bx.DAG.from_matrix(matrix, start=2, end=5).paths(torch.zeros(5)).value == 0
     graph = nx.DiGraph([("a", "b"), ("b", "c"), ("x", "b")])
     assert bx.DAG.from_networkx(graph, start="x").paths(torch.zeros(3)).num_paths == 1
+    with pytest.raises(ValueError, match="start must be a node of the graph, got 0"):  # nodes are not named by position
+        bx.DAG.from_networkx(graph, start=0)
 
 
 def test_graphs_between_other_nodes_differ() -> None:

@@ -152,3 +152,12 @@ def test_no_mixture_of_bad_numbers_makes_a_kernel_hang(name: str, dtype: torch.d
                 continue
             assert not value.isnan()
             assert not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("gamma", [1e-40, 1e-300])
+def test_a_gamma_that_float32_rounds_to_0_gives_no_nan(gamma: float) -> None:
+    cost = torch.full((2, 2), 1e-3)
+    if gamma == 1e-40:  # costs / γ are finite
+        torch.testing.assert_close(bx.DTW(cost, gamma=gamma).value, torch.tensor(2e-3), rtol=1e-3, atol=0)
+    else:
+        assert bx.DTW(cost, gamma=gamma).value == math.inf

@@ -376,7 +376,7 @@ def test_lists_of_spans_as_targets() -> None:
         (lambda: bx.SpanTrees(torch.zeros(3, 3), labels=True), r"scores must have shape \(\.\.\., n, n, L\)"),
         (
             lambda: bx.SpanTrees(torch.zeros(4, 4, 4), labels=4),
-            r"labels must be True or False, got 4: for 4 labels, pass labels=True and scores \(\.\.\., n, n, 4\)",
+            r"labels must be True or False, got 4: for labels, pass labels=True",
         ),
         (lambda: bx.SpanTrees(torch.zeros(4, 4), labels=0), "labels must be True or False, got 0"),
         (lambda: bx.DependencyTrees(torch.zeros(1, 1)), r"arcs must have shape \(\.\.\., n \+ 1, n \+ 1\) with n >= 1"),

@@ -47,8 +47,8 @@ Parallel find_runtime() {
 Parallel find_runtime() { return nullptr; }
 #endif
 
-thread_local Watch* watch_of_thread = nullptr;
-thread_local Watch* watch_called = nullptr;  // by this thread
+thread_local InterruptCheck* attached = nullptr;
+thread_local InterruptCheck* called = nullptr;  // of the innermost kernel that this thread called
 
 // A clock that is cheap to read, to a few milliseconds.
 std::int64_t milliseconds() {
@@ -62,7 +62,7 @@ std::int64_t milliseconds() {
 #endif
 }
 
-constexpr std::int64_t between_questions = 100;  // milliseconds
+constexpr std::int64_t poll_interval = 100;  // milliseconds
 
 Parallel runtime() {
     static const Parallel found = [] {
@@ -89,28 +89,24 @@ void run_on_threads(int threads, Work work, void* data) {
 void give_way() { std::this_thread::yield(); }
 void sleep_briefly() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-Watch::Watch() : outer(watch_called), next_question(milliseconds() + between_questions) {
-    watch_of_thread = watch_called = this;
-}
+InterruptCheck::InterruptCheck() : outer(called), next_poll(milliseconds() + poll_interval) { attached = called = this; }
 
-Watch::~Watch() { watch_of_thread = watch_called = outer; }
+InterruptCheck::~InterruptCheck() { attached = called = outer; }
 
-Watch* Watch::of_this_thread() { return watch_of_thread; }
-void Watch::join(Watch* watch) { watch_of_thread = watch; }
-bool Watch::is_caller() const { return watch_called == this; }
+InterruptCheck* InterruptCheck::of_this_thread() { return attached; }
+void InterruptCheck::attach(InterruptCheck* check) { attached = check; }
+bool InterruptCheck::is_caller() const { return called == this; }
 
-void Watch::check() {
-    if (is_caller() && milliseconds() >= next_question) ask();
-    if (stops.load(std::memory_order_relaxed)) throw Interrupted();
-}
-
-void Watch::ask() {
-    if (wants_stop()) stops = true;
-    next_question = milliseconds() + between_questions;
+void InterruptCheck::check() {
+    if (is_caller() && milliseconds() >= next_poll) {
+        if (poll()) is_interrupted = true;
+        next_poll = milliseconds() + poll_interval;
+    }
+    if (is_interrupted.load(std::memory_order_relaxed)) throw Interrupted();
 }
 
 void check_interrupt() {
-    if (Watch* const watch = watch_of_thread) watch->check();
+    if (InterruptCheck* const check = attached) check->check();
 }
 
 }  // namespace bellmax

@@ -26,35 +26,34 @@ void run_on_threads(int threads, void (*work)(void*), void* data);
 void give_way();
 void sleep_briefly();
 
-// Thrown in every thread of a kernel that is to stop.
+// Thrown in every thread of a kernel that is interrupted.
 struct Interrupted {};
 
-// Exists while a kernel runs, on the thread that called it, and is known to the threads that help.
-class Watch {
-    Watch* const outer;  // a signal handler may have called this kernel
-    std::atomic<bool> stops{false};
-    std::int64_t next_question;
-
-    void ask();
+// The interrupts of one call of a kernel. It exists while the kernel runs, on the thread that called it. Threads that help
+// attach to it.
+class InterruptCheck {
+    InterruptCheck* const outer;  // a signal handler may call a kernel
+    std::atomic<bool> is_interrupted{false};
+    std::int64_t next_poll;
 
 public:
-    Watch();
-    Watch(const Watch&) = delete;
-    virtual ~Watch();
+    InterruptCheck();
+    InterruptCheck(const InterruptCheck&) = delete;
+    virtual ~InterruptCheck();
 
-    // True if the kernel is to stop. It is asked on the calling thread only.
-    virtual bool wants_stop() = 0;
+    // True if a signal handler raised an exception. Called on the calling thread only.
+    virtual bool poll() = 0;
 
-    static Watch* of_this_thread();
-    static void join(Watch* watch);
+    static InterruptCheck* of_this_thread();
+    static void attach(InterruptCheck* check);  // this thread
     bool is_caller() const;
     void check();
 };
 
-// Throws Interrupted if the kernel that this thread works for is to stop. The calling thread asks every 100 ms.
+// Throws Interrupted if the kernel that this thread works for is interrupted. The calling thread polls every 100 ms.
 void check_interrupt();
 
-// Checks once for so much work that it costs nothing: about a millisecond, if a unit takes a nanosecond.
+// Calls check_interrupt() about once per 2^20 units of work: every millisecond, if a unit takes a nanosecond.
 class Pace {
     static constexpr std::int64_t between = 1 << 20;
     std::int64_t left = between;
@@ -93,7 +92,7 @@ public:
     FlushDenormals(const FlushDenormals&) = delete;
 };
 
-// Of a thread that spins.
+// Spin-wait hint to the CPU.
 inline void pause_briefly() {
 #if defined(__SSE2__)
     _mm_pause();
@@ -126,14 +125,14 @@ void parallel_for(std::int64_t count, int threads, Body body) {
         Body& body;
         std::int64_t count;
         int slots;
-        Watch* const watch = Watch::of_this_thread();
+        InterruptCheck* const check = InterruptCheck::of_this_thread();
         std::atomic<int> next{0}, done{0};
         Failure failure{};
 
         void work() {
             const FlushDenormals guard;
-            Watch* const before = Watch::of_this_thread();
-            Watch::join(watch);
+            InterruptCheck* const before = InterruptCheck::of_this_thread();
+            InterruptCheck::attach(check);
             try {
                 for (int slot = next++; slot < slots; slot = next++) {
                     for (std::int64_t n = slot; n < count && !failure.has_any(); n += slots) {
@@ -142,11 +141,11 @@ void parallel_for(std::int64_t count, int threads, Body body) {
                     }
                     ++done;
                 }
-                if (watch && watch->is_caller()) wait();
+                if (check && check->is_caller()) wait();
             } catch (...) {
                 failure.keep();
             }
-            Watch::join(before);
+            InterruptCheck::attach(before);
         }
         // The calling thread waits here and not at the barrier, where it would see no interrupt.
         void wait() const {

@@ -61,6 +61,18 @@ void needs_type(bool condition) {
 
 }  // namespace
 
+bool is_main_thread() {
+    static const unsigned long main_thread = [] {
+        const Owned threading(PyImport_ImportModule("threading"));
+        const Owned thread(threading.get() ? PyObject_CallMethod(threading.get(), "main_thread", nullptr) : nullptr);
+        const Owned ident(thread.get() ? PyObject_GetAttrString(thread.get(), "ident") : nullptr);
+        const unsigned long number = ident.get() ? PyLong_AsUnsignedLong(ident.get()) : 0;
+        PyErr_Clear();
+        return number;
+    }();
+    return PyThread_get_thread_ident() == main_thread;
+}
+
 Tensor Call::tensor_of(PyObject* source) {
     Tensor found{};
     needs_type(kind_of(source, found.kind));

@@ -126,12 +126,18 @@ public:
     }
 };
 
+// True on the thread on which Python handles signals.
+bool is_main_thread();
+
 // Other threads of Python may run in the meantime. If a signal arrives, its handler runs; if that raises an exception, as for
 // Ctrl-C, the kernel stops and the exception is set.
-class WithoutPython final : Watch {
+class WithoutPython final : InterruptCheck {
+    const bool handles_signals = is_main_thread();
     PyThreadState* state = PyEval_SaveThread();
 
-    bool wants_stop() override {
+    bool poll() override {
+        // On another thread there is nothing to handle, and taking the lock while Python exits ends the thread.
+        if (!handles_signals) return false;
         PyEval_RestoreThread(state);
         const bool has_raised = PyErr_CheckSignals() != 0;
         state = PyEval_SaveThread();

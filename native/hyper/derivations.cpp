@@ -44,7 +44,7 @@ void count_edges(const Hypergraph& graph, int32_t rank, S* counts, Choose choose
     }
 }
 
-// The slot of an edge into a node that a uniform number chooses.
+// The slot of an edge into a node that a uniform number chooses: the first if no edge has mass.
 template <class S>
 int64_t draw(const Sweep<S>& sweep, int64_t node, double uniform) {
     const Tile tile = sweep.tile(node, 1);

@@ -393,10 +393,10 @@ private:
             const int lane = layout.lane_of(l);
             const double powers = (double(Int(exponent[r][lane])) + double(log[lane])) * omega::Negentropy<double>::ln2;
             const double tops = double(offset[r].total[lane]) - double(offset[r].lost[lane]) + double(end_top[r][lane]);
-            // Sums of scores near the greatest number are found in log space, where they are double.
+            // If the sum of maxima overflows, the sequence is solved again in log space, which adds in double.
             const bool overflows = !std::isfinite(tops);
-            const double found = tops + double(n) * double(weights.base) + powers;
-            set(l, total[lane] > 0 ? S(found) : -infinity<S>, is_lost[lane] || overflows);
+            const double result = tops + double(n) * double(weights.base) + powers;
+            set(l, total[lane] > 0 ? S(result) : -infinity<S>, is_lost[lane] || overflows);
         }
     }
 

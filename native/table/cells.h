@@ -158,8 +158,8 @@ struct Products : TwoNumbers {
             total += own;
         });
         if constexpr (Q) {
-            // Quotients by one division. x · (1/x) is never above 1 but often below, which over a long path would add up:
-            // the remainder is given back.
+            // Quotients by one division. x · (1/x) is never above 1 but often below, and the loss adds up over a long path,
+            // so each quotient gets one Newton correction.
             const V inverse = 1 / total;
             for_each_of<N>(count, [&](int n) LATTICE_INLINE {
                 const V quotient = q[n] * inverse;

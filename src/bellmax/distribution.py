@@ -226,11 +226,11 @@ class PathDistribution(Targets):
                 self._without_graph = {version: theta}
         found = None if self._is_foreign_trace() else self._cache.get(version)
         if found is None:
-            found = self._naming_gamma(autograd.forward, self._flat.program, theta, self._flat.index)
+            found = self._explain_overflow(autograd.forward, self._flat.program, theta, self._flat.index)
             self._cache = {version: found}
         return theta, *found
 
-    def _naming_gamma(self, sweep: Callable[..., Any], *args: Any) -> Any:
+    def _explain_overflow(self, sweep: Callable[..., Any], *args: Any) -> Any:
         """Run a sweep. If it fails because scores overflow after division by γ, the error names γ."""
         try:
             return sweep(*args)
@@ -242,7 +242,7 @@ class PathDistribution(Targets):
                     raise ValueError(
                         f"gamma must be large enough for scores / gamma to be finite in {quotient.dtype}, got a "
                         f"score of {score.expand_as(overflows)[overflows][0].item():g} and gamma="
-                        f"{_one_of(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
+                        f"{_smallest(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
                     ) from None
             raise
 
@@ -261,7 +261,7 @@ class PathDistribution(Targets):
         flat, scores = self._flat, self._scores
         has_graph = needs_grad(*scores)
         if self._tape_is_large and not (has_graph or self._cache):
-            return flat.value(self._naming_gamma(flat.run, "value", self._theta_without_graph(self._version())))
+            return flat.value(self._explain_overflow(flat.run, "value", self._theta_without_graph(self._version())))
         theta, value, tape = self._swept()
         fresh = flat.value(value.clone() if flat.gamma == 1 and not flat.is_hard else value)
         if not has_graph:
@@ -281,7 +281,7 @@ class PathDistribution(Targets):
         theta = self._theta_without_graph(version)
         found = self._cache.get(version)
         if found is None:
-            found = self._naming_gamma(self._flat.run, "forward", theta)
+            found = self._explain_overflow(self._flat.run, "forward", theta)
             self._cache = {version: found}
         return theta, *found
 
@@ -648,7 +648,7 @@ class _Paths(constraints.Constraint):
         return self._p._is_path(self._p._check_event(value))
 
 
-def _one_of(gamma: Gamma) -> str:
+def _smallest(gamma: Gamma) -> str:
     return f"{float(gamma.min() if isinstance(gamma, Tensor) else gamma):g}"
 
 

@@ -33,10 +33,15 @@ def _temporary(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.{uuid4().hex}")  # unique: others may write the same file
     try:
         yield temporary
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+    except OSError as error:
+        if error.filename not in (None, str(temporary)):  # of another file
+            raise
+        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
+    except RuntimeError as error:
+        if "inline_container" not in str(error):  # the file in which torch.save reports a full disk
+            raise
         free = shutil.disk_usage(path.parent).free / 1e6
-        why = getattr(error, "strerror", None) or f"its disk has {free:.1f} MB left"
-        raise OSError(f"{path} cannot be written: {why}") from error
+        raise OSError(f"{path} cannot be written: its disk has {free:.1f} MB left") from error
     finally:
         temporary.unlink(missing_ok=True)
 

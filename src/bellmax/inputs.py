@@ -304,7 +304,7 @@ def answers_near_misses(function: _F) -> _F:
         if named and len(args) > len(positional):
             is_bound = positional[:1] in (["self"], ["cls"])
             own = positional[is_bound:]
-            spelled = {"lengths": _PAIR} if "targets" in known else {}
+            spelled = {"lengths": _PAIR} if takes_a_pair else {}
             raise TypeError(
                 f"{function.__qualname__}() takes {len(own)} positional arguments ({', '.join(own)}), got "
                 f"{len(args) - is_bound}: pass the others as {', '.join(spelled.get(n, f'{n}=') for n in named)}"

@@ -43,7 +43,9 @@ def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
 def multiply_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
     """γ x, where an x that is infinite or NaN stays as it is and gives γ no gradient."""
     if not isinstance(gamma, Tensor):
-        return x if gamma == 1 else x * max(gamma, torch.finfo(x.dtype).tiny)  # 0 · ∞ would be NaN
+        if gamma == 1 or gamma >= torch.finfo(x.dtype).tiny:
+            return x if gamma == 1 else x * gamma
+        return torch.where(x.isinf(), x, x * gamma)  # γ may round to 0, and 0 · ∞ is NaN
     special = ~x.isfinite()
     return torch.where(special, x, x.masked_fill(special, 0) * gamma)
 

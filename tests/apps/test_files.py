@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import bellmax.files
 from bellmax.apps import files
 from bellmax.apps.files import (
     check_outputs,
@@ -209,3 +210,10 @@ def test_outputs_are_checked(tmp_path: Path) -> None:
     assert refused({"--output": tmp_path / "no/x.csv"}).startswith("--output must be in a folder that exists, got ")
     assert refused({"--output": tmp_path}).startswith("--output must name a file, got the folder")
     assert refused({"--plot": tmp_path / "x.pgn"}).startswith("--plot must end in .png, .svg, got ")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(2, "No such file", "other")], ids=repr)
+def test_errors_that_are_not_of_the_output_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, bellmax.files.replacing(tmp_path / "a.txt"):
+        raise error
+    assert caught.value is error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,3 +146,15 @@ def test_kernels_of_other_threads_go_on() -> None:
                 signal.pause()
     worker.join()
     assert torch.equal(found[0], wanted)
+
+
+def test_python_exits_while_another_thread_runs_a_kernel() -> None:
+    """Only the main thread looks for signals. Another one that took the lock of Python would end in an abort."""
+    code = """if True:
+        import threading, time, torch, bellmax as bx
+        x = torch.randn(600, 400)
+        threading.Thread(target=lambda: bx.dtw_cdist(x, omega="hard"), daemon=True).start()
+        time.sleep(0.3)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -24,7 +24,7 @@ def _check_name(name: str, source: str) -> str:
     return name
 
 
-_default: str | None = os.environ.get("BELLMAX_BACKEND") or None
+_default: str | None = os.environ.get("BELLMAX_BACKEND", "").strip() or None
 if _default is not None:
     _check_name(_default, "the environment variable BELLMAX_BACKEND")
 

@@ -139,7 +139,7 @@ def _sorted(name: str, event: tuple[int, ...], device: torch.device) -> _Graph:
 
 def _spans(words: int, _: int, labels: int | None = None) -> Chart:
     """A span is a word, or two spans. With labels, a wider span has a node for its label, too."""
-    first, split, last = np.nonzero(_ordered(words))
+    first, split, last = _splits(words)
     i, j = np.triu_indices(words, 1)
     word, number = np.arange(words), _by_width(words)
     scores, goal = words * words * (labels or 1), words * (words + 1) // 2
@@ -165,7 +165,7 @@ def _spans(words: int, _: int, labels: int | None = None) -> Chart:
 
 def _arcs(places: int, single_root: bool) -> Chart:
     """Eisner's items. One with an arc between its ends has two complete ones, and a complete one has one of each."""
-    first, split, last = np.nonzero(_ordered(places))
+    first, split, last = _splits(places)
     scores, table = places * places, np.arange(places * places).reshape(places, places)
     forth, back, right, left = (table + kind * scores for kind in range(4))
     none = np.int64(scores)
@@ -190,10 +190,13 @@ def _arcs(places: int, single_root: bool) -> Chart:
     return _chart([(number[rows], weight) for rows, weight in parts], levels[used])
 
 
-def _ordered(places: int) -> NDArray[np.bool_]:
-    """[first, split, last]: whether first ≤ split < last."""
-    i, k, j = np.ogrid[:places, :places, :places]
-    return (i <= k) & (k < j)
+def _splits(places: int) -> tuple[Places, Places, Places]:
+    """All first ≤ split < last, in lexicographic order, by their first: Ctrl-C would wait for a mask of all."""
+    pairs = [np.triu_indices(places - first, 1) for first in range(places)]
+    counts = [len(split) for split, _ in pairs]
+    first = np.repeat(np.arange(places), counts)
+    split, last = (np.concatenate(parts) + first for parts in zip(*pairs, strict=True))
+    return first, split, last
 
 
 def _by_width(words: int) -> Places:

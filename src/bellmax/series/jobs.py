@@ -240,7 +240,7 @@ def _by_client(job: Job, blocks: list[Block], client: Any, advance: Advance) -> 
             while waiting and failure is None:
                 block = waiting[0]
                 try:
-                    if len(flying) >= sent.most:
+                    if len(flying) >= sent.most:  # which asks the client, too
                         break
                     flying.add(waiting.popleft(), sent.submit(block), sent.attempts)
                 except Exception as closed:  # or broken: the client's own error

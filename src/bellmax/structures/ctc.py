@@ -121,7 +121,7 @@ class CTC(LatticePaths):
         most = targets.shape[-1]
         own = read_lengths("log_probs", (log_probs, 2), lengths, (1, 0), (log_probs.shape[-2], most))
         if own is not None and targets.ndim == 1:
-            _check_shared(targets, own[1])
+            _check_shared(targets, own[1].expand(log_probs.shape[:-2]))
         of_blank, of_label = _begins(most, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,

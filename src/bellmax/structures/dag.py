@@ -149,9 +149,12 @@ class DAG(StoredGraph):
         if not graph.is_directed():
             raise ValueError("graph must be directed: a networkx DiGraph or MultiDiGraph")
         number = {node: i for i, node in enumerate(graph.nodes)}
-        ends = (None if node is None else number.get(node, node) for node in (start, end))
+        ends = {name: node for name, node in (("start", start), ("end", end)) if node is not None}
+        for name, node in ends.items():
+            if node not in number:
+                raise ValueError(f"{name} must be a node of the graph, got {node!r}")
         edges = [(number[edge[0]], number[edge[1]]) for edge in graph.edges]
-        dag = cls(edges, len(number), **dict(zip(("start", "end"), ends, strict=True)))
+        dag = cls(edges, len(number), **{name: number[node] for name, node in ends.items()})
         dag.nodes = list(number)
         return dag
 

@@ -239,8 +239,9 @@ class SpanTrees(ParseTrees):
         gamma: Gamma | None = None,
     ) -> None:
         if not isinstance(labels, bool):
-            hint = f"for {labels} labels, pass labels=True and scores (..., n, n, {labels})"
-            raise ValueError(f"labels must be True or False, got {labels!r}: {hint}")
+            raise ValueError(
+                f"labels must be True or False, got {labels!r}: for labels, pass labels=True and scores (..., n, n, L)"
+            )
         shape, dims = check_tensor("scores", scores).shape, 3 if labels else 2
         event = shape[len(shape) - dims :] if len(shape) >= dims else (0, 0)
         if 0 in event or event[0] != event[1]:
@@ -268,17 +269,14 @@ class SpanTrees(ParseTrees):
             if (first, last) not in spans:
                 what = "of a word" if first == last else "of the whole sentence"
                 return f"is not a tree: it lacks the span [{first}, {last}] {what}"
-        if len(spans) < 2 * words:  # no more than a tree has
-            for (i, j), (k, m) in combinations(sorted(spans), 2):
-                if i < k <= j < m:
-                    return f"is not a tree: the spans [{i}, {j}] and [{k}, {m}] overlap"
-        whole: set[tuple[int, int]] = set()
+        if len(spans) >= 2 * words:  # more than one tree has
+            return ""
+        for (i, j), (k, m) in combinations(sorted(spans), 2):
+            if i < k <= j < m:
+                return f"is not a tree: the spans [{i}, {j}] and [{k}, {m}] overlap"
         for i, j in sorted(spans, key=lambda span: span[1] - span[0]):
-            if i < j and not any({(i, k), (k + 1, j)} <= whole for k in range(i, j)):
-                if len(spans) < 2 * words:
-                    return f"is not a binary tree: no two of its spans make up the span [{i}, {j}]; binarize it first"
-                continue
-            whole.add((i, j))
+            if i < j and not any({(i, k), (k + 1, j)} <= spans for k in range(i, j)):
+                return f"is not a binary tree: no two of its spans make up the span [{i}, {j}]; binarize it first"
         return ""
 
     # --- targets: trees, or lists of spans

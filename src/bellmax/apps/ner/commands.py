@@ -87,7 +87,10 @@ def train(
     resume: Resume = False,
     force: Force = False,
 ) -> None:
-    """Train a tagger. The best weights on dev are kept. After Ctrl-C the run can be used and resumed."""
+    """Train a tagger. The best weights on dev are kept.
+
+    After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
+    """
     with one_sentence():
         settings = training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed)
         config = tagging.Config(

@@ -88,7 +88,10 @@ def train(
     resume: Resume = False,
     force: Force = False,
 ) -> None:
-    """Train a translator. The best weights on dev, by BLEU, are kept. After Ctrl-C the run can be used and resumed."""
+    """Train a translator. The best weights on dev, by BLEU, are kept.
+
+    After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
+    """
     with one_sentence():
         if cool_down is None:
             cool_down = min(DEFAULT.settings.cool_down, max(epochs, 0))
