@@ -161,3 +161,13 @@ def test_a_gamma_that_float32_rounds_to_0_gives_no_nan(gamma: float) -> None:
         torch.testing.assert_close(bx.DTW(cost, gamma=gamma).value, torch.tensor(2e-3), rtol=1e-3, atol=0)
     else:
         assert bx.DTW(cost, gamma=gamma).value == math.inf
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2", "hard"])
+def test_a_sum_that_overflows_in_the_middle_of_a_graph_is_refused(omega: str, backend: str) -> None:
+    """The last edges are absent or negative, so that the value does not show it."""
+    high = torch.finfo(torch.float64).max
+    dag = bx.DAG([(0, 1), (1, 2), (2, 3), (0, 3)])
+    for last in (-math.inf, -high):
+        with pytest.raises(ValueError, match="they overflow"):
+            _ = dag.paths(torch.tensor([high, high, last, 0.0], dtype=torch.float64), omega=omega).value

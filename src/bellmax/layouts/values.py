@@ -24,10 +24,13 @@ def reject(name: str, theta: Tensor, bad: Tensor) -> None:
 
 def reject_overflow(value: Tensor, sense: int = 1) -> None:
     """Raise a ValueError if a value is NaN or the infinity that no missing path gives. CPU only."""
-    if not is_checked(value) or bool((sense * value < math.inf).all()):
-        return
-    name, largest = str(value.dtype).removeprefix("torch."), torch.finfo(value.dtype).max
-    raise ValueError(
+    if is_checked(value) and not bool((sense * value < math.inf).all()):
+        raise overflow(value.dtype)
+
+
+def overflow(dtype: torch.dtype) -> ValueError:
+    name, largest = str(dtype).removeprefix("torch."), torch.finfo(dtype).max
+    return ValueError(
         f"scores, divided by gamma, must add up to less than {largest:.2g}, the largest number in {name}, but they "
         "overflow: scale them down, increase gamma, or use float64"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like, padded
 from bellmax.layouts import LAYOUTS
-from bellmax.layouts.values import reject_overflow
+from bellmax.layouts.values import overflow, reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -55,6 +55,8 @@ class NativeSweeps:
         value = theta[0].new_empty(theta[0].shape[0])
         if not self._call("forward", (*theta, value, tape), index, omega):
             self.layout.check(theta, index)
+            if self.structure == "dag":  # all of its weights are used: the sum at a node overflows
+                raise overflow(value.dtype)
             reject_overflow(value, self.layout.sense)
         return value
 
