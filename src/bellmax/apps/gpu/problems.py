@@ -69,7 +69,8 @@ def _ctc(scores: list[Tensor], omega: Omega) -> Tensor:
 
 
 def _monotone(scores: list[Tensor], omega: Omega) -> Tensor:
-    return bx.Monotone(scores[0], omega=omega).value
+    frames, tokens = scores[0].shape[-2:]
+    return bx.Monotone(scores[0], lengths=(frames, min(frames, tokens)), omega=omega).value
 
 
 def _gaps(scores: list[Tensor], omega: Omega) -> Tensor:
