@@ -154,9 +154,9 @@ def test_python_exits_while_another_thread_runs_a_kernel() -> None:
     """Only the main thread looks for signals. Another one that took the lock of Python would end in an abort."""
     code = """if True:
         import threading, time, torch, bellmax as bx
-        x = torch.randn(600, 400)
-        threading.Thread(target=lambda: bx.dtw_cdist(x, omega="hard"), daemon=True).start()
-        time.sleep(0.3)
+        x = torch.randn(1, 5000, 5000)
+        threading.Thread(target=lambda: bx.DTW(x, omega=bx.Tsallis(1.3)).value, daemon=True).start()
+        time.sleep(0.5)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
