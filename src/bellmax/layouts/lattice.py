@@ -311,10 +311,12 @@ _Dim = tuple[int, int, int]
 
 
 def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
-    """What the size of the grid follows from, for each place where a tensor is read: whether it is along rows, and the
-    dimension, and those beside it, that must have an entry there, as the number of a tensor among scores, labels and
-    masks, a dimension of it, from the last, and the offset of the cell's place along it. The masks of free sides come
-    last."""
+    """Yield the dimensions from which the size of the grid follows, one row for each place where a tensor is read.
+
+    A row holds a flag, True along rows; the dimension; and the other dimensions that must have an entry there. A
+    dimension is the number of a tensor among scores, labels and masks, an axis counted from the last, and the offset of
+    the cell along this axis. The masks of free sides come last.
+    """
     scores, masks = len(table.scores), len(table.scores) + table.labels
     for _, term, is_mask in table.reads:
         number = term.score + masks if is_mask else term.score

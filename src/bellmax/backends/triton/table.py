@@ -339,7 +339,7 @@ def changes(q: tl.tensor, y: tl.tensor) -> tl.tuple:
 
 @triton.jit
 def _choices(tape: tl.tensor, scores: tl.tuple, cell: Cell, PLAN: tl.constexpr) -> tl.tuple:
-    """What the nodes of all states choose from, by the values on the tape: a start in a state, then moves into it."""
+    """Return the candidates of the nodes of all states, by the values on the tape: a start, then the moves."""
     xs: tl.tuple = ()
     for k in tl.static_range(len(PLAN.into)):
         if PLAN.starts[k]:
