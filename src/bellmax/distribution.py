@@ -1,74 +1,71 @@
-"""The verbs of every distribution over paths, written once.
+"""The class PathDistribution: everything that a distribution over paths can answer, written once.
 
-A structure supplies its scores, its integers, and a few hooks; the sweeps supply the rest.
+A structure is a constructor that makes a program with its scores, and conveniences in the user's terms.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-import bellmax.autograd as autograd
-from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
-from bellmax.flat import Flat
 from bellmax.inputs import check_tensor
-from bellmax.layouts.values import subscript
-from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, resolve
+from bellmax.programs import Program
+from bellmax.programs.values import subscript
+from bellmax.regularizers import Hard, Negentropy, Regularizer, resolve
+from bellmax.solver import Solver
 from bellmax.targets import Targets
-from bellmax.tensors import Gamma, divide_by_gamma, inner, promote_half, wide_dtype
-from bellmax.transforms import is_checked, is_readable, is_transformed, needs_grad
+from bellmax.tensors import Gamma, Tensors, inner
+from bellmax.transforms import is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 _MAX_ENUMERATED = 100_000
-_HARD = Kernel("hard")
+COUNTS_VARY = "the variance of counts is not known: p.sample((n,)).var(0) estimates it"
 
 
-class PathDistribution(Targets):
+class PathDistribution(Distribution):
     """A distribution over the paths of a graph: the random walk Q(θ) from the end node back to the start (section 3.3).
 
-    ``event_shape`` is the shape of one path, an indicator over the potentials; the other dimensions are the batch.
+    ``event_shape`` is the shape of one path, an indicator over the potentials. The other dimensions are the batch.
 
     Args:
-        scores: the scores of the program, by the name that error messages use: tensors (..., *own), floating point, −∞
-            where there is no edge, each with the number of dimensions of its own. One that has no further dimensions
+        program: The program.
+        scores: Its scores by the names that error messages use, each with its number of dimensions after the batch:
+            tensors (..., *own), floating point, −∞ for an edge that does not exist. A score without further dimensions
             is shared by the batch.
-        batch_shape: of the distribution.
-        event_shape: the shape of a path.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω.
+        integers: The index of the program, (..., *own) each, or shared by the batch if the program says so.
+        batch_shape: The batch shape.
+        event_shape: The shape of a path.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        minimize: If True, the scores are costs.
 
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
     has_enumerate_support = True
-    structure: str
-    backend: str
-    _sweeps_minimize: ClassVar[bool] = False
-    """Whether the sweeps take costs and give a least cost, as :attr:`sense` −1 asks."""
-    _tape_is_large: ClassVar[bool] = False
-    """Whether a tape is so large beside the scores that a value without a graph is swept without one."""
-    _own_tensors: ClassVar[dict[str, int]] = {}
-    """Attributes of a structure that are tensors (..., *own) or None, with their number of dimensions of their own."""
+    _target_kind: ClassVar[type[Targets]] = Targets
+    """How losses read a target of this distribution."""
 
     def __init__(
         self,
+        program: Program,
         scores: Mapping[str, tuple[Tensor, int]],
+        integers: Tensors,
         batch_shape: torch.Size,
         event_shape: torch.Size,
         omega: str | Regularizer,
         gamma: Gamma | None = None,
+        minimize: bool = False,
     ) -> None:
         tensors = [tensor for tensor, _ in scores.values()]
         self.device = tensors[0].device
@@ -79,21 +76,26 @@ class PathDistribution(Targets):
             self._check_device(name, tensor)
             if tensor.dtype != self.dtype:
                 self.dtype = torch.promote_types(self.dtype, tensor.dtype)
-        self._scores = tuple(t if t.dtype == self.dtype else t.to(self.dtype) for t in tensors)
-        self._own_dims = tuple(dims for _, dims in scores.values())
-        self.omega = resolve(omega, gamma)
-        kernel = self.omega.kernel
+        resolved = resolve(omega, gamma)
+        kernel = resolved.kernel
         if kernel is None and torch.compiler.is_compiling():
             raise NotImplementedError(
-                f"{type(self.omega).__name__} is written in Python and does not run under torch.compile: "
+                f"{type(resolved).__name__} is written in Python and does not run under torch.compile: "
                 "keep the program out of it with torch.compiler.disable"
             )
-        self.backend = backend_for(self.structure, self.device, kernel)
         Distribution.__init__(self, batch_shape, event_shape, validate_args=False)
-        if isinstance(self.omega.gamma, Tensor):
-            self._check_gamma(self.omega.gamma)
-        self._is_traced = torch.compiler.is_compiling()
-        self._forget()
+        if isinstance(resolved.gamma, Tensor):
+            self._check_gamma(resolved.gamma)
+        self._solver = Solver(
+            program,
+            [t if t.dtype == self.dtype else t.to(self.dtype) for t in tensors],
+            [dims for _, dims in scores.values()],
+            integers,
+            batch_shape,
+            resolved,
+            backend_for(program.name, self.device, kernel),
+            -1 if minimize else 1,
+        )
 
     def _check_gamma(self, gamma: Tensor) -> None:
         try:
@@ -105,238 +107,138 @@ class PathDistribution(Targets):
                 f"gamma must broadcast to the batch shape {tuple(self.batch_shape)}, got shape {tuple(gamma.shape)}"
             )
 
-    def _forget(self) -> None:
-        """Keep nothing of what was computed: the value and the tape, and θ/γ where no graph belongs to it."""
-        self._cache: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        self._without_graph: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
-        self._flat_batch: Flat | None = None
+    # --- the program and its scores
 
-    # --- what a structure supplies
+    @property
+    def omega(self) -> Regularizer:
+        """Ω, with its γ."""
+        return self._solver.omega
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that runs this distribution."""
+        return self._solver.backend
+
+    @property
+    def sense(self) -> int:
+        """1 if the program is a max over scores, −1 if it is a min over costs."""
+        return self._solver.sense
 
     @property
     def potentials(self) -> Tensor:
-        """θ, (..., *event): scores, or costs where the program is a min."""
-        return self._scores[0]
+        """θ, (..., *event): scores, or costs if the program is a min."""
+        return self._solver.scores[0]
 
     @property
-    @abstractmethod
-    def _index(self) -> tuple[Tensor, ...]:
-        """Integer tensors for the sweeps."""
+    def _scores(self) -> tuple[Tensor, ...]:
+        return self._solver.scores
 
     @property
-    @abstractmethod
-    def _num_choices(self) -> int:
-        """How many uniforms a sampled path consumes."""
+    def _targets(self) -> Targets:
+        return self._target_kind(self)
 
-    def _to_paths(self, found: Tensor) -> Tensor:
-        """The results (B, K, …) of the sweeps ``sample`` and ``topk`` as paths (B, K, *event)."""
-        return found
+    def _by(self, solver: Solver) -> Self:
+        """Return this distribution with another solver of the same program."""
+        other = copy(self)
+        other._solver, other._batch_shape = solver, solver.batch_shape
+        other.device, other.dtype = solver.scores[0].device, solver.scores[0].dtype
+        return other
 
     def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self:
-        """The same graph, with other scores, of the same shapes, and Ω."""
-        other = copy(self)
-        other._forget()
-        other.dtype = reduce(torch.promote_types, (score.dtype for score in scores))
-        other._scores, other.omega = tuple(score.to(other.dtype) for score in scores), omega
-        if omega.kernel != self.omega.kernel:
-            other.backend = self._backend_under(omega.kernel)
-        return other
+        """Return this distribution with other scores, of the same shapes, and Ω."""
+        return self._by(self._solver.with_scores(scores, omega))
 
-    def _without_scores(self) -> Self:
-        """The same graph for :meth:`_with`; it holds no scores."""
-        other = copy(self)
-        other._forget()
-        other._scores = ()
-        return other
+    def _under(self, omega: Regularizer) -> Self:
+        """Return this distribution under another Ω, without gradients."""
+        return self._by(self._solver.under(omega))
 
-    def _backend_under(self, kernel: Kernel | None) -> str:
-        """This backend, or the next that knows an Ω."""
-        names = (self.backend, *BACKENDS)
-        return next(name for name in names if BACKENDS[name].serves(self.structure, self.device, kernel))
-
-    @abstractmethod
     def _is_path(self, value: Tensor) -> Tensor:
-        """Whether each event of ``value`` is a path of the graph, (...)."""
+        """(...): True if an event of ``value`` is a path of the graph."""
+        return self._solver.is_path(value)
 
     def _why_no_path(self, event: Tensor) -> str:
         """The reason why an event is not a path, as the end of a sentence. This distribution must have no batch."""
         return "is not a path of the graph"
 
-    @abstractmethod
-    def _same_graph(self, other: PathDistribution) -> bool:
-        """Whether ``other`` is a distribution over the same paths."""
-
-    # --- the expansion: a distribution over the same paths that has a weight for each edge
-
-    def _expanded(self) -> PathDistribution:
-        """This one, unless the weights of the edges are a linear function of fewer scores."""
-        return self
-
-    def _onto_event(self, edges: Tensor) -> Tensor:
-        """Paths, or numbers, (..., *batch, *edges) of the expansion's event as this one's."""
-        return edges
-
-    def _from_event(self, path: Tensor) -> Tensor:
-        """Paths of this event as the expansion's."""
-        return path
-
-    # --- the flat batch at γ = 1 that the sweeps see
-
-    @property
-    def _flat(self) -> Flat:
-        if self._flat_batch is None:
-            kernel = self.omega.kernel
-            omega = self.omega.at_unit_gamma() if kernel is None else kernel
-            program = autograd.Program(self.structure, self.backend, omega)
-            is_negated = self.sense < 0 and not self._sweeps_minimize
-            self._flat_batch = Flat(
-                program, self._index, self.batch_shape, self._own_dims, self.omega.gamma, is_negated
-            )
-        return self._flat_batch
-
-    @property
-    def _inputs(self) -> tuple[Tensor, ...]:
-        """The scores, and γ if it is a tensor."""
-        gamma = self.omega.gamma
-        return (*self._scores, gamma) if isinstance(gamma, Tensor) else self._scores
-
-    def _version(self) -> tuple[int, ...]:
-        """The key of a sweep's results: the mode, since a tensor made in inference mode is of no use to autograd, and
-        how often the scores and γ were changed in place, where torch counts it."""
-        if torch.compiler.is_compiling():
-            return ()
-        changes = [0 if tensor.is_inference() else tensor._version for tensor in self._inputs]
-        return torch.is_inference_mode_enabled(), *changes
-
-    def _flat_theta(self) -> tuple[Tensor, ...]:
-        """θ/γ as a flat batch."""
-        return self._flat.theta(self._scores)
-
-    def _forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """θ/γ as a flat batch; DP_Ω(θ/γ) and the tape, without a graph.
-
-        The sweep runs once. Its results are kept without a graph, so that no backward frees what a later access needs.
-        """
-        version = self._version()
-        has_graph = needs_grad(*self._inputs)
-        theta = None if has_graph else self._without_graph.get(version)
-        if theta is None:
-            theta = self._flat_theta()
-            if not (has_graph or self._is_foreign_trace() or torch._C._are_functorch_transforms_active()):
-                self._without_graph = {version: theta}
-        found = None if self._is_foreign_trace() else self._cache.get(version)
-        if found is None:
-            found = self._explain_overflow(autograd.forward, self._flat.program, theta, self._flat.index)
-            self._cache = {version: found}
-        return theta, *found
-
-    def _explain_overflow(self, sweep: Callable[..., Any], *args: Any) -> Any:
-        """Run a sweep. If it fails because scores overflow after division by γ, the error names γ."""
-        try:
-            return sweep(*args)
-        except ValueError:
-            scores = self._detached()
-            for score, quotient in zip(self._flat.unscaled(scores), self._flat.theta(scores), strict=True):
-                overflows = quotient.isinf() & score.isfinite()
-                if is_checked(quotient) and bool(overflows.any()):
-                    raise ValueError(
-                        f"gamma must be large enough for scores / gamma to be finite in {quotient.dtype}, got a "
-                        f"score of {score.expand_as(overflows)[overflows][0].item():g} and gamma="
-                        f"{_smallest(self.omega.gamma)}: increase gamma, scale the scores down, or use float64"
-                    ) from None
-            raise
-
-    def _is_foreign_trace(self) -> bool:
-        """Whether a graph is traced that this distribution was not built in, and which must not keep its numbers."""
-        return torch.compiler.is_compiling() and not self._is_traced
-
-    def _flat_value(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """θ/γ as a flat batch, DP_Ω(θ/γ) as a function of it, and the tape."""
-        theta, value, tape = self._forward()
-        return theta, autograd.value(self._flat.program, theta, value, tape, self._flat.index), tape
-
-    def _value(self) -> Tensor:
-        if is_transformed(*self._scores) or isinstance(self.omega.gamma, Tensor) or self.device.type == "meta":
-            return self._flat.value(self._flat_value()[1])
-        flat, scores = self._flat, self._scores
-        has_graph = needs_grad(*scores)
-        if self._tape_is_large and not (has_graph or self._cache):
-            return flat.value(self._explain_overflow(flat.run, "value", self._theta_without_graph(self._version())))
-        theta, value, tape = self._swept()
-        fresh = flat.value(value.clone() if flat.gamma == 1 and not flat.is_hard else value)
-        if not has_graph:
-            return fresh
-        return autograd.Shortcut(flat.vjp, flat.general).attach(fresh, scores, (*theta, tape))
-
-    def _theta_without_graph(self, version: tuple[int, ...]) -> tuple[Tensor, ...]:
-        theta = self._without_graph.get(version)
-        if theta is None:
-            theta = self._flat.theta([score.detach() if score.requires_grad else score for score in self._scores])
-            self._without_graph = {version: theta}
-        return theta
-
-    def _swept(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """As :meth:`_forward`, with θ/γ without a graph, where γ is a number and nothing is transformed."""
-        version = self._version()
-        theta = self._theta_without_graph(version)
-        found = self._cache.get(version)
-        if found is None:
-            found = self._explain_overflow(self._flat.run, "forward", theta)
-            self._cache = {version: found}
-        return theta, *found
+    def _edges_of(self, path: Tensor) -> Tensor:
+        """Return the edges (..., *edges) of a path that :meth:`log_prob` takes, in the computing dtype."""
+        return self._solver.edges_of(self._check_path(path))
 
     # --- the layers
 
     @property
     def value(self) -> Tensor:
-        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ where no path exists.
+        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ if no path exists.
 
-        Where the program is a min over costs it is the smoothed least cost, concave, and +∞ where no path exists.
+        If the program is a min over costs, it is the smoothed least cost, concave, and +∞ if no path exists.
         """
-        return self._value()
+        return self._solver.value()
 
     @property
     def expected_path(self) -> Tensor:
-        """∇DP_Ω(θ), of the potentials' shape: the mean of the distribution, differentiable."""
-        return self._path().to(self.dtype)
+        """∇DP_Ω(θ), of the shape of the potentials: the mean of the distribution, differentiable."""
+        return self._expected_path().to(self.dtype)
 
-    def directional_derivative(self, z: Tensor) -> Tensor:
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the potentials' shape."""
-        return self._directional_derivative((self._like("z", z, self._scores[0]),))
+    def _expected_path(self) -> Tensor:
+        """The expected path, in the computing dtype."""
+        solver = self._solver
+        if solver.program.engine == "chain":
+            return solver.expanded().expected_edges()
+        return solver.gradient()[0]
 
-    def hessian_product(self, z: Tensor) -> Tensor:
-        """∇²DP_Ω(θ) z, of the potentials' shape. z broadcasts to it."""
-        return self._hessian_product((self._like("z", z, self._scores[0]),))[0]
+    def directional_derivative(self, z: Any) -> Tensor:
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the shape of the potentials."""
+        return self._solver.directional_derivative(self._direction(z))
+
+    def hessian_product(self, z: Any) -> Any:
+        """∇²DP_Ω(θ) z, of the shape of the potentials. z broadcasts to it."""
+        products = [p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z))]
+        return products[0] if isinstance(z, Tensor) else self._by_name(products)
+
+    def _direction(self, z: Any) -> list[Tensor]:
+        """Return a direction shaped like the scores: ``z`` is a tensor for the first, or a mapping from names; 0 for
+        the others."""
+        names, scores = self._solver.program.scores, self._solver.scores
+        if len(scores) == 1:
+            name = "z" if not isinstance(z, Mapping) else names[0]
+            return [self._like(name, z[name] if isinstance(z, Mapping) else z, scores[0])]
+        directions = {names[0]: z} if isinstance(z, Tensor) else dict(z)
+        for name in directions.keys() - set(names):
+            raise ValueError(f"z must name scores out of {', '.join(names)}, got {name!r}")
+        pairs = zip(names, scores, strict=True)
+        return [self._like(n, directions[n], s) if n in directions else torch.zeros_like(s) for n, s in pairs]
+
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return one tensor for each score, by name, without the constants."""
+        pairs = zip(self._solver.program.scores, tensors, strict=True)
+        return {name: tensor for name, tensor in pairs if not name.startswith("_")}
 
     # --- single paths
 
     def best_path(self) -> Tensor:
-        """The highest-scoring path under θ as a 0/1 tensor of the potentials' shape; zeros where no path exists."""
-        return self._with(self._detached(), Hard()).expected_path
+        """The highest-scoring path under θ as a 0/1 tensor of the potentials' shape; zeros if no path exists."""
+        return self._under(Hard()).expected_path
 
     @property
     def mode(self) -> Tensor:
         """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
         if type(self.omega) is Negentropy:
             return self.best_path()
-        fine = self._expanded()
-        return self._onto_event(fine._by_log_transitions()._path()).to(self.dtype)
+        edges = self._solver.most_probable().expected_edges()
+        return self._solver.events_of_edges(edges).to(self.dtype)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
 
         Past the number of paths, scores are −∞ (costs +∞) and paths 0. Scores are differentiable.
         """
-        fine = self._expanded()
-        found, places = fine._topk(k)
-        paths = fine._to_paths(places).reshape((*self.batch_shape, k, *fine.event_shape)).to(found.dtype)
-        # The sweep has the scores in better precision than a sum along the path. Only the gradient comes from the path.
-        weights = fine.potentials.masked_fill(fine.potentials.isinf(), 0)
-        zeros = promote_half(weights - weights.detach()).unsqueeze(len(self.batch_shape))
-        scores = fine.sense * found.reshape((*self.batch_shape, k)) + inner(paths, zeros, len(fine.event_shape))
+        scores, edges = self._solver.expanded().best_edges(k)
+        return self.sense * scores + 0, self._events_of(edges)  # no -0
+
+    def _events_of(self, edges: Tensor) -> Tensor:
+        """Return paths (..., k, *edges) of the expansion as events (..., k, *event)."""
         dims = len(self.batch_shape)
-        events = self._onto_event(paths.movedim(dims, 0)).movedim(0, dims)
-        return scores * (self.sense * fine.sense) + 0, events.to(self.dtype)  # no -0
+        return self._solver.events_of_edges(edges.movedim(dims, 0)).movedim(0, dims).to(self.dtype)
 
     # --- the distribution
 
@@ -347,56 +249,63 @@ class PathDistribution(Targets):
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each edge's indicator."""
+        """Variance of the indicator of each edge. Raises ``NotImplementedError`` if paths can use an edge twice."""
+        if self._solver.program.max_count > 1:
+            raise NotImplementedError(COUNTS_VARY)
         path = self.expected_path
         return (path * (1 - path)).clamp(min=0)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros where no path exists."""
+        """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros if no path exists."""
         shape = torch.Size(sample_shape)
-        paths = self._to_paths(self._sample(shape.numel()))
-        return paths.movedim(1, 0).reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
+        events = self._solver.events(self._solver.sample(shape.numel())).movedim(len(self.batch_shape), 0)
+        return events.reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
+
+    def _sample_compact(self, sample_shape: Sequence[int]) -> Tensor:
+        """Paths drawn from the distribution in the compact form, (*sample_shape, ..., …)."""
+        shape = torch.Size(sample_shape)
+        paths = self._solver.sample(shape.numel()).movedim(1, 0)
+        return paths.reshape(*shape, *self.batch_shape, *paths.shape[2:])
 
     def log_prob(self, path: Tensor) -> Tensor:
         """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
-        fine = self._expanded()
-        return inner(self._from_event(self._check_path(path)), fine._log_transitions(), len(fine.event_shape))
+        edges, fine = self._edges_of(path), self._solver.expanded()
+        return inner(edges, fine.log_transitions(), fine.edge_dims)
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
-        fine = self._expanded()
-        log_q = fine._log_transitions()
-        return 0 - inner(_used(fine._path(), log_q), log_q, len(fine.event_shape))
+        fine = self._solver.expanded()
+        log_q = fine.log_transitions()
+        return 0 - inner(_without_rounding(fine.expected_edges(), log_q), log_q, fine.edge_dims)
 
     @property
     def log_num_paths(self) -> Tensor:
-        """Logarithm of the number of paths of finite score, of the batch shape, float64 where the device has it."""
-        free = self._unweighted(Negentropy())
-        return free.sense * free._value()
+        """Logarithm of the number of paths of finite score, of the batch shape, float64 if the device has it."""
+        return self.sense * self._solver.unweighted(Negentropy()).value()
 
     @property
     def num_paths(self) -> Tensor:
         """Number of paths of finite score, of the batch shape: exact to about 10¹², then to 14 digits.
 
-        It is float64; on a device without that, float32, and exact to about 10⁴.
+        It is float64. On a device without float64 it is float32, and exact to about 10⁴.
         """
         return self.log_num_paths.exp().round()
 
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
         """Every path of positive probability, most probable first: paths (K, ..., *event), probabilities (K, ...).
 
-        K is the largest count in the batch; the others are padded with 0. More than ``max_paths`` is an error.
+        K is the largest number of paths in the batch; shorter lists are padded with 0. Raises ``ValueError`` if K is
+        more than ``max_paths``.
         """
-        surviving = self._expanded()._by_log_transitions()
-        counts = surviving.num_paths
+        surviving = self._solver.most_probable()
+        counts = surviving.unweighted(Negentropy()).value().exp().round()
         most = float(counts.max()) if counts.numel() else 0.0
         if most > max_paths:
             raise ValueError(f"max_paths is {max_paths}, but the support holds {most:.10g} paths")
         k = int(most)
-        scores, paths = surviving.topk(max(k, 1))
-        batch_dims = len(self.batch_shape)
-        paths = self._onto_event(paths.movedim(batch_dims, 0)[:k]).to(self.dtype)
-        return paths, scores.exp().movedim(-1, 0)[:k]
+        log_probs, edges = surviving.best_edges(max(k, 1))
+        paths = self._events_of(edges).movedim(len(self.batch_shape), 0)[:k]
+        return paths, log_probs.exp().movedim(-1, 0)[:k]
 
     @property
     def support(self) -> constraints.Constraint:
@@ -404,10 +313,11 @@ class PathDistribution(Targets):
         return _Paths(self)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Every path of finite score, (K, ..., *event), in the same order for graphs that are the same.
+        """Every path of finite score, (K, ..., *event), in the same order for equal graphs.
 
-        Members of a batch must have equally many; :meth:`support_paths` pads instead, and has those of positive
-        probability alone. Without ``expand`` the batch dimensions are 1, and all members must have the same paths.
+        All members of a batch must have the same number of paths; :meth:`support_paths` pads instead, and lists only
+        the paths of positive probability. Without ``expand`` the batch dimensions are 1, and all members must have the
+        same paths.
         """
         counts = self.num_paths
         least, most = (float(counts.min()), float(counts.max())) if counts.numel() else (0.0, 0.0)
@@ -416,8 +326,8 @@ class PathDistribution(Targets):
         if least < most:
             raise ValueError(f"enumerate_support needs equally many paths in the batch, got {least:g} to {most:g}")
         batch_dims, k = len(self.batch_shape), int(most)
-        edges = self._expanded()._unweighted(Hard()).topk(max(k, 1))[1]
-        paths = self._onto_event(edges.movedim(batch_dims, 0)[:k]).to(self.dtype)
+        edges = self._solver.expanded().unweighted(Hard()).best_edges(max(k, 1))[1]
+        paths = self._events_of(edges).movedim(batch_dims, 0)[:k]
         if expand or not paths.numel():
             return paths
         first = paths.flatten(1, batch_dims)[:, :1] if batch_dims else paths
@@ -437,10 +347,10 @@ class PathDistribution(Targets):
             expanded = False
         if not expanded:
             raise ValueError(f"batch_shape must expand {tuple(self.batch_shape)}, got {tuple(shape)}")
-        return self._mapped(lambda t, own: t.expand(shape + t.shape[t.ndim - own :]), shape)
+        return self._by(self._solver.expand(shape))
 
     def __getitem__(self, index: Any) -> Self:
-        """The distribution of some members of the batch, by any index of torch that leads into its dimensions.
+        """The distribution of some members of the batch, by any index of torch into the batch dimensions.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(4, 5, 2, 2))[1:3].batch_shape
@@ -449,18 +359,18 @@ class PathDistribution(Targets):
         batch = self.batch_shape
         if not batch:
             raise IndexError("p has no batch dimensions to index")
-        places = torch.arange(batch.numel(), device=self.device).reshape(batch)[index]
+        members = torch.arange(batch.numel(), device=self.device).reshape(batch)[index]
 
-        def pick(t: Tensor, own: int) -> Tensor:
-            whole = t.expand(batch + t.shape[t.ndim - own :])
-            return whole.flatten(0, len(batch) - 1)[places]
+        def pick(t: Tensor, dims: int) -> Tensor:
+            expanded = t.expand(batch + t.shape[t.ndim - dims :])
+            return expanded.flatten(0, len(batch) - 1)[members]
 
-        return self._mapped(pick, places.shape)
+        return self._by(self._solver.map(pick, members.shape))
 
     def __iter__(self) -> Iterator[Self]:
         if not self.batch_shape:
             raise TypeError("p has no batch dimensions to iterate over")
-        return (self[place] for place in range(self.batch_shape[0]))
+        return (self[member] for member in range(self.batch_shape[0]))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The same distribution on another device or in another floating point type, as ``Tensor.to`` takes them."""
@@ -468,18 +378,18 @@ class PathDistribution(Targets):
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype must be floating point, got {dtype}")
 
-        def move(t: Tensor, own: int) -> Tensor:
+        def move(t: Tensor, dims: int) -> Tensor:
             return t.to(device, dtype if t.is_floating_point() else None, non_blocking=non_blocking)
 
-        moved = self._mapped(move, self.batch_shape, shared=True)
-        moved.device, moved.dtype = moved._scores[0].device, moved._scores[0].dtype
-        if moved.device != self.device:
-            moved.backend = backend_for(self.structure, moved.device, self.omega.kernel)
-        return moved
+        solver = self._solver.map(move, self.batch_shape, shared=True)
+        if solver.scores[0].device != self.device:
+            solver.backend = backend_for(solver.program.name, solver.scores[0].device, self.omega.kernel)
+            solver.integers = tuple(t.to(solver.scores[0].device) for t in solver.integers)
+        return self._by(solver)
 
     def detach(self) -> Self:
         """The same distribution without gradients."""
-        return self._mapped(lambda t, own: t.detach(), self.batch_shape, shared=True)
+        return self._by(self._solver.map(lambda t, dims: t.detach(), self.batch_shape, shared=True))
 
     def __copy__(self) -> Self:
         other = object.__new__(type(self))
@@ -489,119 +399,23 @@ class PathDistribution(Targets):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An independent copy, whose scores are leaves of their own."""
 
-        def clone(t: Tensor, own: int) -> Tensor:
+        def clone(t: Tensor, dims: int) -> Tensor:
             return t.detach().clone().requires_grad_(t.requires_grad)
 
-        return self._mapped(clone, self.batch_shape, shared=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cache": {}, "_without_graph": {}, "_flat_batch": None}
-
-    def _mapped(self, function: Callable[[Tensor, int], Tensor], batch_shape: torch.Size, shared: bool = False) -> Self:
-        """This distribution with a function of (tensor, dimensions of its own) applied to its tensors.
-
-        What the batch shares stays as it is unless ``shared``, but for the first score, whose batch is the program's.
-        """
-        other = copy(self)
-        other._forget()
-        other._batch_shape = batch_shape
-        other._scores = tuple(
-            function(score, own) if shared or place == 0 or score.ndim > own else score
-            for place, (score, own) in enumerate(zip(self._scores, self._own_dims, strict=True))
-        )
-        for name, own in self._own_tensors.items():
-            tensor = getattr(self, name)
-            if tensor is not None:
-                setattr(other, name, function(tensor, own))
-        if isinstance(self.omega.gamma, Tensor):
-            other.omega = copy(self.omega)
-            other.omega.gamma = function(self.omega.gamma, 0)
-        return other
+        return self._by(self._solver.map(clone, self.batch_shape, shared=True))
 
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
         return f"{type(self).__name__}({shapes}, omega={self.omega})"
 
-    # --- helpers
-
-    def _unweighted(self, omega: Regularizer) -> PathDistribution:
-        """The same graph, where every edge that exists has score 0."""
-        closed = -self.sense * math.inf
-        exists = [score != closed for score in self._detached()]
-        return self._with(
-            [torch.zeros_like(e, dtype=wide_dtype(self.device)).masked_fill(~e, closed) for e in exists], omega
-        )
-
-    def _by_log_transitions(self) -> PathDistribution:
-        """The most probable path as a best one, of an expansion: a max over sums of log q."""
-        return self._with_weights(self._log_transitions().detach(), Hard())
-
-    def _with_weights(self, weights: Tensor, omega: Regularizer) -> PathDistribution:
-        """The same graph with weights to be maximised, for a distribution that is its own expansion."""
-        other = self._with((weights,), omega)
-        other.sense = 1
-        return other
-
-    def _detached(self) -> tuple[Tensor, ...]:
-        return tuple(score.detach() for score in self._scores)
-
-    def _gradient(self) -> tuple[Tensor, ...]:
-        """∇DP_Ω(θ), of the scores' shapes, in the computing dtype."""
-        theta, _, tape = self._forward()
-        flat = self._flat
-        return flat.onto(autograd.expected_path(flat.program, theta, tape, flat.index), self._scores)
-
-    def _path(self) -> Tensor:
-        """The expected path, in the computing dtype."""
-        return self._gradient()[0]
-
-    def _directional_derivative(self, z: Sequence[Tensor]) -> Tensor:
-        theta, _, tape = self._forward()
-        flat = self._flat
-        slopes = autograd.directional_derivative(flat.program, theta, tape, flat.direction(z, theta), flat.index)
-        return slopes.reshape(self.batch_shape)
-
-    def _hessian_product(self, z: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        theta, _, tape = self._forward()
-        flat = self._flat
-        products = autograd.hessian_product(flat.program, theta, tape, flat.direction(z, theta), flat.index)
-        gamma = flat.gamma
-        if isinstance(gamma, Tensor):
-            gamma = gamma.reshape(()) if gamma.numel() == 1 else gamma.expand(self.batch_shape).reshape(-1)
-        over = [
-            gamma.reshape(-1, *[1] * dims) if isinstance(gamma, Tensor) and gamma.ndim else gamma
-            for dims in self._own_dims
-        ]
-        products = tuple(divide_by_gamma(p, g) for p, g in zip(products, over, strict=True))
-        signed = (-p if flat.is_negated else p for p in flat.onto(products, self._scores))
-        return tuple(p.to(self.dtype) for p in signed)
-
-    def _topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """Scores of the sweeps' own sense, (B, k), and paths in the sweeps' own form."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        flat = self._flat
-        program = autograd.Program(self.structure, self._backend_under(_HARD), _HARD)
-        return autograd.topk(program, flat.unscaled(self._scores), k, flat.index)
-
-    def _sample(self, draws: int) -> Tensor:
-        with torch.no_grad():
-            theta, _, tape = self._forward()
-            shape = theta[0].shape[0], draws, self._num_choices
-            uniforms = torch.rand(shape, dtype=wide_dtype(self.device), device=self.device)
-            return autograd.sample(self._flat.program, theta, tape, uniforms, self._flat.index)
-
-    def _log_transitions(self) -> Tensor:
-        """log q of every edge, in the computing dtype."""
-        theta, _, tape = self._forward()
-        flat = self._flat
-        return flat.onto(autograd.log_transitions(flat.program, theta, tape, flat.index), self._scores)[0]
+    # --- checks of arguments
 
     def _check_device(self, name: str, tensor: Tensor) -> None:
         if tensor.device != self.device:
             raise ValueError(f"{name} must be on the potentials' device {self.device}, got {tensor.device}")
 
     def _like(self, name: str, tensor: Tensor, score: Tensor) -> Tensor:
+        """Expand a tensor to the shape of a score."""
         self._check_device(name, check_tensor(name, tensor))
         try:
             return tensor.expand(score.shape)
@@ -611,7 +425,7 @@ class PathDistribution(Targets):
             ) from None
 
     def _check_event(self, path: Tensor) -> Tensor:
-        """(..., *event), in the computing dtype."""
+        """Return an event (..., *event) in the computing dtype."""
         self._check_device("path", check_tensor("path", path))
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
@@ -619,15 +433,16 @@ class PathDistribution(Targets):
         return path.to(torch.promote_types(self.dtype, torch.float32))
 
     def _check_path(self, path: Tensor) -> Tensor:
+        """Return an event in the computing dtype, if it is a path."""
         path = self._check_event(path)
         if is_readable(path):
-            valid = self._is_path(path)
-            if not bool(valid.all()):
-                place = _first(~valid)
-                member = place[len(place) - len(self.batch_shape) :]
-                event = path.expand(valid.shape + self.event_shape)[place]
+            is_path = self._is_path(path)
+            if not bool(is_path.all()):
+                first = tuple((~is_path).nonzero()[0].tolist())
+                member = first[len(first) - len(self.batch_shape) :]
+                event = path.expand(is_path.shape + self.event_shape)[first]
                 p = self.detach()[member] if member else self.detach()
-                raise ValueError(f"path{subscript(place)} {p._why_no_path(event)}")
+                raise ValueError(f"path{subscript(first)} {p._why_no_path(event)}")
         return path
 
 
@@ -648,26 +463,28 @@ class _Paths(constraints.Constraint):
         return self._p._is_path(self._p._check_event(value))
 
 
-def _smallest(gamma: Gamma) -> str:
-    return f"{float(gamma.min() if isinstance(gamma, Tensor) else gamma):g}"
-
-
-def _used(path: Tensor, log_q: Tensor) -> Tensor:
-    """An expected path without the mass that rounding leaves on edges whose probability q is 0 or underflows."""
+def _without_rounding(path: Tensor, log_q: Tensor) -> Tensor:
+    """Remove the mass that rounding leaves on edges whose probability q is 0 or underflows."""
     return path.masked_fill(log_q.exp() == 0, 0)
 
 
-def _first(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero()[0].tolist())
+def _have_same_paths(p: PathDistribution, r: PathDistribution) -> bool:
+    programs = p._solver.program, r._solver.program
+    if programs[0].paths != programs[1].paths or p.event_shape != r.event_shape:
+        return False
+    if programs[0].index_dims is not None and p.batch_shape != r.batch_shape:
+        return False
+    keys = [s.program.key(s.batch.unscaled(s.detached()), s.batch.index) for s in (p._solver, r._solver)]
+    return len(keys[0]) == len(keys[1]) and all(a.equal(b) for a, b in zip(*keys, strict=True))
 
 
 @register_kl(PathDistribution, PathDistribution)  # type: ignore[untyped-decorator]
 def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
-    if not p._same_graph(r):
+    if not _have_same_paths(p, r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
-    p, r = p._expanded(), r._expanded()
-    log_p, log_r = p._log_transitions(), r._log_transitions()
-    path, ratio = _used(p._path(), log_p), log_p - log_r
+    fine = p._solver.expanded()
+    log_p, log_r = fine.log_transitions(), r._solver.expanded().log_transitions()
+    path, ratio = _without_rounding(fine.expected_edges(), log_p), log_p - log_r
     outside = (path > 0) & (ratio == math.inf)  # paths of p that r does not have
-    finite = inner(path, ratio.masked_fill(outside, 0), len(p.event_shape))
-    return finite.masked_fill(outside.flatten(-len(p.event_shape)).any(-1), math.inf)
+    finite = inner(path, ratio.masked_fill(outside, 0), fine.edge_dims)
+    return finite.masked_fill(outside.flatten(-fine.edge_dims).any(-1), math.inf)

@@ -1,226 +1,206 @@
-"""How a target is read, and what a program is worth on it.
+"""The class Targets: how losses read a target of a distribution, and compare the distribution with it.
 
-The defaults are those of a graph, whose target is a path, or the set of the paths within some edges. A structure that
-has other forms of targets, or quicker ways, overrides them; the losses know none of that.
+The defaults are for a graph, whose target is one path, or the set of all paths within some edges. A structure that
+takes other forms of targets, or has quicker ways, brings a subclass.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from bellmax.inputs import check_tensor
-from bellmax.layouts.values import of_sequence
-from bellmax.regularizers import Hard, Negentropy, Regularizer
+from bellmax.programs.values import of_sequence
+from bellmax.regularizers import Hard, Negentropy
 from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from bellmax.distribution import PathDistribution
 
-class Targets(Distribution):
-    """A distribution over paths as losses see it.
+
+class Targets:
+    """The targets and costs that a distribution ``p`` takes.
 
     ``allowed`` is what a target allows, bool: of the event's shape, or for sequences also (..., T, S), of states.
     """
 
-    device: torch.device
-    dtype: torch.dtype
-    omega: Regularizer
-    sense: int = 1
-    """1 where the program is a max over scores, −1 where it is a min over costs."""
-    _scores: tuple[Tensor, ...]
-    _most_of_an_entry: float = 1
-    """How often a path has an edge at most."""
+    is_alignment: ClassVar[bool] = False
+    """True if a path is a set of cells (N, M), which aligns rows with columns."""
+    has_steps: ClassVar[bool] = False
+    """True if a path goes through steps, which may be masked."""
 
-    # --- what is known of a distribution
-
-    @property
-    @abstractmethod
-    def expected_path(self) -> Tensor: ...
+    def __init__(self, p: PathDistribution) -> None:
+        self.p = p
+        self.solver = p._solver
+        self.batch_shape, self.event_shape = p.batch_shape, p.event_shape
 
     @property
-    @abstractmethod
-    def potentials(self) -> Tensor: ...
-
-    @abstractmethod
-    def _value(self) -> Tensor: ...
-
-    @abstractmethod
-    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self: ...
-
-    @abstractmethod
-    def _is_path(self, value: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _check_device(self, name: str, tensor: Tensor) -> None: ...
+    def num_steps(self) -> Tensor | None:
+        """The number of steps of each sequence that are not masked, (...); None if no step is masked."""
+        return None
 
     # --- reading a target
 
-    def _read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
-        """This distribution without the steps that the target masks, and what the target allows of the rest."""
-        self._check_device(name, check_tensor(name, target))
-        p = self._masked_by(name, target, ignore_index)
-        return p, p._allowed(name, target, ignore_index)
+    def read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
+        """Return the targets of the distribution without the steps that the target masks, and what the target allows."""
+        self.p._check_device(name, check_tensor(name, target))
+        targets = self.masked_by(name, target, ignore_index)
+        return targets, targets.allowed(name, target, ignore_index)
 
-    def _masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
-        """This distribution without the steps that the target masks."""
+    def masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
+        """Return the targets of the distribution without the steps that the target masks."""
         return self
 
-    def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        allowed = self._expand(name, target, self.event_shape)
+    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        """Return what a target allows."""
+        allowed = self.expand(name, target, self.event_shape)
         if allowed.dtype == torch.bool:
             return allowed
         if is_checked(allowed):
-            is_count = (allowed >= 0) & (allowed <= self._most_of_an_entry) & (allowed == allowed.round())
-            bad = ~is_count & self._is_used(allowed.ndim)
+            max_count = self.solver.program.max_count
+            is_count = (allowed >= 0) & (allowed <= max_count) & (allowed == allowed.round())
+            bad = ~is_count & self.is_used(allowed.ndim)
             if bool(bad.any()):
-                place = tuple(bad.nonzero()[0].tolist())
-                counts = "0 and 1" if self._most_of_an_entry == 1 else "counts 0, 1, 2, …"
-                raise ValueError(f"{name} must hold {counts}, got {allowed[place].item()} at {place}")
+                position = tuple(bad.nonzero()[0].tolist())
+                counts = "0 and 1" if max_count == 1 else "counts 0, 1, 2, …"
+                raise ValueError(f"{name} must hold {counts}, got {allowed[position].item()} at {position}")
         return allowed > 0
 
-    def _target_forms(self) -> list[str]:
+    def forms(self) -> list[str]:
+        """The forms that a target may have, for messages."""
         return [f"{tuple(self.batch_shape + self.event_shape)} of 0 and 1"]
 
-    def _expand(self, name: str, target: Tensor, own: torch.Size) -> Tensor:
-        needed = self.batch_shape + own
-        if target.ndim == len(needed) or len(own) == len(self.event_shape) <= target.ndim:
+    def expand(self, name: str, target: Tensor, shape: torch.Size) -> Tensor:
+        """Expand a target to the batch shape and ``shape``, or raise a ValueError that lists the forms."""
+        needed = self.batch_shape + shape
+        if target.ndim == len(needed) or len(shape) == len(self.event_shape) <= target.ndim:
             try:
                 return target.expand(needed)
             except RuntimeError:
                 pass
-        forms = " or ".join(self._target_forms())
+        forms = " or ".join(self.forms())
         raise ValueError(f"{name} must have shape {forms}, got {tuple(target.shape)} {target.dtype}")
 
-    def _is_used(self, ndim: int) -> Tensor:
-        """Where a tensor of ``ndim`` dimensions, of the event or of states, is used; it broadcasts."""
-        return torch.ones((), dtype=torch.bool, device=self.device)
+    def is_used(self, ndim: int) -> Tensor:
+        """True at the entries that a path may use, of a tensor with ``ndim`` dimensions; it broadcasts."""
+        batch = self.solver.batch
+        used = self.solver.program.used(batch.unscaled(self.solver.detached()), batch.index)[0]
+        if used is None:
+            return torch.ones((), dtype=torch.bool, device=self.p.device)
+        return used.reshape(self.batch_shape + used.shape[1:])
 
-    def _check_one_path(self, name: str, allowed: Tensor) -> Tensor:
-        """The target as a 0/1 path in the computing dtype."""
-        path = allowed.to(torch.promote_types(self.dtype, torch.float32))
+    def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        """Return the target as a 0/1 path in the computing dtype, or raise a ValueError if it is not a single path."""
+        path = allowed.to(torch.promote_types(self.p.dtype, torch.float32))
         if is_checked(path):
-            whole = self._is_path(path)
-            if not bool(whole.all()):
-                place = of_sequence((~whole).nonzero()[0].tolist())
+            is_path = self.p._is_path(path)
+            if not bool(is_path.all()):
+                member = of_sequence((~is_path).nonzero()[0].tolist())
                 raise ValueError(
-                    f"{name} must be a single path from start to end, got a set of edges that is not one{place}"
+                    f"{name} must be a single path from start to end, got a set of edges that is not one{member}"
                 )
-        self._check_possible(name, allowed)
+        self.check_possible(name, allowed)
         return path
 
-    def _check_possible(self, name: str, allowed: Tensor) -> None:
+    def check_possible(self, name: str, allowed: Tensor) -> None:
         """Raise a ValueError if none of the allowed paths has a finite score."""
-        if is_checked(allowed) and is_readable(self._scores[0]):
+        if is_checked(allowed) and is_readable(self.solver.scores[0]):
             with torch.no_grad():
-                hard = self._with([score.detach() for score in self._scores], Hard())
-                impossible = hard._restricted_value(allowed).isinf()
+                impossible = self.p._under(Hard())._targets.restricted_value(allowed).isinf()
             if bool(impossible.any()):
-                raise ValueError(self._why_impossible(name, allowed, impossible))
+                raise ValueError(self.why_impossible(name, allowed, impossible))
 
-    def _why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
+    def why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
         """A sentence on the first target that has no path of finite score."""
-        place = of_sequence(impossible.nonzero()[0].tolist())
-        return f"{name} must be a path that p can take, but none of its paths has a finite score{place}"
+        member = of_sequence(impossible.nonzero()[0].tolist())
+        return f"{name} must be a path that p can take, but none of its paths has a finite score{member}"
 
-    # --- programs of a target
+    # --- the program within a target
 
-    def _restrict(self, allowed: Tensor) -> Self:
-        """The same program on the allowed edges alone."""
-        return self._with((self._scores[0].masked_fill(~allowed, -self.sense * math.inf),), self.omega)
+    def restrict(self, allowed: Tensor) -> PathDistribution:
+        """Return the same program on the allowed entries alone."""
+        first, *rest = self.solver.scores
+        closed = first.masked_fill(~allowed, -self.p.sense * math.inf)
+        return self.p._with((closed, *rest), self.p.omega)
 
-    def _restricted_value(self, allowed: Tensor) -> Tensor:
-        """DP_Ω over the paths that are allowed; infinite where there is none."""
-        return self._restrict(allowed)._value()
+    def restricted_value(self, allowed: Tensor) -> Tensor:
+        """DP_Ω over the paths that are allowed; infinite if there is none."""
+        return self.restrict(allowed).value
 
-    def _edges_within(self, allowed: Tensor) -> Tensor:
-        """The edges of the expansion that are allowed; it broadcasts."""
-        return allowed
+    def edges_within(self, allowed: Tensor) -> Tensor:
+        """True at the edges of the expansion that are allowed; it broadcasts."""
+        return self.restrict(allowed)._solver.expanded().edge_weights().detach() > -math.inf
 
-    def _value_alone(self, score: Tensor, nodes: Tensor) -> Tensor:
+    def value_of_one_path(self, score: Tensor, nodes: Tensor) -> Tensor:
         """DP_Ω over a single path: its score less what Ω adds at each of its nodes, which have one parent each."""
-        vertex = self.omega.penalty(torch.ones(1, dtype=wide_dtype(self.device), device=self.device))
-        value = score - multiply_by_gamma(self.sense * nodes * vertex, self.omega.gamma)
-        return value.to(torch.promote_types(self.dtype, torch.float32))
+        device = self.p.device
+        at_vertex = self.p.omega.penalty(torch.ones(1, dtype=wide_dtype(device), device=device))
+        value = score - multiply_by_gamma(self.p.sense * nodes * at_vertex, self.p.omega.gamma)
+        return value.to(torch.promote_types(self.p.dtype, torch.float32))
 
-    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
-        """This distribution without the steps that the target masks, and DP_Ω − DP_Ω within the target, of the batch
-        shape; or this distribution and None, if no kernels know this target."""
+    def excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
+        """DP_Ω − DP_Ω within the target, of the batch shape, or None if no fused kernel supports this target.
+
+        It comes with the targets of the distribution without the steps that the target masks.
+        """
         return self, None
 
     # --- costs of mistakes
 
-    def _right(self, allowed: Tensor) -> Tensor:
-        """The right entries, bool, in the form of :func:`bellmax.losses.hamming_cost`."""
+    def correct(self, allowed: Tensor) -> Tensor:
+        """The entries that are no mistake, bool, in the form of :func:`bellmax.losses.hamming_cost`."""
         return allowed
 
-    def _cost_forms(self) -> list[torch.Size]:
+    def cost_shapes(self) -> list[torch.Size]:
+        """The shapes that a cost may have."""
         return [self.batch_shape + self.event_shape]
 
-    def _check_cost(self, cost: Tensor) -> Tensor:
-        """C, of one of its forms."""
-        self._check_device("cost", check_tensor("cost", cost))
-        forms = self._cost_forms()
-        for needed in forms:
-            if cost.ndim == len(needed) or len(forms) == 1:
+    def check_cost(self, cost: Tensor) -> Tensor:
+        """Expand a cost C to one of its shapes."""
+        self.p._check_device("cost", check_tensor("cost", cost))
+        shapes = self.cost_shapes()
+        for shape in shapes:
+            if cost.ndim == len(shape) or len(shapes) == 1:
                 try:
-                    return cost.expand(needed)
+                    return cost.expand(shape)
                 except RuntimeError:
                     pass
-        shapes = " or ".join(str(tuple(form)) for form in forms)
-        raise ValueError(f"cost must have shape {shapes}, got {tuple(cost.shape)}")
+        needed = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"cost must have shape {needed}, got {tuple(cost.shape)}")
 
-    def _augment(self, cost: Tensor) -> Targets:
-        """The program with scores θ + C, or costs θ − C."""
-        cost = self._check_cost(cost)
+    def augment(self, cost: Tensor) -> PathDistribution:
+        """Return the program with scores θ + C, or costs θ − C."""
+        cost = self.check_cost(cost)
         if is_checked(cost):
-            bad = ~((cost >= 0) & (cost < math.inf)) & self._is_used(cost.ndim)
+            bad = ~((cost >= 0) & (cost < math.inf)) & self.is_used(cost.ndim)
             if bool(bad.any()):
-                place = tuple(bad.nonzero()[0].tolist())
-                raise ValueError(f"cost must be finite and at least 0, got {cost[place].item()} at {place}")
-        return self._add(cost)
+                position = tuple(bad.nonzero()[0].tolist())
+                raise ValueError(f"cost must be finite and at least 0, got {cost[position].item()} at {position}")
+        return self.add(cost)
 
-    def _add(self, cost: Tensor) -> Targets:
-        return self._with((self._scores[0] + self.sense * cost,), self.omega)
+    def add(self, cost: Tensor) -> PathDistribution:
+        first, *rest = self.solver.scores
+        return self.p._with((first + self.p.sense * cost, *rest), self.p.omega)
 
-    def _expected(self, cost: Tensor) -> Tensor:
+    def expected_cost(self, cost: Tensor) -> Tensor:
         """⟨E, C⟩, of the batch shape."""
-        return inner(promote_half(self.expected_path), promote_half(cost), len(self.event_shape))
+        return inner(promote_half(self.p.expected_path), promote_half(cost), len(self.event_shape))
 
-    # --- the expected path beside the target
+    # --- the distance of the expected path from the target
 
-    def _distance(self, name: str, allowed: Tensor) -> Tensor:
-        """How far the expected path is from a target path: −Σ log E over its edges, or ½‖E − Y‖²."""
-        y = self._check_one_path(name, allowed)
-        path = promote_half(self.expected_path)
-        loss = self._divergence(path, y) if isinstance(self.omega, Negentropy) else (path - y).square() / 2
+    def distance(self, name: str, allowed: Tensor) -> Tensor:
+        """The distance of the expected path from a target path: −Σ log E over its edges, or ½‖E − Y‖²."""
+        y = self.check_one_path(name, allowed)
+        path = promote_half(self.p.expected_path)
+        loss = self.divergence(path, y) if isinstance(self.p.omega, Negentropy) else (path - y).square() / 2
         return loss.flatten(-len(self.event_shape)).sum(-1)
 
-    def _divergence(self, path: Tensor, y: Tensor) -> Tensor:
+    def divergence(self, path: Tensor, y: Tensor) -> Tensor:
+        """The divergence of an expected path from a path y under negentropy, entry by entry."""
         return -path.clamp(torch.finfo(path.dtype).tiny, 1).log() * y
-
-    # --- means over a batch
-
-    _is_alignment: ClassVar[bool] = False
-    """Whether a path is a set of cells (N, M), which aligns rows with columns."""
-    _has_steps: ClassVar[bool] = False
-    """Whether a path goes through steps, which may be masked."""
-
-    @property
-    def _num_kept(self) -> Tensor | None:
-        """How many steps of each sequence are kept, (...); None if there are steps, and none is masked."""
-        return None
-
-
-def check_distribution(p: object) -> None:
-    """Raise a ValueError for scores, or anything else that is not a distribution over paths."""
-    if not isinstance(p, Targets):
-        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")

@@ -10,8 +10,8 @@ from bellmax.autograd.functions import (
     topk,
     value,
 )
-from bellmax.autograd.operators import Program
+from bellmax.autograd.operators import Route
 from bellmax.autograd.shortcut import Shortcut
 
-__all__ = ["Program", "Shortcut", "directional_derivative", "expected_path", "forward", "hessian_product"]
+__all__ = ["Route", "Shortcut", "directional_derivative", "expected_path", "forward", "hessian_product"]
 __all__ += ["log_transitions", "sample", "topk", "value"]

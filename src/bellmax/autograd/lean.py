@@ -1,4 +1,4 @@
-"""Functions that are quick to call."""
+"""An autograd.Function with a cheaper ``apply``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd import Function
 class LeanFunction(Function):
     """A Function whose arguments have no default values.
 
-    ``Function.apply`` looks for those by the signature of forward, which costs more than a small sweep.
+    ``Function.apply`` inspects the signature of ``forward`` for defaults, which takes longer than a small sweep.
     """
 
     @classmethod

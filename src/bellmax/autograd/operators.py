@@ -1,6 +1,6 @@
-"""The sweeps as opaque operators of torch that know vmap but no derivatives: for torch.compile, export and torch.func.
+"""The sweeps as opaque operators of torch, for torch.compile, torch.export and torch.func.
 
-An operator's name is the sweep's name.
+An operator has the name of its sweep. It has a rule for vmap, but no derivative.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED
-from bellmax.layouts import LAYOUTS
+from bellmax.programs import PROGRAMS
 from bellmax.regularizers import Hard, Kernel, Regularizer, from_kernel
 from bellmax.transforms import is_eager, is_plain, is_readable, once_dynamo_is_imported
 
-_PROGRAM = "str structure, str backend, str omega, float[] parameters"
+_PROGRAM = "str program, str backend, str omega, float[] parameters"
 _OPERATORS = {
     "forward": "Tensor[] theta, Tensor[] index) -> (Tensor, Tensor)",
     "backward": "Tensor[] theta, Tensor tape, Tensor seed, Tensor[] index) -> Tensor[]",
@@ -31,14 +31,14 @@ _OPERATORS = {
 _library = torch.library.Library("bellmax", "DEF")
 
 
-class Program(NamedTuple):
-    """A structure, the backend that sweeps it, and Ω at γ = 1.
+class Route(NamedTuple):
+    """The sweeps to run: the names of a program and a backend, and Ω at γ = 1.
 
-    A :class:`Kernel` is constants, which torch.compile can write into a graph. An Ω written in Python runs on the
+    A :class:`Kernel` holds constants, which torch.compile can write into a graph. An Ω written in Python runs on the
     reference backend, without an operator.
     """
 
-    structure: str
+    program: str
     backend: str
     omega: Kernel | Regularizer
 
@@ -47,32 +47,32 @@ class Program(NamedTuple):
         return from_kernel(self.omega) if isinstance(self.omega, Kernel) else self.omega
 
 
-def sweep(name: str, program: Program, *args: Any) -> Any:
-    """Run a sweep: at once where nobody but autograd looks, else as an operator."""
-    if not isinstance(program.omega, Kernel):
-        return _run_in_python(name, *program, *args)
+def sweep(name: str, route: Route, *args: Any) -> Any:
+    """Run a sweep: directly in eager mode on plain tensors, else as an operator."""
+    if not isinstance(route.omega, Kernel):
+        return _run_in_python(name, *route, *args)
     if not is_eager() or args[0][0].is_meta or not is_plain(args[0]):
-        return getattr(torch.ops.bellmax, name)(*program[:2], *program.omega, *args)
-    return run(name, *program[:2], from_kernel(program.omega), *args)
+        return getattr(torch.ops.bellmax, name)(*route[:2], *route.omega, *args)
+    return run(name, *route[:2], from_kernel(route.omega), *args)
 
 
-def run(name: str, structure: str, backend: str, omega: Regularizer, *args: Any) -> Any:
-    """Run a sweep now."""
-    if name == "hessian" and type(omega) is Hard:  # its second derivative is 0 wherever there is one
+def run(name: str, program: str, backend: str, omega: Regularizer, *args: Any) -> Any:
+    """Run a sweep directly. If the sweep needs it, the values are checked first."""
+    if name == "hessian" and type(omega) is Hard:  # the Hessian of the hard max is 0
         return [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in args[0]]
-    sweeps = BACKENDS[backend].sweeps(structure)
+    sweeps = BACKENDS[backend].sweeps(program)
     if name in CHECKED and sweeps.check is not None and is_readable(args[0][0]):
         sweeps.check(args[0], args[-1])
     return getattr(sweeps, name)(*args, omega)
 
 
 def _run_in_python(*args: Any) -> Any:
-    """A sweep under an Ω written in Python."""
+    """Run a sweep under an Ω written in Python."""
     return run(*args)
 
 
 def _keep_from_dynamo() -> None:
-    # Such an Ω runs eagerly where the graph breaks, and this is no frame to be compiled then.
+    # A Python Ω breaks the graph; keep Dynamo from compiling the sweep's frames.
     global _run_in_python
     _run_in_python = torch.compiler.disable(_run_in_python)
 
@@ -81,33 +81,33 @@ once_dynamo_is_imported(_keep_from_dynamo)
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    def operate(structure: str, backend: str, omega: str, parameters: Sequence[float], *args: Any) -> Any:
-        return run(name, structure, backend, from_kernel(Kernel(omega, tuple(parameters))), *args)
+    def operate(program: str, backend: str, omega: str, parameters: Sequence[float], *args: Any) -> Any:
+        return run(name, program, backend, from_kernel(Kernel(omega, tuple(parameters))), *args)
 
     return operate
 
 
 def _fake(name: str) -> Callable[..., Any]:
     def shapes(
-        structure: str, backend: str, omega: str, parameters: Sequence[float], theta: Sequence[Tensor], *args: Any
+        program: str, backend: str, omega: str, parameters: Sequence[float], theta: Sequence[Tensor], *args: Any
     ) -> Any:
-        first, layout = theta[0], LAYOUTS[structure]
+        first = theta[0]
         if name == "forward":
-            return first.new_empty(first.shape[0]), BACKENDS[backend].sweeps(structure).empty_tape(theta, args[-1])
+            return first.new_empty(first.shape[0]), BACKENDS[backend].sweeps(program).empty_tape(theta, args[-1])
         if name == "sample":
-            return layout.empty_paths(theta, args[-1], args[1].shape[1])
+            return PROGRAMS[program].empty_paths(theta, args[-1], args[1].shape[1])
         if name == "topk":
-            return first.new_empty(first.shape[0], args[0]), layout.empty_paths(theta, args[-1], args[0])
+            return first.new_empty(first.shape[0], args[0]), PROGRAMS[program].empty_paths(theta, args[-1], args[0])
         return [t.new_empty(t.shape) for t in theta]
 
     return shapes
 
 
 def _batched(name: str) -> Callable[..., Any]:
-    """The rule of vmap: the dimension it maps over is merged into the batch, which comes first."""
+    """Return the vmap rule of an operator, which merges the mapped dimension into the batch."""
 
     def operate(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        program, theta, index = args[:4], args[4], args[-1]
+        route, theta, index = args[:4], args[4], args[-1]
         maps = info.batch_size
 
         def unmapped(tensor: Tensor, dim: int | None) -> tuple[int, ...]:
@@ -127,9 +127,9 @@ def _batched(name: str) -> Callable[..., Any]:
             return result.reshape(maps, batch, *result.shape[1:])
 
         merged = [merge(argument, dim) for argument, dim in zip(args[4:-1], in_dims[4:-1], strict=True)]
-        if index and LAYOUTS[program[0]].index_is_batched:
+        if index and PROGRAMS[route[0]].index_dims is not None:
             index = merge(index, in_dims[-1])
-        results = getattr(torch.ops.bellmax, name)(*program, *merged, index)
+        results = getattr(torch.ops.bellmax, name)(*route, *merged, index)
         if isinstance(results, Tensor):
             return split(results), 0
         results = [split(result) for result in results]

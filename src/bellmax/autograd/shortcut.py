@@ -1,4 +1,4 @@
-"""Kernels first, the general way for the rest: higher derivatives, and gradients that a transform looks at."""
+"""Results of kernels as differentiable functions: a kernel for the gradient, general sweeps for higher derivatives."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from bellmax.transforms import is_eager, needs_grad
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shortcut:
-    """The gradient of a result that a kernel found, as functions of its inputs and of the tensors that it kept.
+    """The gradient of a result that a kernel computed, as functions of its inputs and of saved tensors.
 
-    Neither function holds scores or results: those are saved, so that hooks for saved tensors see them.
+    Neither function may hold scores or results. Those are saved by autograd, so that hooks for saved tensors see them.
     """
 
     vjp: Callable[[Tensors, Tensors, Tensor], Sequence[Tensor | None]]
-    """(inputs, kept, grad) → the gradient of each input, by a kernel."""
+    """(inputs, saved, grad) → the gradient of each input, by a kernel."""
     general: Callable[[Tensors, Tensors], Tensor]
-    """(inputs, kept) → the result by the general sweeps, which are differentiable to any order."""
+    """(inputs, saved) → the result by the general sweeps, which are differentiable to any order."""
 
-    def attach(self, found: Tensor, inputs: Tensors, kept: Tensors = ()) -> Tensor:
-        """``found`` as a function of the inputs."""
+    def attach(self, result: Tensor, inputs: Tensors, saved: Tensors = ()) -> Tensor:
+        """Return the result as a function of the inputs."""
         if not needs_grad(*inputs):
-            return found
-        result: Tensor = _Attach.apply(self, [found], len(inputs), *inputs, *kept)
-        return result
+            return result
+        attached: Tensor = _Attach.apply(self, [result], len(inputs), *inputs, *saved)
+        return attached
 
 
 class _Attach(LeanFunction):
     @staticmethod
-    def forward(ctx: Any, shortcut: Shortcut, found: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, shortcut: Shortcut, result: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
         ctx.shortcut, ctx.count = shortcut, count
         ctx.save_for_backward(*tensors)
-        return found[0]
+        return result[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         tensors, count = ctx.saved_tensors, ctx.count
-        inputs, kept = tensors[:count], tensors[count:]
+        inputs, saved = tensors[:count], tensors[count:]
         needed = ctx.needs_input_grad[3 : 3 + count]
         if torch.is_grad_enabled() or not is_eager():
-            gradients = _by_general_sweeps(ctx.shortcut, inputs, kept, grad, needed)
+            gradients = _by_general_sweeps(ctx.shortcut, inputs, saved, grad, needed)
         else:
-            gradients = ctx.shortcut.vjp(inputs, kept, grad)
-        return None, None, None, *gradients, *[None] * len(kept)
+            gradients = ctx.shortcut.vjp(inputs, saved, grad)
+        return None, None, None, *gradients, *[None] * len(saved)
 
 
 def _by_general_sweeps(
-    shortcut: Shortcut, inputs: Tensors, kept: Tensors, grad: Tensor, needed: Sequence[bool]
+    shortcut: Shortcut, inputs: Tensors, saved: Tensors, grad: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients that are needed, which have gradients in turn."""
+    """Return the gradients that are needed, as differentiable functions."""
     with torch.enable_grad():
-        # Views, since an input may be a function of another one, or the same.
+        # Views, since one tensor may be two inputs, or an input a function of another input.
         views = [t.view_as(t) if is_needed else t for t, is_needed in zip(inputs, needed, strict=True)]
-        result = shortcut.general(views, kept)
+        result = shortcut.general(views, saved)
     wanted = [t for t, is_needed in zip(views, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=torch.is_grad_enabled()))
-    return [next(found) if is_needed else None for is_needed in needed]
+    gradients = iter(torch.autograd.grad(result, wanted, grad, create_graph=torch.is_grad_enabled()))
+    return [next(gradients) if is_needed else None for is_needed in needed]

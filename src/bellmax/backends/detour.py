@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bellmax.backends.protocol import CHECKED, Backend, Sweeps
-from bellmax.layouts import LAYOUTS, Layout
+from bellmax.programs import PROGRAMS, Program
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -42,7 +42,7 @@ class Detour:
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
-            self._sweeps[structure] = cast("Sweeps", _Sweeps(LAYOUTS[structure], self._native.sweeps(structure)))
+            self._sweeps[structure] = cast("Sweeps", _Sweeps(PROGRAMS[structure], self._native.sweeps(structure)))
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> Any | None:
@@ -54,8 +54,8 @@ class _Sweeps:
 
     check = None  # that of the kernels sees the copies
 
-    def __init__(self, layout: Layout, kernels: Sweeps) -> None:
-        self._layout, self._kernels = layout, kernels
+    def __init__(self, program: Program, kernels: Sweeps) -> None:
+        self._program, self._kernels = program, kernels
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         return self._kernels.empty_tape([t.new_empty(t.shape, device=_CPU) for t in theta], index)
@@ -69,7 +69,7 @@ class _Sweeps:
         # A first sweep reads its tensors as they are now, whoever has changed them; the later ones want the same.
         copy = _keep if name == "forward" else _copy if name in CHECKED else _kept
         scores, given = _here(theta, copy), _here(given)
-        index = [_precise(part) for part in _here(index, copy if self._layout.index_is_batched else _kept)]
+        index = [_precise(part) for part in _here(index, _kept if self._program.index_dims is None else copy)]
         if name == "sample":
             given[-1] = _precise(given[-1])
         if name in CHECKED and self._kernels.check is not None:

@@ -19,7 +19,7 @@ class Sweeps(Protocol):
     """The loops over a structure, on a flat batch and at γ = 1.
 
     ``theta`` is one or more tensors, batch first; the size of the batch is the first one's, and another may have batch
-    size 1, which all members share. ``index`` are the structure's integer tensors: see :mod:`bellmax.layouts`. ``tape``
+    size 1, which all members share. ``index`` are the structure's integer tensors: see :mod:`bellmax.programs`. ``tape``
     is kept by ``forward`` for the rest: batch first, and otherwise the backend's own business. Results of θ's shapes
     are summed over the batch where it shares a tensor.
     """
@@ -52,12 +52,12 @@ class Sweeps(Protocol):
         ...
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        """K paths, as in ``Layout.empty_paths``, drawn with ``uniforms`` (B, K, choices): the n-th choice of a walk
+        """K paths, as in ``Program.empty_paths``, drawn with ``uniforms`` (B, K, choices): the n-th choice of a walk
         takes the n-th."""
         ...
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        """Scores (B, k) of the best paths, descending, and the paths as in ``Layout.empty_paths``."""
+        """Scores (B, k) of the best paths, descending, and the paths as in ``Program.empty_paths``."""
         ...
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot, pad
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, as_lengths, check_tensor
-from bellmax.layouts.grid import grid
+from bellmax.programs.grid import grid
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.chain import Chain
 from bellmax.structures.dag import DAG, DAGPaths

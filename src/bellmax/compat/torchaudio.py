@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bellmax.inputs import check_choice, check_tensor
-from bellmax.layouts.values import check_lengths
+from bellmax.programs.values import check_lengths
 from bellmax.structures.ctc import CTC
 from bellmax.structures.transducer import Transducer
 from bellmax.transforms import is_checked

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.layouts.values import of_sequence
+from bellmax.programs.values import of_sequence
 from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.tensors import promote_half
 from bellmax.transforms import is_readable
@@ -29,13 +29,14 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
     tensor(1.)
     """
     check_reduction(p, reduction)
-    if not p._is_alignment:
+    targets = p._targets
+    if not targets.is_alignment:
         raise ValueError(f"p must be a DTW, got {type(p).__name__}")
-    p, allowed = p._read("target", target)
-    beside = (promote_half(p.expected_path) - p._check_one_path("target", allowed)).cumsum(-1)
+    targets, allowed = targets.read("target", target)
+    difference = (promote_half(p.expected_path) - targets.check_one_path("target", allowed)).cumsum(-1)
     # Past the last column a row's sum would be counted once more.
-    within = p._is_used(beside.ndim).any(-2, keepdim=True)
-    return reduce(p, beside.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
+    within = targets.is_used(difference.ndim).any(-2, keepdim=True)
+    return reduce(targets, difference.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
 
 
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, ignore_index: int = -100) -> Tensor:
     """:func:`relaxed` of a target that errors call ``name``, and where another label than −100 may mask a step."""
     check_reduction(p, reduction)
-    p, allowed = p._read(name, target, ignore_index)
-    loss = p._distance(name, allowed)
+    targets, allowed = p._targets.read(name, target, ignore_index)
+    loss = targets.distance(name, allowed)
     if not is_checked(allowed):
-        loss = loss.masked_fill(p._restricted_value(allowed).isinf(), math.inf)
-    return reduce(p, loss, reduction)
+        loss = loss.masked_fill(targets.restricted_value(allowed).isinf(), math.inf)
+    return reduce(targets, loss, reduction)
 
 
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -68,7 +68,8 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
     tensor(1.)
     """
     check_reduction(p, reduction)
-    return reduce(p, p._expected(p._check_cost(cost)), reduction)
+    targets = p._targets
+    return reduce(targets, targets.expected_cost(targets.check_cost(cost)), reduction)
 
 
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -90,13 +91,13 @@ def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") ->
     check_reduction(p, reduction)
     if isinstance(p.omega, Negentropy):
         loss = divide_by_gamma(surrogate(p, target, reduction="none"), p.omega.gamma)
-        return reduce(p._read("target", target)[0], loss, reduction)
-    p, allowed = p._read("target", target)
-    edges = p._expanded()
-    log_q = edges._log_transitions().masked_fill(~p._edges_within(allowed), -math.inf)
-    loss = -edges._with_weights(log_q, Negentropy())._value()
+        return reduce(p._targets.read("target", target)[0], loss, reduction)
+    targets, allowed = p._targets.read("target", target)
+    fine = targets.solver.expanded()
+    log_q = fine.log_transitions().masked_fill(~targets.edges_within(allowed), -math.inf)
+    loss = -fine.with_edge_weights(log_q, Negentropy()).value()
     if is_checked(loss) and bool((loss == math.inf).any()):
-        impossible = (loss == math.inf) & p._restricted_value(allowed).isinf()
+        impossible = (loss == math.inf) & targets.restricted_value(allowed).isinf()
         if bool(impossible.any()):
-            raise ValueError(p._why_impossible("target", allowed, impossible))
-    return reduce(p, without_rounding_below_zero(loss), reduction)
+            raise ValueError(targets.why_impossible("target", allowed, impossible))
+    return reduce(targets, without_rounding_below_zero(loss), reduction)

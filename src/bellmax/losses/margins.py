@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.losses.reductions import check_distribution, check_reduction, reduce
 from bellmax.regularizers import Hard, Negentropy, Regularizer
-from bellmax.targets import check_distribution
 from bellmax.tensors import without_rounding_below_zero
 from bellmax.transforms import is_checked
 
@@ -45,18 +44,19 @@ def surrogate_of(
 ) -> Tensor:
     """:func:`surrogate` of a target that errors call ``name``, and where another label than −100 may mask a step."""
     check_reduction(p, reduction)
+    targets = p._targets
     if cost is None:
-        p, excess = p._excess_by_kernels(target, ignore_index)
+        targets, excess = targets.excess_by_kernels(target, ignore_index)
         if excess is not None:
-            return reduce(p, excess, reduction)
-    p, allowed = p._read(name, target, ignore_index)
-    best = (p if cost is None else p._augment(cost))._value()
-    restricted = p._restricted_value(allowed)
+            return reduce(targets, excess, reduction)
+    targets, allowed = targets.read(name, target, ignore_index)
+    best = (targets.p if cost is None else targets.augment(cost)).value
+    restricted = targets.restricted_value(allowed)
     impossible = restricted.isinf()
     if is_checked(impossible) and bool(impossible.any()):
-        raise ValueError(p._why_impossible(name, allowed, impossible))
+        raise ValueError(targets.why_impossible(name, allowed, impossible))
     excess = without_rounding_below_zero(p.sense * (best - restricted))
-    return reduce(p, excess.masked_fill(impossible, math.inf), reduction)
+    return reduce(targets, excess.masked_fill(impossible, math.inf), reduction)
 
 
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -111,15 +111,15 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
             [0., 0.]])
     """
     check_distribution(p)
-    p, allowed = p._read("target", target)
-    allowed = p._right(allowed)
+    targets, allowed = p._targets.read("target", target)
+    correct = targets.correct(allowed)
     weight = torch.as_tensor(weight, device=p.device)
     dtype = torch.promote_types(p.dtype, weight.dtype) if weight.is_floating_point() and weight.ndim else p.dtype
     try:
-        weight = weight.to(dtype).expand(allowed.shape)
+        weight = weight.to(dtype).expand(correct.shape)
     except RuntimeError:
-        raise ValueError(f"weight must broadcast to {tuple(allowed.shape)}, got shape {tuple(weight.shape)}") from None
-    return weight.masked_fill(allowed, 0)
+        raise ValueError(f"weight must broadcast to {tuple(correct.shape)}, got shape {tuple(weight.shape)}") from None
+    return weight.masked_fill(correct, 0)
 
 
 def _under(p: PathDistribution, omega: Regularizer) -> PathDistribution:

@@ -6,30 +6,36 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import check_choice
-from bellmax.targets import check_distribution
+from bellmax.targets import Targets
 
 _REDUCTIONS = ("none", "mean", "sum", "token_mean")
+
+
+def check_distribution(p: object) -> None:
+    """Raise a ValueError if p is not a distribution over paths."""
+    if not isinstance(p, PathDistribution):
+        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:
     check_distribution(p)
     check_choice("reduction", reduction, _REDUCTIONS)
-    if reduction == "token_mean" and not p._has_steps:
+    if reduction == "token_mean" and not p._targets.has_steps:
         raise ValueError(f"reduction='token_mean' is for chains, got a {type(p).__name__}")
 
 
-def reduce(p: PathDistribution, loss: Tensor, reduction: str) -> Tensor:
-    """A loss of the batch shape as ``reduction`` asks. Sequences of which no step is kept are left out of means."""
+def reduce(targets: Targets, loss: Tensor, reduction: str) -> Tensor:
+    """Reduce a loss of the batch shape. Sequences whose steps are all masked do not count in means."""
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
-    kept = p._num_kept
-    if kept is None:
-        if p._has_steps and not loss.numel():
+    steps = targets.num_steps
+    if steps is None:
+        if targets.has_steps and not loss.numel():
             return loss.sum()
-        return loss.mean() if reduction == "mean" else loss.sum() / (loss.numel() * p.event_shape[0])
-    count = kept.sum() if reduction == "token_mean" else (kept > 0).sum()
+        return loss.mean() if reduction == "mean" else loss.sum() / (loss.numel() * targets.event_shape[0])
+    count = steps.sum() if reduction == "token_mean" else (steps > 0).sum()
     return loss.sum() / count.clamp(min=1)
 
 

@@ -24,7 +24,7 @@ from bellmax.inputs import (
     check_band,
     check_choice,
 )
-from bellmax.layouts.values import check_lengths
+from bellmax.programs.values import check_lengths
 from bellmax.regularizers import Negentropy, Regularizer, resolve
 from bellmax.series.costs import COSTS, Cost, as_power, broadcast, pairwise, power_costs, power_gradients
 from bellmax.structures.dtw import DTW, StepWeights

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,13 +14,12 @@ import bellmax.autograd as autograd
 from bellmax.backends import BACKENDS
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
-from bellmax.layouts.scored_chain import dense, onto_edges
-from bellmax.layouts.steps import first_step, last_step, previous_states
-from bellmax.layouts.values import subscript
+from bellmax.programs import CHAIN, SCORED_CHAIN
+from bellmax.programs.chain import first_step, last_step, previous_states
+from bellmax.programs.values import subscript
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
-from bellmax.structures.sequences import Gap, SequencePaths
-from bellmax.targets import Targets
-from bellmax.tensors import Gamma, Tensors, wide_dtype, widen
+from bellmax.structures.sequences import Gap, SequencePaths, SequenceTargets, read_steps
+from bellmax.tensors import Gamma, Tensors, multiply_by_gamma, wide_dtype, widen
 from bellmax.transforms import is_checked, is_transformed
 
 if TYPE_CHECKING:
@@ -28,6 +28,62 @@ if TYPE_CHECKING:
 _MOST_PRECISE = 1e9
 """A value up to which a difference of two float64 is right to 1e-6."""
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
+
+
+class ScoredChainTargets(SequenceTargets):
+    """Targets of a chain given by scores. A fused kernel scores full labels."""
+
+    def excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
+        fused = BACKENDS[self.p.backend].shortcut("scored_chain.labels")
+        shape = (*self.batch_shape, self.event_shape[0])
+        if fused is None or is_transformed(*self.solver.inputs) or not self._are_labels(target):
+            return self, None
+        if target.shape != shape or target.device != self.p.device:
+            return self, None
+        labels = (target if target.ndim == 2 else target.reshape(self.batch_shape.numel(), shape[-1])).to(torch.int64)
+        targets, scores = self, self._scores_by_kernel(fused, labels, ignore_index)
+        if scores is None and bool((labels == ignore_index).any()):
+            targets = self.masked_by("target", target, ignore_index)
+            scores = targets._scores_by_kernel(fused, labels, ignore_index)
+        return (self, None) if scores is None else (targets, targets._excess_of(fused, labels, scores))
+
+    def _scores_by_kernel(self, fused: Any, labels: Tensor, ignore_index: int) -> Tensor | None:
+        """The score (B,) of labels (B, T) at γ = 1; None unless all of them are states of finite score."""
+        scores: Tensor | None = fused.run(self.solver.eager_theta(), self.solver.batch.index, labels, ignore_index)
+        return scores
+
+    def _excess_of(self, fused: Any, labels: Tensor, scores: Tensor) -> Tensor:
+        """DP_Ω minus its value on labels (B, T) alone, whose scores (B,) at γ = 1 are known."""
+        solver, batch, gamma = self.solver, self.solver.batch, self.p.omega.gamma
+        theta, value, tape = solver.eager_forward()
+        excess, penalty = value - scores, self._penalty()
+        excess = (excess if penalty is None else excess + penalty).clamp_(min=0)
+        result = batch.rescale(excess, gamma.detach() if isinstance(gamma, Tensor) else gamma)
+        template = copy(self.p)
+        template._solver = solver.without_scores()
+
+        def vjp(inputs: Tensors, saved: Tensors, grad: Tensor) -> list[Tensor | None]:
+            *of_value, labels = saved
+
+            def subtract(gradients: Tensors, theta: Tensors, seed: Tensor) -> None:
+                fused.subtract(gradients, theta, batch.index, labels, seed)
+
+            return batch.vjp(inputs, of_value, grad, subtract)
+
+        def general(inputs: Tensors, saved: Tensors) -> Tensor:
+            p = cast("ScoredChain", template._by(template._solver.with_inputs(inputs)))
+            value, score = p.value, p._score_of(saved[-1].reshape(*p.batch_shape, p.event_shape[0]))
+            constant = 0 if penalty is None else multiply_by_gamma(penalty.reshape(p.batch_shape), p.omega.gamma)
+            return value - score.to(value.dtype) + constant
+
+        return autograd.Shortcut(vjp, general).attach(result, solver.inputs, (*theta, tape, excess, labels))
+
+    def _penalty(self) -> Tensor | None:
+        """Ω at γ = 1 of the nodes of a single path, (B,); None if it is 0."""
+        kernel = self.p.omega.kernel
+        assert kernel is not None
+        at_vertex, lengths = penalty_at_vertex(kernel), self.sequences.lengths.reshape(-1)
+        return at_vertex * (lengths + (lengths > 0)) if at_vertex else None
 
 
 class Chain(SequencePaths):
@@ -60,8 +116,6 @@ class Chain(SequencePaths):
     tensor([ 0,  0, -1, -1])
     """
 
-    structure = "chain"
-
     @answers_near_misses
     def __init__(
         self,
@@ -75,8 +129,8 @@ class Chain(SequencePaths):
         shape = check_tensor("potentials", potentials).shape
         if len(shape) < 3 or shape[-1] != shape[-2] or shape[-1] == 0:
             raise ValueError(f"potentials must have shape (..., T, S, S) with S >= 1, got {tuple(shape)}")
-        super().__init__({"potentials": (potentials, 3)}, shape[:-3], shape[-3:], omega, gamma)
-        self._set_steps(lengths, mask)
+        integers = read_steps(lengths, mask, shape[:-2], potentials.device)
+        super().__init__(CHAIN, {"potentials": (potentials, 3)}, integers, shape[:-3], shape[-3:], omega, gamma)
 
     @classmethod
     @answers_near_misses
@@ -130,8 +184,7 @@ class ScoredChain(Chain):
     entropy under negentropy do without.
     """
 
-    structure = "scored_chain"
-    _tape_is_large = True
+    _target_kind = ScoredChainTargets
 
     def __init__(
         self,
@@ -167,20 +220,11 @@ class ScoredChain(Chain):
             if score.shape != needed:
                 raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
             ends.append(score)
-        PathDistribution.__init__(
-            self,
-            {
-                "emissions": (emissions, 2),
-                "transitions": (transitions, 3 if by_step else 2),
-                "start": (ends[0], 1),
-                "end": (ends[1], 1),
-            },
-            batch,
-            torch.Size((steps, states, states)),
-            omega,
-            gamma,
-        )
-        self._set_steps(lengths, mask)
+        scores = {"emissions": (emissions, 2), "transitions": (transitions, 3 if by_step else 2)}
+        scores |= {"start": (ends[0], 1), "end": (ends[1], 1)}
+        integers = read_steps(lengths, mask, shape[:-1], emissions.device)
+        event = torch.Size((steps, states, states))
+        PathDistribution.__init__(self, SCORED_CHAIN, scores, integers, batch, event, omega, gamma)
 
     @property
     def emissions(self) -> Tensor:
@@ -208,128 +252,89 @@ class ScoredChain(Chain):
 
         If the scores are in half precision, the potentials are float32.
         """
-        return dense(self._flat.unscaled(self._scores), self._flat.index).reshape(self.batch_shape + self.event_shape)
+        return self._solver.edge_weights()
 
     @property
     def marginals(self) -> Tensor:
         """Probability of each state at each step, (..., T, S); 0 at masked steps. Differentiable."""
-        found = None if is_transformed(*self._scores) else self._marginals_in_one_go()
-        if found is None:
-            return self._gradient()[0].to(self.dtype)
-        return found.reshape(self.batch_shape + self.event_shape[:2]).to(self.dtype)
+        marginals = None if is_transformed(*self._solver.inputs) else self._marginals_by_kernels()
+        if marginals is None:
+            return self._solver.gradient()[0].to(self.dtype)
+        return marginals.reshape(self.batch_shape + self.event_shape[:2]).to(self.dtype)
 
-    def _marginals_in_one_go(self) -> Tensor | None:
-        """(B, T, S), by kernels for two states; None where they do not serve."""
-        shortcut = BACKENDS[self.backend].shortcut("scored_chain.marginals")
-        kernel, states = self.omega.kernel, self.event_shape[1]
-        if shortcut is None or states != 2:
+    def _marginals_by_kernels(self) -> Tensor | None:
+        """The marginals (B, T, S) by the fused kernel for two states; None if it does not support these scores."""
+        fused = BACKENDS[self.backend].shortcut("scored_chain.marginals")
+        kernel, states, batch = self.omega.kernel, self.event_shape[1], self._solver.batch
+        if fused is None or states != 2:
             return None
-        theta, flat = self._flat_theta(), self._flat
-        if not shortcut.serves(kernel, theta):
+        theta, index, route = batch.theta(self._scores, self.omega.gamma), batch.index, batch.route
+        if not fused.serves(kernel, theta):
             return None
-        program, index = flat.program, flat.index
-        found = shortcut.run(kernel, theta, index)
+        marginals = fused.run(kernel, theta, index)
 
-        def vjp(theta: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
-            gradients: Tensors = shortcut.vjp(kernel, theta, index, grad)
+        def vjp(theta: Tensors, saved: Tensors, grad: Tensor) -> Tensors:
+            gradients: Tensors = fused.vjp(kernel, theta, index, grad)
             return gradients
 
-        def general(theta: Tensors, kept: Tensors) -> Tensor:
-            _, tape = autograd.forward(program, theta, index)
-            return autograd.expected_path(program, theta, tape, index)[0]
+        def general(theta: Tensors, saved: Tensors) -> Tensor:
+            _, tape = autograd.forward(route, theta, index)
+            return autograd.expected_path(route, theta, tape, index)[0]
 
-        return None if found is None else autograd.Shortcut(vjp, general).attach(found, theta)
+        return None if marginals is None else autograd.Shortcut(vjp, general).attach(marginals, theta)
 
     def directional_derivative(self, z: Tensor | ScoresLike) -> Tensor:
         """⟨∇DP_Ω(θ), z⟩, of the batch shape, along z = (emissions, transitions, start, end); None stands for 0.
 
         A bare tensor z stands for (z, None, None, None).
         """
-        return self._directional_derivative(self._direction(z))
+        return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:  # type: ignore[override]
         """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0.
 
         A bare tensor z stands for (z, None, None, None). The result always holds four tensors.
         """
-        return self._hessian_product(self._direction(z))
-
-    def best_path(self) -> Tensor:
-        """The highest-scoring path under θ as a 0/1 tensor (..., T, S, S); zeros where no path exists."""
-        return self.sequence_to_path(self.best_sequence())
+        return tuple(p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z)))
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""
         if type(self.omega) is not Negentropy:
             return super().entropy()
-        # v − ⟨E, θ⟩, a small difference of large numbers: what is common to all paths is taken off first.
+        # v − ⟨E, θ⟩ is a small difference of large numbers, so the scores are centred first.
         dims = ((-1,), (-2, -1), (-1,), (-1,))
         scores = [_centred(widen(score), d) for score, d in zip(self._scores, dims, strict=True)]
-        precise = self._with(scores, self.omega)
-        theta, value, tape = precise._flat_value()
-        flat = precise._flat
-        slopes = autograd.directional_derivative(flat.program, theta, tape, theta, flat.index)
+        centred = self._solver.with_scores(scores, self.omega)
+        theta, value, tape = centred.flat_value()
+        batch = centred.batch
+        slopes = autograd.directional_derivative(batch.route, theta, tape, theta, batch.index)
         nowhere = value == -math.inf
         if is_checked(value) and bool((value.masked_fill(nowhere, 0).abs() > _MOST_PRECISE).any()):
             return super().entropy()  # the difference would have no digits
         entropy = (value.masked_fill(nowhere, 0) - slopes).reshape(self.batch_shape)
         return entropy.to(torch.promote_types(self.dtype, torch.float32))
 
-    # --- what the base asks for
-
     def _direction(self, z: Tensor | ScoresLike) -> list[Tensor]:
         if isinstance(z, Tensor):
             z = (z, None, None, None)
         if len(z) != 4:
             raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
-        direction = []
-        for name, given in zip(("emissions", "transitions", "start", "end"), z, strict=True):
-            score: Tensor = getattr(self, name)
-            like = torch.zeros_like(score) if given is None else self._like(f"{name} of z", given, score)
-            direction.append(like)
-        return direction
+        pairs = zip(SCORED_CHAIN.scores, z, self._scores, strict=True)
+        return [torch.zeros_like(s) if d is None else self._like(f"{name} of z", d, s) for name, d, s in pairs]
 
-    def _by_step(self) -> Self:
-        """The same program, where each sequence has its own transitions at every step."""
-        emissions, transitions, start, end = self._scores
-        steps, states, batch = self.event_shape[0], self.event_shape[1], self.batch_shape
-        if self._own_dims[1] == 2:
-            transitions = transitions.unsqueeze(-3)
-        transitions = transitions.expand(*batch, max(steps - 1, 0), states, states)
-        other = self._with((emissions, transitions, start.expand(*batch, -1), end.expand(*batch, -1)), self.omega)
-        other._own_dims = (2, 3, 1, 1)
-        if type(self.omega) is not Negentropy:  # whose kernels keep another tape for shared transitions
-            _, value, tape = self._forward()
-            other._cache = {other._version(): (value, tape)}
-        return other
+    # --- for losses
 
-    def _path(self) -> Tensor:
-        return self._by_step()._onto_edges(autograd.expected_path)
-
-    def _log_transitions(self) -> Tensor:
-        return self._by_step()._onto_edges(autograd.log_transitions)
-
-    def _onto_edges(self, sweep: Callable[..., Sequence[Tensor]]) -> Tensor:
-        """Run a sweep of log q. Return its transitions and start as numbers of edges, (..., T, S, S)."""
-        theta, _, tape = self._forward()
-        flat = self._flat
-        _, transitions, start, _ = sweep(flat.program, theta, tape, flat.index)
-        edges = onto_edges(transitions, start, theta[0], flat.index)
-        return edges.reshape(self.batch_shape + self.event_shape)
-
-    def _with_weights(self, weights: Tensor, omega: Regularizer) -> Chain:
-        dense = Chain(weights, omega=omega)
-        dense._lengths, dense._mask, dense.backend = self._lengths, self._mask, self._backend_under(omega.kernel)
+    def _dense(self) -> Chain:
+        dense = Chain(self.potentials, omega=self.omega)
+        dense._solver = self._solver.with_edge_weights(self.potentials, self.omega)
         return dense
-
-    # --- targets
 
     def _why_forbidden(
         self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
     ) -> tuple[str, str]:
         emissions, transitions, start, end = self._scores
         to = self._show(states)
-        if self._own_dims[1] == 3:
+        if self._solver.dims[1] == 3:
             transitions = transitions[max(gap.step - 1, 0)]
         if bool((emissions[gap.step, states] == -math.inf).all()):
             shown = (f"emissions{subscript((*batch, gap.step, state))}" for state in states)
@@ -347,83 +352,24 @@ class ScoredChain(Chain):
     def _rule(self, forbidden: str, scores: str) -> str:
         return scores if self._tags is None else f"the constraints allow no {forbidden}"
 
-    def _restricted_value(self, allowed: Tensor) -> Tensor:
-        if self._is_of_states(allowed):
-            return super()._restricted_value(allowed)
-        return self._with_weights(self.potentials, self.omega)._restricted_value(allowed)
-
-    def _add(self, cost: Tensor) -> Targets:
-        if self._is_of_states(cost):
-            return super()._add(cost)
-        return self._with_weights(self.potentials, self.omega)._add(cost)
-
-    def _excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
-        shortcut = BACKENDS[self.backend].shortcut("scored_chain.labels")
-        if shortcut is None or is_transformed(*self._scores) or isinstance(self.omega.gamma, Tensor):
-            return self, None
-        shape = (*self.batch_shape, self.event_shape[0])
-        if not self._holds_labels(target) or target.shape != shape or target.device != self.device:
-            return self, None
-        labels = (target if target.ndim == 2 else target.reshape(self.batch_shape.numel(), shape[-1])).to(torch.int64)
-        p = self
-        scores = p._score_by_kernels(shortcut, labels, ignore_index)
-        if scores is None and bool((labels == ignore_index).any()):
-            p = self._masked_by("target", target, ignore_index)
-            scores = p._score_by_kernels(shortcut, labels, ignore_index)
-        return (self, None) if scores is None else (p, p._excess_of_labels(shortcut, labels, scores))
-
-    def _score_by_kernels(self, shortcut: Any, labels: Tensor, ignore_index: int) -> Tensor | None:
-        """The score (B,) of labels (B, T) at γ = 1, if all of them are states of finite score."""
-        theta = self._theta_without_graph(self._version())
-        scores: Tensor | None = shortcut.run(theta, self._flat.index, labels, ignore_index)
-        return scores
-
-    def _excess_of_labels(self, shortcut: Any, labels: Tensor, scores: Tensor) -> Tensor:
-        """DP_Ω less the score of labels (B, T), which were scored (B,) at γ = 1."""
-        flat, kernel = self._flat, self.omega.kernel
-        assert kernel is not None
-        theta, value, tape = self._swept()
-        excess = value - scores
-        vertex = penalty_at_vertex(kernel)
-        if vertex:
-            lengths = self.lengths.reshape(-1)
-            excess = excess + vertex * (lengths + (lengths > 0))
-        found = flat.value(excess.clamp_(min=0))
-        recipe = self._without_scores()
-
-        def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor | None]:
-            *theta, tape, labels = kept
-            seed = flat.seed(grad, theta)
-            gradients = flat.run("backward", theta, tape, seed)
-            shortcut.subtract(gradients, theta, flat.index, labels, seed)
-            return flat.gradients(gradients, inputs)
-
-        def general(inputs: Tensors, kept: Tensors) -> Tensor:
-            p = recipe._with(inputs, recipe.omega)
-            value = p._value()
-            return value - p._score(kept[-1].reshape(*p.batch_shape, p.event_shape[0])).to(value.dtype)
-
-        return autograd.Shortcut(vjp, general).attach(found, self._scores, (*theta, tape, labels))
-
-    def _score(self, sequence: Tensor) -> Tensor:
-        kept, states = self._kept, self.event_shape[1]
-        sequence = sequence.masked_fill(~kept, 0)
+    def _score_of(self, sequence: Tensor) -> Tensor:
+        unmasked, states = self._unmasked, self.event_shape[1]
+        sequence = sequence.masked_fill(~unmasked, 0)
         emissions, transitions, start, end = self._scores
-        edge = (sequence * states + previous_states(sequence, kept))[..., 1:]
-        first, last = first_step(kept), last_step(kept)
-        if self._own_dims[1] == 3:
+        edge = (sequence * states + previous_states(sequence, unmasked))[..., 1:]
+        first, last = first_step(unmasked), last_step(unmasked)
+        if self._solver.dims[1] == 3:
             moved = transitions.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
         else:
             moved = transitions.flatten(-2).expand(*self.batch_shape, -1).gather(-1, edge)
         terms = [
-            (emissions.gather(-1, sequence.unsqueeze(-1)).squeeze(-1), kept),
-            (moved, (kept & ~first)[..., 1:]),
+            (emissions.gather(-1, sequence.unsqueeze(-1)).squeeze(-1), unmasked),
+            (moved, (unmasked & ~first)[..., 1:]),
         ]
         for score, at in ((start, first), (end, last)):
             terms.append((score.expand(*self.batch_shape, states).gather(-1, sequence), at))
-        return torch.stack([term.masked_fill(~at, 0).sum(-1, dtype=wide_dtype(self.device)) for term, at in terms]).sum(
-            0
-        )
+        sums = [term.masked_fill(~at, 0).sum(-1, dtype=wide_dtype(self.device)) for term, at in terms]
+        return torch.stack(sums).sum(0)
 
 
 def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
-from bellmax.layouts.values import of_sequence
+from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
     Lattice,

@@ -12,10 +12,7 @@ from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.layouts import graph as layout
-from bellmax.layouts.grid import Grid
-from bellmax.layouts.lattice import Graph
-from bellmax.layouts.segments import Segments
+from bellmax.programs.graph import GraphProgram, sort, sort_kept
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -103,13 +100,14 @@ class DAG(StoredGraph):
         level = sorting.levels(own, self.num_nodes)
         is_touched = _check_graph(own, level, self.nodes, is_pruned=kept is not None)
         if kept is None:
-            index = layout.sort(pairs[:, 1], pairs[:, 0], level)
+            index = sort(pairs[:, 1], pairs[:, 0], level)
         else:
             level[~is_touched] = -1
-            index = layout.sort_kept(pairs[:, 1], pairs[:, 0], level, kept)
+            index = sort_kept(pairs[:, 1], pairs[:, 0], level, kept)
         self.levels, *rest = (torch.from_numpy(part).to(self.edges.device) for part in (level, *index))
         self._index = tuple(rest)
         self._depth = int(level.max())
+        self._program = GraphProgram(self._longest_path)
 
     @classmethod
     def from_matrix(cls, theta: Tensor, *, start: int | None = None, end: int | None = None) -> DAG:
@@ -159,32 +157,21 @@ class DAG(StoredGraph):
         return dag
 
     @classmethod
-    def _of_grid(cls, grid: Grid | Graph | Segments) -> DAG:
-        """A graph that a layout has made."""
+    def _of_sorted(cls, edges: Tensor, levels: Tensor, index: tuple[Tensor, ...]) -> DAG:
+        """Make a graph from edges (E, 2) [parent, child] that are sorted already."""
         dag = object.__new__(cls)
-        dag.edges, dag.levels, dag._index = grid.edges, grid.levels, grid.graph
-        dag.num_nodes = len(grid.levels)
-        dag._depth = dag.num_nodes - 1 if grid.levels.is_meta else int(grid.levels[-1])
-        dag.nodes = range(dag.num_nodes)
+        dag.edges, dag.levels, dag._index = edges, levels, index
+        dag.num_nodes, dag.nodes = len(levels), range(len(levels))
+        dag._depth = dag.num_nodes - 1 if levels.is_meta else int(levels[-1])
+        dag._program = GraphProgram(dag._longest_path)
         return dag
 
     @property
     def num_edges(self) -> int:
         return self.edges.shape[0]
 
-    @property
-    def _most_choices(self) -> int:
+    def _longest_path(self) -> int:
         return self._depth
-
-    @property
-    def _is_pruned(self) -> Tensor:
-        return (self.levels[self.edges] < 0).any(-1)
-
-    def _excess(self, counts: Tensor) -> Tensor:
-        parent, child = self.edges.unbind(1)
-        start, end = (self.levels == 0).to(counts.dtype), (self.levels == self._depth).to(counts.dtype)
-        flow = (start - end).expand(*counts.shape[:-1], self.num_nodes)
-        return flow.index_add(-1, child, counts).index_add(-1, parent, counts, alpha=-1)
 
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
         """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""

@@ -22,8 +22,8 @@ from bellmax.inputs import (
     check_band,
     check_tensor,
 )
-from bellmax.layouts import grid as layout
-from bellmax.layouts.values import of_sequence
+from bellmax.programs import grid as layout
+from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, along_row, cell, corner, scalar

@@ -1,4 +1,4 @@
-"""What graphs and hypergraphs have in common: edges that lead to a head, nodes in order, one weight an edge."""
+"""The base classes of graphs and hypergraphs, and of their distributions; checks of edges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import check_tensor
+from bellmax.programs import Program
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
 
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SHOWN = 10
-COUNTS_VARY = "the variance of counts is not known: p.sample((n,)).var(0) estimates it"
 
 
 class StoredGraph:
-    """Edges, and the integers that the sweeps read, sorted once."""
+    """Edges, and the integers that describe them to the sweeps, sorted once."""
 
     num_nodes: int
     nodes: Sequence[Hashable]
     levels: Tensor  # (N,): number of edges on the longest way to each node; −1 for a node that is pruned
     _index: tuple[Tensor, ...]
     _tensors: ClassVar[tuple[str, ...]]
-    """What edges are: the names of tensors."""
+    """The names of the tensors that hold the edges."""
+    _program: Program
 
     @property
     @abstractmethod
@@ -54,27 +55,9 @@ class StoredGraph:
         moved._index = tuple(tensor.to(device) for tensor in self._index)
         return moved
 
-    @property
     @abstractmethod
-    def _most_choices(self) -> int:
-        """How many edges a path, or a derivation, has at most."""
-
-    @property
-    @abstractmethod
-    def _is_pruned(self) -> Tensor:
-        """(E,) bool: True for an edge that no path, or derivation, has."""
-
-    @abstractmethod
-    def _excess(self, counts: Tensor) -> Tensor:
-        """(..., N): how often edges (..., E) lead to each node, less how often they lead from it, and what a path from
-        start to end, or a derivation of the goal, has there."""
-
-    def _equals(self, other: StoredGraph) -> bool:
-        """Whether the edges are the same, of two graphs of one kind."""
-        if self is other:
-            return True
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("levels", *self._tensors))
-        return self.num_nodes == other.num_nodes and all(own.equal(others) for own, others in pairs)
+    def _longest_path(self) -> int:
+        """Return the largest number of edges of a path, or of a derivation."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_edges={self.num_edges})"
@@ -82,8 +65,6 @@ class StoredGraph:
 
 class GraphPaths(PathDistribution):
     """The paths of a stored graph, or the derivations of a hypergraph. One engine sweeps both."""
-
-    structure = "dag"
 
     def __init__(
         self,
@@ -98,9 +79,10 @@ class GraphPaths(PathDistribution):
             raise ValueError(f"weights must have shape (..., {graph.num_weights}), got {tuple(weights.shape)}")
         if weights.device != graph.device:
             raise ValueError(f"weights must be on the graph's device {graph.device}, got {weights.device}")
-        super().__init__({"weights": (weights, 1)}, weights.shape[:-1], weights.shape[-1:], omega, gamma)
+        scores = {"weights": (weights, 1)}
+        shape = weights.shape
+        super().__init__(graph._program, scores, graph._index, shape[:-1], shape[-1:], omega, gamma, minimize)
         self._graph = graph
-        self.sense = -1 if minimize else 1
 
     @property
     def weights(self) -> Tensor:
@@ -109,31 +91,15 @@ class GraphPaths(PathDistribution):
 
     @property
     def minimize(self) -> bool:
-        """Whether weights are costs."""
+        """True if the weights are costs."""
         return self.sense < 0
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The same distribution, and its graph, on another device or in another floating point type."""
         moved = super().to(*args, **kwargs)
         moved._graph = self._graph.to(moved.device)
+        moved._solver.integers = moved._graph._index
         return moved
-
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        return self._graph._index
-
-    @property
-    def _num_choices(self) -> int:
-        return self._graph._most_choices
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        # A flow of one unit to the last node, in whole numbers: what enters any other node leaves it.
-        whole = (value >= 0) & (value == value.round())
-        unused = (value == 0) | ~self._graph._is_pruned
-        return (self._graph._excess(value) == 0).all(-1) & (whole & unused).all(-1)
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return type(other) is type(self) and self._graph._equals(other._graph)
 
 
 # --- reading and checking edges

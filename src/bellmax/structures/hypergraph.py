@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -14,12 +14,10 @@ from torch import Tensor
 import bellmax.backends.native.sorting as sorting
 import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.layouts import graph as layout
-from bellmax.layouts.tree import TreeGraph
-from bellmax.layouts.values import of_sequence
+from bellmax.programs.graph import GraphProgram, sort, sort_kept
+from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
-    COUNTS_VARY,
     GraphPaths,
     StoredGraph,
     as_integers,
@@ -30,6 +28,7 @@ from bellmax.structures.graphs import (
     node_number,
     reached,
 )
+from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
@@ -105,7 +104,7 @@ class Hypergraph(StoredGraph):
         if goal is None:
             level = sorting.levels(pairs, size)
             _check_graph(rows.head, pairs, level, self.nodes)
-            index = layout.sort(rows.head, rows.tail, level, rows.arity)
+            index = sort(rows.head, rows.tail, level, rows.arity)
         else:
             is_part = reached(node_number("goal", goal, self.nodes), pairs[:, ::-1], size)
             pairs, kept = pairs[is_part[pairs[:, 1]]], is_part[rows.head]
@@ -113,21 +112,13 @@ class Hypergraph(StoredGraph):
             check_order(pairs, level, self.nodes)
             _check_derived(rows.head, is_part, self.nodes)
             level[~is_part] = -1
-            index = layout.sort_kept(rows.head, rows.tail, level, kept, rows.arity)
+            index = sort_kept(rows.head, rows.tail, level, kept, rows.arity)
         shared = None if weight_of is None else _check_weight_of(weight_of, len(rows.head))
         if shared is not None:
             index = (*index, shared[index[2]].astype(np.int32))
         self._store(rows.head, rows.tail, rows.arity, level, index, rows.device)
         if shared is not None:
             self.weight_of, self._num_weights = torch.from_numpy(shared).to(rows.device), int(shared.max()) + 1
-
-    @classmethod
-    def _of_tree(cls, made: TreeGraph, device: torch.device) -> Hypergraph:
-        """A hypergraph that a layout has made."""
-        h = object.__new__(cls)
-        h.nodes = range(len(made.level))
-        h._store(made.head, made.tail, made.arity, made.level, made.integers, device)
-        return h
 
     def _store(
         self,
@@ -143,6 +134,7 @@ class Hypergraph(StoredGraph):
         self.heads, self.tails, self.tail_offset, self.levels, *rest = (torch.from_numpy(p).to(device) for p in parts)
         self._index, self.weight_of, self._num_weights = tuple(rest), None, len(head)
         self.num_nodes, self.goal = len(level), self.nodes[int(level.argmax())]
+        self._program = GraphProgram(self._longest_path, max_count=math.inf)
 
     @property
     def num_edges(self) -> int:
@@ -224,8 +216,12 @@ class Hypergraph(StoredGraph):
             raise ValueError("derivation must hold one derivation, got edges that are no part of it")
         return found
 
+    def _longest_path(self) -> int:
+        return self._largest_derivation
+
     @cached_property
-    def _most_choices(self) -> int:
+    def _largest_derivation(self) -> int:
+        """The number of edges of the largest derivation, with repetitions."""
         if self.device.type == "meta":
             return 1
         ones = torch.ones(self.num_weights, dtype=wide_dtype(self.device), device=self.device)
@@ -235,30 +231,36 @@ class Hypergraph(StoredGraph):
         return int(most)
 
     def _is_sum(self, counts: Tensor) -> bool:
-        """Whether a derivation has these counts (W,) of shared weights, by a search that gives up where it is long."""
+        """True if a derivation has these counts (W,) of shared weights, or if the search for one is given up."""
         assert self.weight_of is not None
         entries = counts.nonzero().squeeze(1)
-        kept = (torch.isin(self.weight_of, entries) & ~self._is_pruned).nonzero().squeeze(1)
-        if sums.is_long(len(kept), len(entries)):
+        is_live = self.levels[self.heads] >= 0
+        edges = (torch.isin(self.weight_of, entries) & is_live).nonzero().squeeze(1)
+        if sums.is_long(len(edges), len(entries)):
             return True
-        heads = self.heads[kept]
-        kept = kept[(self.levels[heads] * self.num_nodes + heads).argsort()]
-        adds = (self.weight_of[kept].unsqueeze(1) == entries).double().cpu().numpy()
+        heads = self.heads[edges]
+        edges = edges[(self.levels[heads] * self.num_nodes + heads).argsort()]
+        adds = (self.weight_of[edges].unsqueeze(1) == entries).double().cpu().numpy()
         listed = [
-            sums.Edge(int(self.heads[e]), self.tails[self.tail_offset[e] : self.tail_offset[e + 1]].tolist(), own)
-            for e, own in zip(kept.tolist(), adds, strict=True)
+            sums.Edge(int(self.heads[e]), self.tails[self.tail_offset[e] : self.tail_offset[e + 1]].tolist(), row)
+            for e, row in zip(edges.tolist(), adds, strict=True)
         ]
         return sums.is_sum(listed, int(self.levels.argmax()), counts[entries].double().cpu().numpy())
 
-    @property
-    def _is_pruned(self) -> Tensor:
-        return self.levels[self.heads] < 0
 
-    def _excess(self, counts: Tensor) -> Tensor:
-        goal = (self.levels == self.levels.max()).to(counts.dtype)
-        owner = torch.arange(self.num_edges, device=self.device).repeat_interleave(self.tail_offset.diff())
-        flow = (-goal).expand(*counts.shape[:-1], self.num_nodes)
-        return flow.index_add(-1, self.heads, counts).index_add(-1, self.tails, counts[..., owner], alpha=-1)
+class DerivationTargets(Targets):
+    """Targets of a hypergraph: derivations, or sets of edges that derivations may use."""
+
+    def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        p = cast("Derivations", self.p)
+        edges, is_only = p._only_derivation(allowed)
+        if is_checked(is_only) and not bool(is_only.all()):
+            member = of_sequence((~is_only).nonzero()[0].tolist())
+            raise ValueError(
+                f"{name} must be a single derivation of the goal, got a set of edges that is not one{member}"
+            )
+        self.check_possible(name, allowed)
+        return self.solver.events_of_edges(edges).to(torch.promote_types(p.dtype, torch.float32))
 
 
 class Derivations(GraphPaths):
@@ -268,7 +270,7 @@ class Derivations(GraphPaths):
     """
 
     _graph: Hypergraph
-    _most_of_an_entry = math.inf
+    _target_kind = DerivationTargets
 
     @property
     def hypergraph(self) -> Hypergraph:
@@ -277,57 +279,36 @@ class Derivations(GraphPaths):
     @property
     def by_edge(self) -> Derivations:
         """The same distribution, where an event is how often a derivation has each edge, (E,)."""
-        which = self._graph.weight_of
-        if which is None:
+        edge_of_weight = self._graph.weight_of
+        if edge_of_weight is None:
             return self
-        weights = self.weights.index_select(-1, which)
+        weights = self.weights.index_select(-1, edge_of_weight)
         fine = Derivations(self._graph.by_edge, weights, omega=self.omega, minimize=self.minimize)
-        fine.backend = self.backend
+        fine._solver.backend = self.backend
         return fine
 
-    @property
-    def variance(self) -> Tensor:
-        raise NotImplementedError(COUNTS_VARY)
-
-    # --- events of shared weights
-
-    def _expanded(self) -> Derivations:
-        return self.by_edge
-
-    def _onto_event(self, edges: Tensor) -> Tensor:
-        which = self._graph.weight_of
-        if which is None:
-            return edges
-        return edges.new_zeros((*edges.shape[:-1], self._graph.num_weights)).index_add(-1, which, edges)
-
-    def _to_paths(self, found: Tensor) -> Tensor:
-        return self._onto_event(found)
-
-    def _from_event(self, path: Tensor) -> Tensor:
-        return path if self._graph.weight_of is None else self._only_within(path > 0)[0].to(path.dtype)
-
-    def _only_within(self, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """The first derivation, by edge, that has nothing but what is allowed, and whether there is no other one."""
-        weights = torch.zeros(allowed.shape, dtype=wide_dtype(self.device), device=self.device).masked_fill(
-            ~allowed, -math.inf
-        )
-        log_count = Derivations(self._graph, weights, omega=Negentropy())._value()
-        return Derivations(self._graph, weights, omega=Hard()).by_edge._path(), log_count.abs() < 0.5
+    def _only_derivation(self, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the edges of the first derivation within what is allowed, and True if there is no other."""
+        zeros = torch.zeros(allowed.shape, dtype=wide_dtype(self.device), device=self.device)
+        weights = zeros.masked_fill(~allowed, -math.inf)
+        log_count = Derivations(self._graph, weights, omega=Negentropy()).value
+        first = Derivations(self._graph, weights, omega=Hard())._solver.expanded().expected_edges()
+        return first, log_count.abs() < 0.5
 
     def _is_path(self, value: Tensor) -> Tensor:
         if self._graph.weight_of is None:
             return super()._is_path(value)
-        edges, is_only = self._only_within(value > 0)
-        found = is_only & (self._onto_event(edges) == value).all(-1)
+        edges, is_only = self._only_derivation(value > 0)
+        is_path = is_only & (self._solver.events_of_edges(edges) == value).all(-1)
         if is_readable(value):
-            for place in map(tuple, (~is_only).nonzero().tolist()):
-                found[place] = self._graph._is_sum(value[place])
-        return found
+            for member in map(tuple, (~is_only).nonzero().tolist()):
+                is_path[member] = self._graph._is_sum(value[member])
+        return is_path
 
     def _check_path(self, path: Tensor) -> Tensor:
         path = super()._check_path(path)
         if self._graph.weight_of is not None and is_readable(path):
-            is_only = self._only_within(path > 0)[1]
+            is_only = self._only_derivation(path > 0)[1]
             if not bool(is_only.all()):
                 needed = "weights that one derivation alone has (p.by_edge takes counts of edges)"
                 raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
@@ -335,21 +316,6 @@ class Derivations(GraphPaths):
 
     def _why_no_path(self, event: Tensor) -> str:
         return "is not a derivation of the hypergraph"
-
-    # --- targets: derivations, or sets of them
-
-    def _edges_within(self, allowed: Tensor) -> Tensor:
-        return allowed if self._graph.weight_of is None else allowed.index_select(-1, self._graph.weight_of)
-
-    def _check_one_path(self, name: str, allowed: Tensor) -> Tensor:
-        edges, is_only = self._only_within(allowed)
-        if is_checked(is_only) and not bool(is_only.all()):
-            place = of_sequence((~is_only).nonzero()[0].tolist())
-            raise ValueError(
-                f"{name} must be a single derivation of the goal, got a set of edges that is not one{place}"
-            )
-        self._check_possible(name, allowed)
-        return self._onto_event(edges).to(torch.promote_types(self.dtype, torch.float32))
 
 
 # --- reading edges

@@ -14,11 +14,11 @@ from torch import Tensor
 import bellmax.structures.sums as sums
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
-from bellmax.layouts import LAYOUTS
-from bellmax.layouts.grid import bands, whole_lengths
-from bellmax.layouts.lattice import LatticeLayout, graph_of
-from bellmax.layouts.table import Axis, Ends, Step, Table, Term
-from bellmax.layouts.values import batch_first, check_lengths, of_sequence
+from bellmax.programs import LAYOUTS
+from bellmax.programs.grid import bands, whole_lengths
+from bellmax.programs.lattice import LatticeLayout, graph_of
+from bellmax.programs.table import Axis, Ends, Step, Table, Term
+from bellmax.programs.values import batch_first, check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.graphs import COUNTS_VARY

@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
-from bellmax.layouts import segments as layout
+from bellmax.programs import register
+from bellmax.programs.blocks import BlockProgram, Edges
+from bellmax.programs.values import check_lengths
 from bellmax.regularizers import Hard, Regularizer
-from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.named import NamedScores
-from bellmax.tensors import Gamma
-from bellmax.transforms import is_readable
+from bellmax.tensors import Gamma, Tensors
+
+
+class SegmentProgram(BlockProgram):
+    """Segmentations of T steps into segments of up to D steps, each with one of K labels.
+
+    θ is segments (B, T, D, K) ``[last step, duration − 1, label]``, transitions (B or 1, K, K) ``[current, previous]``,
+    start and end (B or 1, K). ``index`` is (lengths,), (B,) int64.
+
+    The boundary "before" step i with label k comes before a segment with this label, and the boundary "after" step i
+    follows one. A segment leads from before its first step to after its last step, a transition from after a step to
+    before the next one. So there are T·(D·K + K²) edges, not T·D·K².
+    """
+
+    name = "semi_markov"
+    scores = ("segments", "transitions", "start", "end")
+    index_dims = (0,)
+
+    def blocks(self, event: Sequence[int]) -> list[tuple[int, ...]]:
+        steps, longest, labels = event
+        return [(steps, longest, labels), (steps - 1, labels, labels), (labels,), (steps, labels)]
+
+    def edges(self, event: Sequence[int]) -> Edges:
+        steps, longest, labels = event
+        label, end = np.arange(labels), 1 + 2 * labels * steps
+        before = 1 + 2 * labels * np.arange(steps)[:, None] + label  # (T, K); node 0 is the start
+        after = before + labels
+        last, shorter, _ = np.indices(event)
+        first = last - shorter
+        sources = [np.where(first >= 0, before[first, label], 0), np.repeat(after[:-1, None], labels, 1), 0 * label, after]
+        targets = [np.repeat(after[:, None], longest, 1), np.repeat(before[1:, :, None], labels, 2), before[0], 0 * after + end]
+        level = np.concatenate(([0], np.repeat(np.arange(1, 2 * steps + 1), labels), [2 * steps + 1]))
+        parent, child = (np.concatenate([block.ravel() for block in blocks]) for blocks in (sources, targets))
+        return Edges(parent, child, level)
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        return 2 * theta[0].shape[1] + 1
+
+    def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
+        """The end, if there is one label and so a single node before it."""
+        return int(theta[0].shape[-1] == 1)
+
+    def check_index(self, theta: Tensors, index: Tensors) -> None:
+        check_lengths("lengths", index[0], 1, theta[0].shape[1])
+
+    def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        (segments, transitions, *_), (lengths,) = theta, index
+        is_linked = (lengths > 1).reshape(-1, 1, 1)
+        return [self._is_segment(segments, lengths), is_linked if len(transitions) > 1 else is_linked.any(), None, None]
+
+    def exists(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        steps, (lengths,) = torch.arange(1, theta[0].shape[1] + 1, device=theta[0].device), index
+        return [self._is_segment(theta[0], lengths), None, None, (steps == lengths.unsqueeze(-1)).unsqueeze(-1)]
+
+    def _is_segment(self, segments: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, D, 1): True if a segment begins at the first step or later, and ends within the length."""
+        last, shorter = (torch.arange(n, device=segments.device) for n in segments.shape[1:3])
+        return ((last < lengths.unsqueeze(-1)).unsqueeze(-1) & (shorter <= last.unsqueeze(-1))).unsqueeze(-1)
+
+
+_PROGRAM = register(SegmentProgram())
 
 
 class SemiMarkov(NamedScores):
@@ -57,10 +116,6 @@ class SemiMarkov(NamedScores):
             [0.1216, 0.8784]])
     """
 
-    structure = "semi_markov"
-    _own_tensors: ClassVar[dict[str, int]] = {"_lengths": 0}
-    _lengths: Tensor
-
     @answers_near_misses
     def __init__(
         self,
@@ -90,8 +145,8 @@ class SemiMarkov(NamedScores):
             got = ", ".join(str(tuple(s)) for s in shapes)
             raise ValueError(f"the batch dimensions of scores and lengths must broadcast, got {got}") from None
         event = shape[-3:]
-        super().__init__({"segments": (segments.expand(batch + event), 3), **others}, batch, event, omega, gamma)
-        self._lengths = length.expand(batch)
+        scores = {"segments": (segments.expand(batch + event), 3), **others}
+        super().__init__(_PROGRAM, scores, (length.expand(batch),), batch, event, omega, gamma)
 
     @classmethod
     def from_scores(
@@ -131,13 +186,9 @@ class SemiMarkov(NamedScores):
         return cls(segments, transitions, start=start, end=end, lengths=lengths, omega=omega, gamma=gamma)
 
     @property
-    def _names(self) -> tuple[str, ...]:
-        return "segments", "transitions", "start", "end"
-
-    @property
     def lengths(self) -> Tensor:
         """(...) int64: the steps of each sequence."""
-        return self._lengths
+        return self._solver.integers[0]
 
     # --- segments and labels
 
@@ -145,86 +196,38 @@ class SemiMarkov(NamedScores):
     def marginals(self) -> Tensor:
         """The probability of each label at each step, (..., T, K); 0 past the length. Differentiable."""
         at_least = self.expected_path.flip(-2).cumsum(-2).flip(-2)  # by last step: of segments at least so long
-        return layout.by_first_step(at_least).sum(-2)
+        return _by_first_step(at_least).sum(-2)
 
     def best_segments(self) -> Tensor:
         """The segments of the best path in order, (..., T, 3) int64 [start, end, label], padded with −1.
 
         A segment has the steps from start up to, and without, end.
         """
-        return self._with(self._detached(), Hard()).sample_segments()
+        return self._under(Hard()).sample_segments()
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Segments drawn from the distribution, (*sample_shape, ..., T, 3), as in :meth:`best_segments`."""
-        shape = torch.Size(sample_shape)
-        codes = self._sample(shape.numel()).movedim(1, 0)
-        codes = codes.reshape(*shape, *self.batch_shape, codes.shape[-1])
+        path = self.sample(sample_shape).flatten(-2)
+        code = torch.where(path.any(-1), path.argmax(-1), -1)  # (duration − 1)·K + label at the last step of a segment
         steps, _, labels = self.event_shape
-        end = torch.arange(1, steps + 1, device=self.device)
-        found = torch.stack((end - 1 - codes // labels, end.expand(codes.shape), codes % labels), -1)
-        found = torch.where(codes.unsqueeze(-1) < 0, -1, found)
-        order = (codes < 0).long().argsort(dim=-1, stable=True)
-        return found.gather(-2, order.unsqueeze(-1).expand(found.shape))
-
-    # --- the expansion: an edge for every segment and every transition
-
-    def _theta(self) -> list[Tensor]:
-        return self._flat.unscaled(self._detached())
-
-    def _expanded(self) -> DAGPaths:
-        theta = self._flat.unscaled(self._scores)
-        if is_readable(theta[0]):
-            layout.check([t.detach() for t in theta], self._index)
-        dag = DAG._of_grid(layout.graph_of(theta))
-        weights = layout.weights(theta, self._index)
-        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
-        paths.backend = self.backend
-        return paths
-
-    def _onto_event(self, edges: Tensor) -> Tensor:
-        return layout.onto_segments(edges, self._theta())
-
-    def _from_event(self, path: Tensor) -> Tensor:
-        return layout.from_segments(path)
-
-    def _to_paths(self, found: Tensor) -> Tensor:
-        _, longest, labels = self.event_shape
-        flat = torch.zeros((*found.shape, longest * labels + 1), dtype=self.dtype, device=self.device)
-        places = torch.where(found < 0, longest * labels, found).unsqueeze(-1)
-        return flat.scatter(-1, places, 1)[..., :-1].reshape(*found.shape, longest, labels)
-
-    def _unweighted(self, omega: Regularizer) -> PathDistribution:
-        return self._expanded()._unweighted(omega)
-
-    # --- what the base asks for
-
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        return (self._lengths.reshape(-1),)
-
-    @property
-    def _num_choices(self) -> int:
-        return 2 * self.event_shape[0] + 1
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        batch = torch.broadcast_shapes(value.shape[:-3], self.batch_shape)
-        value = value.expand(batch + self.event_shape)
-        covers = layout.by_first_step(value.flip(-2).cumsum(-2).flip(-2)).sum((-2, -1))  # segments at each step
-        within = torch.arange(self.event_shape[0], device=self.device) < self._lengths.unsqueeze(-1)
-        inside = layout.is_segment(self._theta()[0], self._index).reshape(*self.batch_shape, *self.event_shape[:2], 1)
-        return (covers == within).all(-1) & ((value == 0) | ((value == 1) & inside)).flatten(-3).all(-1)
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return (
-            isinstance(other, SemiMarkov)
-            and self.batch_shape == other.batch_shape
-            and self.event_shape == other.event_shape
-            and self._lengths.equal(other._lengths)
-        )
+        end = torch.arange(1, steps + 1, device=self.device).expand(code.shape)
+        segments = torch.stack((end - 1 - code // labels, end, code % labels), -1)
+        segments = torch.where(code.unsqueeze(-1) < 0, -1, segments)
+        order = (code < 0).long().argsort(dim=-1, stable=True)
+        return segments.gather(-2, order.unsqueeze(-1).expand(segments.shape))
 
 
-def _check_shape(name: str, given: Tensor, own: tuple[int, ...]) -> Tensor:
-    if check_tensor(name, given).shape[-len(own) :] != own:
-        needed = ", ".join(map(str, own))
-        raise ValueError(f"{name} must have shape (..., {needed}), got {tuple(given.shape)}")
-    return given
+def _by_first_step(segments: Tensor) -> Tensor:
+    """Numbers of segments (..., T, D, K) [last step, …] as (..., T, D, K) [first step, …], 0 if there is none."""
+    steps, longest = segments.shape[-3:-1]
+    padded = pad(segments, (0, 0, 0, 0, 0, longest - 1))
+    first, shorter = (torch.arange(n, device=segments.device) for n in (steps, longest))
+    by_first: Tensor = padded[..., first.unsqueeze(-1) + shorter, shorter, :]
+    return by_first
+
+
+def _check_shape(name: str, score: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if check_tensor(name, score).shape[-len(shape) :] != shape:
+        needed = ", ".join(map(str, shape))
+        raise ValueError(f"{name} must have shape (..., {needed}), got {tuple(score.shape)}")
+    return score

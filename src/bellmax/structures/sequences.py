@@ -1,19 +1,18 @@
-"""Sequences of states, whatever scores them: kept and masked steps, states, labels as targets."""
+"""Distributions over sequences of states: masked steps, states as answers, labels as targets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
-from bellmax.layouts.steps import first_step, is_used, previous_states
-from bellmax.layouts.values import of_sequence, subscript
+from bellmax.programs.chain import first_step, is_used, previous_states, states_of, transitions_of
+from bellmax.programs.values import of_sequence, subscript
 from bellmax.regularizers import Negentropy
 from bellmax.targets import Targets
 from bellmax.tensors import inner, promote_half, wide_dtype
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ANY_STATE = -1
-_SHOWN = 4  # states in a message
+_MOST_SHOWN = 4  # states in a message
 
 
 class Gap(NamedTuple):
-    """The first step that no path reaches, and the kept step before it."""
+    """The first step that no path reaches, and the unmasked step before it."""
 
     before: int
-    """The kept step before, −1 if there is none."""
+    """The unmasked step before, −1 if there is none."""
     step: int
     is_last: bool
 
@@ -43,60 +42,215 @@ class Tags(Protocol):
     def advice(self, tags: Sequence[int] | None, rule: str) -> str: ...
 
 
+class SequenceTargets(Targets):
+    """Targets of sequences: paths, labels (..., T), or sets of states (..., T, S)."""
+
+    has_steps = True
+
+    @property
+    def sequences(self) -> SequencePaths:
+        return cast("SequencePaths", self.p)
+
+    @property
+    def num_steps(self) -> Tensor | None:
+        return None if not self.solver.integers and self.event_shape[0] else self.sequences.lengths
+
+    # --- reading a target
+
+    def masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
+        if not self._are_labels(target):
+            return self
+        ignored = self.expand(name, target, self.event_shape[:1]) == ignore_index
+        if self.solver.integers:
+            ignored = ignored & self.sequences._unmasked
+        if is_checked(ignored) and not bool(ignored.any()):
+            return self
+        return type(self)(self.sequences._without_steps(ignored))
+
+    def _are_labels(self, target: object) -> bool:
+        if not isinstance(target, Tensor) or target.ndim != len(self.batch_shape) + 1:
+            return False
+        return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+
+    def _are_states(self, tensor: Tensor) -> bool:
+        return tensor.ndim == len(self.batch_shape) + 2
+
+    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if self._are_labels(target):
+            return self._allowed_by_labels(name, target, ignore_index)
+        if target.dtype == torch.bool and self._are_states(target):
+            return self._check_states(name, self.expand(name, target, self.event_shape[:2]))
+        return super().allowed(name, target, ignore_index)
+
+    def _allowed_by_labels(self, name: str, labels: Tensor, ignore_index: int) -> Tensor:
+        states = self.event_shape[1]
+        labels = self.expand(name, labels, self.event_shape[:1])
+        is_free = ~self.sequences._unmasked | (labels == _ANY_STATE)
+        if is_checked(labels):
+            bad = ~is_free & ((labels < 0) | (labels >= states))
+            if bool(bad.any()):
+                *batch, step = bad.nonzero()[0].tolist()
+                raise ValueError(
+                    f"{name} must be from 0 to {states - 1}, -1 for any, or {ignore_index} to mask a step, "
+                    f"got {labels[(*batch, step)].item()} at step {step}{of_sequence(batch)}"
+                )
+        state = torch.arange(states, device=labels.device)
+        return (labels.unsqueeze(-1) == state) | is_free.unsqueeze(-1)
+
+    def forms(self) -> list[str]:
+        steps, states = self.event_shape[:2]
+        labels, sets = (*self.batch_shape, steps), (*self.batch_shape, steps, states)
+        return [*super().forms(), f"{labels} int64", f"{sets} bool"]
+
+    def _check_states(self, name: str, states: Tensor) -> Tensor:
+        """Return the allowed states, all of them at masked steps, or raise a ValueError if a step allows none."""
+        states = states | ~self.sequences._unmasked.unsqueeze(-1)
+        if is_checked(states):
+            empty = ~states.any(-1)
+            if bool(empty.any()):
+                *batch, step = empty.nonzero()[0].tolist()
+                where = f"step {step}{of_sequence(batch)}"
+                raise ValueError(f"{name} must allow a state at every step that is kept, got none at {where}")
+        return states
+
+    def is_used(self, ndim: int) -> Tensor:
+        unmasked = self.sequences._unmasked
+        is_of_states = ndim == len(self.batch_shape) + 2
+        return unmasked.unsqueeze(-1) if is_of_states else is_used(unmasked, self.event_shape[1])
+
+    # --- the program within a target
+
+    def restrict(self, allowed: Tensor) -> PathDistribution:
+        if self._are_states(allowed):
+            return self.sequences.constrain(allowed)
+        return self.sequences._dense()._with((self.p.potentials.masked_fill(~allowed, -math.inf),), self.p.omega)
+
+    def restricted_value(self, allowed: Tensor) -> Tensor:
+        if not self._are_states(allowed):
+            return super().restricted_value(allowed)
+        is_single = (allowed.sum(-1) == 1) | ~self.sequences._unmasked
+        if is_readable(is_single) and bool(is_single.all()):
+            lengths = self.sequences.lengths
+            score = self.sequences._score_of(allowed.to(torch.uint8).argmax(-1))
+            return self.value_of_one_path(score, lengths + (lengths > 0))
+        return super().restricted_value(allowed)
+
+    def edges_within(self, allowed: Tensor) -> Tensor:
+        return allowed.unsqueeze(-1) if self._are_states(allowed) else allowed
+
+    # --- costs and distances are about states
+
+    def correct(self, allowed: Tensor) -> Tensor:
+        """The states (..., T, S) that a target allows: all at masked steps."""
+        if self._are_states(allowed):
+            return allowed
+        first = first_step(self.sequences._unmasked).unsqueeze(-1)
+        return self._check_states("target", torch.where(first, allowed[..., 0], allowed.any(-1)))
+
+    def cost_shapes(self) -> list[torch.Size]:
+        return [*super().cost_shapes(), self.batch_shape + self.event_shape[:2]]
+
+    def add(self, cost: Tensor) -> PathDistribution:
+        p = self.p if self._are_states(cost) else self.sequences._dense()
+        first, *rest = p._scores
+        return p._with((first + (cost.unsqueeze(-1) if first.ndim > cost.ndim else cost), *rest), p.omega)
+
+    def expected_cost(self, cost: Tensor) -> Tensor:
+        if not self._are_states(cost):
+            return super().expected_cost(cost)
+        return inner(promote_half(self.sequences.marginals), promote_half(cost), 2)
+
+    def distance(self, name: str, allowed: Tensor) -> Tensor:
+        """Compare the marginals with the allowed states, step by step: KL for negentropy, else half the squared
+        distance. A step that allows all states adds 0."""
+        self.check_possible(name, allowed)
+        states = self.correct(allowed)
+        marginals = promote_half(self.sequences.marginals)
+        correct = marginals.masked_fill(~states, 0).sum(-1)
+        if isinstance(self.p.omega, Negentropy):
+            loss = -correct.clamp(torch.finfo(correct.dtype).tiny, 1).log()
+        else:
+            # The nearest distribution over the allowed states spreads the wrong mass evenly over them.
+            wrong = marginals.masked_fill(states, 0).square().sum(-1)
+            loss = (wrong + (1 - correct).square() / states.sum(-1).clamp(min=1)) / 2
+        return loss.masked_fill(states.all(-1), 0).sum(-1)
+
+    # --- messages
+
+    def why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
+        batch = tuple(impossible.nonzero()[0].tolist())
+        p = cast("SequencePaths", self.p.detach()[batch] if batch else self.p.detach())
+        within = (allowed.unsqueeze(-1) if self._are_states(allowed) else allowed)[batch]
+        exists = (p.potentials > -math.inf) & within
+        steps = p._unmasked.nonzero().flatten().tolist()
+        reached = torch.arange(self.event_shape[1], device=p.device) == 0
+        before = -1
+        for step in steps:
+            now = (exists[step] & reached).any(-1)
+            if not bool(now.any()):
+                break
+            before, reached = step, now
+        position = f"{name}{subscript((*batch, step))}"
+        states, sources = (mask.nonzero().flatten().tolist() for mask in (within[step].any(-1), reached))
+        if not states:
+            return f"{position} allows no state"
+        if not bool((within[step] & reached).any()):
+            return f"{position} does not go on from {p._show(sources)}, where the path so far ends"
+        is_label = len(states) == 1 and self._are_states(allowed)
+        forbidden = f"{position} = {states[0]} is forbidden" if is_label else f"{position} is forbidden"
+        rule, reason = p._why_forbidden(batch, Gap(before, step, step == steps[-1]), sources, states)
+        if p._tags is None or not rule:
+            return f"{forbidden}: {reason}"
+        gold = [within[t].any(-1).nonzero().flatten().tolist() for t in steps]
+        tags = [tag for (tag,) in gold] if all(len(tags) == 1 for tags in gold) else None
+        return f"{forbidden}: {reason}. {p._tags.advice(tags, rule)}"
+
+
 class SequencePaths(PathDistribution):
     """A distribution over sequences of T states out of S; an event is an indicator (T, S, S) over transitions.
 
     The first score has the dimensions (..., T, S) of the states, or (..., T, S, S) of the transitions.
     """
 
-    _own_tensors: ClassVar[dict[str, int]] = {"_lengths": 0, "_mask": 1}
-    _has_steps = True
-    _lengths: Tensor | None
-    _mask: Tensor | None
+    _target_kind = SequenceTargets
     _tags: Tags | None = None
     """The names of the states, if −∞ stands for constraints on tags."""
 
-    def _set_steps(self, lengths: Lengths | None, mask: Mask | None) -> None:
-        """Which steps are kept: all if both are None."""
-        self._lengths = self._mask = None
-        if mask is not None and lengths is not None:
-            raise ValueError("pass either lengths or mask, not both")
-        if mask is not None:
-            kept = as_mask("mask", mask, self.device)
-            if kept.shape != (*self.batch_shape, self.event_shape[0]):
-                needed = (*self.batch_shape, self.event_shape[0])
-                raise ValueError(f"mask must have shape {needed}, got {tuple(kept.shape)}")
-            self._mask = kept.clone()  # the tape is made for these steps, whatever becomes of the caller's tensor
-            self._lengths = kept.sum(-1)
-        elif lengths is not None:
-            given = as_lengths("lengths", lengths, self.device)
-            if not given.ndim:
-                given = given.expand(self.batch_shape)
-            if given.shape != self.batch_shape:
-                needed = tuple(self.batch_shape)
-                raise ValueError(f"lengths must have the batch shape {needed}, got {tuple(given.shape)}")
-            self._lengths = given.clone()
-
     @property
     def lengths(self) -> Tensor:
-        """How many steps of each sequence are kept, int64 of the batch shape."""
-        if self._lengths is None:
+        """The number of steps of each sequence that are not masked, int64 of the batch shape."""
+        if not self._solver.integers:
             return torch.full(self.batch_shape, self.event_shape[0], dtype=torch.int64, device=self.device)
-        return self._lengths
+        return self._solver.integers[0]
+
+    @property
+    def _unmasked(self) -> Tensor:
+        """(..., T): True at the steps that are not masked."""
+        steps, integers = self.event_shape[0], self._solver.integers
+        if not integers:
+            return torch.ones((*self.batch_shape, steps), dtype=torch.bool, device=self.device)
+        if len(integers) == 2:
+            return integers[1]
+        return torch.arange(steps, device=self.device) < integers[0].unsqueeze(-1)
+
+    def _without_steps(self, ignored: Tensor) -> Self:
+        """Return the same scores with the steps of ``ignored`` (..., T) masked as well."""
+        mask = self._unmasked & ~ignored
+        return self._by(self._solver.with_integers((mask.sum(-1), mask)))
 
     # --- states
 
     @property
     def marginals(self) -> Tensor:
         """Probability of each state at each step, (..., T, S); 0 at masked steps. Differentiable."""
-        return self._path().sum(-1).to(self.dtype)
+        return self._expected_path().sum(-1).to(self.dtype)
 
     @property
     def pairwise_marginals(self) -> Tensor:
         """Joint probability of the states at two neighbouring steps, (..., T−1, S, S). Differentiable.
 
         The axes are ``[t, state of t + 1, state of t]``, in the order of the transitions. With a mask, t stands for the
-        last kept step before t + 1. Entries are 0 if step t + 1 is masked or has no kept step before it.
+        last unmasked step before t + 1. Entries are 0 if step t + 1 is masked or has no unmasked step before it.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
@@ -107,11 +261,11 @@ class SequencePaths(PathDistribution):
         tensor([[0.7311, 0.2689],
                 [0.1192, 0.8808]])
         """
-        first = first_step(self._kept)[..., None, None]
+        first = first_step(self._unmasked)[..., None, None]
         return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
 
     def best_sequence(self) -> Tensor:
-        """The states of the highest-scoring path, (..., T) int64; −1 at masked steps and where no path exists."""
+        """The states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
         return self.topk_sequences(1)[1].squeeze(-2)
 
     def topk_sequences(self, k: int) -> tuple[Tensor, Tensor]:
@@ -119,17 +273,15 @@ class SequencePaths(PathDistribution):
 
         Past the number of paths, scores are −∞ and states −1. Scores have no gradient; those of :meth:`topk` do.
         """
-        scores, sequences = self._topk(k)
+        scores, sequences = self._solver.topk(k)
         return scores.reshape(*self.batch_shape, k), sequences.reshape(*self.batch_shape, k, self.event_shape[0])
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """States drawn from the distribution, (*sample_shape, ..., T) int64; −1 at masked steps."""
-        shape = torch.Size(sample_shape)
-        drawn = self._sample(shape.numel()).movedim(1, 0)
-        return drawn.reshape(shape + self.batch_shape + self.event_shape[:1])
+        return self._sample_compact(sample_shape)
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
-        """The path (..., T, S, S) of states (..., T): an indicator of the potentials' dtype, 0 where a state is −1."""
+        """The path (..., T, S, S) of states (..., T): an indicator of the potentials' dtype, 0 if a state is −1."""
         steps, states = self.event_shape[:2]
         if check_tensor("sequence", sequence).shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
@@ -137,20 +289,17 @@ class SequencePaths(PathDistribution):
         if is_readable(sequence) and sequence.numel() and not -1 <= int(sequence.min()) <= int(sequence.max()) < states:
             worst = sequence.max() if int(sequence.max()) >= states else sequence.min()
             raise ValueError(f"sequence must hold states from 0 to {states - 1}, or -1, got {int(worst)}")
-        current, previous = sequence.unsqueeze(-1), previous_states(sequence, sequence >= 0).unsqueeze(-1)
-        state = torch.arange(states, device=sequence.device)
-        return ((current == state).unsqueeze(-1) & (previous == state).unsqueeze(-2)).to(self.dtype)
+        return transitions_of(sequence, states).to(self.dtype)
 
     def path_to_sequence(self, path: Tensor) -> Tensor:
-        """The states (..., T) int64 of a path (..., T, S, S); −1 at steps that it does not take."""
-        current = path.any(-1)
-        return torch.where(current.any(-1), current.long().argmax(-1), -1)
+        """The states (..., T) int64 of a path (..., T, S, S); −1 at steps without a transition."""
+        return states_of(path)
 
     def constrain(self, allowed: Tensor) -> Self:
         """The same program on the allowed states alone, ``allowed`` (..., T, S) bool: partial labels, prefixes.
 
-        Under negentropy it is the distribution given that every state is allowed; under another Ω it is not, since the
-        entries that remain of a vector are solved anew.
+        Under negentropy it is the distribution given that every state is allowed. Under another Ω it is not, since each
+        max_Ω is then taken over the states that remain.
         """
         needed = (*self.batch_shape, *self.event_shape[:2])
         if check_tensor("allowed", allowed).dtype != torch.bool:
@@ -160,203 +309,22 @@ class SequencePaths(PathDistribution):
         except RuntimeError:
             raise ValueError(f"allowed must broadcast to {tuple(needed)}, got shape {tuple(allowed.shape)}") from None
         first, *rest = self._scores
-        forbidden = forbidden.reshape(needed + (1,) * (self._own_dims[0] - 2))
+        forbidden = forbidden.reshape(needed + (1,) * (self._solver.dims[0] - 2))
         return self._with((first.masked_fill(forbidden, -math.inf), *rest), self.omega)
 
-    # --- what the base asks for
+    # --- for losses
 
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        if self._lengths is None:
-            return ()
-        lengths = self._lengths.reshape(-1)
-        if self._mask is None:
-            return (lengths,)
-        return lengths, self._mask.reshape(lengths.numel(), self.event_shape[0])
+    def _dense(self) -> SequencePaths:
+        """Return this distribution with potentials (..., T, S, S) as its score."""
+        return self
 
-    @property
-    def _kept(self) -> Tensor:
-        """(..., T): the steps that are not masked."""
-        if self._mask is not None:
-            return self._mask
-        steps = self.event_shape[0]
-        if self._lengths is None:
-            return torch.ones((*self.batch_shape, steps), dtype=torch.bool, device=self.device)
-        return torch.arange(steps, device=self.device) < self._lengths.unsqueeze(-1)
-
-    @property
-    def _num_choices(self) -> int:
-        return self.event_shape[0]
-
-    def _to_paths(self, found: Tensor) -> Tensor:
-        return self.sequence_to_path(found)
-
-    def _without(self, ignored: Tensor) -> Self:
-        """The same scores on fewer steps: those of ``ignored`` (..., T) are masked as well."""
-        other = copy(self)
-        other._forget()
-        other._set_steps(None, self._kept & ~ignored)
-        return other
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        sequence = self.path_to_sequence(value)
-        whole = ((sequence >= 0) == self._kept).all(-1)
-        return whole & (self.sequence_to_path(sequence) == value).flatten(-3).all(-1)
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return (
-            isinstance(other, SequencePaths)
-            and self.batch_shape == other.batch_shape
-            and self.event_shape == other.event_shape
-            and self._kept.equal(other._kept)
-        )
-
-    # --- targets
-
-    def _masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
-        if not self._holds_labels(target):
-            return self
-        ignored = self._expand(name, target, self.event_shape[:1]) == ignore_index
-        if self._lengths is not None:
-            ignored = ignored & self._kept
-        return self._without(ignored) if not is_checked(ignored) or bool(ignored.any()) else self
-
-    def _holds_labels(self, target: object) -> bool:
-        if not isinstance(target, Tensor) or target.ndim != len(self.batch_shape) + 1:
-            return False
-        return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
-
-    def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if self._holds_labels(target):
-            return self._allowed_by_labels(name, target, ignore_index)
-        if target.dtype == torch.bool and target.ndim == len(self.batch_shape) + 2:
-            return self._check_rows(name, self._expand(name, target, self.event_shape[:2]))
-        return super()._allowed(name, target, ignore_index)
-
-    def _allowed_by_labels(self, name: str, labels: Tensor, ignore_index: int) -> Tensor:
-        states = self.event_shape[1]
-        labels = self._expand(name, labels, self.event_shape[:1])
-        free = ~self._kept | (labels == _ANY_STATE)
-        if is_checked(labels):
-            bad = ~free & ((labels < 0) | (labels >= states))
-            if bool(bad.any()):
-                *batch, step = bad.nonzero()[0].tolist()
-                raise ValueError(
-                    f"{name} must be from 0 to {states - 1}, -1 for any, or {ignore_index} to mask a step, "
-                    f"got {labels[(*batch, step)].item()} at step {step}{of_sequence(batch)}"
-                )
-        state = torch.arange(states, device=labels.device)
-        return (labels.unsqueeze(-1) == state) | free.unsqueeze(-1)
-
-    def _target_forms(self) -> list[str]:
-        steps, states = self.event_shape[:2]
-        labels, sets = (*self.batch_shape, steps), (*self.batch_shape, steps, states)
-        return [*super()._target_forms(), f"{labels} int64", f"{sets} bool"]
-
-    def _check_rows(self, name: str, states: Tensor) -> Tensor:
-        """Allowed states, all of them at masked steps."""
-        states = states | ~self._kept.unsqueeze(-1)
-        if is_checked(states):
-            empty = ~states.any(-1)
-            if bool(empty.any()):
-                *batch, step = empty.nonzero()[0].tolist()
-                place = f"step {step}{of_sequence(batch)}"
-                raise ValueError(f"{name} must allow a state at every step that is kept, got none at {place}")
-        return states
-
-    def _is_of_states(self, tensor: Tensor) -> bool:
-        return tensor.ndim == len(self.batch_shape) + 2
-
-    def _right(self, allowed: Tensor) -> Tensor:
-        """The states (..., T, S) that a target allows: all at masked steps."""
-        if self._is_of_states(allowed):
-            return allowed
-        first = first_step(self._kept).unsqueeze(-1)
-        return self._check_rows("target", torch.where(first, allowed[..., 0], allowed.any(-1)))
-
-    def _is_used(self, ndim: int) -> Tensor:
-        if ndim == len(self.batch_shape) + 2:
-            return self._kept.unsqueeze(-1)
-        return is_used(self._kept, self.event_shape[1])
-
-    def _restricted_value(self, allowed: Tensor) -> Tensor:
-        if not self._is_of_states(allowed):
-            return super()._restricted_value(allowed)
-        single = (allowed.sum(-1) == 1) | ~self._kept
-        if is_readable(single) and bool(single.all()):
-            lengths = self.lengths
-            score = self._score(allowed.to(torch.uint8).argmax(-1))
-            return self._value_alone(score, lengths + (lengths > 0))
-        return self.constrain(allowed)._value()
-
-    def _edges_within(self, allowed: Tensor) -> Tensor:
-        return allowed.unsqueeze(-1) if self._is_of_states(allowed) else allowed
-
-    def _score(self, sequence: Tensor) -> Tensor:
-        """⟨Y, θ⟩ of states (..., T), whatever they are at masked steps; of the wide dtype."""
-        kept = self._kept
-        sequence = sequence.masked_fill(~kept, 0)
-        edge = sequence * self.event_shape[1] + previous_states(sequence, kept)
+    def _score_of(self, sequence: Tensor) -> Tensor:
+        """The score ⟨Y, θ⟩ of states (..., T), which may be anything at masked steps; of the wide dtype."""
+        unmasked = self._unmasked
+        sequence = sequence.masked_fill(~unmasked, 0)
+        edge = sequence * self.event_shape[1] + previous_states(sequence, unmasked)
         picked = self.potentials.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
-        return picked.masked_fill(~kept, 0).sum(-1, dtype=wide_dtype(self.device))
-
-    def _cost_forms(self) -> list[torch.Size]:
-        return [*super()._cost_forms(), self.batch_shape + self.event_shape[:2]]
-
-    def _add(self, cost: Tensor) -> Targets:
-        first, *rest = self._scores
-        return self._with((first + (cost.unsqueeze(-1) if first.ndim > cost.ndim else cost), *rest), self.omega)
-
-    def _expected(self, cost: Tensor) -> Tensor:
-        if not self._is_of_states(cost):
-            return super()._expected(cost)
-        return inner(promote_half(self.marginals), promote_half(cost), 2)
-
-    def _distance(self, name: str, allowed: Tensor) -> Tensor:
-        """Row by row on the marginals: KL for negentropy, else half the squared distance; 0 where all are allowed."""
-        self._check_possible(name, allowed)
-        states = self._right(allowed)
-        marginals = promote_half(self.marginals)
-        right = marginals.masked_fill(~states, 0).sum(-1)
-        if isinstance(self.omega, Negentropy):
-            loss = -right.clamp(torch.finfo(right.dtype).tiny, 1).log()
-        else:
-            # The nearest distribution over the allowed states spreads what lies elsewhere evenly over them.
-            wrong = marginals.masked_fill(states, 0).square().sum(-1)
-            loss = (wrong + (1 - right).square() / states.sum(-1).clamp(min=1)) / 2
-        return loss.masked_fill(states.all(-1), 0).sum(-1)
-
-    @property
-    def _num_kept(self) -> Tensor | None:
-        return None if self._lengths is None and self.event_shape[0] else self.lengths
-
-    def _why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
-        batch = tuple(impossible.nonzero()[0].tolist())
-        p = self.detach()[batch] if batch else self.detach()
-        within = (allowed.unsqueeze(-1) if self._is_of_states(allowed) else allowed)[batch]
-        exists = (p.potentials > -math.inf) & within
-        kept = p._kept.nonzero().flatten().tolist()
-        reached = torch.arange(self.event_shape[1], device=self.device) == 0
-        before = -1
-        for step in kept:
-            now = (exists[step] & reached).any(-1)
-            if not bool(now.any()):
-                break
-            before, reached = step, now
-        place = f"{name}{subscript((*batch, step))}"
-        states, sources = (mask.nonzero().flatten().tolist() for mask in (within[step].any(-1), reached))
-        if not states:
-            return f"{place} allows no state"
-        if not bool((within[step] & reached).any()):
-            return f"{place} does not go on from {self._show(sources)}, where the path so far ends"
-        is_label = len(states) == 1 and self._is_of_states(allowed)
-        place = f"{place} = {states[0]} is forbidden" if is_label else f"{place} is forbidden"
-        rule, reason = p._why_forbidden(batch, Gap(before, step, step == kept[-1]), sources, states)
-        if self._tags is None or not rule:
-            return f"{place}: {reason}"
-        gold = [within[t].any(-1).nonzero().flatten().tolist() for t in kept]
-        tags = [tag for (tag,) in gold] if all(len(tags) == 1 for tags in gold) else None
-        return f"{place}: {reason}. {self._tags.advice(tags, rule)}"
+        return picked.masked_fill(~unmasked, 0).sum(-1, dtype=wide_dtype(self.device))
 
     def _why_forbidden(
         self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
@@ -371,9 +339,28 @@ class SequencePaths(PathDistribution):
         return "", f"the potentials from {self._show(sources)} to {self._show(states)} are -inf"
 
     def _show(self, states: Sequence[int]) -> str:
+        """The names of some states, for messages."""
         shown = [f"state {state}" if self._tags is None else self._tags.show(state) for state in states]
-        return (
-            " or ".join(shown)
-            if len(shown) <= _SHOWN
-            else f"{' or '.join(shown[:_SHOWN])} or {len(shown) - _SHOWN} more"
-        )
+        more = f" or {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+        return " or ".join(shown[:_MOST_SHOWN]) + more
+
+
+def read_steps(
+    lengths: Lengths | None, mask: Mask | None, shape: torch.Size, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return the index of a chain, for the steps of ``shape`` (..., T), from lengths or a mask."""
+    if mask is not None and lengths is not None:
+        raise ValueError("pass either lengths or mask, not both")
+    if mask is not None:
+        unmasked = as_mask("mask", mask, device)
+        if unmasked.shape != shape:
+            raise ValueError(f"mask must have shape {tuple(shape)}, got {tuple(unmasked.shape)}")
+        return unmasked.sum(-1), unmasked.clone()  # a copy: the caller may modify the mask after the tape is made
+    if lengths is None:
+        return ()
+    length = as_lengths("lengths", lengths, device)
+    if not length.ndim:
+        length = length.expand(shape[:-1])
+    if length.shape != shape[:-1]:
+        raise ValueError(f"lengths must have the batch shape {tuple(shape[:-1])}, got {tuple(length.shape)}")
+    return (length.clone(),)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
-from bellmax.layouts.values import of_sequence
+from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.ctc import PADDED
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products

@@ -8,23 +8,123 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
-from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.layouts import tree as layout
-from bellmax.layouts.values import of_sequence
+from bellmax.programs import Program, register
+from bellmax.programs.graph import sort
+from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.graphs import as_integers, check_order, check_single
-from bellmax.structures.hypergraph import Derivations, Hypergraph
 from bellmax.structures.named import NamedScores
-from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked, is_readable
+from bellmax.targets import Targets
+from bellmax.tensors import Gamma, Tensors
+from bellmax.transforms import is_checked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ANY = -1
+
+
+class TreeProgram(Program):
+    """Labellings of a tree of V nodes with K labels each.
+
+    θ is unary (B, V, K) and pairwise (B or 1, V or 1, K, K) ``[node, parent's label, own label]``, or (B or 1, K, K) if
+    all nodes share it. ``index`` is the hypergraph, as in :mod:`bellmax.programs.graph`, and the nodes in order (V,)
+    int64: those that have a parent, and then the root.
+
+    The message (u, s) of a node u is the value of the tree below u if the parent of u has label s. It has an edge for
+    each label t of u, of weight unary[u, t] + pairwise[u, s, t], whose tails are the messages (c, t) of the children c.
+    The goal has an edge for each label of the root. So the edges are (V − 1, K, K) in the order of nodes, and then K.
+    """
+
+    name = "tree"
+    scores = ("unary", "pairwise")
+    index_dims = None
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        _, size, labels = theta[0].shape
+        return ((size - 1) * labels + 1,)
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        return theta[0].shape[1]
+
+    def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        unary, pairwise = theta
+        has_parents = torch.tensor(unary.shape[1] > 1, device=unary.device)
+        if pairwise.ndim == 4 and pairwise.shape[1] == unary.shape[1]:
+            node = torch.arange(unary.shape[1], device=unary.device).reshape(-1, 1, 1)
+            return [None, has_parents & (node != index[5][-1])]
+        return [None, has_parents]
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        return index[:5]
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        unary, pairwise = theta
+        order = index[5]
+        of_nodes = unary.index_select(1, order)
+        of_pairs = pairwise if pairwise.ndim == 4 else pairwise.unsqueeze(1)
+        if of_pairs.shape[1] == unary.shape[1]:
+            of_pairs = of_pairs.index_select(1, order[:-1])
+        edges = of_nodes[:, :-1].unsqueeze(2) + of_pairs
+        return torch.cat((edges.flatten(1), of_nodes[:, -1]), 1)
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        return self.weights(z, index)
+
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        unary, pairwise = theta
+        pairs, nodes = by_node(edges, index, unary.shape[-1])
+        if pairwise.ndim == 3:
+            pairs = pairs.sum(1)
+        return [nodes, pairs.sum_to_size(len(pairwise), *pairwise.shape[1:]).contiguous()]
+
+    def is_path(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return ((event == 0) | (event == 1)).flatten(-2).all(-1) & (event.sum(-1) == 1).all(-1)
+
+
+def by_node(edges: Tensor, index: Tensors, labels: int) -> tuple[Tensor, Tensor]:
+    """Sum numbers of edges (..., E) by node: pairs (..., V, K, K), 0 for the root, and labels (..., V, K)."""
+    order = index[5]
+    size = len(order)
+    pairs = edges[..., :-labels].reshape(*edges.shape[:-1], size - 1, labels, labels)
+    nodes = torch.cat((pairs.sum(-2), edges[..., -labels:].unsqueeze(-2)), -2)
+    pairs = pad(pairs, (0, 0, 0, 0, 0, 1))
+    position = order.argsort()
+    return pairs.index_select(-3, position), nodes.index_select(-2, position)
+
+
+def _make_graph(
+    parents: NDArray[np.int64], height: NDArray[np.int64], labels: int
+) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int64]]:
+    """Return the integers of the hypergraph and the nodes in order.
+
+    ``parents`` is (V,), −1 for the root; ``height`` is (V,), the number of edges to the lowest leaf below.
+    """
+    root = int(parents.argmin())
+    others = np.flatnonzero(parents >= 0)
+    order = np.append(others, root)
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    children = others[np.argsort(parents[others], kind="stable")]
+    count = np.bincount(parents[others], minlength=len(parents))
+    first = np.cumsum(count) - count
+
+    head = np.append(np.repeat(np.arange(len(others) * labels), labels), np.full(labels, len(others) * labels))
+    node = np.append(np.repeat(others, labels * labels), np.full(labels, root))  # of each edge, and its label
+    label = np.tile(np.arange(labels), len(others) * labels + 1)
+    arity = count[node]
+    edge_of_tail = np.repeat(np.arange(len(head)), arity)
+    nth = np.arange(len(edge_of_tail)) - np.repeat(np.cumsum(arity) - arity, arity)
+    tail = position[children[first[node[edge_of_tail]] + nth]] * labels + label[edge_of_tail]
+    level = np.append(np.repeat(height[others], labels), height[root])
+    return sort(head, tail, level, arity), order
+
+
+_PROGRAM = register(TreeProgram())
 
 
 class Tree:
@@ -54,18 +154,18 @@ class Tree:
         if len(shape) != 1 or not shape[0]:
             raise ValueError(f"parents must have shape (V,) with V >= 1, got {tuple(shape)}")
         self.parents = as_integers(parents, "parents")
-        given = self._given = self.parents.cpu().numpy()
-        bad = np.flatnonzero((given < -1) | (given >= len(given)))
+        array = self._array = self.parents.cpu().numpy()
+        bad = np.flatnonzero((array < -1) | (array >= len(array)))
         if bad.size:
-            needed = f"nodes below {len(given)}, or -1 for the root"
-            raise ValueError(f"parents must hold {needed}, got {given[bad[0]]} for node {bad[0]}")
-        children = np.flatnonzero(given >= 0)
-        pairs = np.stack((children, given[children]), 1)
-        self._height = sorting.levels(pairs, len(given))
-        check_order(pairs, self._height, range(len(given)), "parents")
-        check_single("root (of parent -1)", given < 0, range(len(given)), "parents")
-        self.root = int(given.argmin())
-        self._graphs: dict[tuple[int, torch.device], tuple[Hypergraph, tuple[Tensor, ...]]] = {}
+            needed = f"nodes below {len(array)}, or -1 for the root"
+            raise ValueError(f"parents must hold {needed}, got {array[bad[0]]} for node {bad[0]}")
+        children = np.flatnonzero(array >= 0)
+        pairs = np.stack((children, array[children]), 1)
+        self._height = sorting.levels(pairs, len(array))
+        check_order(pairs, self._height, range(len(array)), "parents")
+        check_single("root (of parent -1)", array < 0, range(len(array)), "parents")
+        self.root = int(array.argmin())
+        self._indices: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
 
     @property
     def num_nodes(self) -> int:
@@ -93,24 +193,39 @@ class Tree:
         """
         return TreeLabels(self, unary, pairwise, omega=omega, gamma=gamma)
 
-    def _graph(self, states: int, device: torch.device) -> tuple[Hypergraph, tuple[Tensor, ...]]:
-        """The hypergraph for so many labels, and the integers of the sweeps; made once."""
-        if (states, device) not in self._graphs:
-            # The graph is the same whatever transforms its caller is under.
+    def _index(self, labels: int, device: torch.device) -> tuple[Tensor, ...]:
+        """The index of the program with this number of labels, made once."""
+        if (labels, device) not in self._indices:
+            integers, order = _make_graph(self._array, self._height, labels)
+            # The graph does not depend on the transforms of the caller.
             with torch._C._DisableFuncTorch():
-                made = layout.make_graph(self._given, self._height, states)
-                graph = Hypergraph._of_tree(made, device)
-                self._graphs[states, device] = graph, (*graph._index, torch.from_numpy(made.order).to(device))
-        return self._graphs[states, device]
+                self._indices[labels, device] = tuple(torch.from_numpy(a).to(device) for a in (*integers, order))
+        return self._indices[labels, device]
 
     def __repr__(self) -> str:
         return f"Tree(num_nodes={self.num_nodes}, root={self.root})"
 
 
+class TreeTargets(Targets):
+    """Targets of a tree: labels (..., V), or 0/1 tensors (..., V, K) of the labels that are allowed."""
+
+    def forms(self) -> list[str]:
+        return [*super().forms(), f"{(*self.batch_shape, self.event_shape[0])} int64"]
+
+    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if not _are_labels(target):
+            return super().allowed(name, target, ignore_index)
+        labels, count = self.expand(name, target, self.event_shape[:1]), self.event_shape[1]
+        is_free = (labels == _ANY) | (labels == ignore_index)
+        needed = f"from 0 to {count - 1}, or -1 or {ignore_index} for any"
+        _check_labels(name, labels, ~is_free & ((labels < 0) | (labels >= count)), needed)
+        return (labels.unsqueeze(-1) == torch.arange(count, device=labels.device)) | is_free.unsqueeze(-1)
+
+
 class TreeLabels(NamedScores):
     """The labellings of a :class:`Tree`; an event is an indicator (V, K) of the label of each node."""
 
-    structure = "tree"
+    _target_kind = TreeTargets
 
     def __init__(
         self,
@@ -135,12 +250,8 @@ class TreeLabels(NamedScores):
             got = f"{tuple(shape)} and {tuple(pairwise.shape)}"
             raise ValueError(f"the batch dimensions of unary and pairwise must broadcast, got {got}") from None
         scores = {"unary": (unary.expand(*batch, *shape[-2:]), 2), "pairwise": (pairwise, own)}
-        super().__init__(scores, batch, shape[-2:], omega, gamma)
+        super().__init__(_PROGRAM, scores, tree._index(states, unary.device), batch, shape[-2:], omega, gamma)
         self.tree = tree
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return "unary", "pairwise"
 
     # --- labels
 
@@ -155,110 +266,49 @@ class TreeLabels(NamedScores):
 
         0 for the root. Differentiable.
         """
-        return layout.onto_nodes(self._expanded()._path(), self._index, self.event_shape[1])[0].to(self.dtype)
+        edges = self._solver.expanded().expected_edges()
+        return by_node(edges, self._solver.integers, self.event_shape[1])[0].to(self.dtype)
 
     def best_labels(self) -> Tensor:
         """The labels of highest score, (..., V) int64; −1 where every labelling scores −∞."""
-        return self._with(self._detached(), Hard()).sample_labels()
+        return self._under(Hard()).sample_labels()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Labels drawn from the distribution, (*sample_shape, ..., V) int64; −1 where there are none."""
-        shape = torch.Size(sample_shape)
-        drawn = self._in_place(self._sample(shape.numel())).movedim(1, 0)
-        return drawn.reshape(shape + self.batch_shape + self.event_shape[:1])
+        return _labels_of(self.sample(sample_shape))
 
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best labellings: scores (..., k), best first, and labels (..., k, V); past their number −∞ and −1."""
         scores, paths = self.topk(k)
-        return scores, torch.where(paths.any(-1), paths.argmax(-1), -1)
+        return scores, _labels_of(paths)
 
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of labels (..., V), integers, or of a 0/1 tensor (..., V, K). Differentiable."""
-        return super().log_prob(self._indicator("path", path) if _are_labels(path) else path)
-
-    def _in_place(self, labels: Tensor) -> Tensor:
-        """Labels (..., V) of the nodes in the order of the sweeps, as they are numbered."""
-        return labels.index_select(-1, self._index[5].argsort())
+    def _edges_of(self, path: Tensor) -> Tensor:
+        """Labels (..., V), integers, or a 0/1 tensor (..., V, K)."""
+        return super()._edges_of(self._indicator("path", path) if _are_labels(path) else path)
 
     def _indicator(self, name: str, labels: Tensor) -> Tensor:
-        """0/1 (..., V, K) of labels (..., V)."""
+        """Return labels (..., V) as a 0/1 tensor (..., V, K)."""
         self._check_device(name, labels)
-        size, states = self.event_shape
+        size, count = self.event_shape
         if labels.shape[-1:] != (size,):
             raise ValueError(f"{name} must have shape (..., {size}), got {tuple(labels.shape)} {labels.dtype}")
-        self._check_labels(name, labels, (labels < 0) | (labels >= states), f"from 0 to {states - 1}")
-        return (labels.unsqueeze(-1) == torch.arange(states, device=self.device)).to(self.dtype)
-
-    def _check_labels(self, name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
-        if is_checked(bad) and bool(bad.any()):
-            *batch, node = bad.nonzero()[0].tolist()
-            got = f"{labels[(*batch, node)].item()} at node {node}{of_sequence(batch)}"
-            raise ValueError(f"{name} must be {needed}, got {got}")
-
-    # --- the expansion
-
-    def _expanded(self) -> Derivations:
-        theta = self._flat.unscaled(self._scores)
-        if is_readable(theta[0]):
-            layout.check([t.detach() for t in theta], self._index)
-        weights = layout.weights(theta, self._index)
-        graph = self.tree._graph(self.event_shape[1], self.device)[0]
-        p = Derivations(graph, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
-        p.backend = self.backend
-        return p
-
-    def _onto_event(self, edges: Tensor) -> Tensor:
-        return layout.onto_nodes(edges, self._index, self.event_shape[1])[1]
-
-    def _from_event(self, path: Tensor) -> Tensor:
-        return layout.from_labels(path, self._index, self.tree.parents.to(self.device))
-
-    def _to_paths(self, found: Tensor) -> Tensor:
-        labels = self._in_place(found).unsqueeze(-1)
-        return (labels == torch.arange(self.event_shape[1], device=self.device)).to(self.dtype)
-
-    def _unweighted(self, omega: Regularizer) -> PathDistribution:
-        return self._expanded()._unweighted(omega)
-
-    # --- what the base asks for
-
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        return self.tree._graph(self.event_shape[1], self.device)[1]
-
-    @property
-    def _num_choices(self) -> int:
-        return self.tree.num_nodes
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        return ((value == 0) | (value == 1)).flatten(-2).all(-1) & (value.sum(-1) == 1).all(-1)
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return (
-            isinstance(other, TreeLabels)
-            and self.event_shape == other.event_shape
-            and self.tree.parents.equal(other.tree.parents)
-        )
-
-    # --- targets: labels, or those that are allowed
-
-    def _target_forms(self) -> list[str]:
-        return [*super()._target_forms(), f"{(*self.batch_shape, self.event_shape[0])} int64"]
-
-    def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if not _are_labels(target):
-            return super()._allowed(name, target, ignore_index)
-        labels, states = self._expand(name, target, self.event_shape[:1]), self.event_shape[1]
-        free = (labels == _ANY) | (labels == ignore_index)
-        needed = f"from 0 to {states - 1}, or -1 or {ignore_index} for any"
-        self._check_labels(name, labels, ~free & ((labels < 0) | (labels >= states)), needed)
-        return (labels.unsqueeze(-1) == torch.arange(states, device=self.device)) | free.unsqueeze(-1)
-
-    def _edges_within(self, allowed: Tensor) -> Tensor:
-        return self._from_event(allowed)
+        _check_labels(name, labels, (labels < 0) | (labels >= count), f"from 0 to {count - 1}")
+        return (labels.unsqueeze(-1) == torch.arange(count, device=self.device)).to(self.dtype)
 
 
-def _are_labels(given: object) -> bool:
-    if not isinstance(given, Tensor):
+def _labels_of(events: Tensor) -> Tensor:
+    """(..., V) int64: the labels of events (..., V, K), −1 if a node has none."""
+    return torch.where(events.any(-1), events.argmax(-1), -1)
+
+
+def _check_labels(name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
+    if is_checked(bad) and bool(bad.any()):
+        *batch, node = bad.nonzero()[0].tolist()
+        got = f"{labels[(*batch, node)].item()} at node {node}{of_sequence(batch)}"
+        raise ValueError(f"{name} must be {needed}, got {got}")
+
+
+def _are_labels(target: object) -> bool:
+    if not isinstance(target, Tensor):
         return False
-    return not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)

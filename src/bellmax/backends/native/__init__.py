@@ -13,10 +13,9 @@ from bellmax.backends.native.scored_chain import NativeScoredChain
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.layouts import EXPANSIONS, LAYOUTS
-from bellmax.layouts.charts import ChartLayout
-from bellmax.layouts.lattice import LatticeLayout
-from bellmax.layouts.table import PREFIX
+from bellmax.programs import PROGRAMS
+from bellmax.programs.charts import ChartProgram
+from bellmax.programs.lattice import LatticeProgram
 from bellmax.regularizers import Kernel
 
 _SHORTCUTS: dict[str, Any] = {
@@ -46,10 +45,7 @@ class Native:
         self._sweeps |= {"chain": chain, "scored_chain": NativeScoredChain(chain)}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
-        is_here = loading.kernels is not None and device.type == "cpu"
-        if not is_here or kernel is None:
-            return False
-        return structure in STRUCTURES or structure in EXPANSIONS or structure.startswith(PREFIX)
+        return loading.kernels is not None and device.type == "cpu" and kernel is not None
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
@@ -57,16 +53,13 @@ class Native:
         return self._sweeps[structure]
 
     def _by_other_kernels(self, structure: str) -> Sweeps:
-        if structure in EXPANSIONS:
-            expansion = EXPANSIONS[structure]
-            kind = NativeCharts if isinstance(expansion, ChartLayout) else Expanded
-            return kind(expansion, self._sweeps[expansion.engine])
-        layout = LAYOUTS[structure]
-        assert isinstance(layout, LatticeLayout)
-        for kernels in (NativeRows, NativeLattice):
-            if kernels.serves(layout):
-                return kernels(layout)
-        return Expanded(layout, self._sweeps["dag"])
+        program = PROGRAMS[structure]
+        if isinstance(program, LatticeProgram):
+            for kernels in (NativeRows, NativeLattice):
+                if kernels.serves(program):
+                    return kernels(program)
+        kind = NativeCharts if isinstance(program, ChartProgram) else Expanded
+        return kind(program, self._sweeps[program.engine])
 
     def shortcut(self, name: str) -> Any | None:
         return _SHORTCUTS.get(name)

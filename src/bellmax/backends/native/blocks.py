@@ -14,7 +14,7 @@ from torch import Tensor
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call
 from bellmax.backends.native.sweeps import dtw_tape_size
-from bellmax.layouts.values import reject_overflow
+from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 

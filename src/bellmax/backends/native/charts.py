@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.layouts.charts import ChartLayout
+from bellmax.programs.charts import ChartProgram
 from bellmax.regularizers import Negentropy, Regularizer
 from bellmax.tensors import Tensors
 
@@ -20,7 +20,7 @@ class NativeCharts(Expanded):
     Labels of spans are summed out before, and given their shares after.
     """
 
-    layout: ChartLayout
+    program: ChartProgram
 
     @property
     def check(self) -> None:
@@ -28,8 +28,8 @@ class NativeCharts(Expanded):
         return None
 
     def _call(self, name: str, theta: Tensor, index: Tensors, *args: Tensor | None) -> bool:
-        prefix = "spans" if self.layout.name == "spans" else "arcs"
-        single_root = int(self.layout.name == "arcs_of_one_root")
+        prefix = "spans" if self.program.name == "spans" else "arcs"
+        single_root = int(self.program.name == "arcs_of_one_root")
         lengths = index[0].contiguous()
         return bool(call(f"{prefix}_{name}", theta.contiguous(), *args, lengths, single_root))
 
@@ -39,12 +39,12 @@ class NativeCharts(Expanded):
             scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
             if self._call("forward", scores, index, value, expected):
                 return value
-        self.layout.check(theta, index)
+        self.program.check(theta, index)
         return None
 
     def _shares(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         """Which share of a span each of its labels has: none where no span can be, whatever its scores are."""
-        return omega.argmax(theta[0].masked_fill(~self.layout.is_used(theta, index), -math.inf))
+        return omega.argmax(theta[0].masked_fill(~self.program.in_sentence(theta, index), -math.inf))
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         value = self._solve(theta, index, omega, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, padded
-from bellmax.layouts.scored_chain import check_index
+from bellmax.programs import SCORED_CHAIN
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
@@ -22,7 +22,7 @@ class LabelScores:
         try:
             served = call("scored_chain_score", *given, ignored, *padded(index, 2), *_ANY)
         except ValueError:
-            check_index(theta, index)  # names the argument and the value
+            SCORED_CHAIN.check_index(theta, index)  # names the argument and the value
             raise
         return scores if served else None
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like
-from bellmax.layouts.lattice import Arrays, LatticeLayout
-from bellmax.layouts.table import Table, Term
-from bellmax.layouts.values import reject_overflow
+from bellmax.programs.lattice import Arrays, LatticeProgram
+from bellmax.programs.table import Table, Term
+from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -24,40 +24,40 @@ class NativeLattice:
 
     check = None
 
-    def __init__(self, layout: LatticeLayout) -> None:
-        self.layout, table = layout, layout.table
+    def __init__(self, program: LatticeProgram) -> None:
+        self.program, table = program, program.table
         with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
             self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
-            self._windows = torch.tensor([(0, 0, 0) if w is None else (1, *w) for w in layout.windows])
+            self._windows = torch.tensor([(0, 0, 0) if w is None else (1, *w) for w in program.windows])
         ends = (table.start, table.end)
         self._ends = [part for e in ends for part in (e.place, sum(1 << state for state in e.states))]
 
     @staticmethod
-    def serves(layout: LatticeLayout) -> bool:
-        return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
+    def serves(program: LatticeProgram) -> bool:
+        return program.table.states <= _MOST_STATES and len(program.table.moves) <= _MOST_MOVES
 
     def _call(self, name: str, first: Any, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
-        rows, columns = self.layout.size(theta, index)
+        rows, columns = self.program.size(theta, index)
         lengths, band = (t.contiguous() for t in index[:2])
-        own = self.layout.table
+        own = self.program.table
         table = own.sense, rows, columns, own.states, self._moves, *self._ends, lengths, band
         assert omega.kernel is not None
         try:
             return call(name, first, *args, *table, *omega.kernel)
         except ValueError:
-            self.layout.check_index(theta, index)  # names the argument and the value
+            self.program.check_index(theta, index)  # names the argument and the value
             raise
 
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        return _contiguous(self.layout.arrays(theta, index, in_windows=True))
+        return _contiguous(self.program.arrays(theta, index, in_windows=True))
 
     def _empty(self, arrays: Arrays) -> Arrays:
         """Room for numbers of the slots that have scores."""
-        pairs = zip(self.layout.table.terms, arrays, strict=True)
+        pairs = zip(self.program.table.terms, arrays, strict=True)
         return [torch.empty_like(a) if terms and a is not None else None for terms, a in pairs]
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        size = tape_size(self.layout.table, *self.layout.size(theta, index))
+        size = tape_size(self.program.table, *self.program.size(theta, index))
         return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
@@ -71,8 +71,8 @@ class NativeLattice:
         value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
         arrays = self._arrays(theta, index)
         if not self._call("lattice_forward", arrays, theta, index, omega, value, tape, self._windows):
-            self.layout.check(theta, index)
-            reject_overflow(value.to(theta[0].dtype), self.layout.sense)
+            self.program.check(theta, index)
+            reject_overflow(value.to(theta[0].dtype), self.program.sense)
         return value.to(theta[0].dtype)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -80,22 +80,22 @@ class NativeLattice:
         gradients, seeds = self._empty(arrays), seed.double().contiguous()
         given = tape.contiguous(), seeds, gradients, self._windows
         self._call("lattice_backward", arrays, theta, index, omega, *given)
-        return self.layout.onto_tensors(gradients, theta, index, in_windows=True)
+        return self.program.onto_tensors(gradients, theta, index, in_windows=True)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         arrays = self._arrays(theta, index)
-        pairs = zip(arrays, self.layout.changes(z, index, in_windows=True), strict=True)
-        absent = self.layout.table.absent
+        pairs = zip(arrays, self.program.changes(z, index, in_windows=True), strict=True)
+        absent = self.program.table.absent
         along = _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
         products, seeds = self._empty(arrays), seed.double().contiguous()
         given = tape.contiguous(), seeds, along, products, self._windows
         self._call("lattice_hessian", arrays, theta, index, omega, *given)
-        return self.layout.onto_tensors(products, theta, index, in_windows=True)
+        return self.program.onto_tensors(products, theta, index, in_windows=True)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths, arrays = self.layout.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)
+        paths, arrays = self.program.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)
         given = tape.contiguous(), uniforms.contiguous(), paths, self._windows
         self._call("lattice_sample", arrays, theta, index, omega, *given)
         return paths
@@ -108,31 +108,31 @@ class NativeRows(NativeLattice):
     """By rows, where every move leads to a later one. Kernels read scores, labels and masks themselves, and write
     gradients of θ's shapes."""
 
-    def __init__(self, layout: LatticeLayout) -> None:
-        super().__init__(layout)
-        reads = layout.table.reads
+    def __init__(self, program: LatticeProgram) -> None:
+        super().__init__(program)
+        reads = program.table.reads
         with torch._C._DisableTorchDispatch():
             self._terms = torch.tensor([_as_numbers(*read) for read in reads]).reshape(-1, 3 + 3 * _MOST_AXES)
         self._coefficients = [term.coefficient for _, term, _ in reads]
 
     @staticmethod
-    def serves(layout: LatticeLayout) -> bool:
-        return NativeLattice.serves(layout) and all(move.di > 0 for move in layout.table.moves)
+    def serves(program: LatticeProgram) -> bool:
+        return NativeLattice.serves(program) and all(move.di > 0 for move in program.table.moves)
 
     def _sweep(self, name: str, first: Tensor, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
-        integers, labels = contiguous(index[2:]), self.layout.table.labels
+        integers, labels = contiguous(index[2:]), self.program.table.labels
         read = contiguous(theta), integers[:labels], integers[labels:]
         return self._call(name, first, theta, index, omega, *read, *args, self._terms, self._coefficients)
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        size = rows_tape_size(self.layout.table, *self.layout.size(theta, index))
+        size = rows_tape_size(self.program.table, *self.program.size(theta, index))
         return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
         if not self._sweep("rows_forward", value, theta, index, omega, tape):
-            self.layout.check(theta, index)
-            reject_overflow(value.to(theta[0].dtype), self.layout.sense)
+            self.program.check(theta, index)
+            reject_overflow(value.to(theta[0].dtype), self.program.sense)
         return value.to(theta[0].dtype)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -148,7 +148,7 @@ class NativeRows(NativeLattice):
         return products
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
+        paths = self.program.empty_paths(theta, index, uniforms.shape[1])
         self._sweep("rows_sample", tape.contiguous(), theta, index, omega, uniforms.contiguous(), paths)
         return paths
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bellmax.backends.native.sweeps import NativeSweeps
 from bellmax.backends.reference.scored_chain import LogTransitions
-from bellmax.layouts import scored_chain as layout
+from bellmax.programs.scored_chain import onto_edges
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.tensors import Tensors
 
@@ -39,5 +39,5 @@ class NativeScoredChain(LogTransitions, NativeSweeps):
         at_end = (steps == lengths).unsqueeze(-1)
         own = end * (math.log2(math.e) if is_negentropy else 1)
         values = torch.where(at_end, values + own.unsqueeze(1), values)
-        edges = layout.onto_edges(transitions, start, emissions, index)
+        edges = onto_edges(transitions, start, emissions, index)
         return edges, torch.stack((values, torch.zeros_like(thresholds)), 1)

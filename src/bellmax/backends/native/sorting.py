@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 import bellmax.backends.native.loading as loading
-import bellmax.layouts.graph as graph
+import bellmax.programs.graph as graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
-    """As :func:`bellmax.layouts.graph.levels`."""
+    """As :func:`bellmax.programs.graph.levels`."""
     if loading.kernels is None:
         return graph.levels(pairs, num_nodes)
     level = np.empty(num_nodes, dtype=np.int64)

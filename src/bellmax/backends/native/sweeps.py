@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like, padded
-from bellmax.layouts import LAYOUTS
-from bellmax.layouts.values import overflow, reject_overflow
+from bellmax.programs import PROGRAMS
+from bellmax.programs.values import overflow, reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -18,13 +18,13 @@ STRUCTURES = tuple(_INDEX_SIZE)
 
 
 class NativeSweeps:
-    """The kernels look at the values as they read them, and the layout says what is wrong with them."""
+    """The kernels look at the values as they read them, and the program says what is wrong with them."""
 
     check = None
 
     def __init__(self, structure: str) -> None:
         self.structure = structure
-        self.layout = LAYOUTS[structure]
+        self.program = PROGRAMS[structure]
         self.prefix, self.index_size = f"{structure}_", _INDEX_SIZE[structure]
 
     def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
@@ -33,7 +33,7 @@ class NativeSweeps:
         try:
             return call(self.prefix + name, *contiguous(tensors), *padded(index, self.index_size), *kernel)
         except ValueError:
-            self.layout.check_index(tensors, index)  # names the argument and the value
+            self.program.check_index(tensors, index)  # names the argument and the value
             raise
 
     def _like_theta(self, name: str, theta: Tensors, more: Tensors, index: Tensors, omega: Regularizer) -> Tensors:
@@ -45,7 +45,7 @@ class NativeSweeps:
         first = theta[0]
         if self.structure == "dtw":
             return first.new_empty((first.shape[0], dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
-        nodes = self.layout.nodes(theta, index)
+        nodes = self.program.nodes(theta, index)
         if self.structure == "dag":  # values and thresholds, and room for a vector behind the last
             return first.new_empty((first.shape[0], 2, nodes[0] + 3), dtype=torch.float64)
         # Values, relative to the greatest of their step, and thresholds.
@@ -54,10 +54,10 @@ class NativeSweeps:
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         value = theta[0].new_empty(theta[0].shape[0])
         if not self._call("forward", (*theta, value, tape), index, omega):
-            self.layout.check(theta, index)
+            self.program.check(theta, index)
             if self.structure == "dag":  # all of its weights are used: the sum at a node overflows
                 raise overflow(value.dtype)
-            reject_overflow(value, self.layout.sense)
+            reject_overflow(value, self.program.sense)
         return value
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
@@ -94,14 +94,14 @@ class NativeSweeps:
         return self._like_theta("log_transitions_vjp", theta, (tape, *cotangent), index, omega)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths = self.layout.empty_paths(theta, index, uniforms.shape[1])
+        paths = self.program.empty_paths(theta, index, uniforms.shape[1])
         self._call("sample", (*theta, tape, uniforms, paths), index, omega)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.layout.empty_paths(theta, index, k)
+        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.program.empty_paths(theta, index, k)
         if not self._call("topk", (*theta, scores, paths), index, omega):
-            self.layout.check(theta, index)
+            self.program.check(theta, index)
         return scores, paths
 
 

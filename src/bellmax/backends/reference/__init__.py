@@ -11,8 +11,7 @@ from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference import chain, graph
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.backends.reference.scored_chain import ExpandedScoredChain
-from bellmax.layouts import EXPANSIONS, LAYOUTS
-from bellmax.layouts.lattice import LatticeLayout
+from bellmax.programs import PROGRAMS
 from bellmax.regularizers import Kernel
 
 _ENGINES: dict[str, Sweeps] = {"dag": graph, "chain": chain}
@@ -25,17 +24,15 @@ class Reference:
     status = "available"
 
     def __init__(self) -> None:
-        expanded = {name: Expanded(layout, _ENGINES[layout.engine]) for name, layout in EXPANSIONS.items()}
-        self._sweeps: dict[str, Sweeps] = {**_ENGINES, **expanded, "scored_chain": ExpandedScoredChain(chain)}
+        self._sweeps: dict[str, Sweeps] = {**_ENGINES, "scored_chain": ExpandedScoredChain(chain)}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         return True
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
-            layout = LAYOUTS[structure]
-            assert isinstance(layout, LatticeLayout)
-            self._sweeps[structure] = Expanded(layout, graph)
+            program = PROGRAMS[structure]
+            self._sweeps[structure] = Expanded(program, _ENGINES[program.engine])
         return self._sweeps[structure]
 
     def shortcut(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """The sweeps of a chain in plain torch, state values in the wide dtype (Algorithms 3 and 4 of the paper, mended).
 
-θ and ``index`` are as in :mod:`bellmax.layouts.steps`. Before the first step every path is in state 0:
+θ and ``index`` are as in :mod:`bellmax.programs.chain`. Before the first step every path is in state 0:
 v_0 = (0, −∞, …, −∞). A masked step passes everything on unchanged.
 
 The edges into the end node have no potential of their own. Their probabilities belong to the last step.
@@ -14,33 +14,36 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bellmax.layouts.steps import check, first_step, kept_steps, last_step, nodes
-from bellmax.layouts.values import reject_overflow
+from bellmax.programs import CHAIN
+from bellmax.programs.chain import first_step, last_step, unmasked_steps
+from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
 __all__ += ["log_transitions_vjp", "sample", "topk", "value"]
 
+check = CHAIN.check
+
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
-    return theta[0].new_empty((theta[0].shape[0], *nodes(theta, index)), dtype=wide_dtype(theta[0].device))
+    return theta[0].new_empty((theta[0].shape[0], *CHAIN.nodes(theta, index)), dtype=wide_dtype(theta[0].device))
 
 
 def _skipped(theta: Tensor, index: Tensors) -> Tensor:
     """(B, T, 1, 1): the masked steps."""
-    return ~kept_steps(theta, index)[..., None, None]
+    return ~unmasked_steps(theta, index)[..., None, None]
 
 
 def _nowhere(theta: Tensor, index: Tensors) -> Tensor:
     """(B, T, 1, S): before the first step there are no states but 0."""
     state = torch.arange(theta.shape[-1], device=theta.device)
-    return first_step(kept_steps(theta, index))[..., None, None] & (state > 0)
+    return first_step(unmasked_steps(theta, index))[..., None, None] & (state > 0)
 
 
 def _is_empty(theta: Tensor, index: Tensors) -> Tensor:
     """(B,): sequences of which no step is kept."""
-    return ~kept_steps(theta, index).any(-1)
+    return ~unmasked_steps(theta, index).any(-1)
 
 
 def _edges(theta: Tensor, index: Tensors) -> Tensor:
@@ -142,7 +145,7 @@ def hessian(
 
 def _is_last(theta: Tensor, index: Tensors) -> Tensor:
     """(B, T, 1, 1): the last step of each sequence."""
-    return last_step(kept_steps(theta, index))[..., None, None]
+    return last_step(unmasked_steps(theta, index))[..., None, None]
 
 
 def log_transitions(inputs: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -195,7 +198,7 @@ def _draw(q: Tensor, uniform: Tensor) -> Tensor:
 def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
     """Sequences (B, K, T), −1 where a step is skipped, drawn with ``uniforms`` (B, K, T): one for each step's state."""
     (theta,) = inputs
-    kept = kept_steps(theta, index)
+    kept = unmasked_steps(theta, index)
     last = last_step(kept)
     end = _end(theta, tape, index, omega)
     exists = end.any(-1, keepdim=True)
@@ -216,7 +219,7 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
     """Scores (B, k) and sequences (B, k, T), −1 where a step is skipped and past the number of sequences."""
     (theta,) = inputs
     batch, steps, size = theta.shape[:3]
-    kept = kept_steps(theta, index)
+    kept = unmasked_steps(theta, index)
     best = theta.new_full((batch, size, k), -math.inf, dtype=wide_dtype(theta.device))
     best[:, 0, 0] = 0
     back = []

@@ -1,6 +1,6 @@
 """The sweeps of a graph, or a hypergraph, in plain torch, node values in the wide dtype.
 
-θ and ``index`` are as in :mod:`bellmax.layouts.graph`. The nodes of a group share their level and their number of
+θ and ``index`` are as in :mod:`bellmax.programs.graph`. The nodes of a group share their level and their number of
 edges, so a group's edges are a slice that reshapes to (nodes, edges of each) without padding.
 """
 
@@ -13,15 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bellmax.layouts.graph import check
-from bellmax.layouts.graph import nodes as nodes_of
-from bellmax.layouts.values import reject_overflow
+from bellmax.programs import GRAPH
+from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 from bellmax.transforms import is_readable
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
 __all__ += ["log_transitions_vjp", "sample", "topk", "value"]
+
+check = GRAPH.check
 
 
 class Group(NamedTuple):
@@ -48,7 +49,7 @@ class Group(NamedTuple):
 
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
-    return theta[0].new_empty((theta[0].shape[0], *nodes_of(theta, index)), dtype=wide_dtype(theta[0].device))
+    return theta[0].new_empty((theta[0].shape[0], *GRAPH.nodes(theta, index)), dtype=wide_dtype(theta[0].device))
 
 
 def _is_hypergraph(index: Tensors) -> bool:

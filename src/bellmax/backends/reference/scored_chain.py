@@ -6,7 +6,8 @@ from torch import Tensor
 
 from bellmax.backends.protocol import EdgeSweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.layouts import scored_chain as layout
+from bellmax.programs import SCORED_CHAIN
+from bellmax.programs.scored_chain import dense, from_edges, onto_edges
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -26,32 +27,32 @@ class LogTransitions:
     def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         weights, tape = self._dense(theta, tape, index, omega)
         (log_q,) = self.chain.log_transitions([weights], tape, index, omega)
-        return layout.from_edges(log_q, theta, index)
+        return from_edges(log_q, theta, index)
 
     def log_transitions_jvp(
         self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         weights, tape = self._dense(theta, tape, index, omega)
-        along = layout.dense(z, index).to(weights.dtype)
+        along = dense(z, index).to(weights.dtype)
         (product,) = self.chain.log_transitions_jvp([weights], tape, [along], index, omega)
-        return layout.from_edges(product, theta, index)
+        return from_edges(product, theta, index)
 
     def log_transitions_vjp(
         self, theta: Tensors, tape: Tensor, cotangent: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         weights, tape = self._dense(theta, tape, index, omega)
         _, transitions, start, _ = cotangent
-        edges = layout.onto_edges(transitions, start, theta[0], index).to(weights.dtype)
+        edges = onto_edges(transitions, start, theta[0], index).to(weights.dtype)
         (product,) = self.chain.log_transitions_vjp([weights], tape, [edges], index, omega)
-        return [part.to(t.dtype) for part, t in zip(layout.onto_scores(product, theta, index), theta, strict=True)]
+        return [part.to(t.dtype) for part, t in zip(SCORED_CHAIN.onto_scores(product, theta, index), theta, strict=True)]
 
 
 class ExpandedScoredChain(LogTransitions, Expanded):
     """The sweeps of a dense chain whose potentials are the sums of the scores."""
 
     def __init__(self, chain: EdgeSweeps) -> None:
-        Expanded.__init__(self, layout, chain)
+        Expanded.__init__(self, SCORED_CHAIN, chain)
         self.chain = chain
 
     def _dense(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        return layout.dense(theta, index), tape
+        return dense(theta, index), tape

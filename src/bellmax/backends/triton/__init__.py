@@ -16,9 +16,8 @@ from torch import Tensor
 
 from bellmax.backends.protocol import Backend, Sweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.layouts import EXPANSIONS, LAYOUTS
-from bellmax.layouts.lattice import LatticeLayout
-from bellmax.layouts.table import PREFIX
+from bellmax.programs import PROGRAMS
+from bellmax.programs.lattice import LatticeProgram
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors, wide_dtype
 
@@ -47,7 +46,7 @@ class Triton:
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         is_here = device.type in self.devices and kernel in KERNELS and self.status == "available"
         is_here = is_here and wide_dtype(device) == torch.float64  # in which kernels keep long sums
-        return is_here and (structure in _SWEEPS or structure in EXPANSIONS or _is_small(structure))
+        return is_here and _is_small(structure)
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
@@ -55,23 +54,23 @@ class Triton:
         return self._sweeps[structure]
 
     def _made(self, structure: str) -> Sweeps:
-        if structure in EXPANSIONS and structure not in _SWEEPS:
-            expansion = EXPANSIONS[structure]
-            return Expanded(expansion, self.sweeps(expansion.engine))
+        program = PROGRAMS[structure]
+        if not (isinstance(program, LatticeProgram) or structure in _SWEEPS):
+            return Expanded(program, self.sweeps(program.engine))
         module, _, name = _SWEEPS.get(structure, _LATTICE).partition(".")
         kind = getattr(import_module(f"bellmax.backends.triton.{module}"), name)
-        return cast("Sweeps", kind(LAYOUTS[structure], _Others(structure, self._others)))
+        return cast("Sweeps", kind(program, _Others(structure, self._others)))
 
     def shortcut(self, name: str) -> None:
         return None
 
 
 def _is_small(structure: str) -> bool:
-    if not structure.startswith(PREFIX):
-        return False
-    layout = LAYOUTS[structure]
-    assert isinstance(layout, LatticeLayout)
-    return layout.table.states <= _MOST_STATES and len(layout.table.moves) <= _MOST_MOVES
+    """True unless the program is a lattice with more states or moves than the kernels take."""
+    program = PROGRAMS[structure]
+    if not isinstance(program, LatticeProgram):
+        return True
+    return program.table.states <= _MOST_STATES and len(program.table.moves) <= _MOST_MOVES
 
 
 class _Others:

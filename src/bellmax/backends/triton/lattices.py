@@ -14,9 +14,9 @@ from bellmax.backends.triton.launching import launch, power_of_two
 from bellmax.backends.triton.omega import CODES
 from bellmax.backends.triton.sweeps import PartialSweeps
 from bellmax.backends.triton.table import Plan, plan_of, table_backward, table_forward, table_tangents
-from bellmax.layouts import grid
-from bellmax.layouts.lattice import Arrays, LatticeLayout
-from bellmax.layouts.table import Ends, Step, Table, Term
+from bellmax.programs import grid
+from bellmax.programs.lattice import Arrays, LatticeProgram
+from bellmax.programs.table import Ends, Step, Table, Term
 from bellmax.regularizers import Regularizer, penalty_at_vertex
 from bellmax.tensors import Tensors, wide_dtype
 
@@ -29,11 +29,11 @@ _DEEPEST = 32  # how many vectors of earlier steps a program may hold
 class Lattice(PartialSweeps):
     """Sweeps of the lattices of a table."""
 
-    layout: Any
+    program: Any
 
-    def __init__(self, layout: LatticeLayout, others: Sweeps) -> None:
-        super().__init__(layout, others)
-        self._use(layout.table)
+    def __init__(self, program: LatticeProgram, others: Sweeps) -> None:
+        super().__init__(program, others)
+        self._use(program.table)
 
     def _use(self, table: Table) -> None:
         self._plan = plan_of(table)
@@ -47,22 +47,22 @@ class Lattice(PartialSweeps):
         fits = 0 < self._plan.first[-1] <= _DEEPEST and self._plan.reach < self._strip
         return fits and theta[0].shape[0] > 0
 
-    # --- what a layout says
+    # --- the scores of slots
 
     def _size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
-        size: tuple[int, int] = self.layout.size(theta, index)
+        size: tuple[int, int] = self.program.size(theta, index)
         return size
 
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        arrays: Arrays = self.layout.arrays(theta, index)
+        arrays: Arrays = self.program.arrays(theta, index)
         return arrays
 
     def _changes(self, z: Tensors, index: Tensors) -> Arrays:
-        changes: Arrays = self.layout.changes(z, index)
+        changes: Arrays = self.program.changes(z, index)
         return changes
 
     def _onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
-        tensors: Tensors = self.layout.onto_tensors(gradients, theta, index)
+        tensors: Tensors = self.program.onto_tensors(gradients, theta, index)
         return tensors
 
     def _problem(self, theta: Tensors, index: Tensors, omega: Regularizer) -> _Problem:
@@ -94,7 +94,7 @@ class Lattice(PartialSweeps):
             return value
         assert omega.kernel is not None
         ends = self._at_ends(tape, problem.arrays, -math.inf, theta, index)
-        extra = self.layout.extra_nodes(theta, index)
+        extra = self.program.extra_nodes(theta, index)
         best: Tensor = omega.max(ends.flatten(1)).to(value.dtype) + extra * penalty_at_vertex(omega.kernel)
         return best if self._plan.sign > 0 else -best
 
@@ -150,7 +150,7 @@ class Lattice(PartialSweeps):
         total = torch.stack(
             [x if a is None else x + self._plan.sign * a for x, a in zip(total.unbind(1), parts, strict=True)], 1
         )
-        total = total.masked_fill(~self.layout.is_end(theta, index).unsqueeze(1), missing)
+        total = total.masked_fill(~self.program.is_end(theta, index).unsqueeze(1), missing)
         for dim, is_last in enumerate(self._plan.end):
             if is_last:
                 last = (index[0][:, dim] - 1).reshape(-1, 1, 1, 1)
@@ -177,8 +177,8 @@ class Lattice(PartialSweeps):
 class DTW(Lattice):
     """Sweeps of alignments: a table of one state, whose nodes cost."""
 
-    def __init__(self, layout: Any, others: Sweeps) -> None:
-        PartialSweeps.__init__(self, layout, others)
+    def __init__(self, program: Any, others: Sweeps) -> None:
+        PartialSweeps.__init__(self, program, others)
         moves = tuple(Step(di, dj, 0, 0, (), None) for di, dj in ((1, 1), (1, 0), (0, 1)))
         here = Ends("corner", ((),))
         self._use(Table(1, moves, ((Term(0, 1.0, ()),),), here, here, ("cost",), 0, 0, grid.sense))

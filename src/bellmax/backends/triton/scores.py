@@ -6,6 +6,6 @@ from bellmax.backends.triton.chain import Chain
 
 
 class ScoredChain(Chain):
-    """Sweeps of :mod:`bellmax.layouts.scored_chain`."""
+    """Sweeps of :mod:`bellmax.programs.scored_chain`."""
 
     order = (1, 0, 2, 3)  # the kernels' first is W, the transitions

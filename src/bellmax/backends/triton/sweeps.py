@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bellmax.backends.protocol import Sweeps
-from bellmax.layouts import Layout
+from bellmax.programs import Program
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -20,8 +20,8 @@ class PartialSweeps:
     The sizes alone decide, so that all the sweeps of one θ agree about its tape.
     """
 
-    def __init__(self, layout: Layout, others: Sweeps) -> None:
-        self.layout, self.others = layout, others
+    def __init__(self, program: Program, others: Sweeps) -> None:
+        self.program, self.others = program, others
 
     def takes(self, theta: Tensors) -> bool:
         """Whether kernels take θ."""
@@ -29,7 +29,7 @@ class PartialSweeps:
 
     def check(self, theta: Tensors, index: Tensors) -> None:
         if theta[0].device.type == "cpu":  # reading values elsewhere would make the host wait
-            self.layout.check(theta, index)
+            self.program.check(theta, index)
 
     def __getattr__(self, name: str) -> Any:
         def run(theta: Tensors, *args: Any) -> Any:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from bellmax.backends.triton.omega import jacobian_product, smooth_argmax, smooth_max, sums_to_one
-from bellmax.layouts.table import Ends, Table
+from bellmax.programs.table import Ends, Table
 
 _BATCH, _ROWS, _COLUMNS = (tl.constexpr(bit) for bit in (4, 2, 1))
 

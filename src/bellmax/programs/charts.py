@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-import bellmax.layouts.graph as graph
-from bellmax.layouts.values import check_lengths, reject
+import bellmax.programs.graph as graph
+from bellmax.programs.program import Program
+from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors
 
 Places = NDArray[np.int64]
@@ -36,48 +37,57 @@ class Chart(NamedTuple):
     level: Places  # of the nodes; the last is the goal
 
 
-class ChartLayout:
-    """An expansion over graphs: see :class:`bellmax.layouts.Expansion`."""
+class ChartProgram(Program):
+    """The trees of a chart: "spans", "arcs" or "arcs_of_one_root"."""
 
-    index_is_batched = True
-    engine = "dag"
-    sense = 1
+    index_dims = (0,)
+    tape_is_large = True
 
     def __init__(self, name: str) -> None:
-        self.name = name
-
-    # --- the graph
+        self.name, self.scores = name, ("scores" if name == "spans" else "arcs",)
 
     def _graph(self, theta: Tensors) -> _Graph:
         return _sorted(self.name, tuple(theta[0].shape[1:]), theta[0].device)
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
-        """The items and the goal, counted: a sweep that needs no graph should not make one of n³ edges."""
+        """The items and the goal. They are counted by formula: a sweep in exp space needs no graph of n³ edges."""
         n = theta[0].shape[1]
-        if self.name != "spans":  # items to the right of any place, and to the left of those that are no root
+        if self.name != "spans":  # items to the right of each position, and to the left of each but the root
             return (n * n + (n - 1) ** 2 + 1,)
         return (n * (n + 1) // 2 + 1 if theta[0].ndim == 3 else n * n + 1,)
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        return 4 * theta[0].shape[1]
+
+    def check_index(self, theta: Tensors, index: Tensors) -> None:
+        check_lengths("lengths", index[0], 1, theta[0].shape[1])
+
+    def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        return [self.in_sentence(theta, index)]
+
+    def in_sentence(self, theta: Tensors, index: Tensors) -> Tensor:
+        """True at the spans or arcs of each sentence, (B, n, n) or (B, n, n, 1)."""
+        position = torch.arange(theta[0].shape[1], device=theta[0].device)
+        row, column = position.unsqueeze(-1), position
+        within = position < index[0].unsqueeze(-1)
+        both = within.unsqueeze(-1) & within.unsqueeze(-2)
+        used = both & ((row <= column) if self.name == "spans" else (row != column) & (column > 0))
+        return used.unsqueeze(-1) if theta[0].ndim == 4 else used
+
+    # --- the expansion: a hypergraph whose edges share the weights of spans or arcs
+
+    def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
+        """The goal, which one edge leads into: the one of the sentence's length."""
+        return 1
 
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
         return self._graph(theta).integers
 
-    def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
-        """The goal, of whose edges one is there."""
-        return 1
-
-    def is_used(self, theta: Tensors, index: Tensors) -> Tensor:
-        """Which scores a sentence has, (B, n, n) or with a last dimension of 1."""
-        place = torch.arange(theta[0].shape[1], device=theta[0].device)
-        first, last = place.unsqueeze(-1), place
-        within = (place < index[0].unsqueeze(-1)).unsqueeze(-1) & (place < index[0].unsqueeze(-1)).unsqueeze(-2)
-        used = within & ((first <= last) if self.name == "spans" else (first != last) & (last > 0))
-        return used.unsqueeze(-1) if theta[0].ndim == 4 else used
-
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
         (scores,) = theta
-        place = torch.arange(scores.shape[1], device=scores.device)
-        ends = scores.new_zeros(()).masked_fill(place != index[0].unsqueeze(-1) - 1, -math.inf)
-        used = scores.masked_fill(~self.is_used(theta, index), -math.inf).flatten(1)
+        position = torch.arange(scores.shape[1], device=scores.device)
+        ends = scores.new_zeros(()).masked_fill(position != index[0].unsqueeze(-1) - 1, -math.inf)
+        used = scores.masked_fill(~self.in_sentence(theta, index), -math.inf).flatten(1)
         return torch.cat((used, scores.new_zeros((len(scores), 1)), ends), 1)
 
     def along(self, z: Tensors, index: Tensors) -> Tensor:
@@ -86,31 +96,19 @@ class ChartLayout:
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         (scores,) = theta
-        return [edges[:, : scores.shape[1:].numel()].reshape(scores.shape)]
+        return [edges[:, : scores.shape[1:].numel()].reshape(-1, *scores.shape[1:])]
 
     # --- trees
 
-    def empty_paths(self, theta: Tensors, index: Tensors, count: int) -> Tensor:
-        """Room for trees (B, count, n, n) or (B, count, n, n, L), 0/1."""
-        batch, *event = theta[0].shape
-        return theta[0].new_empty((batch, count, *event))
+    def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return self.event_of(edges, theta, index)
 
-    def found_paths(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+    def event_of(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Trees (..., E) of the hypergraph as 0/1 tensors (..., *event)."""
         event = theta[0].shape[1:]
-        total = found.new_zeros((*found.shape[:-1], event.numel() + 1 + event[0]))
-        total = total.index_add(-1, self._graph(theta).weight, found)
-        return total[..., : event.numel()].reshape(*found.shape[:-1], *event)
-
-    # --- values
-
-    def check_index(self, theta: Tensors, index: Tensors) -> None:
-        check_lengths("lengths", index[0], 1, theta[0].shape[1])
-
-    def check(self, theta: Tensors, index: Tensors) -> None:
-        self.check_index(theta, index)
-        (scores,) = theta
-        name = "scores" if self.name == "spans" else "arcs"
-        reject(name, scores, ~(scores < math.inf) & self.is_used(theta, index))
+        totals = edges.new_zeros((*edges.shape[:-1], event.numel() + 1 + event[0]))
+        totals = totals.index_add(-1, self._graph(theta).weight, edges)
+        return totals[..., : event.numel()].reshape(*edges.shape[:-1], *event)
 
 
 # --- charts
@@ -121,7 +119,7 @@ def chart(name: str, event: tuple[int, ...]) -> Chart:
 
 
 class _Graph(NamedTuple):
-    integers: tuple[Tensor, ...]  # as in bellmax.layouts.graph
+    integers: tuple[Tensor, ...]  # as in bellmax.programs.graph
     weight: Tensor  # by edge
 
 

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-import bellmax.layouts.graph as graphs
-from bellmax.layouts.grid import is_inside
-from bellmax.layouts.table import PREFIX, Axis, Ends, Table, Term, from_name
-from bellmax.layouts.values import check_lengths
+import bellmax.programs.graph as graphs
+from bellmax.programs.grid import is_inside
+from bellmax.programs.program import Program, repeated
+from bellmax.programs.table import PREFIX, Axis, Ends, Table, Term, from_name
+from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
 
 if TYPE_CHECKING:
@@ -36,21 +37,24 @@ class Graph(NamedTuple):
 
     edges: Tensor  # (E, 2) [parent, child]
     levels: Tensor
-    graph: tuple[Tensor, ...]  # its integers, as in bellmax.layouts.graph
+    graph: tuple[Tensor, ...]  # its integers, as in bellmax.programs.graph
     slots: tuple[tuple[int, int, Tensor], ...]  # of edges in order: slot, state they lead into or −1, their cells
     node: Tensor  # (E,): the number of the node an edge leads into, −1 for the end
     move: Tensor  # (E,): the number of the move, −1 for a start or an end
     has_paths: bool  # if not, there is one edge of no weight
 
 
-class LatticeLayout:
-    """The layout of all lattices with one table."""
+class LatticeProgram(Program):
+    """The paths of all lattices with one table."""
 
-    index_is_batched = True
-    engine = "dag"
+    tape_is_large = True
 
-    def __init__(self, table: Table) -> None:
-        self.table, self.sense = table, table.sense
+    def __init__(self, table: Table, name: str) -> None:
+        self.table, self.sense, self.name, self.paths = table, table.sense, name, name
+        self.scores = table.scores
+        masks = {term.score: len(term.axes) for _, term, is_mask in table.reads if is_mask}
+        self.index_dims = (1, 0, *[1] * table.labels, *(masks.get(number, 1) for number in range(table.masks)))
+        self.max_count = 1 if table.uses_once(0) else math.inf
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
         self._reads = list(dict.fromkeys(_reads(table)))
         read = [(of_rows, first[:2], *(dim[:2] for dim in beside)) for of_rows, first, beside in self._reads]
@@ -89,6 +93,9 @@ class LatticeLayout:
 
     def _masks(self, index: Tensors) -> Tensors:
         return index[2 + self.table.labels :]
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        return self.longest(theta, index) + 1
 
     def longest(self, theta: Tensors, index: Tensors) -> int:
         """How many nodes a path can have."""
@@ -245,17 +252,28 @@ class LatticeLayout:
         """The graph's sink, where a lattice has a single end."""
         return (~self.has_sink(theta, index)).to(theta[0].dtype)
 
-    def found_paths(self, found: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+    def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         """Paths (B, K, E) of the graph in the form of :meth:`empty_paths`."""
         graph = self.graph(theta, index)
         nodes = len(graph.levels)
         level = torch.where(graph.node < 0, nodes, graph.levels[graph.edges[:, 1]])
-        order = torch.where(found > 0, level, nodes).sort(-1)
-        longest = min(self.longest(theta, index), found.shape[-1])
+        order = torch.where(edges > 0, level, nodes).sort(-1)
+        longest = min(self.longest(theta, index), edges.shape[-1])
         taken = order.indices[..., :longest]
         walk = torch.stack((graph.node[taken], graph.move[taken]), -1)
         walk = walk.masked_fill((order.values[..., :longest] == nodes).unsqueeze(-1), -1)
         return pad(walk, (0, 0, 0, self.longest(theta, index) - longest), value=-1)
+
+    def events(self, paths: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        batch, count = paths.shape[:2]
+        theta, index = repeated(theta, index, count, self.index_dims, first=False)
+        counts = self.slots_of_walks(paths.flatten(0, 1), theta, index)
+        event = self.onto_tensors(counts, theta, index)[0]
+        return event.reshape(batch, count, *event.shape[1:])
+
+    def key(self, theta: Tensors, index: Tensors) -> Tensors:
+        """The index without the band, which only closes edges."""
+        return [index[0], *index[2:]]
 
     def slots_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Arrays:
         """How often walks (B, longest, 2) pay each slot that has a score, (B, N, M)."""
@@ -553,8 +571,8 @@ def _on_paths(
     return reached & useful
 
 
-def layout_of(name: str) -> LatticeLayout:
-    """The layout of a structure, by its name."""
+def program_of(name: str) -> LatticeProgram:
+    """Return the lattice program with this name."""
     if not name.startswith(PREFIX):
         raise KeyError(name)
-    return LatticeLayout(from_name(name))
+    return LatticeProgram(from_name(name), name)

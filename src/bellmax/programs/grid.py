@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-import bellmax.layouts.graph as graph
-from bellmax.layouts.values import check_lengths
+import bellmax.programs.graph as graph
+from bellmax.programs.program import Program
+from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
 from bellmax.transforms import kept
 
-index_is_batched = True
+index_dims = (1, 0)
 engine = "dag"
 sense = -1
 
@@ -36,7 +37,7 @@ class Grid(NamedTuple):
 
     edges: Tensor  # (E, 2) [parent, child]; node 0 is the start, cell (i, j) is 1 + i·M + j, the end is last
     levels: Tensor  # of the nodes: number of edges on the longest path from the start
-    graph: tuple[Tensor, ...]  # its integers, as in bellmax.layouts.graph
+    graph: tuple[Tensor, ...]  # its integers, as in bellmax.programs.graph
     cell: Tensor  # of each edge but those to the end: the cell it leads into, i·M + j
     kind: Tensor  # of the same edges: DIAGONAL, UP or LEFT; those from the start count as diagonal
 
@@ -238,3 +239,41 @@ def to_cells(path: Tensor) -> Tensor:
     cells = torch.where(path.flatten(-2) > 0, torch.arange(count, device=path.device), count)
     cells = cells.sort(-1).values[..., : rows + columns - 1]
     return torch.where(cells == count, -1, cells)
+
+
+class GridProgram(Program):
+    """The alignments of two series."""
+
+    name = "dtw"
+    scores = ("cost",)
+    sense = -1
+    index_dims = (1, 0)
+    tape_is_large = True
+    nodes = staticmethod(nodes)
+    empty_paths = staticmethod(empty_paths)
+    check_index = staticmethod(check_index)
+    check = staticmethod(check)
+    extra_nodes = staticmethod(extra_nodes)
+    engine_index = staticmethod(engine_index)
+    weights = staticmethod(weights)
+    along = staticmethod(along)
+    onto_scores = staticmethod(onto_scores)
+    compact_paths = staticmethod(found_paths)
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        return theta[0].shape[1] + theta[0].shape[2] - 2
+
+    def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        return [is_inside(theta[0], index)]
+
+    def events(self, paths: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        rows, columns = theta[0].shape[1:]
+        flat = theta[0].new_zeros((*paths.shape[:-1], rows * columns + 1))
+        cells = torch.where(paths < 0, rows * columns, paths)
+        return flat.scatter(-1, cells, 1)[..., :-1].reshape(*paths.shape[:-1], rows, columns)
+
+    def edges_of(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor | None:
+        return from_cells(event)
+
+    def key(self, theta: Tensors, index: Tensors) -> Tensors:
+        return index[:1]

@@ -11,13 +11,16 @@ from torch import Tensor
 from bellmax.transforms import is_checked
 
 
-def reject(name: str, theta: Tensor, bad: Tensor) -> None:
-    """Raise a ValueError that names the first entry of ``theta`` (B, *event) where ``bad`` is True. CPU only."""
+def reject(name: str, theta: Tensor, bad: Tensor, absent: float = -math.inf) -> None:
+    """Raise a ValueError that names the first entry of ``theta`` (B, *event) where ``bad`` is True. CPU only.
+
+    ``absent`` is the infinity that is allowed.
+    """
     if theta.device.type != "cpu" or not bool(bad.any()):
         return
     batch, *event = bad.nonzero()[0].tolist()
     raise ValueError(
-        f"{name} must be finite or -inf, got {theta[(batch, *event)].item()} at event index {tuple(event)} "
+        f"{name} must be finite or {absent:+}, got {theta[(batch, *event)].item()} at event index {tuple(event)} "
         f"of batch element {batch} (batch flattened)"
     )
 

@@ -1,0 +1,102 @@
+"""Programs stored as graphs, whose edges come in blocks that each read one score."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bellmax.programs.graph as graph
+from bellmax.programs.program import Program
+from bellmax.tensors import Tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Edges(NamedTuple):
+    """The edges of a graph, block by block, and the levels of its nodes. Node 0 is the start, the last one the end."""
+
+    parent: NDArray[np.int64]
+    child: NDArray[np.int64]
+    level: NDArray[np.int64]
+
+
+class BlockProgram(Program):
+    """A program whose graph depends only on the shape of the event.
+
+    A subclass names its scores and says with :meth:`edges` how the graph looks. Its edges come in blocks. Block n has
+    the shape ``blocks(...)[n]`` and reads score n, which broadcasts to this shape. Everything else follows.
+    """
+
+    @abstractmethod
+    def blocks(self, event: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the shape of each block, one for each score, for an event of this shape."""
+
+    @abstractmethod
+    def edges(self, event: Sequence[int]) -> Edges:
+        """Return the graph for an event of this shape."""
+
+    def exists(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
+        """For each block, True at the edges that exist, (B or 1, *block), by default as in :meth:`used`."""
+        return list(self.used(theta, index))
+
+    def _graph(self, theta: Tensors) -> tuple[Tensor, ...]:
+        return _sorted(self, tuple(theta[0].shape[1:]), theta[0].device)
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return (self._graph(theta)[0].shape[0] - 1,)
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        return self._graph(theta)
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        masks = zip(self._by_block(theta, theta), self.exists(theta, index), strict=True)
+        return _join([block if mask is None else block.masked_fill(~mask, -math.inf) for block, mask in masks])
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        return _join(self._by_block(z, z))
+
+    def _by_block(self, tensors: Tensors, theta: Tensors) -> list[Tensor]:
+        """Expand each score (B or 1, …) to the shape (B, *block) of its block."""
+        batch, *event = theta[0].shape
+        pairs = zip(tensors, self.blocks(event), strict=True)
+        return [_insert_dims(t, len(shape) + 1).expand(batch, *shape) for t, shape in pairs]
+
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        shapes = self.blocks(theta[0].shape[1:])
+        blocks = zip(edges.split([math.prod(shape) for shape in shapes], 1), shapes, theta, strict=True)
+        return [
+            _sum_to(block.reshape(-1, *shape), (edges.shape[0] if n == 0 else len(score), *score.shape[1:]))
+            for n, (block, shape, score) in enumerate(blocks)
+        ]
+
+
+def _insert_dims(score: Tensor, dims: int) -> Tensor:
+    """Insert dimensions of size 1 behind the batch, up to ``dims`` in all."""
+    return score.reshape(score.shape[0], *[1] * (dims - score.ndim), *score.shape[1:])
+
+
+def _join(blocks: Sequence[Tensor]) -> Tensor:
+    return torch.cat([block.flatten(1) for block in blocks], 1)
+
+
+def _sum_to(block: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sum a block (B, *block) to the shape of the score that was broadcast to it."""
+    missing = block.ndim - len(shape)
+    total = block.sum(tuple(range(1, 1 + missing))) if missing else block
+    return total.sum_to_size(tuple(shape)).contiguous()
+
+
+@lru_cache(maxsize=8)
+def _sorted(program: BlockProgram, event: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    # The graph does not depend on the transforms and the default device of the caller.
+    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+        parent, child, level = program.edges(event)
+        return tuple(torch.from_numpy(array).to(device) for array in graph.sort(child, parent, level))

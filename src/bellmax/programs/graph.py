@@ -1,0 +1,181 @@
+"""Graphs: the program with one weight for each edge, and the integers that describe a graph.
+
+Nodes are sorted by level, then by the number of edges into them.
+
+An edge leads from its tails to its head: from one node in a graph, from any number of them in a hypergraph. θ is the
+weights (B, E) of the edges. ``index`` is (offset, tail, edge, group), int32:
+
+- offset (N + 1): the edges into node i are the slots offset[i] … offset[i + 1] − 1, in the caller's order;
+- tail (E): the node at the other side of a slot. Node 0 is the start, whose value is 0;
+- edge (E): the caller's number of a slot's edge;
+- group (G + 1): bounds of the runs of nodes with equal level and number of edges. The first is the start alone.
+
+A hypergraph has no start. Its index goes on with
+
+- tail_offset (E + 1): the tails of a slot are tail[tail_offset[slot]] … tail[tail_offset[slot + 1] − 1];
+- weight (E), if edges share weights (B, W): the number of a slot's weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmax.programs.program import Program
+from bellmax.tensors import Tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class GraphProgram(Program):
+    """The paths of a graph, or the derivations of a hypergraph, with one weight for each edge.
+
+    If edges share weights, an event counts the uses of each weight, and the expansion has a weight for each edge.
+    """
+
+    name = "dag"
+    scores = ("weights",)
+    paths = "dag"
+    index_dims = None
+
+    def __init__(self, longest_path: Callable[[], int] | None = None, max_count: float = 1) -> None:
+        self._longest_path, self.max_count = longest_path, max_count
+
+    def num_choices(self, theta: Tensors, index: Tensors) -> int:
+        assert self._longest_path is not None
+        return self._longest_path()
+
+    def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return (index[0].shape[0] - 1,)
+
+    def empty_paths(self, theta: Tensors, index: Tensors, count: int) -> Tensor:
+        """(B, count, E): the number of times that a path takes each edge."""
+        return theta[0].new_empty(theta[0].shape[0], count, index[2].shape[0])
+
+    def events(self, paths: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return sum_by_weight(paths, index, theta[0].shape[-1])
+
+    def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
+        return index[:5]
+
+    def weights(self, theta: Tensors, index: Tensors) -> Tensor:
+        (weights,) = theta
+        if len(index) <= 5:
+            return weights
+        weight_of_edge = index[5].long().index_select(0, index[2].argsort())
+        return weights.index_select(-1, weight_of_edge)
+
+    def along(self, z: Tensors, index: Tensors) -> Tensor:
+        return self.weights(z, index)
+
+    def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
+        return [sum_by_weight(edges, index, theta[0].shape[-1])]
+
+    def by_edge(
+        self, scores: Tensors, batch_shape: Sequence[int], index: Tensors
+    ) -> tuple[Tensors, tuple[int, ...]] | None:
+        return (scores, (1,)) if len(index) <= 5 else None
+
+    def edges_of(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor | None:
+        return event if len(index) <= 5 else None
+
+    def is_path(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor | None:
+        return is_flow(event, index) if len(index) <= 5 else None
+
+
+def sum_by_weight(edges: Tensor, index: Tensors, num_weights: int) -> Tensor:
+    """Sum numbers of edges (..., E) over the edges that share a weight, (..., W)."""
+    if len(index) <= 5:
+        return edges
+    totals = edges.new_zeros((*edges.shape[:-1], num_weights))
+    return totals.index_add(-1, index[5].long(), edges.index_select(-1, index[2].long()))
+
+
+def is_flow(counts: Tensor, index: Tensors) -> Tensor:
+    """(...): True if the counts (..., E) of edges are a path from start to end, or a derivation of the goal.
+
+    They are if they are whole numbers and each node has as many edges out of it as into it; the last node has one more
+    into it, and the start of a graph one less. An edge that was pruned leads to a node that no edge leaves.
+    """
+    offset, tail, edge = (part.long() for part in index[:3])
+    num_nodes, device = len(offset) - 1, counts.device
+    by_slot = counts.index_select(-1, edge)
+    head = torch.arange(num_nodes, device=device).repeat_interleave(offset.diff())
+    excess = torch.zeros(num_nodes, dtype=counts.dtype, device=device).expand(*counts.shape[:-1], num_nodes)
+    excess = excess.index_add(-1, head, by_slot)
+    expected = (torch.arange(num_nodes, device=device) == num_nodes - 1).to(counts.dtype)
+    if len(index) > 4:
+        owner = torch.arange(len(edge), device=device).repeat_interleave(index[4].long().diff())
+        by_slot = by_slot.index_select(-1, owner)
+    else:
+        expected[0] -= 1
+    excess = excess.index_add(-1, tail, by_slot, alpha=-1)
+    is_whole = (counts >= 0) & (counts == counts.round())
+    return (excess == expected).all(-1) & is_whole.all(-1)
+
+
+def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """Number of edges on the longest path to each node; −1 for nodes on a cycle or behind one."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    children = pairs[order, 1]
+    start = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1))
+    waiting = np.bincount(pairs[:, 1], minlength=num_nodes)
+    level = np.full(num_nodes, -1)
+    frontier = np.flatnonzero(waiting == 0)
+    depth = 0
+    while frontier.size:
+        level[frontier] = depth
+        reached = np.concatenate([children[start[node] : start[node + 1]] for node in frontier])
+        touched, count = np.unique(reached, return_counts=True)
+        waiting[touched] -= count
+        frontier = touched[waiting[touched] == 0]
+        depth += 1
+    return level
+
+
+def sort(
+    head: NDArray[np.int64], tail: NDArray[np.int64], level: NDArray[np.int64], arity: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int32], ...]:
+    """The integers of edges, by the levels of their nodes: of a hypergraph if the edges' numbers of tails are given."""
+    degree = np.bincount(head, minlength=len(level))
+    order = np.lexsort((degree, level))
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    edge = np.argsort(number[head], kind="stable")
+    offset = np.concatenate(([0], np.cumsum(degree[order])))
+    changes = (np.diff(level[order]) != 0) | (np.diff(degree[order]) != 0)
+    group = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(level)]))
+    if arity is None:
+        parts = [offset, number[tail[edge]], edge, group]
+    else:
+        tail_offset = np.concatenate(([0], np.cumsum(arity[edge])))
+        first = np.cumsum(arity) - arity
+        place = np.arange(len(tail)) + np.repeat(first[edge] - tail_offset[:-1], arity[edge])
+        parts = [offset, number[tail[place]], edge, group, tail_offset]
+    return tuple(part.astype(np.int32) for part in parts)
+
+
+def sort_kept(
+    head: NDArray[np.int64],
+    tail: NDArray[np.int64],
+    level: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+    arity: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int32], ...]:
+    """As :func:`sort`, for those edges that are kept, between nodes of level ≥ 0. The slots of the other edges lead to
+    an extra node, which no edge leaves: so these edges have weights, and are on no path."""
+    is_live = level >= 0
+    number, extra, level = np.cumsum(is_live) - 1, int(is_live.sum()), level[is_live]
+    head = np.where(kept, number[head], extra)
+    if arity is None:
+        tail = np.where(kept, number[tail], level.argmin())
+        level, extra_level = level + (level > 0), 1
+    else:
+        tail, arity = number[tail[np.repeat(kept, arity)]], np.where(kept, arity, 0)
+        level, extra_level = level + 1, 0
+    return sort(head, tail, level if kept.all() else np.append(level, extra_level), arity)
