@@ -637,7 +637,7 @@ def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(  # the other kinds make a graph each time they are asked
-    ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "dtw")]
+    ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "lattice")]
 )
 def test_the_sweep_runs_once(kind: str, structure: str) -> None:
     p = some_distributions(requires_grad=True)[kind]

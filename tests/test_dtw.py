@@ -14,6 +14,7 @@ import torch
 from scipy import stats
 from support.checks import close
 from support.grids import MOVES, START, enumerated, grid
+from support.inside import WARPING
 from support.kernels import hessians, in_two_numbers, needs_kernels, took
 from support.problems import OMEGAS, for_derivatives, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
@@ -285,14 +286,14 @@ def test_compiles(backend: str) -> None:
 def test_value_alone_keeps_no_tape(omega: bx.Regularizer) -> None:
     cost, lengths = problem("own")
     cost.requires_grad_()
-    with took("dtw_forward", times=2) as calls:
+    with took("lattice_forward", times=2) as calls:
         with torch.no_grad():
             alone = bx.DTW(cost, lengths=lengths, omega=omega)
             value = alone.value
         plain = bx.DTW(cost.detach(), lengths=lengths, omega=omega).value
     assert [call.args[2].numel() for call in calls] == [0, 0]
     graph = bx.DTW(cost, lengths=lengths, omega=omega)
-    with took("dtw_forward", times=1) as calls:
+    with took("lattice_forward", times=1) as calls:
         for got in (value, plain):
             close(got, graph.value, 1e-14)
     assert calls[0].args[2].numel() > 0
@@ -650,7 +651,7 @@ def scaled(omega: bx.Regularizer, gamma: float) -> bx.Regularizer:
 def test_huge_scales_in_float32(omega: bx.Regularizer, backend: str) -> None:
     cost = (potentials(3, 20, 17).abs() * 1e4).float().requires_grad_()
     p = bx.DTW(cost, omega=scaled(omega, 1e-3))
-    with took("dtw_backward", times=int(backend == "native")) as backward:
+    with took("lattice_backward", times=int(backend == "native")) as backward:
         (gradient,) = torch.autograd.grad(p.value.sum(), cost)
     assert not any(in_two_numbers(call).any() for call in backward)  # which are for smaller numbers
     torch.testing.assert_close(gradient, p.best_path(), rtol=0, atol=1e-3)
@@ -793,17 +794,17 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
     times = hessians(omega)
     with bx.use_backend("native"):
         with threads(1):
-            # Weights of the moves, even of 1, are a matter for the DAG engine.
-            with took("dtw_backward", times=0), took("lattice_backward"), took("lattice_hessian", times):
+            # Moves with weights, even of 1, are swept by the loops for any table.
+            with took("lattice_backward"), took("lattice_hessian", times):
                 wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
-            with took("dtw_backward") as backward, took("dtw_hessian", times):
+            with took("lattice_backward") as backward, took("lattice_hessian", times):
                 single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)
             has_two_numbers = omega.kernel is not None and omega.kernel.name in ("negentropy", "l2")
             assert all(in_two_numbers(call).all() == has_two_numbers for call in backward)
         for count in (1, 2):
             for pairs in (slice(0, 3), slice(0, 1)):
                 own = lengths[0][pairs], lengths[1][pairs]
-                with threads(count), took("dtw_backward") as backward, took("dtw_hessian", times):
+                with threads(count), took("lattice_backward") as backward, took("lattice_hessian", times):
                     got = layers_of(cost[pairs], own, seed[pairs], z[pairs], band=band, omega=omega)
                 assert not any(in_two_numbers(call).any() for call in backward)
                 for a, b in zip(got, wanted, strict=True):
@@ -823,10 +824,10 @@ def test_backends_agree(size: tuple[int, int], band: float | None, omega: bx.Reg
     results = []
     for backend in ("reference", "native"):
         times = None if backend == "native" else 0
-        with bx.use_backend(backend), took("dtw_forward", times), took("dtw_sample", times):
+        with bx.use_backend(backend), took("lattice_forward", times), took("lattice_sample", times):
             torch.manual_seed(0)
             drawn = bx.DTW(cost, lengths=lengths, band=band, omega=omega).sample_alignments((4,))
-            with took("dtw_hessian", hessians(omega, times)):
+            with took("lattice_hessian", hessians(omega, times)):
                 results.append((drawn, *layers_of(cost, lengths, seed, z, band=band, omega=omega)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -839,7 +840,7 @@ def test_float32_over_a_million_cells(omega: str) -> None:
     cost = (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1)
     with bx.use_backend("native"):
         single, double = bx.DTW(cost, omega=omega), bx.DTW(cost.double(), omega=omega)
-        with took("dtw_backward", times=2) as backward:
+        with took("lattice_backward", times=2) as backward:
             paths = single.expected_path, double.expected_path
         assert [bool(in_two_numbers(call)) for call in backward] == [True, False]
         torch.testing.assert_close(paths[0].double(), paths[1], rtol=0, atol=5e-6)
@@ -1010,3 +1011,13 @@ def test_a_distance_of_zero_is_not_negative_zero(options: dict, backend: str) ->
     for value in found:
         assert not value.signbit().any()
         assert not value.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"open_end": True}, {"step_penalties": PENALTIES}, {"step_weights": STEPS}])
+def test_an_alignment_is_a_path_of_a_lattice(options: dict, backend: str) -> None:
+    cost, lengths = problem("own")
+    p = bx.DTW(cost, lengths=lengths, band=1, omega="l2", **options)
+    assert p.structure == WARPING.name or options
+    assert p.gradient["cost"].equal(p.expected_path)
+    assert p.best_walk()[..., :2].equal(p.best_alignment())
+    assert repr(p) == "DTW(batch_shape=(2,), event_shape=(4, 5), omega=SquaredL2(gamma=1.0))"

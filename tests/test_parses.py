@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from bellmax.layouts import charts
+from bellmax.programs import charts
 
 KINDS = ["spans", "one root", "roots"]
 of_all = pytest.mark.parametrize("kind", KINDS)
@@ -266,10 +266,10 @@ def test_float32_keeps_its_digits(kind: str) -> None:
 
 @of_cases
 def test_items_are_counted_without_a_graph(case: str) -> None:
-    layout = charts.ChartLayout({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
+    program = charts.ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
     for places in range(1 + (case in ("roots", "one root")), 7):
         theta = [torch.zeros(1, places, places, *CASES[case][2:])]
-        assert layout.nodes(theta, []) == (len(layout.engine_index(theta, [])[0]) - 1,)
+        assert program.nodes(theta, []) == (len(program.engine_index(theta, [])[0]) - 1,)
 
 
 @of_all

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.checks import close
@@ -13,8 +14,8 @@ from support.problems import Enumerated, for_second_order, one_of_each_kind, pot
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.layouts import graph
-from bellmax.layouts.segments import segments_graph
+from bellmax.programs import graph
+from bellmax.structures.semi_markov import SegmentProgram
 
 Segmentation = list[tuple[int, int, int]]  # start, end, label
 
@@ -253,9 +254,6 @@ def test_lengths_out_of_range_are_named(backend: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 3, 2), (4, 1, 3), (5, 3, 1), (4, 6, 2), (7, 3, 4)])
-def test_the_graph_is_sorted(size: tuple[int, int, int]) -> None:
-    found = segments_graph(*size, torch.device("cpu"))
-    edges = found.edges.numpy()
-    assert found.levels.tolist() == graph.levels(edges, len(found.levels)).tolist()
-    for part, wanted in zip(found.graph, graph.sort(edges[:, 1], edges[:, 0], found.levels.numpy()), strict=True):
-        assert part.equal(torch.from_numpy(wanted))
+def test_levels_are_the_lengths_of_the_longest_paths(size: tuple[int, int, int]) -> None:
+    parent, child, level = SegmentProgram().edges(size)
+    assert level.tolist() == graph.levels(np.stack((parent, child), 1), len(level)).tolist()

@@ -16,7 +16,7 @@ from bellmax.autograd.operators import run
 from bellmax.backends import BACKENDS
 from bellmax.programs import PROGRAMS, Program
 from bellmax.programs.program import repeated
-from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, from_kernel
+from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer
 from bellmax.tensors import Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable, is_transformed, needs_grad
 
@@ -56,12 +56,11 @@ class FlatBatch:
         self.program, self.index, self.batch_shape, self.dims = program, index, batch_shape, dims
         self.backend, self.is_negated, self.is_hard = backend, is_negated, kernel == _HARD
         self.gamma = 1.0 if isinstance(omega.gamma, Tensor) else omega.gamma
-        self.omega = omega.at_unit_gamma() if kernel is None else from_kernel(kernel)
-        self.route = autograd.Route(program.name, backend, self.omega if kernel is None else kernel)
+        self.route = autograd.Route(program.name, backend, omega.at_unit_gamma() if kernel is None else kernel)
 
     def run(self, name: str, *args: Any) -> Any:
         """Run a sweep eagerly."""
-        return run(name, self.program.name, self.backend, self.omega, *args, self.index)
+        return run(name, self.program.name, self.backend, self.route.regularizer, *args, self.index)
 
     # --- scores as a flat batch
 
@@ -150,9 +149,7 @@ class FlatBatch:
             return [*in_scores, None]
         return [*in_scores, self._gamma_gradient(gamma, saved[count + 1], seed, gradients, theta)]
 
-    def _gamma_gradient(
-        self, gamma: Tensor, value: Tensor, seed: Tensor, gradients: Tensors, theta: Tensors
-    ) -> Tensor:
+    def _gamma_gradient(self, gamma: Tensor, value: Tensor, seed: Tensor, gradients: Tensors, theta: Tensors) -> Tensor:
         """Return the gradient of γ DP(θ/γ) in γ, which is DP(θ/γ) − ⟨∇DP(θ/γ), θ/γ⟩ for each member."""
         per_member = int(gamma.numel() > 1)
         terms = [inner(g, t, g.ndim - per_member) for g, t in zip(gradients, theta, strict=True)]
@@ -370,43 +367,57 @@ class Solver:
     def events_of_edges(self, edges: Tensor) -> Tensor:
         """Return paths (lead..., *batch, *edges) of the expansion as events (lead..., *batch, *event)."""
         lead = edges.shape[: edges.ndim - self.edge_dims - len(self.batch_shape)]
-        flat = edges.reshape(-1, *edges.shape[edges.ndim - self.edge_dims :])
-        events = self.program.event_of(flat, *self._repeated(lead.numel()))
+        flat = edges.reshape(
+            lead.numel() * self.batch_shape.numel(), *edges.shape[edges.ndim - self.edge_dims :]
+        )
+        events = self.program.event_of(flat, *self._repeated(lead))
         return events.reshape(*lead, *self.batch_shape, *events.shape[1:])
 
-    def _repeated(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _repeated(self, lead: torch.Size) -> tuple[list[Tensor], list[Tensor]]:
+        """Return θ, for its shapes alone, and the index of a flat batch (lead..., *batch)."""
         theta = self.batch.unscaled(self.detached())
-        return repeated(theta, self.batch.index, count, self.program.index_dims)
+        return repeated(theta, self.batch.index, lead.numel(), self.program.index_dims)
 
     def is_path(self, event: Tensor) -> Tensor:
         """(lead..., *batch): True if an event (lead..., *batch, *event) is a path, whatever its score."""
-        flat, batch = self._flatten_events(event)
-        answer = self.program.is_path(flat, *self._repeated(batch.numel() // max(self.batch_shape.numel(), 1)))
+        answer, batch = self._ask(self.program.is_path, event)
         if answer is not None:
-            return answer.reshape(batch)
-        edges, exists = self._search(event.expand(batch + event.shape[event.ndim - self.dims[0] :]))
+            return answer
+        event = event.expand(batch + event.shape[event.ndim - self.event_dims :])
+        edges, exists = self._search(event)
         equal = self.events_of_edges(edges) == event
-        return exists & equal.flatten(-self.dims[0]).all(-1)
+        return exists & equal.flatten(-self.event_dims).all(-1)
 
     def edges_of(self, event: Tensor) -> Tensor:
-        """Return events (lead..., *batch, *event) that are paths as paths (lead..., *batch, *edges) of the expansion."""
-        flat, batch = self._flatten_events(event)
-        edges = self.program.edges_of(flat, *self._repeated(batch.numel() // max(self.batch_shape.numel(), 1)))
-        if edges is None:
-            return self._search(event.expand(batch + event.shape[event.ndim - self.dims[0] :]))[0].to(event.dtype)
-        return edges.reshape(*batch, *edges.shape[1:])
+        """Return the edges (lead..., *batch, *edges) of events (lead..., *batch, *event) that are paths."""
+        edges, batch = self._ask(self.program.edges_of, event)
+        if edges is not None:
+            return edges
+        return self._search(event.expand(batch + event.shape[event.ndim - self.event_dims :]))[0].to(event.dtype)
 
-    def _flatten_events(self, event: Tensor) -> tuple[Tensor, torch.Size]:
-        lead = event.ndim - self.event_dims
-        batch = torch.broadcast_shapes(event.shape[:lead], self.batch_shape)
-        return event.expand(batch + event.shape[lead:]).reshape(-1, *event.shape[lead:]), batch
+    def _ask(
+        self, question: Callable[[Tensor, Tensors, Tensors], Tensor | None], event: Tensor
+    ) -> tuple[Tensor | None, torch.Size]:
+        """Ask the program about events (lead..., *batch, *event). Return its answer, if any, and (lead..., *batch).
+
+        If the batch shares the index, the events need not broadcast with it.
+        """
+        dims = event.ndim - self.event_dims
+        shape = event.shape[:dims]
+        if self.program.index_dims is not None:
+            shape = torch.broadcast_shapes(shape, self.batch_shape)
+        flat = event.expand(shape + event.shape[dims:]).reshape(shape.numel(), *event.shape[dims:])
+        answer = question(flat, *self._repeated(shape[: len(shape) - len(self.batch_shape)]))
+        if answer is not None:
+            answer = answer.reshape(shape + answer.shape[1:])
+        return answer, shape
 
     def _search(self, event: Tensor) -> tuple[Tensor, Tensor]:
         """Return the edges of the path that uses most of the entries of an event, and no others; and if it exists."""
-        hard = self.expand(event.shape[: event.ndim - self.event_dims])
+        hard = self.expand(torch.broadcast_shapes(event.shape[: event.ndim - self.event_dims], self.batch_shape))
         first = torch.where(event > 0, self.sense, -self.sense * math.inf).to(promote_half(event).dtype)
         rest = [s if name.startswith("_") else torch.zeros_like(s) for name, s in self._named(hard.detached())[1:]]
-        hard = hard.with_scores([first, *rest], Hard())
+        hard = hard.with_integers(self.program.without_band(hard.integers)).with_scores([first, *rest], Hard())
         return hard.expanded().expected_edges(), hard.value().isfinite()
 
     def _named(self, scores: Tensors) -> list[tuple[str, Tensor]]:
@@ -441,12 +452,17 @@ class Solver:
         gamma = self.omega.gamma
         return (*self.scores, gamma) if isinstance(gamma, Tensor) else self.scores
 
+    @property
+    def _sources(self) -> tuple[Tensor, ...]:
+        """The tensors that the scores are made from, and γ if it is a tensor: results depend on them alone."""
+        return self.inputs
+
     def _version(self) -> tuple[int, ...]:
         """The key of cached results: the inference mode, whose tensors autograd cannot use, and how often each input
         was changed in place."""
         if torch.compiler.is_compiling():
             return ()
-        changes = [0 if tensor.is_inference() else tensor._version for tensor in self.inputs]
+        changes = [0 if tensor.is_inference() else tensor._version for tensor in self._sources]
         return torch.is_inference_mode_enabled(), *changes
 
     def _is_foreign_trace(self) -> bool:

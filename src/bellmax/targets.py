@@ -48,7 +48,7 @@ class Targets:
     # --- reading a target
 
     def read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
-        """Return the targets of the distribution without the steps that the target masks, and what the target allows."""
+        """Read a target: return the targets of p without the steps that it masks, and what it allows."""
         self.p._check_device(name, check_tensor(name, target))
         targets = self.masked_by(name, target, ignore_index)
         return targets, targets.allowed(name, target, ignore_index)

@@ -38,7 +38,7 @@ def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
         of_value = torch.autograd.grad(value, (x, y))
     assert len(forward) == 2 * len(backward)
     assert (len(backward) > 1) == (min(rows, columns) > 1)
-    with took("dtw_forward", times=1), took("dtw_backward", times=1):
+    with took("lattice_forward", times=1), took("lattice_backward", times=1):
         expected = bx.DTW(SQUARED(x, y), band=band, omega=omega).value
         of_expected = torch.autograd.grad(expected, (x, y))
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-10)
@@ -53,7 +53,7 @@ def test_blocks_in_single_precision(small_blocks, gamma, fits):
         value = value_in_blocks(x, y, SQUARED, None, omega)
         of_value = torch.autograd.grad(value, (x, y))
     assert all(in_two_numbers(block).all() == fits for block in blocks)
-    with took("dtw_backward", times=1) as matrix:
+    with took("lattice_backward", times=1) as matrix:
         expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
         of_expected = torch.autograd.grad(expected, (x, y))
     assert not in_two_numbers(matrix[0]).any()
@@ -73,7 +73,7 @@ def test_second_derivative_of_blocks(small_blocks):
 def test_second_derivatives_keep_the_backend_of_the_value(small_blocks):
     x, y = series(70, 66)
     value = value_in_blocks(x, y, SQUARED, None, bx.Negentropy())
-    with bx.use_backend("reference"), took("dtw_forward", times=1):
+    with bx.use_backend("reference"), took("lattice_forward", times=1):
         torch.autograd.grad(value, x, create_graph=True)
 
 
@@ -103,10 +103,9 @@ def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
     x, y = torch.randn(2, 150, 2, requires_grad=True), torch.randn(170, 2, requires_grad=True)
     lengths = torch.tensor([150, 90]), 160
     results = []
-    for large, kernel in ((2**62, "dtw"), (1, "dtw_block")):
+    for large, kernel in ((2**62, "lattice_{}"), (1, "dtw_{}_block")):
         monkeypatch.setattr(blocks, "_LARGE", (large, large))
-        forward, backward = (kernel.replace("dtw", f"dtw_{name}") for name in ("forward", "backward"))
-        with took(forward), took(backward):
+        with took(kernel.format("forward")), took(kernel.format("backward")):
             value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
             results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

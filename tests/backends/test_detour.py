@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.inside import BACKENDS
+from support.inside import BACKENDS, WARPING
 from support.kernels import needs_kernels
 
 import bellmax as bx
@@ -29,7 +29,7 @@ def test_programs_elsewhere() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("structure", ["chain", "scored_chain", "dag", "dtw", "spans", "tree"])
+@pytest.mark.parametrize("structure", ["chain", "scored_chain", "dag", WARPING.name, "spans", "tree"])
 def test_it_serves_what_the_kernels_serve_elsewhere(structure: str) -> None:
     detour = BACKENDS["detour"]
     for device in ("cuda", "cuda:1", "mps", "xpu"):

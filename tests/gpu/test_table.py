@@ -13,7 +13,7 @@ from support.problems import OMEGAS
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.layouts.table import PLACES, Axis, Ends, Step, Table, Term
+from bellmax.programs.table import PLACES, WARPING, Axis, Ends, Step, Table, Term
 from bellmax.tensors import Tensors
 from gpu.comparing import assert_close, assert_sweeps
 from gpu.driver import Log
@@ -48,19 +48,19 @@ def padded_costs(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
 
 @every(("negentropy", FLOAT32))
 def test_pairs_of_many_lengths_with_a_band(omega: str, dtype: torch.dtype, launches: Log) -> None:
-    assert_sweeps("dtw", *padded_costs(dtype), at_one(OMEGAS[omega]))
+    assert_sweeps(WARPING.name, *padded_costs(dtype), at_one(OMEGAS[omega]))
     assert launches.kernels == ["table_forward"] * 2 + ["table_backward", "table_tangents", "table_backward"]
 
 
 @slow
 @pytest.mark.parametrize("shape", [(2, 1, 1), (2, 1, 5), (2, 5, 1), (1, 3, 40), (3, 40, 3)])
 def test_whole_pairs(shape: tuple[int, ...], launches: Log) -> None:
-    assert_sweeps("dtw", [torch.rand(shape)], (), bx.Negentropy())
+    assert_sweeps(WARPING.name, [torch.rand(shape)], (), bx.Negentropy())
 
 
 @slow
 def test_costs_that_are_not_contiguous(launches: Log) -> None:
-    assert_sweeps("dtw", [torch.rand(7, 5, 2).permute(2, 1, 0)], (), bx.SquaredL2())
+    assert_sweeps(WARPING.name, [torch.rand(7, 5, 2).permute(2, 1, 0)], (), bx.SquaredL2())
 
 
 def test_an_empty_batch_is_another_backends(launches: Log) -> None:
@@ -253,7 +253,7 @@ def test_a_table_that_looks_too_far_back_is_another_backends(launches: Log) -> N
 @pytest.mark.parametrize("name", ["negentropy", "tsallis1.5"])
 def test_strips_of_pairs(name: str, launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "STRIPS", (4, 4))
-    assert_sweeps("dtw", *padded_costs(FLOAT32), at_one(OMEGAS[name]))
+    assert_sweeps(WARPING.name, *padded_costs(FLOAT32), at_one(OMEGAS[name]))
     assert launches.kernels.count("table_backward") == 6
 
 

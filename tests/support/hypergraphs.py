@@ -56,7 +56,7 @@ class Hypergraph:
 
     @cached_property
     def index(self) -> tuple[Tensor, ...]:
-        """As in bellmax.layouts.graph."""
+        """As in bellmax.programs.graph."""
         edge = [e for edges in self.into for e in edges]
         tails = [self.edges[e][1] for e in edge]
         parts = (

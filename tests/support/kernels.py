@@ -57,7 +57,8 @@ def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
 
 
 def in_two_numbers(call: Call) -> NDArray[np.bool_]:
-    """Of a call of ``dtw_backward`` or ``dtw_backward_block``: which pairs were swept by a float and an integer a cell.
+    """True for the pairs of a call of ``lattice_backward`` or ``dtw_backward_block`` that were swept by a float and an
+    integer for each cell.
 
     The others were swept by values in double. The tape, which is the second argument, says so in its first entry.
     """

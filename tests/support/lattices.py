@@ -13,7 +13,7 @@ from torch import Tensor
 import bellmax as bx
 from bellmax.backends.native.lattices import tape_size
 from bellmax.backends.native.loading import kernels
-from bellmax.layouts.table import Ends, Step, Table
+from bellmax.programs.table import Ends, Step, Table
 from bellmax.regularizers import from_kernel
 
 Node = tuple[int, int, int]

@@ -332,9 +332,7 @@ def value(route: Route, theta: Sequence[Tensor], value: Tensor, tape: Tensor, in
     return result
 
 
-def expected_path(
-    route: Route, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+def expected_path(route: Route, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """∇DP_Ω(θ), of θ's shapes."""
     ones = theta[0].new_ones(theta[0].shape[0])
     if _is_plain_call(theta):
@@ -362,9 +360,7 @@ def hessian_product(
     return product
 
 
-def log_transitions(
-    route: Route, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+def log_transitions(route: Route, theta: Sequence[Tensor], tape: Tensor, index: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """log q of every edge, of θ's shapes."""
     if _is_plain_call(theta):
         return tuple(sweep("log_transitions", route, theta, tape, index))
@@ -372,9 +368,7 @@ def log_transitions(
     return log_q
 
 
-def sample(
-    route: Route, theta: Sequence[Tensor], tape: Tensor, uniforms: Tensor, index: Sequence[Tensor]
-) -> Tensor:
+def sample(route: Route, theta: Sequence[Tensor], tape: Tensor, uniforms: Tensor, index: Sequence[Tensor]) -> Tensor:
     """K paths drawn with ``uniforms`` (B, K, choices), in the compact form, without gradient."""
     paths: Tensor = sweep("sample", route, [t.detach() for t in theta], tape, uniforms, index)
     return paths

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bellmax.inputs import as_lengths, check_choice, check_tensor
-from bellmax.programs.values import check_lengths
 from bellmax.losses.reductions import reduce_by_labels
+from bellmax.programs.values import check_lengths
 from bellmax.structures.ctc import CTC
 from bellmax.transforms import is_checked
 

@@ -17,7 +17,8 @@ from torch.nn.functional import one_hot, pad
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, as_lengths, check_tensor
-from bellmax.programs.grid import grid
+from bellmax.programs.lattice import Graph, graph_of
+from bellmax.programs.table import WARPING
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.chain import Chain
 from bellmax.structures.dag import DAG, DAGPaths
@@ -363,11 +364,15 @@ class AlignmentCRF(StructDistribution):
 
     @cached_property
     def _parts(self) -> Tensor:
-        """The index in (N·M·3) of the potential of each edge of the grid, except the edges to the end."""
+        """The index in (N·M·3) of the potential of each edge of the graph, except the edges to the end."""
+        moves = 1, 1, 2, 0  # numbers of the start and of the moves, in the order of the graph's edges
+        slots = self._graph.slots[: len(moves)]
+        return torch.cat([3 * cells + move for move, (_, _, cells) in zip(moves, slots, strict=True)])
+
+    @property
+    def _graph(self) -> Graph:
         rows, columns = self.event_shape[:2]
-        g = grid(rows, columns, self.log_potentials.device)
-        move = torch.tensor((1, 2, 0), device=g.kind.device)  # of DIAGONAL, UP, LEFT
-        return 3 * g.cell + move[g.kind]
+        return graph_of(WARPING, rows, columns, self.log_potentials.device)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
         theta = self.log_potentials
@@ -375,11 +380,10 @@ class AlignmentCRF(StructDistribution):
         lengths = torch.full((batch,), rows, device=theta.device) if self.lengths is None else self.lengths
         past = torch.arange(rows, device=theta.device) >= lengths.unsqueeze(-1)
         moves = theta.masked_fill(past[..., None, None], -torch.inf).flatten(1).index_select(1, self._parts)
-        begin = torch.arange(moves.shape[1], device=theta.device)
-        moves = moves.masked_fill((begin > 0) & (begin < columns), -torch.inf)
         last = torch.arange(rows * columns, device=theta.device) == lengths.unsqueeze(-1) * columns - 1
         ends = torch.zeros_like(last, dtype=theta.dtype).masked_fill(~last, -torch.inf)
-        return DAGPaths(DAG._of_grid(grid(rows, columns, theta.device)), torch.cat((moves, ends), 1), omega=omega)
+        dag = DAG._of_sorted(self._graph.edges, self._graph.levels, self._graph.graph)
+        return DAGPaths(dag, torch.cat((moves, ends), 1), omega=omega)
 
     def _events(self, paths: Tensor) -> Tensor:
         events = paths.new_zeros((*paths.shape[:-1], self.event_shape.numel()))

@@ -72,10 +72,10 @@ class CRF(nn.Module):
         if reduction not in ("none", "sum", "mean", "token_mean"):
             raise ValueError(f"invalid reduction: {reduction}")
         p = self._distribution(emissions, mask)
-        kept = p._kept
+        kept = p._unmasked
         tags = (tags if self.batch_first else tags.T).long()
         self._check_tags(tags, kept)
-        likelihood = p._score(tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
+        likelihood = p._score_of(tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
         if reduction == "none":
             return likelihood
         if reduction == "mean":

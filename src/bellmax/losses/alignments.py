@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution
-from bellmax.programs.values import of_sequence
 from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.programs.values import of_sequence
 from bellmax.tensors import promote_half
 from bellmax.transforms import is_readable
 

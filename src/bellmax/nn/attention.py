@@ -164,7 +164,7 @@ def _weights_of_chain(
         omega=omega,
     )
     if backend is not None:
-        chain.backend = backend
+        chain._solver.backend = backend
     marginals = chain.marginals[..., 1]
     total = marginals.sum(-1, keepdim=True)
     limits = torch.finfo(total.dtype)

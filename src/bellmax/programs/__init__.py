@@ -9,7 +9,6 @@ from __future__ import annotations
 from bellmax.programs.chain import ChainProgram
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.graph import GraphProgram
-from bellmax.programs.grid import GridProgram
 from bellmax.programs.lattice import LatticeProgram, program_of
 from bellmax.programs.program import Program
 from bellmax.programs.scored_chain import ScoredChainProgram
@@ -36,6 +35,5 @@ def register(program: Program) -> Program:
 
 
 GRAPH, CHAIN, SCORED_CHAIN = register(GraphProgram()), register(ChainProgram()), register(ScoredChainProgram())
-register(GridProgram())
 for _name in ("spans", "arcs", "arcs_of_one_root"):
     register(ChartProgram(_name))

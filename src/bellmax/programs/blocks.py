@@ -73,7 +73,7 @@ class BlockProgram(Program):
         shapes = self.blocks(theta[0].shape[1:])
         blocks = zip(edges.split([math.prod(shape) for shape in shapes], 1), shapes, theta, strict=True)
         return [
-            _sum_to(block.reshape(-1, *shape), (edges.shape[0] if n == 0 else len(score), *score.shape[1:]))
+            _sum_to(block.reshape(edges.shape[0], *shape), (edges.shape[0] if n == 0 else len(score), *score.shape[1:]))
             for n, (block, shape, score) in enumerate(blocks)
         ]
 

@@ -96,7 +96,7 @@ class ChartProgram(Program):
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         (scores,) = theta
-        return [edges[:, : scores.shape[1:].numel()].reshape(-1, *scores.shape[1:])]
+        return [edges[:, : scores.shape[1:].numel()].reshape(edges.shape[0], *scores.shape[1:])]
 
     # --- trees
 

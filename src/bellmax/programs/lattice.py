@@ -1,9 +1,9 @@
 """Lattices: nodes (i, j, state) of a grid, a table of moves between them, scores read by the cell where they arrive.
 
 θ is the score tensors of the table. ``index`` is (lengths, band, *labels, *masks): lengths (B, 2) int64, the rows and
-columns of each member's own grid; the band (B,) as of an alignment; labels (B, L) int64; masks (B, …) bool. A
-slot is a kind of score: of a node in a state, of a move, of a start, of an end. Node (i, j, k) has number
-(i·M + j)·K + k.
+columns of each member's own grid; the band (B,), ∞ for none; labels (B, L) int64; masks (B, …) bool. If the table has
+neither labels nor masks, an empty ``index`` means whole grids without a band. A slot is a kind of score: of a node in a
+state, of a move, of a start, of an end. Node (i, j, k) has number (i·M + j)·K + k.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.programs.graph as graphs
-from bellmax.programs.grid import is_inside
 from bellmax.programs.program import Program, repeated
 from bellmax.programs.table import PREFIX, Axis, Ends, Table, Term, from_name
 from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
+from bellmax.transforms import kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,6 +114,8 @@ class LatticeProgram(Program):
     # --- checks
 
     def check_index(self, theta: Tensors, index: Tensors) -> None:
+        if not index:
+            return
         for side, (size, own) in enumerate(zip(self.size(theta, index), index[0].unbind(1), strict=True)):
             check_lengths(f"lengths[{side}]", own, 1, size)
 
@@ -134,8 +136,14 @@ class LatticeProgram(Program):
                     f"{batch} (batch flattened)"
                 )
 
+    def lengths(self, theta: Tensors, index: Tensors) -> Tensor:
+        """The rows and columns of each member's grid, (B, 2)."""
+        if index:
+            return index[0]
+        return whole_lengths(self.size(theta, index), theta[0].shape[:1], theta[0].device)
+
     def inside(self, theta: Tensors, index: Tensors) -> Tensor:
-        """(B, N, M): the cells within the lengths and the band."""
+        """True for the cells within the lengths and the band, (B, N, M)."""
         shape = theta[0].shape[0], *self.size(theta, index)
         return is_inside(theta[0].new_zeros(()).expand(shape), index[:2])
 
@@ -232,7 +240,7 @@ class LatticeProgram(Program):
     def is_end(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B, N, M): the cells where paths may end."""
         rows, columns = (torch.arange(n, device=theta[0].device) for n in self.size(theta, index))
-        n, m = index[0][..., None, None].unbind(1)
+        n, m = self.lengths(theta, index)[..., None, None].unbind(1)
         place, inside = self.table.end.place, self.inside(theta, index)
         if place in ("corner", "row"):
             inside = inside & (rows.unsqueeze(-1) == n - 1)
@@ -272,8 +280,10 @@ class LatticeProgram(Program):
         return event.reshape(batch, count, *event.shape[1:])
 
     def key(self, theta: Tensors, index: Tensors) -> Tensors:
-        """The index without the band, which only closes edges."""
-        return [index[0], *index[2:]]
+        return [self.lengths(theta, index), *index[2:]]
+
+    def without_band(self, index: Tensors) -> Tensors:
+        return (index[0], torch.full_like(index[1], math.inf), *index[2:]) if index else index
 
     def slots_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Arrays:
         """How often walks (B, longest, 2) pay each slot that has a score, (B, N, M)."""
@@ -349,6 +359,46 @@ def _reads(table: Table) -> Iterator[tuple[bool, _Dim, tuple[_Dim, ...]]]:
                 yield of_rows, dims[0], tuple(dims[1:])
     for number, side in enumerate(table.free, masks + table.masks - len(table.free)):
         yield side == "i", (number, -1, 0), ()
+
+
+# --- the region of a member: its lengths and its band
+
+
+def is_inside(cells: Tensor, index: Tensors) -> Tensor:
+    """True for the cells within the lengths (..., 2) and the band (...) of a grid, of the shape of ``cells``."""
+    rows, columns = cells.shape[-2:]
+    if not index:
+        return torch.ones(cells.shape, dtype=torch.bool, device=cells.device)
+    lengths, band = index
+    i = torch.arange(rows, device=cells.device).unsqueeze(-1)
+    j = torch.arange(columns, device=cells.device)
+    n, m = lengths[..., None, None].unbind(-3)
+    off_diagonal = (i * (m - 1) - j * (n - 1)).abs()
+    reach = band[..., None, None].clamp(min=0.5) * (torch.maximum(n, m) - 1)
+    near = (off_diagonal <= reach) | reach.isnan()  # ∞ · 0: a single cell, without a band
+    return near & (i < n) & (j < m)
+
+
+def whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> Tensor:
+    """Lengths of grids without padding, (*batch, 2)."""
+    return _whole_lengths(size, batch, device).clone()  # the caller may change it
+
+
+@kept
+def _whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> Tensor:
+    return torch.tensor(size, device=device).expand(*batch, 2).contiguous()
+
+
+def bands(band: float, count: int, device: torch.device) -> Tensor:
+    """The band of each of ``count`` grids, in the wide dtype, rounded up: a cell on the edge stays inside."""
+    return _bands(band, count, wide_dtype(device), device)
+
+
+@kept
+def _bands(band: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype == torch.float32 and np.float32(band) < band:
+        band = float(np.nextafter(np.float32(band), np.float32(math.inf)))
+    return torch.full((count,), band, dtype=dtype, device=device)
 
 
 # --- reading a score by cell

@@ -140,6 +140,10 @@ class Program:
         """(B,): True if an event (B, *event) is a path, whatever its score; None to search for its edges."""
         return None
 
+    def without_band(self, index: Tensors) -> Tensors:
+        """Return the index of the same paths without a band, which closes some of them."""
+        return index
+
     def key(self, theta: Tensors, index: Tensors) -> Tensors:
         """Tensors that are equal if two programs with equal ``paths`` and event shape have the same paths."""
         return index
@@ -160,4 +164,3 @@ def repeated(
     if first:
         return like, [t.repeat(count, *[1] * (t.ndim - 1)) for t in index]
     return like, [t.repeat_interleave(count, 0) for t in index]
-

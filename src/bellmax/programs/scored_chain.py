@@ -36,9 +36,7 @@ class ScoredChainProgram(ChainProgram):
         ends = [is_visited.any(0, keepdim=True) if len(score) == 1 else is_visited for score in (start, end)]
         return [unmasked.unsqueeze(-1), is_linked[..., None, None], *ends]
 
-    def by_edge(
-        self, scores: Tensors, batch_shape: Sequence[int], index: Tensors
-    ) -> tuple[Tensors, tuple[int, ...]]:
+    def by_edge(self, scores: Tensors, batch_shape: Sequence[int], index: Tensors) -> tuple[Tensors, tuple[int, ...]]:
         """Give each sequence its own transitions at every step."""
         emissions, transitions, start, end = scores
         steps, states = emissions.shape[-2:]

@@ -124,6 +124,21 @@ class Table(NamedTuple):
         return is_told and all(term.coefficient == 1 for term in reads)
 
 
+_CORNER = Ends("corner", ((),))
+WARPING = Table(
+    states=1,
+    moves=tuple(Step(di, dj, 0, 0, (), None) for di, dj in ((1, 1), (1, 0), (0, 1))),
+    nodes=((Term(0, 1.0, (Axis("i"), Axis("j"))),),),
+    start=_CORNER,
+    end=_CORNER,
+    scores=("cost",),
+    labels=0,
+    masks=0,
+    sense=-1,
+)
+"""The table of dynamic time warping, for which there are kernels of blocks and of many short pairs."""
+
+
 def from_name(name: str) -> Table:
     states, moves, nodes, start, end, scores, *numbers = json.loads(name.removeprefix(PREFIX))
     steps = tuple(Step(di, dj, a, b, _terms(terms), where and _term(where)) for di, dj, a, b, terms, where in moves)

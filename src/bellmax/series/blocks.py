@@ -12,6 +12,7 @@ from torch import Tensor
 from bellmax.autograd import Shortcut
 from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
+from bellmax.programs.table import WARPING
 from bellmax.regularizers import Regularizer
 from bellmax.structures.dtw import DTW
 from bellmax.tensors import Tensors, divide_by_gamma, multiply_by_gamma
@@ -19,7 +20,7 @@ from bellmax.transforms import needs_grad
 
 
 def _shortcut(device: torch.device, omega: Regularizer) -> Any | None:
-    return BACKENDS[backend_for("dtw", device, omega.kernel)].shortcut("dtw.blocks")
+    return BACKENDS[backend_for(WARPING.name, device, omega.kernel)].shortcut("dtw.blocks")
 
 
 def serves(batch: int, rows: int, columns: int, device: torch.device, omega: Regularizer) -> bool:
@@ -37,7 +38,7 @@ def value_in_blocks(
     time; the second goes through the whole matrix.
     """
     shortcut, kernel, gamma = _shortcut(x.device, omega), omega.kernel, omega.gamma
-    backend = backend_for("dtw", x.device, kernel)
+    backend = backend_for(WARPING.name, x.device, kernel)
     assert shortcut is not None
     reach = math.inf if band is None else float(band)
 
@@ -55,7 +56,7 @@ def value_in_blocks(
 
     def general(inputs: Tensors, lines: Tensors) -> Tensor:
         p = DTW(costs(inputs[0], inputs[1]), band=band, omega=omega.at_unit_gamma())
-        p.backend = backend  # autograd may call this in another thread, or outside of the caller's use_backend
+        p._solver.backend = backend  # autograd may call this in another thread, or outside of the caller's use_backend
         return p.value
 
     return multiply_by_gamma(Shortcut(vjp, general).attach(value, (x, y), lines), gamma)

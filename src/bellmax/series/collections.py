@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for
 from bellmax.inputs import TRANSPOSE, Numbers, answers_near_misses, as_collection, as_floating, transposed
+from bellmax.programs.table import WARPING
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.costs import Cost, as_power
 from bellmax.series.jobs import (
@@ -364,7 +365,7 @@ def neighbors_kernel(measure: Measure, series: list[Tensor]) -> Callable[..., An
     """A kernel without cost matrices for hard DTW, if it serves these: queries, candidates, the index that is not to be
     found or −1, and how many to find → distances, indices and the number of cells."""
     power, kernel = as_power(measure.cost, series[0].shape[1]), measure.omega.kernel
-    shortcut = BACKENDS[backend_for("dtw", series[0].device, kernel)].shortcut("dtw.neighbors")
+    shortcut = BACKENDS[backend_for(WARPING.name, series[0].device, kernel)].shortcut("dtw.neighbors")
     if shortcut is None or power is None or measure.divergence is not None or not shortcut.serves(kernel, series[0]):
         return None
     band = math.inf if measure.band is None else float(measure.band)
@@ -430,7 +431,7 @@ def _short_pairs(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) 
         return None
     if isinstance(gamma, Tensor) or is_transformed(row.series, column.series) or needs_grad(row.series, column.series):
         return None
-    shortcut = BACKENDS[backend_for("dtw", row.series.device, kernel)].shortcut("dtw.short_pairs")
+    shortcut = BACKENDS[backend_for(WARPING.name, row.series.device, kernel)].shortcut("dtw.short_pairs")
     if shortcut is None or not shortcut.serves(kernel, row.series, column.series, len(i)):
         return None
     lengths = row.lengths, column.lengths

@@ -227,20 +227,20 @@ class Measure:
     ) -> Tensor:
         """The value as one node of the graph: from the series to the cost, and from there."""
         p = self._over(power_costs(x, y, power), lengths_x, lengths_y)
-        recipe, pairs = p._without_scores(), p.cost.shape[:-2]
-        (theta,), value, tape = p._swept()
-        flat, needed = p._flat, (x.requires_grad, y.requires_grad)
+        solver, pairs = p._solver.without_scores(), p.cost.shape[:-2]
+        (theta,), value, tape = p._solver.eager_forward()
+        batch, needed = p._solver.batch, (x.requires_grad, y.requires_grad)
 
-        def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> list[Tensor | None]:
-            (path,) = flat.run("backward", kept[:1], kept[1], flat.seed(grad, kept[:1]))
+        def vjp(inputs: Tensors, saved: Tensors, grad: Tensor) -> list[Tensor | None]:
+            (path,) = batch.run("backward", saved[:1], saved[1], batch.seed(grad, saved[:1]))
             return power_gradients(inputs[0], inputs[1], path.reshape(*pairs, *path.shape[-2:]), power, needed)
 
-        def general(inputs: Tensors, kept: Tensors) -> Tensor:
+        def general(inputs: Tensors, saved: Tensors) -> Tensor:
             cost = pairwise(inputs[0], inputs[1], self.cost)
-            return recipe._with((cost.expand(*pairs, *cost.shape[-2:]),), recipe.omega).value
+            return solver.with_inputs((cost.expand(*pairs, *cost.shape[-2:]),)).value()
 
-        found = flat.value(value.clone() if flat.gamma == 1 else value)
-        return Shortcut(vjp, general).attach(found, (x, y), (theta, tape))
+        result = batch.rescale(value.clone() if batch.gamma == 1 else value, self.omega.gamma)
+        return Shortcut(vjp, general).attach(result, (x, y), (theta, tape))
 
     def matches(self, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None) -> Tensor:
         """The expected number of cells of an alignment of each pair; 1 where there is none."""

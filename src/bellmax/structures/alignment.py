@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
     Lattice,
     LatticePaths,
+    LatticeTargets,
     Move,
     anywhere,
     cell,
@@ -78,6 +79,25 @@ _LATTICES = {
 }
 
 
+class AlignmentTargets(LatticeTargets):
+    """Targets of an alignment: pairs (..., N, M)."""
+
+    def restricted_value(self, allowed: Tensor) -> Tensor:
+        """DP_Ω over one alignment if the allowed pairs are one, else over all alignments within them."""
+        p = cast("Alignment", self.p)
+        path = allowed.to(torch.promote_types(p.dtype, torch.float32))
+        is_path = p._is_path(path)
+        fine = self.solver.expanded()
+        edges = p._edges_of_walk(p._walk_of(torch.where(is_path[..., None, None], path, 0), is_path))
+        score = widen(inner(edges, promote_half(fine.edge_weights()), 1))
+        batch = self.solver.batch
+        has_sink = p._program.has_sink(batch.unscaled(self.solver.detached()), batch.index).reshape(self.batch_shape)
+        alone = self.value_of_one_path(score, edges.sum(-1) - 1 + has_sink.long())
+        if is_readable(is_path) and bool(is_path.all()):
+            return alone
+        return torch.where(is_path, alone, super().restricted_value(allowed))
+
+
 class Alignment(LatticePaths):
     """A distribution over the alignments of two sequences of N and M elements, given the score of each pair.
 
@@ -123,6 +143,7 @@ class Alignment(LatticePaths):
     tensor([0.8150, 0.1617, 0.0968])
     """
 
+    _target_kind = AlignmentTargets
     _mode: str
 
     @answers_near_misses
@@ -257,15 +278,15 @@ class Alignment(LatticePaths):
             -1,
         )
 
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of the alignment with these pairs, a 0/1 tensor (..., N, M); differentiable.
+    def _edges_of(self, path: Tensor) -> Tensor:
+        """Take the pairs of an alignment, a 0/1 tensor (..., N, M), or a walk, int64 (..., L, 4).
 
-        Or of a walk, int64 (..., L, 4), as ``sample_walks`` gives them. A semi-global alignment must begin in the first
-        row or column and end in the last: other pairs do not say which of its elements are free.
+        A semi-global alignment must begin in the first row or column and end in the last: other pairs do not say which
+        of its elements are free.
         """
         if check_tensor("path", path).is_floating_point():
             path = self._walk_of(self._check_path(path))
-        return super().log_prob(path)
+        return super()._edges_of(path)
 
     def _walk_of(self, path: Tensor, is_path: Tensor | None = None) -> Tensor:
         """The walk (..., L, 4) of pairs (..., N, M) that are an alignment; any where ``is_path`` denies it."""
@@ -315,21 +336,6 @@ class Alignment(LatticePaths):
                     "path must begin in the first row or column and end in the last, since other pairs do not tell "
                     "which elements are free; for the log-probability of a sample, pass a walk from sample_walks()"
                 )
-
-    # --- targets
-
-    def _restricted_value(self, allowed: Tensor) -> Tensor:
-        """DP_Ω over one alignment, where the allowed pairs are one, else over all alignments within them."""
-        path = allowed.to(torch.promote_types(self.dtype, torch.float32))
-        whole = self._is_path(path)
-        fine = self._expanded()
-        edges = self._edges_of_walks(self._walk_of(torch.where(whole[..., None, None], path, 0), whole))
-        score = widen(inner(edges.to(fine.dtype), promote_half(fine.potentials), 1))
-        has_sink = self._layout.has_sink(self._plain_theta(), self._index).reshape(self.batch_shape)
-        alone = self._value_alone(score, edges.sum(-1) - 1 + has_sink.long())
-        if is_readable(whole) and bool(whole.all()):
-            return alone
-        return torch.where(whole, alone, super()._restricted_value(allowed))
 
 
 def _read_gaps(gaps: tuple[Gap, Gap, Gaps | None, Gaps | None], scores: Tensor) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
@@ -105,6 +104,8 @@ class CTC(LatticePaths):
             [0.0268, 0.0000, 0.9732]])
     """
 
+    _has_unique_paths = True
+
     @answers_near_misses
     def __init__(
         self,
@@ -165,8 +166,7 @@ class CTC(LatticePaths):
     @property
     def targets(self) -> Tensor:
         """(..., L) int64."""
-        targets: Tensor = self._integers_0  # type: ignore[attr-defined]
-        return targets
+        return self._solver.integers[2]
 
     @property
     def lengths(self) -> Tensor:
@@ -229,13 +229,13 @@ class CTC(LatticePaths):
         tensors = {
             "labels": log_probs.gather(-1, classes.expand(*log_probs.shape[:-1], -1)),
             "blanks": log_probs[..., self.blank],
-            "_differs": self._integers_1,  # type: ignore[attr-defined]
+            "_differs": self._solver.integers[3],
             "_begin_blank": self._scores[1],
             "_begin_label": self._scores[2],
         }
         p = LatticePaths(_BY_POSITION, tensors, lengths=(frames, columns), omega=self.omega)
-        p.backend = self.backend if self.backend == "reference" else p.backend
-        return p._gradient()[p._names.index("labels")]
+        p._solver.backend = self._solver.backend_under(self.omega.kernel)
+        return p._solver.gradient()[_BY_POSITION.scores.index("labels")]
 
     def _labels_of(self, walks: Tensor) -> Tensor:
         """Walks (..., longest, 4), which have a node for each frame, as labels (..., T)."""
@@ -265,37 +265,6 @@ class CTC(LatticePaths):
         start = torch.full(slots, -1, device=self.device).scatter(-1, number * begins, frame)
         count = torch.zeros(slots, dtype=torch.int64, device=self.device).scatter_add(-1, place, torch.ones_like(place))
         return start[..., 1:], count[..., 1:], place
-
-    # --- paths are labels of frames
-
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., T, V). Differentiable in θ and γ."""
-        return PathDistribution.log_prob(self, path)
-
-    def _from_event(self, path: Tensor) -> Tensor:
-        labels = self._labels_of_path(path)
-        has_label, begins = self._begins(labels)
-        from_label = pad(has_label[..., :-1], (1, 0)).to(torch.int64)
-        move = torch.where(has_label, torch.where(begins, _BEGIN + from_label, _STAY), _TO_BLANK + from_label)
-        frame = torch.arange(labels.shape[-1], device=self.device).expand(labels.shape)
-        nodes = torch.stack((frame, begins.cumsum(-1), has_label.to(torch.int64), move), -1)
-        nodes[..., 0, 3] = -1
-        return self._edges_of_walks(nodes.masked_fill((labels < 0).unsqueeze(-1), -1)).to(path.dtype)
-
-    def _labels_of_path(self, path: Tensor) -> Tensor:
-        """(..., T), −1 for a frame that has none."""
-        top = path.max(-1)
-        return top.indices.masked_fill(top.values == 0, -1)
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        labels = self._labels_of_path(value)
-        has_label, begins = self._begins(labels)
-        frames, count = self.lengths.unsqueeze(-1).unbind(-2)
-        within = torch.arange(labels.shape[-1], device=self.device) < frames
-        ones = ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == within)
-        number = begins.cumsum(-1)
-        right = ones & (~has_label | (labels == self._target_at(number)))
-        return right.all(-1) & (number[..., -1:] == count).squeeze(-1)
 
 
 @kept

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +14,17 @@ from torch import Tensor
 import bellmax.structures.sums as sums
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
-from bellmax.programs import LAYOUTS
-from bellmax.programs.grid import bands, whole_lengths
-from bellmax.programs.lattice import LatticeLayout, graph_of
+from bellmax.programs import PROGRAMS, LatticeProgram
+from bellmax.programs.graph import is_flow
+from bellmax.programs.lattice import bands, graph_of, whole_lengths
 from bellmax.programs.table import Axis, Ends, Step, Table, Term
 from bellmax.programs.values import batch_first, check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
-from bellmax.structures.dag import DAG, DAGPaths
-from bellmax.structures.graphs import COUNTS_VARY
+from bellmax.structures.dag import DAG
 from bellmax.structures.named import NamedScores
-from bellmax.tensors import Gamma, inner
+from bellmax.targets import Targets
+from bellmax.tensors import Gamma
 from bellmax.transforms import is_checked, is_readable
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _ONE = "_1"  # the name of the constant score
 _SIDES = {"_rows": "i", "_columns": "j"}  # the names of masks for sides that no tensor has, by kind of axis
@@ -249,6 +246,7 @@ class Lattice:
         self._names = _Names()
         self._table = self._declare()
         self.scores = tuple(self._names.scores)
+        self._dims = tuple(map(len, self._names.scores.values()))
         self.labels = tuple(self._names.labels)
         self.masks = tuple(name for name in self._names.masks if name not in _SIDES)
         self._needed = {*self.scores, *self.labels, *self.masks} - {_ONE}
@@ -258,9 +256,7 @@ class Lattice:
         self._is_whole = all(c % 1 == 0 for c in coefficients)
         signs = {1 if c > 0 else -1 for c in coefficients if c}
         self._sign = signs.pop() if len(signs) == 1 else 0  # of all coefficients of the first score
-        self._most_of_an_entry = 1 if self._table.uses_once(0) else math.inf
-        self._structures = {sense: self._table._replace(sense=sense).name for sense in (1, -1)}
-        self._layouts = {sense: LAYOUTS[name] for sense, name in self._structures.items()}
+        self._programs = {sense: PROGRAMS[self._table._replace(sense=sense).name] for sense in (1, -1)}
 
     def _declare(self) -> Table:
         for state in (*self._nodes, *self._start.scores, *self._end.scores):
@@ -336,7 +332,8 @@ class Lattice:
         It has an edge from the start for each node where a path may start, one for each move, and one to the end for
         each node where a path may end, for grids of any size up to this one. Nodes that are on no path are left out.
         """
-        return _graph(self._table, rows, columns, torch.device("cpu"))
+        graph = graph_of(self._table, rows, columns, torch.device("cpu"))
+        return DAG._of_sorted(graph.edges, graph.levels, graph.graph)
 
     def __repr__(self) -> str:
         return f"Lattice(states={self.states}, moves={len(self._table.moves)}, scores={list(self.scores)})"
@@ -387,8 +384,47 @@ def _check_reachable(steps: Sequence[Step], start: Sequence[int], end: Sequence[
             raise ValueError(f"end must be reached by moves, but none leads from the start into state {state}")
 
 
-def _graph(table: Table, rows: int, columns: int, device: torch.device) -> DAG:
-    return DAG._of_grid(graph_of(table, rows, columns, device))
+class LatticeTargets(Targets):
+    """Targets of a lattice: the number of times that a path uses each entry, or sets of entries that it may use."""
+
+    def __init__(self, p: PathDistribution) -> None:
+        super().__init__(p)
+        self.lattice = cast("LatticePaths", p).lattice
+
+    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if target.dtype == torch.bool or self.solver.program.max_count == 1:
+            return super().allowed(name, target, ignore_index)
+        sign = self.lattice._sign
+        allowed = super().allowed(name, target.abs() if sign < 0 else target, ignore_index)
+        counts = target.to(torch.promote_types(self.p.dtype, torch.float32)).expand(allowed.shape)
+        if sign and is_checked(counts):
+            has_counts = (counts.abs() > 1).reshape(*self.batch_shape, -1).any(-1)
+            bad = has_counts & ~self.p._is_path(sign * counts.abs())
+            if bool(bad.any()):
+                member = of_sequence(bad.nonzero()[0].tolist())
+                raise ValueError(f"{name} must hold how often a path uses each entry, got counts of none{member}")
+        return allowed
+
+    def restrict(self, allowed: Tensor) -> PathDistribution:
+        if not self.lattice._sign:
+            first = self.lattice.scores[0]
+            raise ValueError(f"a target needs coefficients of one sign wherever {first!r} is read, got both")
+        first, *rest = self.solver.scores
+        closed = first.masked_fill(~allowed, -self.p.sense * self.lattice._sign * math.inf)
+        return self.p._with((closed, *rest), self.p.omega)
+
+    def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        if self.solver.program.max_count == 1 or not is_checked(allowed):
+            return super().check_one_path(name, allowed)
+        p, within = cast("LatticePaths", self.p), self.restrict(allowed)
+        path = self.lattice._sign * allowed.to(torch.promote_types(p.dtype, torch.float32))
+        is_once = p._is_longest(path)[0]  # then every path with all of these entries has each once
+        is_only = is_once | (within.num_paths == 1)
+        if not bool(is_only.all()):
+            member = of_sequence((~is_only).nonzero()[0].tolist())
+            raise ValueError(f"{name} must have the entries of a single path, got those of several or none{member}")
+        is_once = is_once.reshape(*self.batch_shape, *[1] * len(self.event_shape))
+        return torch.where(is_once, path, within.best_path().to(path.dtype))
 
 
 class LatticePaths(NamedScores):
@@ -402,9 +438,9 @@ class LatticePaths(NamedScores):
     ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
     """
 
-    _lengths: Tensor
-    _sweeps_minimize = True
-    _tape_is_large = True
+    _target_kind = LatticeTargets
+    _has_unique_paths: ClassVar[bool] = False
+    """True if an event determines its path, so that :meth:`log_prob` takes events."""
 
     def __init__(
         self,
@@ -418,109 +454,114 @@ class LatticePaths(NamedScores):
         minimize: bool = False,
     ) -> None:
         self.lattice = lattice
-        self.sense = -1 if minimize else 1
-        self.structure = lattice._structures[self.sense]
-        self._most_of_an_entry = lattice._most_of_an_entry
+        program = lattice._programs[-1 if minimize else 1]
+        assert isinstance(program, LatticeProgram)
         check_band(band)
         self.band = math.inf if band is None else float(band)
         scores = self._read_scores(tensors)
         self._check_classes(scores)
         device = next(iter(scores.values()))[0].device
         pair = () if lengths is None else as_pair(lengths)
-        own_lengths = [as_lengths(f"lengths[{n}]", part, device) for n, part in enumerate(pair)]
-        labels, masks = self._read_labels(dict(tensors) | self._sides(pair, own_lengths, device))
+        sides = [as_lengths(f"lengths[{n}]", side, device) for n, side in enumerate(pair)]
+        labels, masks = self._read_labels(dict(tensors) | self._free_sides(pair, sides, device))
         integers = labels | masks
-        batch = common_batch(scores | integers | {f"lengths[{n}]": (own, 0) for n, own in enumerate(own_lengths)})
-        first, (tensor, own) = next(iter(scores.items()))
-        event = tensor.shape[tensor.ndim - own :]
-        scores[first] = _expanded(tensor, batch, own), own
-        super().__init__(scores, batch, event, omega, gamma)
-        self._own_tensors = {}  # type: ignore[misc]
-        for number, (name, (tensor, own)) in enumerate(integers.items()):
-            self._check_device(name, tensor)
-            self._keep(f"_integers_{number}", _expanded(tensor, batch, own), own)
-        read = *self._scores, *(tensor for tensor, _ in integers.values())
-        self._size = self._layout.size_of(read)
-        if lengths is None and not self._layout.has_one_size:
-            least = self._layout.least_size_of(read)
-            if least != self._size:
-                sizes = " to ".join("{} × {}".format(*size) for size in (least, self._size))
+        batch = common_batch(scores | integers | {f"lengths[{n}]": (side, 0) for n, side in enumerate(sides)})
+        first, (tensor, dims) = next(iter(scores.items()))
+        event = tensor.shape[tensor.ndim - dims :]
+        scores[first] = _expand(tensor, batch, dims), dims
+        for name, (tensor, _) in integers.items():
+            if tensor.device != device:
+                raise ValueError(f"{name} must be on the potentials' device {device}, got {tensor.device}")
+        expanded = [_expand(tensor, batch, dims) for tensor, dims in integers.values()]
+        self._size = self._read_size([tensor for tensor, _ in scores.values()] + expanded, program, lengths is None)
+        if sides:
+            grid = torch.stack([side.expand(batch) for side in sides], -1)
+        else:
+            grid = whole_lengths(self._size, batch, device)
+        region = grid, bands(self.band, batch.numel(), device).reshape(batch)
+        super().__init__(program, scores, (*region, *expanded), batch, event, omega, gamma, minimize)
+
+    def _read_size(self, tensors: Sequence[Tensor], program: LatticeProgram, is_unknown: bool) -> tuple[int, int]:
+        """Return the rows and columns of the grid; raise a ValueError if they must be known and are not."""
+        size = program.size_of(tensors)
+        if is_unknown and not program.has_one_size:
+            least = program.least_size_of(tensors)
+            if least != size:
+                sizes = " to ".join("{} × {}".format(*size) for size in (least, size))
                 raise ValueError(
                     f"lengths must be given, since a tensor is read at several places: {sizes} cells fit it"
                 )
-        given = (
-            torch.stack([length.expand(batch) for length in own_lengths], -1)
-            if own_lengths
-            else whole_lengths(self._size, batch, self.device)
-        )
-        self._keep("_lengths", given, 1)
+        return size
 
-    def _sides(self, given: Sequence[Any], lengths: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
+    def _free_sides(self, pair: Sequence[Any], lengths: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
         """Masks as long as the sides that no tensor has."""
-        found = {}
+        masks = {}
         for n, name in enumerate(_SIDES):
             if name not in self.lattice._names.masks:
                 continue
             size = 1
-            if given and isinstance(given[n], int):
-                size = given[n]
-            elif given and not is_readable(lengths[n]):
+            if pair and isinstance(pair[n], int):
+                size = pair[n]
+            elif pair and not is_readable(lengths[n]):
                 raise ValueError(
                     f"lengths[{n}] must be a Python number: no tensor has the number of {name[1:]}, "
                     "and values of tensors are not known under torch.compile and vmap"
                 )
-            elif given and lengths[n].numel():
+            elif pair and lengths[n].numel():
                 size = int(lengths[n].max())
-            found[name] = torch.ones(max(size, 1), dtype=torch.bool, device=device)
-        return found
-
-    def _keep(self, name: str, tensor: Tensor, own: int) -> None:
-        setattr(self, name, tensor)
-        self._own_tensors[name] = own
+            masks[name] = torch.ones(max(size, 1), dtype=torch.bool, device=device)
+        return masks
 
     def _read_scores(self, tensors: Mapping[str, Any]) -> dict[str, tuple[Tensor, int]]:
-        lattice, found = self.lattice, {}
+        lattice, scores = self.lattice, {}
         if tensors.keys() != lattice._needed:
             unknown, missing = [*tensors.keys() - lattice._needed], [*lattice._needed - tensors.keys()]
             needed = f"tensors must be {', '.join(sorted(lattice._needed))}"
             raise ValueError(f"{needed}; " + (f"{missing[0]!r} is missing" if missing else f"got {unknown[0]!r}"))
         like = next((t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point()), torch.empty(0))
         for name, axes in lattice._names.scores.items():
-            given = 1.0 if name == _ONE else tensors[name]
-            if isinstance(given, int | float):
-                given = torch.tensor(float(given), dtype=like.dtype, device=like.device)
-            if check_tensor(name, given).ndim < len(axes):
-                raise ValueError(f"{name} must have at least {len(axes)} dimensions, got shape {tuple(given.shape)}")
-            found[name] = given, len(axes)
-        return found
+            score = 1.0 if name == _ONE else tensors[name]
+            if isinstance(score, int | float):
+                score = torch.tensor(float(score), dtype=like.dtype, device=like.device)
+            if check_tensor(name, score).ndim < len(axes):
+                raise ValueError(f"{name} must have at least {len(axes)} dimensions, got shape {tuple(score.shape)}")
+            scores[name] = score, len(axes)
+        return scores
 
     def _check_classes(self, scores: Mapping[str, tuple[Tensor, int]]) -> None:
-        given = list(scores.items())
-        for score, dim, place in self.lattice._classes:
-            name, (tensor, own) = given[score]
-            if place >= tensor.shape[tensor.ndim - own + dim]:
-                raise ValueError(f"{name} must have more than {place} classes, got shape {tuple(tensor.shape)}")
+        named = list(scores.items())
+        for score, dim, number in self.lattice._classes:
+            name, (tensor, dims) = named[score]
+            if number >= tensor.shape[tensor.ndim - dims + dim]:
+                raise ValueError(f"{name} must have more than {number} classes, got shape {tuple(tensor.shape)}")
 
     def _read_labels(
         self, tensors: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
         labels, masks = {}, {}
         for name in self.lattice.labels:
-            given = check_tensor(name, tensors[name])
-            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or given.ndim < 1:
-                raise ValueError(f"{name} must hold integers (..., L), got {given.dtype} of shape {tuple(given.shape)}")
-            labels[name] = given.to(torch.int64), 1
+            label = check_tensor(name, tensors[name])
+            if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool or label.ndim < 1:
+                raise ValueError(f"{name} must hold integers (..., L), got {label.dtype} of shape {tuple(label.shape)}")
+            labels[name] = label.to(torch.int64), 1
         for name, axes in self.lattice._names.masks.items():
-            given = check_tensor(name, tensors[name])
-            if given.dtype != torch.bool or given.ndim < len(axes):
+            mask = check_tensor(name, tensors[name])
+            if mask.dtype != torch.bool or mask.ndim < len(axes):
                 needed = f"bool of at least {len(axes)} dimensions"
-                raise ValueError(f"{name} must be {needed}, got {given.dtype} of shape {tuple(given.shape)}")
-            masks[name] = given, len(axes)
+                raise ValueError(f"{name} must be {needed}, got {mask.dtype} of shape {tuple(mask.shape)}")
+            masks[name] = mask, len(axes)
         return labels, masks
 
     @property
-    def _names(self) -> tuple[str, ...]:
-        return self.lattice.scores
+    def _program(self) -> LatticeProgram:
+        program = self._solver.program
+        assert isinstance(program, LatticeProgram)
+        return program
+
+    @property
+    def _lengths(self) -> Tensor:
+        """(..., 2) int64: the rows and columns of each member's grid."""
+        return self._solver.integers[0]
 
     def __repr__(self) -> str:
         rows, columns = self._size
@@ -532,33 +573,27 @@ class LatticePaths(NamedScores):
 
     def best_walk(self) -> Tensor:
         """The nodes of the best path, (..., L, 4) int64 [i, j, state, move], padded with −1; the first has move −1."""
-        return self._with(self._detached(), Hard()).sample_walks()
+        return self._under(Hard()).sample_walks()
 
     def sample_walks(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Nodes of paths drawn from the distribution, (*sample_shape, ..., L, 4), as in :meth:`best_walk`."""
-        shape = torch.Size(sample_shape)
-        drawn = self._sample(shape.numel()).movedim(1, 0)
-        return self._to_nodes(drawn.reshape(*shape, *self.batch_shape, *drawn.shape[2:]))
-
-    def _to_nodes(self, walks: Tensor) -> Tensor:
         (_, columns), states = self._size, self.lattice.states
-        node, move = walks.unbind(-1)
-        where = torch.stack((node // states // columns, node // states % columns, node % states, move), -1)
-        return torch.where(node.unsqueeze(-1) < 0, -1, where)
+        node, move = self._sample_compact(sample_shape).unbind(-1)
+        nodes = torch.stack((node // states // columns, node // states % columns, node % states, move), -1)
+        return torch.where(node.unsqueeze(-1) < 0, -1, nodes)
 
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of a walk (..., L, 4), as :meth:`sample_walks` gives them; differentiable."""
-        if check_tensor("path", path).shape[-1:] != (4,) or path.is_floating_point():
+    def _edges_of(self, path: Tensor) -> Tensor:
+        """Take a walk (..., L, 4), as :meth:`sample_walks` returns them, or an event if it determines the path."""
+        is_event = check_tensor("path", path).shape[-len(self.event_shape) :] == self.event_shape
+        if self._has_unique_paths and (path.is_floating_point() or is_event):
+            return super()._edges_of(path)
+        if path.shape[-1:] != (4,) or path.is_floating_point():
             raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
-        edges, fine = self._edges_of_walks(path), self._expanded()
-        whole = fine._is_path(edges)
-        if is_readable(whole) and not bool(whole.all()):
-            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
-        return inner(edges.to(fine.dtype), fine._log_transitions(), 1)
+        return self._edges_of_walk(path, must_exist=is_readable(path))
 
-    def _edges_of_walks(self, walks: Tensor) -> Tensor:
-        """Walks (..., L, 4) as paths (..., E) of the expansion."""
-        (_, columns), states = self._size, self.lattice.states
+    def _edges_of_walk(self, walks: Tensor, must_exist: bool = False) -> Tensor:
+        """Return walks (..., L, 4) as paths (..., E) of the expansion."""
+        (_, columns), states, solver = self._size, self.lattice.states, self._solver
         i, j, state, move = walks.unbind(-1)
         self._check_walks(i, j, state, move)
         walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
@@ -566,8 +601,11 @@ class LatticePaths(NamedScores):
         walks = walks.expand(*shape, *walks.shape[-2:])
         extra = shape[: len(shape) - len(self.batch_shape)]
         flat = walks.reshape(extra.numel(), self.batch_shape.numel(), *walks.shape[-2:]).transpose(0, 1)
-        edges = self._layout.from_walks(flat, self._plain_theta(), self._index)  # (B, K, E)
-        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1])
+        theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
+        edges = self._program.from_walks(flat, theta, index)  # (B, K, E)
+        if must_exist and not bool(is_flow(edges, self._program.engine_index(theta, index)).all()):
+            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1]).to(torch.promote_types(self.dtype, torch.float32))
 
     def _check_walks(self, i: Tensor, j: Tensor, state: Tensor, move: Tensor) -> None:
         if not is_readable(i):
@@ -579,89 +617,24 @@ class LatticePaths(NamedScores):
         if bool((wrong & (i >= 0)).any()):
             raise ValueError("path must hold walks of the lattice, got a node that it does not have, or another move's")
 
-    # --- the expansion: an edge for every move
-
-    def _expanded(self) -> DAGPaths:
-        theta = self._flat.unscaled(self._scores)
-        layout, index = self._layout, self._index
-        if is_readable(theta[0]):
-            layout.check([t.detach() for t in theta], index)
-        weights = layout.weights(theta, index)
-        dag = _graph(layout.table, *self._size, self.device)
-        paths = DAGPaths(dag, weights.reshape(*self.batch_shape, weights.shape[-1]), omega=self.omega)
-        paths.backend = self.backend if self.backend == "reference" else paths.backend
-        return paths
-
-    def _onto_event(self, edges: Tensor) -> Tensor:
-        lead = edges.shape[: edges.ndim - 1 - len(self.batch_shape)]
-        flat = edges.reshape(-1, edges.shape[-1])
-        theta, index = self._repeated(lead.numel())
-        found = self._layout.onto_tensors(self._layout.onto_slots(flat, theta, index), theta, index)[0]
-        return found.reshape(*lead, *self.batch_shape, *self.event_shape)
-
-    def _to_paths(self, found: Tensor) -> Tensor:
-        walks = found.transpose(0, 1).flatten(0, 1)
-        theta, index = self._repeated(found.shape[1])
-        counts = self._layout.slots_of_walks(walks, theta, index)
-        event = self._layout.onto_tensors(counts, theta, index)[0]
-        return event.reshape(found.shape[1], found.shape[0], *self.event_shape).transpose(0, 1)
-
-    def _repeated(self, times: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """θ, for its shapes, and the index of the batch so many times."""
-        theta = [
-            t.repeat(times, *[1] * (t.ndim - 1)) if n == 0 or len(t) > 1 else t
-            for n, t in enumerate(self._plain_theta())
-        ]
-        return theta, tuple(t.repeat(times, *[1] * (t.ndim - 1)) for t in self._index)
-
-    def _plain_theta(self) -> list[Tensor]:
-        return self._flat.unscaled(self._detached())
-
-    def _unweighted(self, omega: Regularizer) -> PathDistribution:
-        return self._expanded()._unweighted(omega)
-
-    # --- what the base asks for
-
-    @property
-    def _layout(self) -> LatticeLayout:
-        layout = self.lattice._layouts[self.sense]
-        assert isinstance(layout, LatticeLayout)
-        return layout
-
-    @property
-    def _integers(self) -> list[Tensor]:
-        """Labels and masks as a flat batch."""
-        batch, own = self.batch_shape.numel(), self._own_tensors
-        named = [(getattr(self, name), dims) for name, dims in own.items() if name != "_lengths"]
-        return [tensor.reshape(batch, *tensor.shape[tensor.ndim - dims :]) for tensor, dims in named]
-
-    @property
-    def _index(self) -> tuple[Tensor, ...]:
-        batch = self.batch_shape.numel()
-        band = bands(self.band, batch, self.device)
-        return self._lengths.reshape(batch, 2), band, *self._integers
-
-    @property
-    def _num_choices(self) -> int:
-        rows, columns = self._size
-        return (rows + columns - 1) * self.lattice.states + 1
+    # --- events that use an entry more than once
 
     def _is_path(self, value: Tensor) -> Tensor:
-        """Whether a path uses each entry of the first score so often."""
+        if self._program.max_count == 1:
+            return super()._is_path(value)
         batch = torch.broadcast_shapes(value.shape[: value.ndim - len(self.event_shape)], self.batch_shape)
         if batch != self.batch_shape:
             return self.expand(batch)._is_path(value)
         value = value.expand(batch + self.event_shape)
-        found, is_open = self._is_longest(value)
+        is_path, is_open = self._is_longest(value)
         if is_readable(value):
-            found = found.clone()
-            for place in map(tuple, is_open.nonzero().tolist()):
-                found[place] = (self[place] if batch else self)._is_sum(value[place])
-        return found
+            is_path = is_path.clone()
+            for member in map(tuple, is_open.nonzero().tolist()):
+                is_path[member] = (self[member] if batch else self)._is_sum(value[member])
+        return is_path
 
     def _is_longest(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether a path with these counts is found as the one that uses most of their entries, and whether another one
-        may have them. Where no path uses an entry twice, none may."""
+        """True if the path that uses most of these entries has these counts; and True if only another one may."""
         sign = self.lattice._sign
         if not sign:
             none = torch.zeros(self.batch_shape, dtype=torch.bool, device=self.device)
@@ -669,97 +642,45 @@ class LatticePaths(NamedScores):
         first = torch.where(sign * value > 0, self.sense * sign * 1.0, -self.sense * sign * math.inf)
         best = self._with((first.to(value.dtype), *self._free_rest()), Hard())
         most, wanted = (sign * t.reshape(*self.batch_shape, -1) for t in (best.expected_path, value))
-        is_one = best.value.isfinite() & (most == wanted).all(-1)
+        exists = best.value.isfinite()
+        is_one = exists & (most == wanted).all(-1)
         is_count = (wanted >= 0) & ((wanted == wanted.round()) | (not self.lattice._is_whole))
-        fits = best.value.isfinite() & (wanted.sum(-1) <= most.sum(-1) * (1 + 1e-6)) & is_count.all(-1)
+        fits = exists & (wanted.sum(-1) <= most.sum(-1) * (1 + 1e-6)) & is_count.all(-1)
         return is_one, fits & ~is_one
 
     def _is_sum(self, value: Tensor) -> bool:
-        """Whether a path of one lattice has these counts, by a search that gives up, and says yes, where it is long."""
+        """True if a path of one lattice has these counts, or if the search for one is given up."""
         free = self._with((torch.zeros_like(value), *self._free_rest()), Hard())
-        exists = free._expanded().weights > -math.inf
+        solver, program = free._solver, self._program
+        theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
+        zeros = [torch.zeros_like(t) for t in theta[1:]]
+
+        def uses(entries: Tensor) -> Tensor:
+            """(E,): the amount that each edge adds to a combination of entries of the first score."""
+            return self.sense * program.along([entries.unsqueeze(0), *zeros], index)[0]
+
+        exists = solver.expanded().edge_weights() > -math.inf
         entries = torch.arange(value.numel(), device=self.device)
         if self.lattice._sign:
-            exists &= free._uses((value == 0).to(value.dtype).unsqueeze(0))[0] == 0
+            exists &= uses((value == 0).to(value.dtype)) == 0
             entries = value.flatten().nonzero().squeeze(1)
         edges = exists.nonzero().squeeze(1)
         if sums.is_long(len(edges), len(entries)):
             return True
-        graph = free._layout.graph(free._plain_theta(), free._index)
+        graph = program.graph(theta, index)
         parents, children = graph.edges[edges].unbind(1)
         order = (graph.levels[children] * len(graph.levels) + children).argsort()
         adds = value.new_zeros((len(entries), len(edges)))
-        for own, entry in zip(adds, entries, strict=True):
+        for row, entry in zip(adds, entries, strict=True):
             one = value.new_zeros(value.numel()).index_fill(0, entry, 1)
-            own.copy_(free._uses(one.reshape(1, *value.shape))[0, edges])
+            row.copy_(uses(one.reshape(value.shape))[edges])
         rows = zip(children[order].tolist(), parents[order].tolist(), adds.T[order].double().cpu().numpy(), strict=True)
-        listed = [sums.Edge(child, (parent,) if parent else (), own) for child, parent, own in rows]
+        listed = [sums.Edge(child, (parent,) if parent else (), row) for child, parent, row in rows]
         return sums.is_sum(listed, len(graph.levels) - 1, value.flatten()[entries].double().cpu().numpy())
 
-    def _uses(self, entries: Tensor) -> Tensor:
-        """How much of a combination (1, *event) of entries of the first score each edge has, (1, E)."""
-        theta = self._plain_theta()
-        return self.sense * self._layout.along([entries, *map(torch.zeros_like, theta[1:])], self._index)
-
     def _free_rest(self) -> list[Tensor]:
-        """The scores but the first, 0 where they are finite."""
-        return [torch.where(s.isinf(), s, 0) for s in self._detached()[1:]]
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of how often a path uses each entry, where that is 0 or 1."""
-        if self._most_of_an_entry > 1:
-            raise NotImplementedError(COUNTS_VARY)
-        return super().variance
-
-    # --- targets
-
-    def _allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if target.dtype == torch.bool or self._most_of_an_entry == 1:
-            return super()._allowed(name, target, ignore_index)
-        allowed = super()._allowed(name, target.abs() if self.lattice._sign < 0 else target, ignore_index)
-        counts = target.to(torch.promote_types(self.dtype, torch.float32)).expand(allowed.shape)
-        if self.lattice._sign and is_checked(counts):
-            says_how_often = (counts.abs() > 1).reshape(*self.batch_shape, -1).any(-1)
-            bad = says_how_often & ~self._is_path(self.lattice._sign * counts.abs())
-            if bool(bad.any()):
-                place = of_sequence(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name} must hold how often a path uses each entry, got counts of none{place}")
-        return allowed
-
-    def _restrict(self, allowed: Tensor) -> Self:
-        if not self.lattice._sign:
-            first = self.lattice.scores[0]
-            raise ValueError(f"a target needs coefficients of one sign wherever {first!r} is read, got both")
-        closed = self._scores[0].masked_fill(~allowed, -self.sense * self.lattice._sign * math.inf)
-        return self._with((closed, *self._scores[1:]), self.omega)
-
-    def _check_one_path(self, name: str, allowed: Tensor) -> Tensor:
-        if self._most_of_an_entry == 1 or not is_checked(allowed):
-            return super()._check_one_path(name, allowed)
-        within = self._restrict(allowed)
-        path = self.lattice._sign * allowed.to(torch.promote_types(self.dtype, torch.float32))
-        is_once = self._is_longest(path)[0]  # then every path with all of these entries has each once
-        is_only = is_once | (within.num_paths == 1)
-        if not bool(is_only.all()):
-            place = of_sequence((~is_only).nonzero()[0].tolist())
-            raise ValueError(f"{name} must have the entries of a single path, got those of several or none{place}")
-        is_once = is_once.reshape(*self.batch_shape, *[1] * len(self.event_shape))
-        return torch.where(is_once, path, within.best_path().to(path.dtype))
-
-    def _same_graph(self, other: PathDistribution) -> bool:
-        return (
-            isinstance(other, LatticePaths)
-            and self.structure == other.structure
-            and self.batch_shape == other.batch_shape
-            and self._size == other._size
-            and self.band == other.band
-            and all(a.equal(b) for a, b in zip(self._index, other._index, strict=True))
-        )
-
-    def _edges_within(self, allowed: Tensor) -> Tensor:
-        """The edges of the graph that read no entry of the first score which is not allowed."""
-        return self._restrict(allowed)._expanded().weights.detach() > -math.inf
+        """The scores but the first, 0 if they are finite."""
+        return [torch.where(s.isinf(), s, 0) for s in self._solver.detached()[1:]]
 
 
 def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
@@ -780,9 +701,9 @@ def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
     return shape
 
 
-def _expanded(tensor: Tensor, batch: torch.Size, own: int) -> Tensor:
-    """(*batch, *own), without a node in the graph if it is so already."""
-    shape = batch + tensor.shape[tensor.ndim - own :]
+def _expand(tensor: Tensor, batch: torch.Size, dims: int) -> Tensor:
+    """Expand a tensor to (*batch, *own), without a node in the autograd graph if it has this shape already."""
+    shape = batch + tensor.shape[tensor.ndim - dims :]
     return tensor if tensor.shape == shape else tensor.expand(shape)
 
 

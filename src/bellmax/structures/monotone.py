@@ -41,6 +41,8 @@ class Monotone(LatticePaths):
             [0.0000, 1.0000]])
     """
 
+    _has_unique_paths = True
+
     @answers_near_misses
     def __init__(
         self,
@@ -73,25 +75,3 @@ class Monotone(LatticePaths):
         The expected durations are ``expected_path.sum(-2)``.
         """
         return self.best_path().sum(-2).to(torch.int64)
-
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of an alignment, 0/1 (..., T, J), or of a walk, int64 (..., L, 4); differentiable."""
-        if check_tensor("path", path).is_floating_point():
-            path = self._walk_of(self._check_path(path))
-        return super().log_prob(path)
-
-    def _walk_of(self, path: Tensor) -> Tensor:
-        token, frame = path.argmax(-1), torch.arange(path.shape[-2], device=self.device)
-        moves = torch.diff(token, dim=-1, prepend=token[..., :1] + 1)  # 0 for staying, 1 for the next; −1 for the first
-        walk = torch.stack((frame.expand(token.shape), token, torch.zeros_like(token), moves), -1)
-        return torch.where((path.sum(-1) > 0).unsqueeze(-1), walk, -1)
-
-    def _is_path(self, value: Tensor) -> Tensor:
-        token, one = value.argmax(-1), ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)
-        frames, tokens = self.lengths.unbind(-1)
-        at = torch.arange(value.shape[-2], device=self.device)
-        within = at < frames.unsqueeze(-1)
-        steps = torch.diff(token, dim=-1)
-        steady = (((steps == 0) | (steps == 1)) | ~within[..., 1:]).all(-1)
-        last = (token == (tokens - 1).unsqueeze(-1)) | (at != (frames - 1).unsqueeze(-1))
-        return torch.where(within, one, (value == 0).all(-1)).all(-1) & steady & last.all(-1) & (token[..., 0] == 0)

@@ -44,8 +44,18 @@ class SegmentProgram(BlockProgram):
         after = before + labels
         last, shorter, _ = np.indices(event)
         first = last - shorter
-        sources = [np.where(first >= 0, before[first, label], 0), np.repeat(after[:-1, None], labels, 1), 0 * label, after]
-        targets = [np.repeat(after[:, None], longest, 1), np.repeat(before[1:, :, None], labels, 2), before[0], 0 * after + end]
+        sources = [
+            np.where(first >= 0, before[np.maximum(first, 0), label], 0),
+            np.repeat(after[:-1, None], labels, 1),
+            0 * label,
+            after,
+        ]
+        targets = [
+            np.repeat(after[:, None], longest, 1),
+            np.repeat(before[1:, :, None], labels, 2),
+            before[0],
+            0 * after + end,
+        ]
         level = np.concatenate(([0], np.repeat(np.arange(1, 2 * steps + 1), labels), [2 * steps + 1]))
         parent, child = (np.concatenate([block.ravel() for block in blocks]) for blocks in (sources, targets))
         return Edges(parent, child, level)

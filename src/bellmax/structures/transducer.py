@@ -48,6 +48,8 @@ class Transducer(LatticePaths):
     tensor([0.3333, 0.3333, 0.3333])
     """
 
+    _has_unique_paths = True
+
     @answers_near_misses
     def __init__(
         self,
@@ -173,7 +175,7 @@ class Transducer(LatticePaths):
 
     def best_frames(self) -> Tensor:
         """The frame that emits each label on the best path, (..., U) int64; −1 past the labels, or without a path."""
-        emitted = self._with(self._detached(), Hard()).gradient["emit"]
+        emitted = self._under(Hard()).gradient["emit"]
         return torch.where(emitted.any(-2), emitted.argmax(-2), -1)
 
     def prune(self, s_range: int) -> Tensor:
@@ -206,32 +208,6 @@ class Transducer(LatticePaths):
         reach = frame * (s_range - 1)
         first = (first - reach).flip(-1).cummax(-1).values.flip(-1) + reach
         return torch.minimum(first, reach).clamp(max=last)
-
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of a path of blanks, 0/1 (..., T, U + 1), or of a walk, int64 (..., L, 4); differentiable."""
-        if check_tensor("path", path).is_floating_point():
-            path = self._walk_of(self._check_path(path))
-        return super().log_prob(path)
-
-    def _walk_of(self, path: Tensor) -> Tensor:
-        batch = torch.broadcast_shapes(path.shape[:-2], self.batch_shape)
-        path = path.expand(batch + self.event_shape)
-        frames, labels = self.event_shape[0], self.event_shape[1] - 1
-        before = path.argmax(-1)  # labels before the blank of each frame
-        frame, label = (torch.arange(n, device=self.device).expand(*batch, n) for n in (frames, labels))
-        exists = path.sum(-1) > 0
-        read = (exists.unsqueeze(-2) & (before.unsqueeze(-2) <= label.unsqueeze(-1))).sum(-1)  # frames before a label
-        blanks = torch.stack((frame + 1, before, torch.zeros_like(before), torch.full_like(before, _BLANK)), -1)
-        emits = torch.stack((read, label + 1, torch.zeros_like(label), torch.full_like(label, _EMIT)), -1)
-        end = frames + labels + 1
-        own_labels = self.lengths[..., 1, None]
-        place = torch.cat(
-            (torch.where(exists, 1 + frame + before, end), torch.where(label < own_labels, 1 + label + read, end)), -1
-        )
-        walk = path.new_full((*batch, end + 1, 4), -1, dtype=torch.int64)
-        walk[..., 0, :3] = 0
-        walk = walk.scatter(-2, place.unsqueeze(-1).expand(*place.shape, 4), torch.cat((blanks, emits), -2))
-        return walk[..., :-1, :]
 
 
 def _is_past(size: int, length: Tensor) -> Tensor:

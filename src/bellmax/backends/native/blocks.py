@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import bellmax.backends.native.loading as loading
+from bellmax.backends.native.lattices import tape_size
 from bellmax.backends.native.loading import call
-from bellmax.backends.native.sweeps import dtw_tape_size
+from bellmax.programs.table import WARPING
 from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
@@ -143,7 +144,7 @@ class _Pair:
             with torch.enable_grad():
                 cost = self.costs(rows, columns)
             block = cost.unsqueeze(0).contiguous()
-            size = dtw_tape_size(block.shape[1], place[1].stop)
+            size = tape_size(WARPING, block.shape[1], place[1].stop, place[0].start)
             tape = torch.empty((1, size), dtype=torch.float64, device="cpu")
             self._call("dtw_forward_block", place, block, value, greatest, tape, line, self._line(), by_products)
             path = torch.empty_like(block)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous, empty_like
+from bellmax.backends.native.loading import call, contiguous, empty_like, padded
 from bellmax.programs.lattice import Arrays, LatticeProgram
 from bellmax.programs.table import Table, Term
 from bellmax.programs.values import reject_overflow
@@ -38,7 +38,7 @@ class NativeLattice:
 
     def _call(self, name: str, first: Any, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
         rows, columns = self.program.size(theta, index)
-        lengths, band = (t.contiguous() for t in index[:2])
+        lengths, band = padded(index[:2], 2)
         own = self.program.table
         table = own.sense, rows, columns, own.states, self._moves, *self._ends, lengths, band
         assert omega.kernel is not None
@@ -162,10 +162,13 @@ def _contiguous(arrays: Arrays) -> Arrays:
     return [None if array is None else array.contiguous() for array in arrays]
 
 
-def tape_size(table: Table, rows: int, columns: int) -> int:
-    """As in native/table: values of the last rows of each strip, the steps before each chunk, and the ends."""
+def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
+    """As in native/table: values of the last rows of each strip, the steps before each chunk, and the ends.
+
+    If these are a block of a larger lattice, its first row is ``first_row``.
+    """
     strip = 64
-    steps = [(move.di, move.dj) for move in table.moves if move.di < rows and move.dj < columns]
+    steps = [(move.di, move.dj) for move in table.moves if move.di < first_row + rows and move.dj < columns]
     reach, history = max((di for di, _ in steps), default=0), max((di + dj for di, dj in steps), default=0)
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
     kept = strips * table.states * (min(reach, strip) * columns + chunks * history * strip)

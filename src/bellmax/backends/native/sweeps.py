@@ -13,7 +13,7 @@ from bellmax.programs.values import overflow, reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
-_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dtw": 2, "dag": 6}
+_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dag": 6}
 STRUCTURES = tuple(_INDEX_SIZE)
 
 
@@ -43,8 +43,6 @@ class NativeSweeps:
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         first = theta[0]
-        if self.structure == "dtw":
-            return first.new_empty((first.shape[0], dtw_tape_size(*first.shape[1:])), dtype=torch.float64)
         nodes = self.program.nodes(theta, index)
         if self.structure == "dag":  # values and thresholds, and room for a vector behind the last
             return first.new_empty((first.shape[0], 2, nodes[0] + 3), dtype=torch.float64)
@@ -62,8 +60,6 @@ class NativeSweeps:
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         first = theta[0]
-        if self.structure == "dtw":
-            return self._forward(theta, first.new_empty((first.shape[0], 0), dtype=torch.float64), index, omega)
         if self.structure in ("chain", "scored_chain"):
             return self._forward(theta, first.new_empty((first.shape[0], 2, 0, first.shape[-1])), index, omega)
         return self.forward(theta, index, omega)[0]
@@ -103,10 +99,3 @@ class NativeSweeps:
         if not self._call("topk", (*theta, scores, paths), index, omega):
             self.program.check(theta, index)
         return scores, paths
-
-
-def dtw_tape_size(rows: int, columns: int) -> int:
-    """As much as native/table needs, or more; torch.compile may ask with symbols for sizes."""
-    strip, ends = 64, 4
-    strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
-    return 1 + strips * (columns + chunks * 2 * strip) + ends

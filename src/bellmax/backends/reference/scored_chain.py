@@ -44,7 +44,9 @@ class LogTransitions:
         _, transitions, start, _ = cotangent
         edges = onto_edges(transitions, start, theta[0], index).to(weights.dtype)
         (product,) = self.chain.log_transitions_vjp([weights], tape, [edges], index, omega)
-        return [part.to(t.dtype) for part, t in zip(SCORED_CHAIN.onto_scores(product, theta, index), theta, strict=True)]
+        return [
+            part.to(t.dtype) for part, t in zip(SCORED_CHAIN.onto_scores(product, theta, index), theta, strict=True)
+        ]
 
 
 class ExpandedScoredChain(LogTransitions, Expanded):

@@ -24,7 +24,7 @@ from bellmax.tensors import Tensors, wide_dtype
 KERNELS = tuple(
     Kernel(*parts) for parts in (("negentropy",), ("l2",), ("hard",), ("tsallis", (1.5,)), ("tsallis", (2.0,)))
 )
-_SWEEPS = {"scored_chain": "scores.ScoredChain", "chain": "chain.Chain", "dtw": "lattices.DTW", "dag": "graph.Graph"}
+_SWEEPS = {"scored_chain": "scores.ScoredChain", "chain": "chain.Chain", "dag": "graph.Graph"}
 _LATTICE = "lattices.Lattice"
 _MOST_STATES, _MOST_MOVES = 8, 16
 

@@ -1,4 +1,4 @@
-"""Lattices and DTW by the kernels of :mod:`bellmax.backends.triton.table`: what they are given, and what comes back."""
+"""Lattices by the kernels of :mod:`bellmax.backends.triton.table`: what they are given, and what comes back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from bellmax.backends.triton.launching import launch, power_of_two
 from bellmax.backends.triton.omega import CODES
 from bellmax.backends.triton.sweeps import PartialSweeps
 from bellmax.backends.triton.table import Plan, plan_of, table_backward, table_forward, table_tangents
-from bellmax.programs import grid
 from bellmax.programs.lattice import Arrays, LatticeProgram
-from bellmax.programs.table import Ends, Step, Table, Term
 from bellmax.regularizers import Regularizer, penalty_at_vertex
 from bellmax.tensors import Tensors, wide_dtype
 
@@ -29,15 +27,12 @@ _DEEPEST = 32  # how many vectors of earlier steps a program may hold
 class Lattice(PartialSweeps):
     """Sweeps of the lattices of a table."""
 
-    program: Any
+    program: LatticeProgram
 
     def __init__(self, program: LatticeProgram, others: Sweeps) -> None:
         super().__init__(program, others)
-        self._use(program.table)
-
-    def _use(self, table: Table) -> None:
-        self._plan = plan_of(table)
-        self._has_terms = [bool(terms) for terms in table.terms]
+        self._plan = plan_of(program.table)
+        self._has_terms = [bool(terms) for terms in program.table.terms]
 
     @property
     def _strip(self) -> int:
@@ -47,36 +42,18 @@ class Lattice(PartialSweeps):
         fits = 0 < self._plan.first[-1] <= _DEEPEST and self._plan.reach < self._strip
         return fits and theta[0].shape[0] > 0
 
-    # --- the scores of slots
-
-    def _size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
-        size: tuple[int, int] = self.program.size(theta, index)
-        return size
-
-    def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        arrays: Arrays = self.program.arrays(theta, index)
-        return arrays
-
-    def _changes(self, z: Tensors, index: Tensors) -> Arrays:
-        changes: Arrays = self.program.changes(z, index)
-        return changes
-
-    def _onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
-        tensors: Tensors = self.program.onto_tensors(gradients, theta, index)
-        return tensors
-
     def _problem(self, theta: Tensors, index: Tensors, omega: Regularizer) -> _Problem:
-        arrays, size = self._arrays(theta, index), self._size(theta, index)
+        arrays, size = self.program.arrays(theta, index), self.program.size(theta, index)
         return _Problem(arrays, size, index, theta[0].shape[0], self._plan, self._strip, omega)
 
     # --- sweeps
 
     def _empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        shape = theta[0].shape[0], self._plan.states, *self._size(theta, index)
+        shape = theta[0].shape[0], self._plan.states, *self.program.size(theta, index)
         return theta[0].new_empty(shape, dtype=wide_dtype(theta[0].device))
 
     def _value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        if all(self._plan.end) and self._size(theta, index)[1] <= self._strip:
+        if all(self._plan.end) and self.program.size(theta, index)[1] <= self._strip:
             return self._values(theta, None, index, omega)
         return self._forward(theta, index, omega)[0]
 
@@ -107,7 +84,7 @@ class Lattice(PartialSweeps):
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         """Tangents, then the walk back, which reads what the launches before it wrote."""
-        problem, along = self._problem(theta, index, omega), _contiguous(self._changes(z, index))
+        problem, along = self._problem(theta, index, omega), _contiguous(self.program.changes(z, index))
         tape, tangents = tape.contiguous(), torch.empty_like(tape)
         dtype = getattr(tl, str(seed.dtype).removeprefix("torch."))
         for first in problem.strips:
@@ -138,7 +115,7 @@ class Lattice(PartialSweeps):
             given = tape, tangents, seed, ends, edge, before
             problem.launch(table_backward, given, (tuple(along), tuple(gradients)), first, **options)
             edge = before
-        return self._onto_tensors(gradients, theta, index)
+        return self.program.onto_tensors(gradients, theta, index)
 
     # --- ends that are not in a corner: as many as the grid has rows, columns or cells
 
@@ -153,7 +130,7 @@ class Lattice(PartialSweeps):
         total = total.masked_fill(~self.program.is_end(theta, index).unsqueeze(1), missing)
         for dim, is_last in enumerate(self._plan.end):
             if is_last:
-                last = (index[0][:, dim] - 1).reshape(-1, 1, 1, 1)
+                last = (self.program.lengths(theta, index)[:, dim] - 1).reshape(-1, 1, 1, 1)
                 total = total.take_along_dim(last, 2 + dim)
         return total
 
@@ -172,30 +149,6 @@ class Lattice(PartialSweeps):
             found.append(omega.jacobian_product(q, y))
         masses = [part.reshape(x.shape) * seed.reshape(-1, 1, 1, 1) for part in found]
         return torch.cat(masses, 1).to(seed.dtype).contiguous()
-
-
-class DTW(Lattice):
-    """Sweeps of alignments: a table of one state, whose nodes cost."""
-
-    def __init__(self, program: Any, others: Sweeps) -> None:
-        PartialSweeps.__init__(self, program, others)
-        moves = tuple(Step(di, dj, 0, 0, (), None) for di, dj in ((1, 1), (1, 0), (0, 1)))
-        here = Ends("corner", ((),))
-        self._use(Table(1, moves, ((Term(0, 1.0, ()),),), here, here, ("cost",), 0, 0, grid.sense))
-
-    def _size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
-        _, rows, columns = theta[0].shape
-        return rows, columns
-
-    def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
-        return [theta[0], None, None, None, None, None]
-
-    def _changes(self, z: Tensors, index: Tensors) -> Arrays:
-        return self._arrays(z, index)
-
-    def _onto_tensors(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
-        assert gradients[0] is not None
-        return [gradients[0]]
 
 
 class _Problem:
