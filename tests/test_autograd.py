@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.inside import functions
+from support.inside import forbid_plain_torch
+from support.inside import index as index_of
 from support.kernels import needs_kernels, took
 from support.problems import diamond, for_derivatives, is_one_of_a_kind, potentials, smooth
 from torch import Tensor
@@ -149,7 +150,7 @@ def test_checks_let_nested_transforms_through(backend: str) -> None:
 
 
 def test_gradient_in_the_direction_needs_no_third_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions._Runner, "in_plain_torch", None)
+    forbid_plain_torch(monkeypatch)
     theta, z = potentials(2, 10), potentials(2, 10, seed=1, requires_grad=True)
     p = DIAMOND.paths(theta)
     (gradient,) = torch.autograd.grad(p.hessian_product(z).square().sum(), z)
@@ -277,7 +278,7 @@ def test_export(backend: str) -> None:
 
 
 def test_operators_pass_opcheck(backend: str) -> None:
-    theta, z, index = potentials(3, 10), potentials(3, 10, seed=1), list(DIAMOND._index)
+    theta, z, index = potentials(3, 10), potentials(3, 10, seed=1), list(index_of(DIAMOND))
     for omega, parameters in (("negentropy", []), ("tsallis", [1.5]), ("hard", [])):
         program = ("dag", backend, omega, parameters)
         ops = torch.ops.bellmax

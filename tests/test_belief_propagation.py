@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from bellmax.regularizers import Regularizer
+from bellmax import Regularizer
 
 TREE = [(0, 1), (2, 1), (1, 3), (4, 3)]
 LOOPY = [(0, 1), (1, 2), (2, 0), (2, 3)]

@@ -20,11 +20,10 @@ import pytest
 import torch
 from distributed import Client, KilledWorker, LocalCluster
 from support.checks import close
-from support.inside import collections, jobs, neighbors
+from support.inside import collections, jobs, load_job, save_job, set_limit
 from torch import Tensor
 
 import bellmax as bx
-from bellmax import cluster
 
 BLOCKS = 21  # three of 18 series on each side
 SIXTH = "rows-0-columns-15"
@@ -32,9 +31,9 @@ SIXTH = "rows-0-columns-15"
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collections, "_TILE", 3)
-    monkeypatch.setattr(neighbors, "_QUERIES", 3)
-    monkeypatch.setattr(neighbors, "CELLS_OF_BLOCK", 1)
+    set_limit(monkeypatch, "series in a tile of dtw_cdist", 3)
+    set_limit(monkeypatch, "queries in a block of dtw_neighbors", 3)
+    set_limit(monkeypatch, "cells in a block of dtw_neighbors", 1)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +149,7 @@ def test_the_driver_may_die(client: Client, tmp_path: Path) -> None:
     checkpoint = tmp_path / "blocks"
     code = f"""
 from test_cluster import *
-collections._TILE = 3
+set_limit(pytest.MonkeyPatch(), "series in a tile of dtw_cdist", 3)
 cost = Cost(Path({str(tmp_path / "notes")!r}), Kill(Path({str(checkpoint)!r}), os.getpid()))
 bx.dtw_cdist(series(), cost=cost, client=Client({client.scheduler.address!r}), checkpoint={str(checkpoint)!r})
 """
@@ -517,7 +516,7 @@ def test_a_fingerprint_of_other_bytes_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    monkeypatch.setattr(collections, "_TILE", 1024)
+    set_limit(monkeypatch, "series in a tile of dtw_cdist", 1024)
     xs = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -587,7 +586,7 @@ def test_tasks_say_what_went_wrong(tmp_path: Path) -> None:
         bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "b", cost=lambda x, y: Power(1)(x, y))
     (tmp_path / "a" / "job.pickle").write_bytes(b"")
     with pytest.raises(ValueError, match=LOST):
-        cluster._load.__wrapped__(tmp_path / "a", tasks[0].fingerprint)
+        load_job(tmp_path / "a", tasks[0].fingerprint)
 
 
 LOST = "job.pickle is missing or damaged, or another call or version wrote it: remove it, and make the plan again"
@@ -602,10 +601,10 @@ def test_a_flipped_bit_in_a_job_is_refused_before_it_is_unpickled(
     monkeypatch.setattr(pickle, "loads", lambda content: loaded.append(content) or load(content))
     for _ in flips(file, every=11):
         with pytest.raises(ValueError, match=LOST):
-            cluster._load.__wrapped__(tmp_path, tasks[0].fingerprint)
+            load_job(tmp_path, tasks[0].fingerprint)
     file.write_bytes(pickle.dumps(collections.pairs_job(series()[:3])))  # as earlier versions did
     with pytest.raises(ValueError, match=LOST):
-        cluster._load.__wrapped__(tmp_path, tasks[0].fingerprint)
+        load_job(tmp_path, tasks[0].fingerprint)
     assert not loaded
 
 
@@ -614,7 +613,7 @@ def test_a_job_of_another_fingerprint_is_refused(tmp_path: Path, monkeypatch: py
     for folder, others in (("a", xs), ("b", xs + 1)):
         tasks = bx.cluster.plan(bx.dtw_cdist, others, checkpoint=tmp_path / folder)
     job = collections.pairs_job(xs)
-    cluster._save(tmp_path / "b" / "job.pickle", job, tasks[0].fingerprint)
+    save_job(tmp_path / "b", job, tasks[0].fingerprint)
     with pytest.raises(ValueError, match=LOST):
         tasks[0].run()
     (tmp_path / "b" / "job.pickle").write_bytes((tmp_path / "a" / "job.pickle").read_bytes())

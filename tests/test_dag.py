@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
-from support.inside import loading
+from support.inside import index, loading
 from support.kernels import needs_kernels
 from support.problems import diamond, layered_edges, potentials, random_dag
 
@@ -123,7 +123,7 @@ def test_networkx_multigraph() -> None:
 def test_moves_between_devices() -> None:
     dag = bx.DAG([(0, 1), (0, 1)]).to("meta")
     assert dag.device.type == "meta"
-    assert all(tensor.is_meta for tensor in (dag.edges, dag.levels, *dag._index))
+    assert all(tensor.is_meta for tensor in (dag.edges, dag.levels, *index(dag)))
     assert (dag.num_nodes, dag.num_edges) == (2, 2)
     assert repr(dag) == "DAG(num_nodes=2, num_edges=2)"
 
@@ -158,7 +158,7 @@ def test_moves_there_and_back(backend: str) -> None:
 
 def test_groups_share_level_and_number_of_parents() -> None:
     dag = bx.DAG(layered_edges(4, 3))
-    offset, parent, _, group = dag._index
+    offset, parent, _, group = index(dag)
     assert group.tolist() == [0, 1, 4, 7, 10, 13, 14]
     assert (parent < torch.repeat_interleave(torch.arange(14), offset.diff())).all()
 

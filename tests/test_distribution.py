@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from support.checks import close
 from support.hypergraphs import bracketings
+from support.inside import scores
 from support.kernels import hessians, needs_kernels, took
 from support.problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
 from torch.distributions import kl_divergence
@@ -623,7 +624,7 @@ def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
     results = []
     for order in ([0, 1, 2, 0, 1, 2], [2, 1, 0, 2]):
         p = some_distributions(requires_grad=True)[kind]
-        leaf = p._scores[0]
+        leaf = scores(p)[0]
         while leaf.grad_fn is not None:  # negated costs
             leaf = leaf.grad_fn.next_functions[0][0].variable
         asked = (lambda p: p.value, lambda p: p.entropy(), lambda p: p.expected_path.square())
@@ -693,7 +694,7 @@ def test_copies_and_moves(kind: str) -> None:
     assert q.value.equal(value)
     assert q.value.requires_grad
     with torch.no_grad():
-        q._scores[0].add_(1.0)
+        scores(q)[0].add_(1.0)
     assert p.value.equal(value)
     assert not p.detach().value.requires_grad
     assert p.detach().value.equal(value.detach())

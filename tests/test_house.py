@@ -105,3 +105,64 @@ def test_old_places_of_modules_still_import() -> None:
     assert DTW is bellmax.DTW
     assert bellmax.dtw is module_or_function
     assert callable(bellmax.dtw)
+
+
+# --- what the tests may use
+
+TESTS = Path(__file__).parent
+PUBLIC_FLOOR = floor("bellmax.losses")
+
+
+def private_names() -> set[str]:
+    """Every name in the package that starts with one underscore, but for the method of a NamedTuple."""
+    names = {"_native"}
+    for tree in MODULES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+    return {name for name in names if re.match("_[a-zA-Z]", name)} - {"_replace"}
+
+
+PRIVATE_NAMES = private_names()
+
+
+def private_uses(code: str) -> list[str]:
+    """Private attributes and modules of the package in the code of a test, in strings too, but for ``self._x``."""
+    attributes = re.findall(r"(?<!\bself)(?<!\bcls)[.\"'](_[a-zA-Z]\w*)", code)
+    modules = re.findall(r"(?:from|import) (bellmax\.[\w.]+)", code)
+    for names in re.findall(r"from bellmax import (.+)", code):
+        modules += [f"bellmax.{name}" for name in names.split(", ")]
+    return sorted({*attributes} & PRIVATE_NAMES) + [name for name in modules if is_private(name)]
+
+
+def is_private(module: str) -> bool:
+    """True if a module is below the public ones, or in ``bellmax.series``, whose functions ``bellmax`` has."""
+    return module in MODULES and (floor(module) < PUBLIC_FLOOR or module.startswith("bellmax.series"))
+
+
+@pytest.mark.parametrize(
+    ("code", "uses"),
+    [
+        ("p._scores[0] + self._scores + torch._dynamo", ["_scores"]),
+        ("p.dag()._index", ["_index"]),
+        ('monkeypatch.setattr(collections, "_TILE", 3)', ["_TILE"]),
+        ("from bellmax.backends import BACKENDS", ["bellmax.backends"]),
+        ("from bellmax import cluster, files", ["bellmax.files"]),
+        ("from bellmax.series import pairwise", ["bellmax.series"]),
+        ("import bellmax.losses as losses\nfrom bellmax.nn import CRF", []),
+    ],
+)
+def test_private_uses_are_detected(code: str, uses: list[str]) -> None:
+    assert private_uses(code) == uses
+
+
+def test_only_the_support_of_the_tests_uses_private_names() -> None:
+    """The applications have tests of their own."""
+    code = {str(path.relative_to(TESTS)): path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)}
+    code = {name: text for name, text in code.items() if not re.match(r"(support|apps)\b", name)}
+    assert len(code) > 100
+    assert not {name: uses for name, text in code.items() if (uses := private_uses(text))}

@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 import torch
 from support.checks import close
+from support.inside import edge_weights, grid_size, has_sink
 from support.kernels import needs_kernels
 from support.problems import OMEGAS, for_derivatives, potentials, two_kinds
 from support.recursions import RECURSIONS, Recursion, Tensors, segments
@@ -102,10 +103,9 @@ def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.R
     n, m = torch.tensor(lengths).unbind(1)
     tensors = with_grad({name: t.expand(len(lengths), *t.shape) for name, t in one.tensors(5, 6).items()})
     p = one.lattice.paths(tensors, lengths=(n, m), band=0, omega=omega)
-    has_sink = p._layout.has_sink(p._plain_theta(), p._index)
     with bx.use_backend("reference"):
-        graph = one.lattice.dag(*p._size).paths(p._expanded().weights, omega=omega)
-        wanted = graph.value - omega.max(torch.zeros(1, dtype=torch.float64)) * ~has_sink
+        graph = one.lattice.dag(*grid_size(p)).paths(edge_weights(p), omega=omega)
+        wanted = graph.value - omega.max(torch.zeros(1, dtype=torch.float64)) * ~has_sink(p)
         close(p.value, wanted)
         right = first_and_second(wanted[wanted.isfinite()].sum(), tensors)
     assert wanted.isfinite().any()
@@ -225,7 +225,7 @@ def test_walks_are_drawn_by_their_probabilities(name: str, omega: str, backend: 
     torch.manual_seed(0)
     draws = 1500
     walks = p.sample_walks((draws,))
-    assert walks.shape == (draws, (sum(p._size) - 1) * one.lattice.states, 4)
+    assert walks.shape == (draws, (sum(grid_size(p)) - 1) * one.lattice.states, 4)
     distinct, count = walks.unique(dim=0, return_counts=True)
     probabilities = p.log_prob(distinct).exp()
     assert probabilities.sum() <= 1 + 1e-9
@@ -239,8 +239,8 @@ def test_dag_has_the_same_value_and_paths() -> None:
     dag = one.lattice.dag(4, 5)
     assert bx.DAG(dag.edges).num_nodes == dag.num_nodes
     p = one.lattice.paths(one.tensors(4, 5))
-    assert p.num_paths == dag.paths(p._expanded().weights).num_paths == 35  # binomial(7, 3)
-    close(dag.paths(p._expanded().weights).value, p.value)
+    assert p.num_paths == dag.paths(edge_weights(p)).num_paths == 35  # binomial(7, 3)
+    close(dag.paths(edge_weights(p)).value, p.value)
 
 
 def test_kl_divergence_and_entropy_of_any_omega(backend: str) -> None:

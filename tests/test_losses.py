@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 from support.chains import KEPT, steps_of, trellis
 from support.checks import close
 from support.grids import grid
+from support.inside import on_edges, with_scores
 from support.problems import OMEGAS, Enumerated, diamond, potentials
 from torch import Tensor
 from torch.autograd import gradcheck
@@ -172,9 +173,8 @@ def test_alignments_with_moves_of_their_own(open_end: bool, omega: bx.Regularize
     options = {"step_weights": (2.0, 1.0, 1.5), "step_penalties": (0.1, 0.2, 0.3), "open_end": open_end}
     p = alignment_problem(omega=omega, open_begin=True, **options)
     target = torch.tensor([[[0, 1], [1, 1], [2, 1]], [[0, 0], [1, 1], [2, 2]]])
-    edges = p._expanded()
-    on_edges = losses.surrogate(edges, p._from_event(p.alignment_to_path(target)), reduction="none")
-    close(losses.surrogate(p, target, reduction="none"), on_edges)
+    wanted = losses.surrogate(*on_edges(p, p.alignment_to_path(target)), reduction="none")
+    close(losses.surrogate(p, target, reduction="none"), wanted)
     close(losses.path_nll(p, target, reduction="none"), -p.log_prob(p.alignment_to_path(target)))
 
 
@@ -187,7 +187,7 @@ def test_one_alignment_is_told_from_other_sets(open_begin: bool, open_end: bool)
         one = bx.DTW(torch.zeros(3, 3), lengths=lengths, open_begin=open_begin, open_end=open_end)
         listed = one.topk(int(one.num_paths))[1].bool()
         wanted = (sets.unsqueeze(1) == listed).flatten(2).all(-1).any(-1)
-        assert torch.equal(many._is_path(sets.float()), wanted)
+        assert torch.equal(many.support.check(sets.float()), wanted)
 
 
 @pytest.mark.parametrize("name", OMEGAS)
@@ -318,7 +318,7 @@ def test_relaxed_of_paths(omega: bx.Regularizer, backend: str) -> None:
     cells, e = grid.alignment_to_path(ALIGNMENTS), grid.expected_path
     if isinstance(omega, bx.Negentropy):
         wanted = -(y * p.expected_path.log()).sum(-1)
-        inside = grid._inside & ((e > 0) & (e < 1))
+        inside = ~grid.cost.isnan() & (e > 0) & (e < 1)
         coins = torch.where(cells > 0, e.log(), (1 - e).log())
         of_cells = -coins.masked_fill(~inside, 0).flatten(1).sum(1)
     else:
@@ -455,7 +455,7 @@ def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
     theta.requires_grad_()
     p = bx.Chain(theta, mask=kept, omega=omega)
     grid = alignment_problem(omega=omega)
-    grid = grid._with((grid.cost.requires_grad_(),), omega)
+    grid = with_scores(grid, (grid.cost.requires_grad_(),), omega)
     partial = LABELS.masked_fill(LABELS == 1, -1)
     total = sum(loss(p, t) for loss in (losses.surrogate, losses.relaxed) for t in (LABELS, partial))
     total = total + sum(loss(grid, ALIGNMENTS) for loss in (losses.surrogate, losses.relaxed, losses.alignment_area))

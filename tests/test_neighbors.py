@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checks import close
 from support.data import folder
-from support.inside import neighbors
+from support.inside import set_limit
 from support.kernels import needs_kernels, took
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def test_many_candidates_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         same(bx.dtw_neighbors(xs, ys, k=4, band=4), expected)
-    monkeypatch.setattr(neighbors, "_PAIRS", 4 * len(ys))
+    set_limit(monkeypatch, "pairs in a call of the kernel for neighbors", 4 * len(ys))
     with took("dtw_neighbors", times=4):
         found = bx.dtw_neighbors([x.requires_grad_() for x in xs], ys, k=4, band=4, progress=True)
     same(found, expected)

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
-from support.inside import collections
+from support.inside import replace_lock, set_limit
 from torch import Tensor
 
 import bellmax as bx
-from bellmax import files
 
 LENGTHS = 5, 3, 8, 3, 1, 7, 4
 
@@ -29,7 +28,7 @@ def series(*lengths: int, seed: int = 0) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collections, "_TILE", 3)
+    set_limit(monkeypatch, "series in a tile of dtw_cdist", 3)
 
 
 class Cost:
@@ -125,12 +124,12 @@ def test_two_processes_do_not_share_a_path(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
+from support.inside import replace_open
 from test_outputs import *
-from bellmax.series import outputs
 def slow(*arguments, **options):
     Path({str(tmp_path / "is open")!r}).touch()
     time.sleep(600)
-outputs._open = slow  # the list of blocks was read, and the file is not open yet
+replace_open(pytest.MonkeyPatch(), slow)  # the list of blocks was read, and the file is not open yet
 bx.dtw_cdist(series(*LENGTHS), out={str(path)!r})
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -164,7 +163,7 @@ def test_a_path_without_locks_can_be_written(tmp_path: Path, monkeypatch: pytest
     def refuse(file: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(files, "_lock", refuse)
+    replace_lock(monkeypatch, refuse)
     xs = series(*LENGTHS)
     close(torch.as_tensor(np.asarray(bx.dtw_cdist(xs, out=tmp_path / "pairs.npy"))), bx.dtw_cdist(xs), 0)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.checks import close
+from support.inside import scores, with_scores
 from support.problems import potentials
 from torch import Tensor
 
@@ -83,9 +84,9 @@ def test_gamma_is_learnt(name: str, backend: str) -> None:
     gamma = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
 
     def value(gamma: Tensor) -> Tensor:
-        return p._with(p._scores, bx.Negentropy(gamma)).value
+        return with_scores(p, scores(p), bx.Negentropy(gamma)).value
 
-    close(value(gamma)[1].detach(), p._with(p._scores, bx.Negentropy(2.0)).value[1])
+    close(value(gamma)[1].detach(), with_scores(p, scores(p), bx.Negentropy(2.0)).value[1])
     assert torch.autograd.gradcheck(value, gamma, fast_mode=True)
 
 

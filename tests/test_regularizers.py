@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inside import from_kernel
 from support.problems import OMEGAS, diamond, potentials, solve
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from bellmax.regularizers import from_kernel, resolve
 
 DIAMOND = diamond()
 vectors = st.lists(st.floats(-50, 50), min_size=1, max_size=8)
@@ -214,7 +214,10 @@ def test_gamma_may_be_a_tensor(kind) -> None:
         (lambda: bx.Tsallis(1.0), r"alpha must satisfy 1 < alpha <= 2, got 1.0 \(alpha = 1 is Negentropy\)"),
         (lambda: bx.Tsallis(2.5), "alpha must satisfy 1 < alpha <= 2, got 2.5"),
         (lambda: bx.Hard().argmax(torch.tensor([1, 2])), "x must be floating point, got dtype torch.int64"),
-        (lambda: resolve("alpha"), "omega must be a Regularizer or one of 'negentropy', 'softmax', .*, got 'alpha'"),
+        (
+            lambda: bx.Chain(torch.zeros(2, 3, 3), omega="alpha"),
+            "omega must be a Regularizer or one of 'negentropy', 'softmax', .*, got 'alpha'",
+        ),
     ],
 )
 def test_bad_parameters_are_named(make, message: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
+from support.inside import graph, segments_graph
 from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 

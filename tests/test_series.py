@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checks import close
 from support.grids import enumerated
+from support.inside import pairwise
 from support.problems import OMEGAS, potentials
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from bellmax.series import pairwise
 
 NAIVE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sqeuclidean": lambda a, b: ((a - b) ** 2).sum(),

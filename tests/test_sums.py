@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 from support.checks import close
+from support.inside import scores, set_limit, with_scores
 from support.problems import potentials
 from torch import Tensor
 
 import bellmax as bx
-import bellmax.structures.sums as sums
-from bellmax.distribution import PathDistribution
+from bellmax import PathDistribution
 
 A, B = torch.tensor([0, 1, 1, 0]), torch.tensor([1, 0, 1])
 GRID = [bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)]
@@ -146,13 +146,13 @@ def test_events_are_the_sums_of_paths_and_no_others(made: Callable[[], PathDistr
 def test_a_search_that_is_too_long_refuses_no_event(
     most: int, made: Callable[[], PathDistribution], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "_MOST_WORK", most)
+    set_limit(monkeypatch, "work of a search for a sum", most)
     p = made()
     assert p.support.check(p.sample((10,))).all()
 
 
 def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "_MOST_WORK", 0)
+    set_limit(monkeypatch, "work of a search for a sum", 0)
     too_many, no_count, below_zero = [[0, 0], [0, 9.0]], [[0, 0], [0, 0.5]], [[0, -1.0], [0, 1]]
     assert not edit_distance().support.check(torch.tensor([too_many, no_count, below_zero])).any()
 
@@ -178,7 +178,7 @@ def test_checks_draw_no_numbers() -> None:
 def test_losses_take_counts_for_the_paths_within(backend: str) -> None:
     p = edit_distance()
     event = next(e for e in all_events(p) if e.max() == 2)
-    within = p._with((p.potentials.masked_fill(event == 0, torch.inf), *p._scores[1:]), p.omega)
+    within = with_scores(p, (p.potentials.masked_fill(event == 0, torch.inf), *scores(p)[1:]), p.omega)
     close(bx.losses.surrogate(p, event), within.value - p.value)
     close(bx.losses.path_nll(p, event), within.value - p.value)
     with pytest.raises(ValueError, match="target must have the entries of a single path, got those of several or none"):

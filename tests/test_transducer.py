@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support.checks import close
+from support.inside import log_sum_of_products, set_limit
 from support.problems import Enumerated, for_second_order, potentials, two_kinds
 from support.transducers import forward_sum, log_likelihood
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.structures.joint import log_sum_of_products
 
 TARGETS = torch.tensor([[2, 1, 3], [3, 3, 0], [1, 0, 0]])
 LENGTHS = torch.tensor([4, 3, 4]), torch.tensor([3, 2, 0])
@@ -152,7 +152,7 @@ def test_normalisation_in_chunks_and_third_order(monkeypatch: pytest.MonkeyPatch
     logits = joints(seed=5).requires_grad_()
     value = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS).value.sum()
     (gradient,) = torch.autograd.grad(value, logits)
-    monkeypatch.setattr("bellmax.structures.joint._CHUNK", 12)
+    set_limit(monkeypatch, "numbers in a chunk of joint scores", 12)
     again = bx.Transducer.from_logits(logits, TARGETS, lengths=LENGTHS).value.sum()
     close(again, value)
     close(torch.autograd.grad(again, logits)[0], gradient)

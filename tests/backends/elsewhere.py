@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from support import device
-from support.inside import BACKENDS, WITHOUT_FLOAT64, detour
+from support.inside import BACKENDS, copies_on_cpu, forbid_float64, tapes, warn_again
 from support.problems import diamond
 from torch import Tensor
 
@@ -152,7 +152,7 @@ def _dtypes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not request.param:
         yield
         return
-    monkeypatch.setattr("bellmax.tensors.WITHOUT_FLOAT64", [*WITHOUT_FLOAT64, device.NAME])
+    forbid_float64(monkeypatch, device.NAME)
     with device.without(torch.float64):
         yield
 
@@ -274,8 +274,7 @@ def test_torch_compile() -> None:
 def test_the_tape_is_where_shapes_without_numbers_say() -> None:
     for build in STRUCTURES:
         p, _ = build(on_device, "negentropy")
-        theta, _, tape = p._forward()
-        empty = BACKENDS["detour"].sweeps(p.structure).empty_tape(theta, p._flat.index)
+        tape, empty = tapes(p, "detour")
         assert tape.device.type == empty.device.type == "cpu", p.structure
         assert (tape.shape, tape.dtype) == (empty.shape, empty.dtype), p.structure
 
@@ -311,12 +310,12 @@ def test_what_torch_does_not_count_is_seen_by_the_next_program() -> None:
 
 
 def test_a_copy_goes_with_its_tensor() -> None:
-    before = len(detour._copies)
+    before = copies_on_cpu()
     theta = scores(2, 4, 3, 3).to(HERE)
     value = bx.Chain(theta).value
-    assert len(detour._copies) > before
+    assert copies_on_cpu() > before
     del theta, value
-    assert len(detour._copies) == before
+    assert copies_on_cpu() == before
 
 
 def test_in_inference_mode_changes_in_place_are_seen() -> None:
@@ -377,7 +376,7 @@ def test_which_backend_runs_where() -> None:
 
 
 def test_one_warning_a_process() -> None:
-    detour._warn.cache_clear()
+    warn_again()
     theta = torch.zeros(3, 2, 2, device=HERE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.inside import BACKENDS
+from support.inside import BACKENDS, scores, with_scores
 
 import bellmax as bx
 
@@ -30,7 +30,7 @@ def test_use_backend_nests_and_is_fixed_at_construction() -> None:
         assert bx.backend_info()["cpu"] == "reference"
     assert p.backend == "reference"
     assert p.value == pytest.approx(torch.tensor(2.0).log())
-    assert p._with((theta,), p.omega).backend == "reference"
+    assert with_scores(p, (theta,), p.omega).backend == "reference"
 
 
 def test_use_backend_is_undone_by_an_exception() -> None:
@@ -68,7 +68,7 @@ def test_an_omega_that_a_backend_lacks_goes_to_the_next(monkeypatch: pytest.Monk
     monkeypatch.setattr(BACKENDS["detour"], "serves", lambda structure, device, kernel: kernel is not None)
     p = bx.DTW(torch.ones(2, 3), omega="hard")
     assert p.backend == "native"
-    assert p._with(p._scores, bx.Negentropy()).backend == "detour"
+    assert with_scores(p, scores(p), bx.Negentropy()).backend == "detour"
 
 
 def test_environment_variable() -> None:

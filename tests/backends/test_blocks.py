@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from support.inside import blocks, value_in_blocks
+from support.inside import pairwise, set_limit, value_in_blocks
 from support.kernels import in_two_numbers, needs_kernels, took
 
 import bellmax as bx
-from bellmax.series import pairwise
 
 pytestmark = needs_kernels
 
@@ -18,7 +17,7 @@ SQUARED = partial(pairwise, cost="sqeuclidean")
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "_CELLS", 2**13)
+    set_limit(monkeypatch, "cells in a block of dtw", 2**13)
 
 
 def series(rows, columns, dtype=torch.float64):
@@ -106,6 +105,10 @@ def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
     for large, kernel in ((2**62, "lattice_{}"), (1, "dtw_{}_block")):
         monkeypatch.setattr(blocks, "_LARGE", (large, large))
         with took(kernel.format("forward")), took(kernel.format("backward")):
+    for large, kernel in ((2**62, "dtw"), (1, "dtw_block")):
+        set_limit(monkeypatch, "cells of a pair that dtw takes whole", (large, large))
+        forward, backward = (kernel.replace("dtw", f"dtw_{name}") for name in ("forward", "backward"))
+        with took(forward), took(backward):
             value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
             results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

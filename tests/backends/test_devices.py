@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.inside import BACKENDS
+from support.inside import BACKENDS, index, scores
 from support.problems import diamond
 from torch import Tensor
 
@@ -88,7 +88,7 @@ def test_checks_read_no_value_elsewhere() -> None:
         "chain": bx.Chain(make(2, 4, 3, 3), lengths=lengths),
         "dtw": bx.DTW(make(2, 3, 4), lengths=(lengths, lengths)),
     }.items():
-        BACKENDS["reference"].sweeps(structure).check(p._scores, p._index)  # reading one would raise
+        BACKENDS["reference"].sweeps(structure).check(scores(p), index(p))  # reading one would raise
 
 
 def test_the_kernels_are_for_the_cpu(backend: str) -> None:

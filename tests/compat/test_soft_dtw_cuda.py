@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from support.inside import allowed_cells
 from support.peers import without_numba
 from torch import Tensor
 
@@ -172,9 +173,9 @@ def test_cells_that_tslearn_keeps(tslearn: ModuleType, constraint: str) -> None:
                 expected = torch.from_numpy(compute_mask(rows, columns, named, **arguments))
             except RuntimeWarning:
                 with pytest.raises(ValueError, match="itakura_max_slope must leave a path"):
-                    ours._allowed(rows, columns)
+                    allowed_cells(ours, rows, columns)
                 continue
-            kept = ours._allowed(rows, columns)
+            kept = allowed_cells(ours, rows, columns)
             assert torch.equal(torch.ones_like(expected) if kept is None else kept, expected)
 
 

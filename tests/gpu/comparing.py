@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
+from support.inside import BACKENDS, Tensors
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.backends import BACKENDS
-from bellmax.tensors import Tensors
 
 BOUNDS = {torch.float32: 5e-6, torch.float64: 1e-10}
 

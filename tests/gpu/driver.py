@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support.inside import loading
+from support.inside import BACKENDS, loading
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-import bellmax.backends
 from gpu.machine import Machine
 from gpu.memory import KernelError
 from gpu.ptx import Module
@@ -231,5 +230,5 @@ def emulated(executes: bool = True) -> Iterator[Log]:
 
 
 def _served_devices() -> set[str]:
-    backend: Any = bellmax.backends.BACKENDS.get("triton")
+    backend: Any = BACKENDS.get("triton")
     return set() if backend is None else backend.devices

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.inside import BACKENDS
 from torch import Tensor
 
-import bellmax.backends
 from gpu.driver import emulated, triton
 from gpu.memory import KernelError
 
@@ -92,7 +92,7 @@ def test_a_grid_of_nothing_runs_nothing() -> None:
 
 
 def test_all_is_as_before_afterwards() -> None:
-    backend = bellmax.backends.BACKENDS["triton"]
+    backend = BACKENDS["triton"]
     before = triton.runtime.driver._active, set(backend.devices)
     with pytest.raises(KernelError), emulated():
         run_sums(torch.empty(1, 50))

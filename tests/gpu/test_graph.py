@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.inside import count_level_searches, index, set_limit, triton_module
 from support.lattices import at_one
 from support.problems import OMEGAS, layered_edges, random_dag, random_weights
 from torch import Tensor
@@ -13,7 +14,7 @@ import bellmax as bx
 from gpu.comparing import assert_close, assert_sweeps
 from gpu.driver import Log
 
-graph = pytest.importorskip("bellmax.backends.triton.graph")
+triton_module("graph")
 
 SERVED = "negentropy", "l2", "tsallis1.5", "hard"
 FLOAT32, FLOAT64 = torch.float32, torch.float64
@@ -34,7 +35,7 @@ def test_random_graphs(omega: str, dtype: torch.dtype, launches: Log) -> None:
     edges, _ = random_dag(rng)
     weights = torch.tensor(np.stack([random_weights(rng, len(edges), 0.2) for _ in range(3)]), dtype=dtype)
     weights[2] = -torch.inf
-    assert_sweeps("dag", [weights], bx.DAG(edges)._index, at_one(OMEGAS[omega]))
+    assert_sweeps("dag", [weights], index(bx.DAG(edges)), at_one(OMEGAS[omega]))
     assert set(launches.kernels) == {"graph_forward", "graph_tangents", "graph_backward"}
 
 
@@ -52,21 +53,20 @@ def brackets(weight_of: list[int] | None = None) -> bx.Hypergraph:
 def test_hypergraphs(weight_of: list[int] | None, omega: str, launches: Log) -> None:
     hypergraph = brackets(weight_of)
     weights = torch.randn(2, 9 if weight_of is None else 6)  # one of the last that no edge has
-    assert_sweeps("dag", [weights], hypergraph._index, at_one(OMEGAS[omega]))
+    assert_sweeps("dag", [weights], index(hypergraph), at_one(OMEGAS[omega]))
     assert ("graph_onto_weights" in launches.kernels) == (weight_of is not None)
 
 
 @slow
 def test_a_launch_a_level(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host reads a graph once."""
-    found, find = [], graph._find_levels
-    monkeypatch.setattr(graph, "_find_levels", lambda index: found.append(index) or find(index))
+    searches = count_level_searches(monkeypatch)
     dag = bx.DAG(layered_edges(4, 3))
     for _ in range(2):
         weights = torch.randn(2, dag.num_edges, requires_grad=True)
         dag.paths(weights).value.sum().backward()
     assert launches.kernels == 2 * (["graph_forward"] * 5 + ["graph_backward"] * 5)
-    assert len(found) == 1
+    assert len(searches) == 1
 
 
 @slow
@@ -74,14 +74,14 @@ def test_many_edges_into_a_node(launches: Log) -> None:
     """By several threads; beyond what a tile holds, by plain torch, with the same tape."""
     dag = bx.DAG([(0, 1 + n) for n in range(70)] + [(1 + n, 71) for n in range(70)])
     weights = [torch.randn(2, 140)]
-    assert_sweeps("dag", weights, dag._index, bx.SquaredL2())
+    assert_sweeps("dag", weights, index(dag), bx.SquaredL2())
     assert launches
 
 
 def test_too_many_edges_are_left_to_torch(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_MOST_EDGES", 1)
+    set_limit(monkeypatch, "edges into a node on a GPU", 1)
     dag = bx.DAG([(0, 1), (0, 1), (1, 2)])
-    assert_sweeps("dag", [torch.randn(2, 3)], dag._index, bx.Negentropy())
+    assert_sweeps("dag", [torch.randn(2, 3)], index(dag), bx.Negentropy())
     assert not launches
 
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from support.inside import Kernel, from_kernel, triton_module
 
-from bellmax.regularizers import Kernel, from_kernel
 from gpu.comparing import assert_close
 from gpu.driver import Log, triton
 
 tl = triton.language
-omegas = pytest.importorskip("bellmax.backends.triton.omega")
+omegas = triton_module("omega")
 
 
 @triton.jit

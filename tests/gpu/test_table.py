@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from support.inside import PLACES, Axis, Ends, Step, Table, Tensors, Term, triton_module
 from support.lattices import at_one
 from support.problems import OMEGAS
 from torch import Tensor
@@ -18,7 +19,7 @@ from bellmax.tensors import Tensors
 from gpu.comparing import assert_close, assert_sweeps
 from gpu.driver import Log
 
-table = pytest.importorskip("bellmax.backends.triton.lattices")
+table = triton_module("lattices")
 
 SERVED = "negentropy", "l2", "tsallis1.5", "hard"
 FLOAT32, FLOAT64 = torch.float32, torch.float64

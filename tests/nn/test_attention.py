@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from support.inside import two_states
+from support.inside import attention_weights, two_states
 from support.kernels import needs_kernels, took
 from support.problems import potentials
 from torch import Tensor
@@ -100,7 +100,7 @@ def test_kernel_of_its_own_equals_the_general_sweeps(
     cotangent = torch.randn_like(scores)
 
     def run() -> tuple[Tensor, ...]:
-        weights = attention._weights(scores, mask)
+        weights = attention_weights(attention, scores, mask)
         return weights, *torch.autograd.grad(weights, (scores, attention.transitions), cotangent)
 
     with took("two_states_weights", times=1), took("two_states_weights_vjp", times=1):
@@ -118,7 +118,7 @@ def test_scores_far_below_zero_keep_their_proportions(dtype: torch.dtype, low: f
     attention = SegmentationAttention(1, 1).to(dtype)
     scores = low + torch.tensor([[[0.0, 5.0, 2.0]]], dtype=dtype)
     with took("two_states_weights"):
-        torch.testing.assert_close(attention._weights(scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
+        torch.testing.assert_close(attention_weights(attention, scores, None), scores.softmax(-1), rtol=1e-4, atol=0)
 
 
 @needs_kernels
@@ -130,7 +130,7 @@ def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> No
         attention.transitions.copy_(torch.tensor([[shift, 0.0], [0.0, shift]]))
     scores = torch.linspace(-1e4, 1e4, 64, dtype=dtype)[torch.randperm(64)].reshape(1, 2, 32).requires_grad_()
     with took("two_states_weights"), took("two_states_weights_vjp"):
-        weights = attention._weights(scores, None)
+        weights = attention_weights(attention, scores, None)
         (gradient,) = torch.autograd.grad(weights.square().sum(), scores)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, dtype=dtype))
     assert gradient.isfinite().all()
@@ -139,13 +139,13 @@ def test_scores_far_from_zero_are_finite(dtype: torch.dtype, shift: float) -> No
 def test_second_derivatives() -> None:
     attention = layer(bx.Negentropy(0.8))
     scores = potentials(3, 4, 5, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda s: attention._weights(s, MASK), scores, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda s: attention_weights(attention, s, MASK), scores, fast_mode=True)
 
 
 @needs_kernels
 def test_second_derivatives_keep_the_backend_of_the_weights() -> None:
     scores = potentials(3, 4, 5, requires_grad=True)
-    weights = layer()._weights(scores, MASK)
+    weights = attention_weights(layer(), scores, MASK)
     with bx.use_backend("reference"), took("scored_chain_hessian"):
         torch.autograd.grad(weights.square().sum(), scores, create_graph=True)
 

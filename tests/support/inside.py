@@ -1,15 +1,172 @@
-"""The private modules that tests look into or patch. They are named here alone: when one moves, so does its line."""
+"""Everything private that the tests use: modules, attributes and limits of the library.
+
+No other file of the tests may use one (``test_house.py``), so that a change of the library's internals changes this
+file alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import bellmax as bx
+from bellmax import cluster, files
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
-from bellmax.backends.native import blocks, loading, short_pairs, two_states
+from bellmax.backends.native import loading, short_pairs, two_states
 from bellmax.backends.triton import KERNELS
 from bellmax.programs.table import WARPING
 from bellmax.series import collections, jobs, neighbors
+from bellmax.layouts import graph
+from bellmax.layouts.charts import ChartLayout
+from bellmax.layouts.segments import segments_graph
+from bellmax.layouts.table import PLACES, Axis, Ends, Step, Table, Term
+from bellmax.regularizers import Kernel, from_kernel
+from bellmax.series import collections, jobs, outputs, pairwise
 from bellmax.series.blocks import value_in_blocks
-from bellmax.tensors import WITHOUT_FLOAT64
+from bellmax.structures.joint import log_sum_of_products
+from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
 __all__ = ["BACKENDS", "KERNELS", "WARPING", "WITHOUT_FLOAT64", "blocks", "collections", "detour", "functions", "jobs"]
 __all__ += ["loading", "neighbors", "short_pairs", "two_states", "value_in_blocks"]
+__all__ = ["BACKENDS", "KERNELS", "PLACES", "Axis", "ChartLayout", "Ends", "Kernel", "Step", "Table", "Tensors"]
+__all__ += ["Term", "collections", "from_kernel", "graph", "jobs", "loading", "log_sum_of_products", "pairwise"]
+__all__ += ["segments_graph", "short_pairs", "two_states", "value_in_blocks"]
+
+# --- distributions
+
+
+def scores(p: bx.PathDistribution) -> tuple[Tensor, ...]:
+    """The scores that p was made from."""
+    return p._scores
+
+
+def index(p: bx.PathDistribution | bx.DAG | bx.Hypergraph) -> tuple[Tensor, ...]:
+    """The integer tensors that the sweeps read beside the scores."""
+    return p._index
+
+
+def with_scores(p: Any, scores: Sequence[Tensor], omega: bx.Regularizer) -> Any:
+    """A distribution over the paths of p, with other scores of the same shapes."""
+    return p._with(scores, omega)
+
+
+def edge_weights(p: Any) -> Tensor:
+    """A weight for each edge of p's graph, (..., E)."""
+    return p._expanded().weights
+
+
+def on_edges(p: bx.PathDistribution, path: Tensor) -> tuple[bx.PathDistribution, Tensor]:
+    """The distribution of p with a weight for each edge, and one of p's paths as its event."""
+    return p._expanded(), p._from_event(path)
+
+
+def grid_size(p: Any) -> tuple[int, int]:
+    """The rows and columns of the grid that the scores of a lattice need."""
+    return p._size
+
+
+def has_sink(p: Any) -> Tensor:
+    """True for each lattice of the batch whose paths may end at several nodes, which then lead to a sink, (B,)."""
+    return p._layout.has_sink(p._plain_theta(), p._index)
+
+
+def tapes(p: bx.PathDistribution, backend: str) -> tuple[Tensor, Tensor]:
+    """The tape that the forward sweep of p saves, and the empty tape that torch.compile plans with."""
+    theta, _, tape = p._forward()
+    return tape, BACKENDS[backend].sweeps(p.structure).empty_tape(theta, p._flat.index)
+
+
+# --- layers, losses, clusters
+
+
+def attention_weights(attention: bx.nn.SegmentationAttention, scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The weights that the layer makes of scores (..., queries, keys)."""
+    return attention._weights(scores, mask)
+
+
+def allowed_cells(loss: Any, rows: int, columns: int) -> Tensor | None:
+    """The cells that tslearn's global constraints leave, (rows, columns); None for all."""
+    return loss._allowed(rows, columns)
+
+
+def load_job(folder: Path, fingerprint: str) -> jobs.Job:
+    """Read the job of a plan from its file, past the cache."""
+    return cluster._load.__wrapped__(folder, fingerprint)
+
+
+def save_job(folder: Path, job: jobs.Job, fingerprint: str) -> None:
+    cluster._save(folder / "job.pickle", job, fingerprint)
+
+
+# --- patches
+
+LIMITS = {
+    "series in a tile of dtw_cdist": "bellmax.series.collections._TILE",
+    "queries in a block of dtw_neighbors": "bellmax.series.neighbors._QUERIES",
+    "cells in a block of dtw_neighbors": "bellmax.series.neighbors.CELLS_OF_BLOCK",
+    "pairs in a call of the kernel for neighbors": "bellmax.series.neighbors._PAIRS",
+    "cells in a block of dtw": "bellmax.backends.native.blocks._CELLS",
+    "cells of a pair that dtw takes whole": "bellmax.backends.native.blocks._LARGE",
+    "work of a search for a sum": "bellmax.structures.sums._MOST_WORK",
+    "numbers in a chunk of joint scores": "bellmax.structures.joint._CHUNK",
+    "edges into a node on a GPU": "bellmax.backends.triton.graph._MOST_EDGES",
+}
+
+
+def set_limit(monkeypatch: pytest.MonkeyPatch, name: str, limit: object) -> None:
+    """Change a limit past which the library works in blocks, or gives up."""
+    monkeypatch.setattr(LIMITS[name], limit)
+
+
+def forbid_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make derivatives fail that no sweep computes."""
+    monkeypatch.setattr(functions._Runner, "in_plain_torch", None)
+
+
+def forbid_float64(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Let the library believe that a device has no float64."""
+    monkeypatch.setattr("bellmax.tensors.WITHOUT_FLOAT64", [*WITHOUT_FLOAT64, device])
+
+
+def replace_lock(monkeypatch: pytest.MonkeyPatch, lock: Callable[..., None]) -> None:
+    """Change the function that locks a file."""
+    monkeypatch.setattr(files, "_lock", lock)
+
+
+def replace_open(monkeypatch: pytest.MonkeyPatch, open_output: Callable[..., None]) -> None:
+    """Change the function that opens the file of a result."""
+    monkeypatch.setattr(outputs, "_open", open_output)
+
+
+# --- the CPU fallback
+
+
+def copies_on_cpu() -> int:
+    """The number of tensors of other devices that have a copy on the CPU now."""
+    return len(detour._copies)
+
+
+def warn_again() -> None:
+    """Let the next program on a device without kernels warn, as the first does."""
+    detour._warn.cache_clear()
+
+
+# --- Triton
+
+
+def triton_module(name: str) -> Any:
+    """A module of the Triton backend; the test is skipped without Triton."""
+    return pytest.importorskip(f"bellmax.backends.triton.{name}")
+
+
+def count_level_searches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A list that gets an entry each time the host searches a graph for its levels."""
+    module = triton_module("graph")
+    find, searches = module._find_levels, list[object]()
+    monkeypatch.setattr(module, "_find_levels", lambda index: searches.append(index) or find(index))
+    return searches
