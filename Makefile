@@ -7,7 +7,7 @@ NATIVE := $(wildcard native/*.* native/*/*)
 # Instruction sets that the kernels can use on this machine.
 SETS := $(if $(shell grep -sw avx2 /proc/cpuinfo),avx2) baseline
 
-.PHONY: help test gpu lint format demo docs bench sanitize $(SETS:%=sanitize-%) clean
+.PHONY: help test quick gpu lint format demo docs bench sanitize $(SETS:%=sanitize-%) clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 # Workers share the cores: threads that wait for each other must not spin.
 test: lint  ## lint, then run every test and every docstring example
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal
+
+quick: $(INSTALLED)  ## most tests of the library in two minutes: one Ω of each kind, both CPU backends, no lint
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal --quick tests
 
 # Tests of their own, and those of structures that the emulator can afford.
 EMULATED := tests/gpu tests/apps/gpu $(addprefix tests/test_,scores.py ctc.py monotone.py transducer.py)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,46 @@ settings.register_profile("bellmax", max_examples=50, deadline=None, derandomize
 settings.load_profile("bellmax")
 
 collect_ignore = ["fuzz_readers.py"]  # it needs atheris
+
+TESTS = Path(__file__).parent
+
+# Not run by --quick, nor are tests of the compiler, further Ω, and tests with the mark "slow".
+SLOW_FOLDERS = "apps", "compat", "gpu"
+SLOW_FILES = "benchmarks", "cluster", "command", "demo", "digits", "distributed", "examples", "fuzz_readers"
+SLOW_FILES += "huggingface", "interrupts", "notebooks", "onnx", "package", "peers", "proteins", "readme"
+SLOW_FILES += "recordings", "site", "sklearn"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run one Ω of each kind, and no slow test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        quick, slow = [], []
+        for item in items:
+            (slow if is_slow(item) else quick).append(item)
+        items[:] = quick
+        config.hook.pytest_deselected(items=slow)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """True if --quick leaves a test out."""
+    parameters = getattr(item, "callspec", None)
+    return (
+        item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS
+        or item.path.stem.removeprefix("test_") in SLOW_FILES
+        or item.get_closest_marker("slow") is not None
+        or any(word in item.name for word in ("compile", "export"))
+        or (parameters is not None and any(map(is_further_omega, parameters.params.values())))
+    )
+
+
+def is_further_omega(parameter: object) -> bool:
+    """True for an Ω that is neither negentropy, l2 nor hard, or for its name."""
+    if isinstance(parameter, str):
+        return parameter == "entmax" or parameter.startswith("tsallis")
+    return isinstance(parameter, bx.Tsallis) and not isinstance(parameter, bx.SquaredL2)
 
 
 @pytest.fixture(autouse=True)

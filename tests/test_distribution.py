@@ -114,6 +114,7 @@ def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: 
             close(alone.log_prob(every).exp(), s.probabilities)
 
 
+@pytest.mark.slow
 def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     draws, tested = 20_000, 0
     for (solved, *_), p in problems(omega, backend):

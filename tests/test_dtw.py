@@ -306,6 +306,7 @@ def test_value_alone_keeps_no_tape(omega: bx.Regularizer) -> None:
 # --- alignments
 
 
+@pytest.mark.slow
 def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     lengths, draws = (torch.tensor([3, 2]), torch.tensor([4, 3])), 10_000
     p = bx.DTW(potentials(2, 3, 4), lengths=lengths, omega=omega)
@@ -816,6 +817,7 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
         close(single[2].double() / scale, wanted[2] / scale, 1e-5)
 
 
+@pytest.mark.slow
 @needs_kernels
 @one_of_each_kind
 @pytest.mark.parametrize(("size", "band"), [((40, 66), None), ((66, 40), 5)])

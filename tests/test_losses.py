@@ -655,6 +655,7 @@ def test_minus_100_masks_and_minus_1_is_any(loss: Callable[..., Tensor], from_sc
     close(loss(whole, LABELS.masked_fill(~mask, -1), reduction="none"), loss(whole, allowed, reduction="none"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "compiled"), [*((loss, False) for loss in LOSSES), (losses.surrogate, True), (losses.relaxed, True)]
 )

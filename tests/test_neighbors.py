@@ -158,6 +158,7 @@ def test_names_of_other_libraries() -> None:
         bx.dtw_neighbors([[0.0]], n_neighbors=1)
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("band", [None, 0, 7, 200])
 def test_all_pairs_are_neighbours_of_which_all_are_wanted(band: float | None) -> None:

@@ -182,6 +182,7 @@ def test_bad_outputs_are_named(out: Any, message: str) -> None:
         bx.dtw_cdist(series(*LENGTHS), out=out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["None", "ThreadPoolExecutor(2)"])
 def test_memory_of_many_pairs_is_that_of_the_result(client: str) -> None:
     code = r"""

@@ -458,6 +458,7 @@ def padded(rows: list[list[int]], size: int, value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (size - len(row))] for row in rows])
 
 
+@pytest.mark.slow
 def test_a_grammar_is_learnt() -> None:
     rng = torch.Generator().manual_seed(0)
     data = [grammar(rng, 14) for _ in range(200)]

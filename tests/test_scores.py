@@ -465,6 +465,7 @@ def test_results_do_not_depend_on_the_run() -> None:
         assert all(torch.equal(run, runs[0]) for run in runs)
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_quarter_of_a_million_steps_train_under_a_quarter_of_a_gigabyte() -> None:
     if sys.platform != "linux":

@@ -31,6 +31,7 @@ OF_ONE_TENSOR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ONE_TENSOR)
 def test_inputs_that_depend_on_each_other(name: str, backend: str) -> None:
     e, function = scores(), OF_ONE_TENSOR[name]

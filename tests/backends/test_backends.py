@@ -71,6 +71,7 @@ def test_an_omega_that_a_backend_lacks_goes_to_the_next(monkeypatch: pytest.Monk
     assert with_scores(p, scores(p), bx.Negentropy()).backend == "detour"
 
 
+@pytest.mark.slow
 def test_environment_variable() -> None:
     code = """
 import os, torch
@@ -90,6 +91,7 @@ for name in ("reference", "fast"):
     )
 
 
+@pytest.mark.slow
 def test_an_empty_environment_variable_is_none() -> None:
     told = python('import os; os.environ["BELLMAX_BACKEND"] = ""; import bellmax; print(bellmax.backend_info()["cpu"])')
     assert told.stdout == "native\n", told.stderr

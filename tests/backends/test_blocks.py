@@ -139,6 +139,7 @@ for name, work in works.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
 def test_memory():
     """Megabytes that a large pair needs at its peak, beyond what a small one of its kind has left."""

@@ -16,6 +16,7 @@ import bellmax as bx
 KERNEL = bx.Negentropy().kernel
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_programs_elsewhere() -> None:
     programs = Path(__file__).with_name("elsewhere.py")

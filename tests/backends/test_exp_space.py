@@ -52,6 +52,7 @@ def test_every_layout(batch, states, threads):
     assert_agree(scores(batch, 11, states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 70, 33), (6, 35, 20), (9, 35, 16), (40, 35, 5), (70, 67, 3)])
 def test_unequal_lengths_and_holes(shape, threads):
     given = scores(*shape)
@@ -63,6 +64,7 @@ def test_unequal_lengths_and_holes(shape, threads):
     assert_agree(given, mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 40])
 @pytest.mark.parametrize("states", [3, 20])
 def test_states_that_cannot_be_reached(batch, states, threads):
@@ -79,6 +81,7 @@ def test_states_that_cannot_be_reached(batch, states, threads):
 
 
 # A state falls out of the range of float32, or a weight does, and comes back later.
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 6, 40])
 @pytest.mark.parametrize("states", [3, 18])
 @pytest.mark.parametrize("what", ["emission", "transition", "end"])

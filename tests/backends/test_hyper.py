@@ -190,6 +190,7 @@ def test_indices_out_of_range_are_refused(part: int) -> None:
             loading.call("dag_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("width", [3, 17, 70])

@@ -101,6 +101,7 @@ def test_a_node_with_many_parents_in_float32(name: str) -> None:
     assert (single.expected_path.double().sum(-1) - 1).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_want_of_memory_is_an_exception() -> None:
     code = """
 import resource, torch, bellmax as bx
@@ -161,6 +162,7 @@ def test_forked_workers() -> None:
     torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_one_openmp_runtime() -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc/self/maps")

@@ -23,6 +23,7 @@ def by_sweeps(monkeypatch: pytest.MonkeyPatch, *collections: list[torch.Tensor],
         return bx.dtw_cdist(*collections, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", ["sqeuclidean", "cityblock"])
 @pytest.mark.parametrize(("longest", "features"), [(1, 1), (9, 1), (24, 3), (64, 2)])
 def test_equals_the_sweeps_over_cost_matrices(

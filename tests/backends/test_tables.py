@@ -237,6 +237,7 @@ def across_strips(rng: np.random.Generator) -> Lattice:
     return Lattice(70, 75, 2, moves, scores, ("row", (0, 1)), ("column", (0, 1)), 2, lengths, band)
 
 
+@pytest.mark.slow
 def test_strips_and_chunks_fit_together() -> None:
     rng = np.random.default_rng(4)
     lattice = across_strips(rng)
@@ -284,6 +285,7 @@ def test_single_precision(table: str) -> None:
     check_scores(product, [None if s is None else s.double() for s in expected[2]], 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", KNOWN)
 @pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
 def test_draws_follow_the_probabilities(name: str, table: str) -> None:

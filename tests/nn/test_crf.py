@@ -94,6 +94,7 @@ def test_is_the_loss_of_that_name(loss: str, omega: bx.Regularizer, backend: str
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @BOTH_LOSSES
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2(4.0)], ids=["negentropy", "l2"])
 def test_learns_a_constrained_task(omega: bx.Regularizer, loss: str) -> None:
@@ -473,6 +474,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_data_parallel_gives_the_gradients_of_one_process(tmp_path) -> None:
     script = tmp_path / "parallel.py"
     script.write_text(PARALLEL)
