@@ -821,6 +821,11 @@ def test_support_takes_bool_and_names_shapes() -> None:
             list(p[0, 0])
 
 
+FLOATS = torch.float32, torch.float64
+TIED_OMEGAS = [bx.Hard(), bx.SquaredL2(1.0), bx.SquaredL2(3.0)]
+TIED_OMEGAS += [bx.Tsallis(alpha, gamma) for alpha in (1.5, 2.0) for gamma in (1.0, 3.0)]
+
+
 def tied_programs(dtype: torch.dtype, omega: bx.Regularizer, seed: int) -> dict[str, bx.PathDistribution]:
     """Batches of four programs with integer scores."""
 
@@ -839,13 +844,13 @@ def tied_programs(dtype: torch.dtype, omega: bx.Regularizer, seed: int) -> dict[
     }
 
 
-@pytest.mark.parametrize("gamma", [1.0, 3.0])
-@pytest.mark.parametrize("name", ["l2", "sparsemax", "entmax", "hard"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_entropy_of_tied_scores_equals_enumeration(dtype: torch.dtype, name: str, gamma: float, backend: str) -> None:
-    if (name == "hard" and gamma != 1) or (backend == "reference" and dtype == torch.float32):
-        return
-    omega = bx.regularizers.resolve(name, None if name == "hard" else gamma)
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [(torch.float64, "reference"), *(pytest.param(dtype, "native", marks=needs_kernels) for dtype in FLOATS)],
+    indirect=["backend"],
+)
+@pytest.mark.parametrize("omega", TIED_OMEGAS, ids=repr)
+def test_entropy_of_tied_scores_equals_enumeration(dtype: torch.dtype, omega: bx.Regularizer, backend: str) -> None:
     tolerance = 1e-3 if dtype == torch.float32 else 1e-9
     for seed in range(2 if backend == "reference" else 6):
         for p in tied_programs(dtype, omega, seed).values():
@@ -894,16 +899,19 @@ def test_nan_inside_is_an_error_whatever_gamma_is(backend: str) -> None:
             ]
         )
 
+    costs = 0
     for bad in (math.nan, math.inf):
         for number, tensor in zip(programs(2.0, bad), programs(torch.tensor(2.0), bad), strict=True):
             if bad == math.inf and number().sense < 0:
-                continue  # a cost of +∞ forbids a cell
+                costs += 1  # where +∞ forbids a cell
+                continue
             messages = []
             for make in (number, tensor):
                 with pytest.raises(ValueError, match="must be finite") as raised:
                     _ = make().value
                 messages.append(str(raised.value))
             assert messages[0] == messages[1]
+    assert costs == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -134,6 +134,7 @@ def private_uses(code: str) -> list[str]:
     """Private attributes and modules of the package in the code of a test, in strings too, but for ``self._x``."""
     attributes = re.findall(r"(?<!\bself)(?<!\bcls)[.\"'](_[a-zA-Z]\w*)", code)
     modules = re.findall(r"(?:from|import) (bellmax\.[\w.]+)", code)
+    modules += [f"bellmax.{name}" for name in re.findall(r"\bbx\.(\w+)\.", code)]
     for names in re.findall(r"from bellmax import (.+)", code):
         modules += [f"bellmax.{name}" for name in names.split(", ")]
     return sorted({*attributes} & PRIVATE_NAMES) + [name for name in modules if is_private(name)]
@@ -152,6 +153,7 @@ def is_private(module: str) -> bool:
         ('monkeypatch.setattr(collections, "_TILE", 3)', ["_TILE"]),
         ("from bellmax.backends import BACKENDS", ["bellmax.backends"]),
         ("from bellmax import cluster, files", ["bellmax.files"]),
+        ("bx.regularizers.resolve(omega)", ["bellmax.regularizers"]),
         ("from bellmax.series import pairwise", ["bellmax.series"]),
         ("import bellmax.losses as losses\nfrom bellmax.nn import CRF", []),
     ],
