@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 from support.checks import close
-from support.inside import scores, set_limit, with_scores
+from support.inside import count_abandoned_searches, scores, set_limit, with_scores
 from support.problems import potentials
 from torch import Tensor
 
@@ -118,7 +118,15 @@ def rows(events: Tensor) -> set[tuple[float, ...]]:
     return {tuple(row) for row in events.reshape(len(events), -1).round(decimals=6).tolist()}
 
 
+@pytest.fixture
+def _every_search_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    searches = count_abandoned_searches(monkeypatch)
+    yield
+    assert searches.times_exceeded == 0
+
+
 @each
+@pytest.mark.usefixtures("_every_search_ends")
 def test_events_that_are_drawn_are_events(made: Callable[[], PathDistribution], backend: str) -> None:
     p = made()
     torch.manual_seed(0)
@@ -126,6 +134,7 @@ def test_events_that_are_drawn_are_events(made: Callable[[], PathDistribution], 
 
 
 @each
+@pytest.mark.usefixtures("_every_search_ends")
 def test_events_are_the_sums_of_paths_and_no_others(made: Callable[[], PathDistribution]) -> None:
     whole = made()
     for p in whole if whole.batch_shape else [whole]:
@@ -141,14 +150,16 @@ def test_events_are_the_sums_of_paths_and_no_others(made: Callable[[], PathDistr
         assert p.support.check(tried).tolist() == right
 
 
-@pytest.mark.parametrize("made", SHARED, ids=lambda made: made.__name__)
-@pytest.mark.parametrize("most", [0, 600])
-def test_a_search_that_is_too_long_refuses_no_event(
-    most: int, made: Callable[[], PathDistribution], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_limit(monkeypatch, "work of a search for a sum", most)
-    p = made()
-    assert p.support.check(p.sample((10,))).all()
+@pytest.mark.parametrize(("limit", "programs"), [(0, 10), (600, 2)])
+def test_a_search_that_gives_up_accepts_the_event(limit: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some events need no search: at least so many programs must have searches that give up."""
+    abandoned = 0
+    for make in SHARED:
+        searches = count_abandoned_searches(monkeypatch, limit)
+        p = make()
+        assert p.support.check(p.sample((10,))).all()
+        abandoned += searches.times_exceeded > 0
+    assert abandoned >= programs
 
 
 def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +168,15 @@ def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> No
     assert not edit_distance().support.check(torch.tensor([too_many, no_count, below_zero])).any()
 
 
-def test_a_large_grid_is_checked_in_bounded_time() -> None:
+def test_a_large_grid_is_checked_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = count_abandoned_searches(monkeypatch)
     letters = torch.arange(100) * 7 % 11 % 4
     p = by_moves(bx.pair("matrix", "a", "b", -1, -1), "gap", "gap").paths(
         {"matrix": torch.eye(4), "gap": -1.0, "a": letters, "b": letters.flip(0)}
     )
     event = p.sample()
     assert p.support.check(event)
+    assert searches.times_exceeded == 1
     assert not p.support.check(event + 100)
 
 

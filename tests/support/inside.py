@@ -123,6 +123,24 @@ def set_limit(monkeypatch: pytest.MonkeyPatch, name: str, limit: object) -> None
     monkeypatch.setattr(LIMITS[name], limit)
 
 
+class CountedLimit:
+    """A number that counts how often a larger one is compared with it."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.times_exceeded = limit, 0
+
+    def __lt__(self, work: float) -> bool:
+        self.times_exceeded += self.limit < work
+        return self.limit < work
+
+
+def count_abandoned_searches(monkeypatch: pytest.MonkeyPatch, limit: float = 500_000) -> CountedLimit:
+    """Limit the work of a search for a path with given counts; its ``times_exceeded`` says how many gave up."""
+    counted = CountedLimit(limit)
+    set_limit(monkeypatch, "work of a search for a sum", counted)
+    return counted
+
+
 def forbid_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make derivatives fail that no sweep computes."""
     monkeypatch.setattr(functions._Runner, "in_plain_torch", None)
