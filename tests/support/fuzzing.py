@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -206,8 +207,17 @@ def omegas(rng: np.random.Generator) -> Callable[[float | Tensor], bx.Regularize
     return choices[rng.integers(len(choices))]
 
 
-def check(seed: int) -> str:
-    """One random program; an AssertionError says how to repeat it. Returns what it was."""
+@dataclass
+class Report:
+    """A random program that was checked, and how many comparisons of each kind were made."""
+
+    program: str
+    description: str
+    comparisons: Counter[str] = field(default_factory=Counter)
+
+
+def check(seed: int) -> Report:
+    """Check one random program. An AssertionError says how to repeat it."""
     rng = np.random.default_rng(seed)
     program, make_omega = KINDS[rng.integers(len(KINDS))](rng), omegas(rng)
     numbers, way = NUMBERS[rng.integers(len(NUMBERS))], WAYS[rng.integers(len(WAYS))]
@@ -218,20 +228,22 @@ def check(seed: int) -> str:
     gammas = gammas if is_tensor else gammas[:1] * len(gammas)
     program.tensors = [spoil(rng, tensor, numbers, dtype, program.sense) for tensor in program.tensors]
     gamma = torch.tensor(gammas, dtype=torch.promote_types(dtype, torch.float32)) if is_tensor else gammas[0]
-    what = f"seed {seed}: {program.name}, {make_omega(gammas[0])!r}, {numbers}, {way}, {dtype}, tensor γ {is_tensor}"
+    settings = f"{make_omega(gammas[0])!r}, {numbers}, {way}, {dtype}, tensor γ {is_tensor}"
+    report = Report(program.name, f"seed {seed}: {program.name}, {settings}")
     try:
         if numbers == "overflow":
-            check_overflow(rng, program, make_omega, dtype)
+            report.comparisons[check_overflow(rng, program, make_omega, dtype)] += 1
         elif numbers == "bad":
-            check_bad(rng, program, make_omega(gamma))
+            report.comparisons[check_bad(rng, program, make_omega(gamma))] += 1
         else:
             solved = [program.solved(b, make_omega(gammas[b])) for b in range(len(gammas))]
             if any(len(one.all_paths) > MOST_PATHS for one in solved):
-                return f"{what}: left out"
-            check_answers(rng, program, make_omega(gamma), solved, way, dtype)
+                report.comparisons["too many paths"] += 1
+            else:
+                report.comparisons += check_answers(rng, program, make_omega(gamma), solved, way, dtype)
     except Exception as error:
-        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
-    return what
+        raise AssertionError(f"{report.description}: {type(error).__name__}: {error}") from error
+    return report
 
 
 def spoil(rng: np.random.Generator, tensor: Tensor, numbers: str, dtype: torch.dtype, sense: int) -> Tensor:
@@ -244,8 +256,8 @@ def spoil(rng: np.random.Generator, tensor: Tensor, numbers: str, dtype: torch.d
     return tensor
 
 
-def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer) -> None:
-    """NaN or +∞ is refused if an edge uses it, and has no effect otherwise."""
+def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer) -> str:
+    """Check that NaN or +∞ is refused if an edge uses it, and has no effect otherwise. Returns which of both it was."""
     k = int(rng.integers(len(program.tensors)))
     tensor = program.tensors[k]
     b, place = int(rng.integers(len(program.graphs))), int(rng.integers(tensor[0].numel()))
@@ -257,17 +269,18 @@ def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer)
     except ValueError as error:
         assert is_used or program.name == "Lattice", "an unused entry was refused"  # a lattice reads the whole grid
         assert "must be finite" in str(error)  # noqa: PT017
-        return
+        return "bad number refused"
     if is_used:  # by edges that no path can take: then it has no effect either
         assert not value.isnan().any(), "a bad number was taken"
     wanted = program.make([*program.tensors[:k], plain, *program.tensors[k + 1 :]], omega).value
     torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+    return "bad number without effect"
 
 
 def check_overflow(
     rng: np.random.Generator, program: Program, make: Callable[[float], bx.Regularizer], dtype: torch.dtype
-) -> None:
-    """Scores that overflow, by themselves or after division by γ, are refused or solved."""
+) -> str:
+    """Check that scores that overflow, by themselves or after division by γ, are refused or solved. Returns which."""
     large = float(rng.choice([1e4, float(torch.finfo(dtype).max) ** 0.9]))
     tensors = [(tensor.double() * large).to(dtype).requires_grad_() for tensor in program.tensors]
     omega = make(float(rng.choice([1.0, 1e-3, 1e-30, 1e-300])))
@@ -276,9 +289,10 @@ def check_overflow(
         gradients = torch.autograd.grad(value.sum(), tensors)
     except ValueError as error:
         assert "must " in str(error)  # noqa: PT017
-        return
+        return "overflow refused"
     assert not value.isnan().any(), "the value is NaN"
     assert not any(bool(gradient.isnan().any()) for gradient in gradients), "a gradient is NaN"
+    return "overflow solved"
 
 
 def check_answers(
@@ -288,7 +302,9 @@ def check_answers(
     solved: list[Enumerated],
     way: str,
     dtype: torch.dtype,
-) -> None:
+) -> Counter[str]:
+    """Compare what the library says of a program with what its paths say. Returns how many comparisons of each kind."""
+    comparisons = Counter[str]()
     direction = [torch.tensor(rng.normal(size=tensor.shape)).to(dtype) for tensor in program.tensors]
     base = {torch.float64: 1e-7, torch.float32: 2e-3}.get(dtype, 2e-2)
     answers = _verbs(program, omega, solved) if way == "verbs" else _answers(program, omega, solved, way, direction)
@@ -298,6 +314,8 @@ def check_answers(
         torch.testing.assert_close(
             got.double(), wanted.double(), rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}\n{text}"
         )
+        comparisons[name] += wanted.numel() > 0
+    return comparisons
 
 
 def _is_plain(one: Enumerated) -> bool:
