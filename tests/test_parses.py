@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from support.checks import close
-from support.inside import ChartLayout
+from support.inside import ChartProgram
 from support.parses import all_trees, brackets, model, projective, value
 from support.problems import for_second_order, one_of_each_kind, potentials
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
-from bellmax.programs import charts
 
 KINDS = ["spans", "one root", "roots"]
 of_all = pytest.mark.parametrize("kind", KINDS)
@@ -267,8 +266,8 @@ def test_float32_keeps_its_digits(kind: str) -> None:
 
 @of_cases
 def test_items_are_counted_without_a_graph(case: str) -> None:
-    program = charts.ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
-    layout = ChartLayout({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
+    program = ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
+    program = ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
     for places in range(1 + (case in ("roots", "one root")), 7):
         theta = [torch.zeros(1, places, places, *CASES[case][2:])]
         assert program.nodes(theta, []) == (len(program.engine_index(theta, [])[0]) - 1,)

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from support.checks import close
-from support.inside import graph, segments_graph
+from support.inside import SegmentProgram, graph
 from support.problems import Enumerated, for_second_order, one_of_each_kind, potentials, two_kinds
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.programs import graph
-from bellmax.structures.semi_markov import SegmentProgram
 
 Segmentation = list[tuple[int, int, int]]  # start, end, label
 

@@ -382,9 +382,10 @@ class PathDistribution(Distribution):
             return t.to(device, dtype if t.is_floating_point() else None, non_blocking=non_blocking)
 
         solver = self._solver.map(move, self.batch_shape, shared=True)
-        if solver.scores[0].device != self.device:
-            solver.backend = backend_for(solver.program.name, solver.scores[0].device, self.omega.kernel)
-            solver.integers = tuple(t.to(solver.scores[0].device) for t in solver.integers)
+        target = solver.scores[0].device
+        solver.integers = tuple(t.to(target) for t in self._solver.integers)  # a band keeps its dtype
+        if target != self.device:
+            solver.backend = backend_for(solver.program.name, target, self.omega.kernel)
         return self._by(solver)
 
     def detach(self) -> Self:

@@ -367,9 +367,7 @@ class Solver:
     def events_of_edges(self, edges: Tensor) -> Tensor:
         """Return paths (lead..., *batch, *edges) of the expansion as events (lead..., *batch, *event)."""
         lead = edges.shape[: edges.ndim - self.edge_dims - len(self.batch_shape)]
-        flat = edges.reshape(
-            lead.numel() * self.batch_shape.numel(), *edges.shape[edges.ndim - self.edge_dims :]
-        )
+        flat = edges.reshape(lead.numel() * self.batch_shape.numel(), *edges.shape[edges.ndim - self.edge_dims :])
         events = self.program.event_of(flat, *self._repeated(lead))
         return events.reshape(*lead, *self.batch_shape, *events.shape[1:])
 

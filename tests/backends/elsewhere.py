@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from support import device
-from support.inside import BACKENDS, copies_on_cpu, forbid_float64, tapes, warn_again
+from support.inside import BACKENDS, copies_on_cpu, forbid_float64, program_name, tapes, warn_again
 from support.problems import diamond
 from torch import Tensor
 
@@ -275,8 +275,8 @@ def test_the_tape_is_where_shapes_without_numbers_say() -> None:
     for build in STRUCTURES:
         p, _ = build(on_device, "negentropy")
         tape, empty = tapes(p, "detour")
-        assert tape.device.type == empty.device.type == "cpu", p.structure
-        assert (tape.shape, tape.dtype) == (empty.shape, empty.dtype), p.structure
+        assert tape.device.type == empty.device.type == "cpu", program_name(p)
+        assert (tape.shape, tape.dtype) == (empty.shape, empty.dtype), program_name(p)
 
 
 # --- copies

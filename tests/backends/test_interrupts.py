@@ -152,14 +152,10 @@ def test_kernels_of_other_threads_go_on() -> None:
 
 def test_python_exits_while_another_thread_runs_a_kernel() -> None:
     """Only the main thread looks for signals. Another one that took the lock of Python would end in an abort."""
-    code = """if True:
-        import threading, time, torch, bellmax as bx, bellmax._native as kernels
-        x, forward, is_entered = torch.randn(1, 5000, 5000), kernels.lattice_forward, threading.Event()
-        kernels.lattice_forward = lambda *args: (is_entered.set(), forward(*args))
     code = f"""if True:
         import threading, time, torch, bellmax as bx, {MODULE} as kernels
-        x, forward, is_entered = torch.randn(1, 5000, 5000), kernels.dtw_forward, threading.Event()
-        kernels.dtw_forward = lambda *args: (is_entered.set(), forward(*args))
+        x, forward, is_entered = torch.randn(1, 5000, 5000), kernels.lattice_forward, threading.Event()
+        kernels.lattice_forward = lambda *args: (is_entered.set(), forward(*args))
         threading.Thread(target=lambda: bx.DTW(x, omega=bx.Tsallis(1.3)).value, daemon=True).start()
         is_entered.wait()
         time.sleep(0.5)  # the kernel takes seconds

@@ -8,14 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from support.inside import PLACES, Axis, Ends, Step, Table, Tensors, Term, triton_module
+from support.inside import PLACES, WARPING, Axis, Ends, Step, Table, Tensors, Term, triton_module
 from support.lattices import at_one
 from support.problems import OMEGAS
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.programs.table import PLACES, WARPING, Axis, Ends, Step, Table, Term
-from bellmax.tensors import Tensors
 from gpu.comparing import assert_close, assert_sweeps
 from gpu.driver import Log
 

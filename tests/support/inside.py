@@ -19,23 +19,19 @@ from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
 from bellmax.backends.native import loading, short_pairs, two_states
 from bellmax.backends.triton import KERNELS
-from bellmax.programs.table import WARPING
-from bellmax.series import collections, jobs, neighbors
-from bellmax.layouts import graph
-from bellmax.layouts.charts import ChartLayout
-from bellmax.layouts.segments import segments_graph
-from bellmax.layouts.table import PLACES, Axis, Ends, Step, Table, Term
+from bellmax.programs import GRAPH, PROGRAMS, graph
+from bellmax.programs.charts import ChartProgram
+from bellmax.programs.table import PLACES, WARPING, Axis, Ends, Step, Table, Term
 from bellmax.regularizers import Kernel, from_kernel
 from bellmax.series import collections, jobs, outputs, pairwise
 from bellmax.series.blocks import value_in_blocks
 from bellmax.structures.joint import log_sum_of_products
+from bellmax.structures.semi_markov import SegmentProgram
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
-__all__ = ["BACKENDS", "KERNELS", "WARPING", "WITHOUT_FLOAT64", "blocks", "collections", "detour", "functions", "jobs"]
-__all__ += ["loading", "neighbors", "short_pairs", "two_states", "value_in_blocks"]
-__all__ = ["BACKENDS", "KERNELS", "PLACES", "Axis", "ChartLayout", "Ends", "Kernel", "Step", "Table", "Tensors"]
-__all__ += ["Term", "collections", "from_kernel", "graph", "jobs", "loading", "log_sum_of_products", "pairwise"]
-__all__ += ["segments_graph", "short_pairs", "two_states", "value_in_blocks"]
+__all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
+__all__ += ["SegmentProgram", "Step", "Table", "Tensors", "Term", "collections", "from_kernel", "graph", "jobs"]
+__all__ += ["loading", "log_sum_of_products", "pairwise", "short_pairs", "two_states", "value_in_blocks"]
 
 # --- distributions
 
@@ -47,7 +43,12 @@ def scores(p: bx.PathDistribution) -> tuple[Tensor, ...]:
 
 def index(p: bx.PathDistribution | bx.DAG | bx.Hypergraph) -> tuple[Tensor, ...]:
     """The integer tensors that the sweeps read beside the scores."""
-    return p._index
+    return p._solver.batch.index if isinstance(p, bx.PathDistribution) else p._index
+
+
+def program_name(p: bx.PathDistribution) -> str:
+    """The name by which operators find the program of p."""
+    return p._solver.program.name
 
 
 def with_scores(p: Any, scores: Sequence[Tensor], omega: bx.Regularizer) -> Any:
@@ -57,12 +58,16 @@ def with_scores(p: Any, scores: Sequence[Tensor], omega: bx.Regularizer) -> Any:
 
 def edge_weights(p: Any) -> Tensor:
     """A weight for each edge of p's graph, (..., E)."""
-    return p._expanded().weights
+    return p._solver.expanded().edge_weights()
 
 
 def on_edges(p: bx.PathDistribution, path: Tensor) -> tuple[bx.PathDistribution, Tensor]:
     """The distribution of p with a weight for each edge, and one of p's paths as its event."""
-    return p._expanded(), p._from_event(path)
+    fine = p._solver.expanded()
+    weights = fine.edge_weights()
+    shapes = p.batch_shape, weights.shape[-1:]
+    by_edge = bx.PathDistribution(GRAPH, {"weights": (weights, 1)}, fine.integers, *shapes, p.omega)
+    return by_edge, p._solver.edges_of(path)
 
 
 def grid_size(p: Any) -> tuple[int, int]:
@@ -72,13 +77,14 @@ def grid_size(p: Any) -> tuple[int, int]:
 
 def has_sink(p: Any) -> Tensor:
     """True for each lattice of the batch whose paths may end at several nodes, which then lead to a sink, (B,)."""
-    return p._layout.has_sink(p._plain_theta(), p._index)
+    solver = p._solver
+    return solver.program.has_sink(solver.batch.unscaled(solver.detached()), solver.batch.index)
 
 
 def tapes(p: bx.PathDistribution, backend: str) -> tuple[Tensor, Tensor]:
     """The tape that the forward sweep of p saves, and the empty tape that torch.compile plans with."""
-    theta, _, tape = p._forward()
-    return tape, BACKENDS[backend].sweeps(p.structure).empty_tape(theta, p._flat.index)
+    theta, _, tape = p._solver.forward()
+    return tape, BACKENDS[backend].sweeps(program_name(p)).empty_tape(theta, p._solver.batch.index)
 
 
 # --- layers, losses, clusters
@@ -143,7 +149,7 @@ def count_abandoned_searches(monkeypatch: pytest.MonkeyPatch, limit: float = 500
 
 def forbid_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make derivatives fail that no sweep computes."""
-    monkeypatch.setattr(functions._Runner, "in_plain_torch", None)
+    monkeypatch.setattr(functions.SweepRunner, "in_plain_torch", None)
 
 
 def forbid_float64(monkeypatch: pytest.MonkeyPatch, device: str) -> None:

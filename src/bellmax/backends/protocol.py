@@ -19,7 +19,7 @@ class Sweeps(Protocol):
     """The loops over a structure, on a flat batch and at γ = 1.
 
     ``theta`` is one or more tensors, batch first; the size of the batch is the first one's, and another may have batch
-    size 1, which all members share. ``index`` are the structure's integer tensors: see :mod:`bellmax.programs`. ``tape``
+    size 1, which all members share. ``index`` are integer tensors: see :mod:`bellmax.programs`. ``tape``
     is kept by ``forward`` for the rest: batch first, and otherwise the backend's own business. Results of θ's shapes
     are summed over the batch where it shares a tensor.
     """

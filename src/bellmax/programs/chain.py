@@ -20,7 +20,7 @@ class ChainProgram(Program):
     """Sequences of states, with a weight for each transition: a chain is an engine itself."""
 
     name = "chain"
-    scores = ("potentials",)
+    scores: Sequence[str] = ("potentials",)
     engine = "chain"
     index_dims = (0, 1)
 

@@ -290,7 +290,7 @@ class ScoredChain(Chain):
         """
         return self._solver.directional_derivative(self._direction(z))
 
-    def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:
         """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0.
 
         A bare tensor z stands for (z, None, None, None). The result always holds four tensors.

@@ -73,7 +73,7 @@ class StepSolver(Solver):
     step_penalties: Tensor | None
 
     @property
-    def scores(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def scores(self) -> tuple[Tensor, ...]:
         """The cost of cells, (..., N, M), and the costs of moves."""
         cost = promote_half(self._cost)
         finite = cost if self.step_weights is None else cost.masked_fill(~cost.isfinite(), 0)

@@ -407,8 +407,8 @@ class LatticeTargets(Targets):
 
     def restrict(self, allowed: Tensor) -> PathDistribution:
         if not self.lattice._sign:
-            first = self.lattice.scores[0]
-            raise ValueError(f"a target needs coefficients of one sign wherever {first!r} is read, got both")
+            name = self.lattice.scores[0]
+            raise ValueError(f"a target needs coefficients of one sign wherever {name!r} is read, got both")
         first, *rest = self.solver.scores
         closed = first.masked_fill(~allowed, -self.p.sense * self.lattice._sign * math.inf)
         return self.p._with((closed, *rest), self.p.omega)
