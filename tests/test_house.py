@@ -17,10 +17,11 @@ SOURCE = Path(bellmax.__file__).parent
 FLOORS = (
     ("tensors", "transforms", "files"),
     ("regularizers",),
-    ("layouts", "inputs"),
+    ("programs", "inputs"),
     ("backends",),
     ("autograd",),
-    ("flat", "targets"),
+    ("solver",),
+    ("targets",),
     ("distribution",),
     ("structures",),
     ("losses", "series", "checking"),

@@ -63,19 +63,19 @@ class PathDistribution(Distribution):
         integers: Tensors,
         batch_shape: torch.Size,
         event_shape: torch.Size,
-        omega: str | Regularizer,
+        omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
         minimize: bool = False,
     ) -> None:
-        tensors = [tensor for tensor, _ in scores.values()]
-        self.device = tensors[0].device
-        self.dtype = tensors[0].dtype
-        for name, (tensor, _) in scores.items():
+        tensors, dims = zip(*scores.values(), strict=True)
+        self.device, dtype = tensors[0].device, tensors[0].dtype
+        for name, tensor in zip(scores, tensors, strict=True):
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} must be floating point, got dtype {tensor.dtype}")
             self._check_device(name, tensor)
-            if tensor.dtype != self.dtype:
-                self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+            if tensor.dtype != dtype:
+                dtype = torch.promote_types(dtype, tensor.dtype)
+        self.dtype = dtype
         resolved = resolve(omega, gamma)
         kernel = resolved.kernel
         if kernel is None and torch.compiler.is_compiling():
@@ -88,8 +88,8 @@ class PathDistribution(Distribution):
             self._check_gamma(resolved.gamma)
         self._solver = Solver(
             program,
-            [t if t.dtype == self.dtype else t.to(self.dtype) for t in tensors],
-            [dims for _, dims in scores.values()],
+            [t if t.dtype == dtype else t.to(dtype) for t in tensors],
+            dims,
             integers,
             batch_shape,
             resolved,
@@ -445,6 +445,12 @@ class PathDistribution(Distribution):
                 p = self.detach()[member] if member else self.detach()
                 raise ValueError(f"path{subscript(first)} {p._why_no_path(event)}")
         return path
+
+
+def check_distribution(p: object) -> None:
+    """Raise a ValueError if p is not a distribution over paths."""
+    if not isinstance(p, PathDistribution):
+        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
 
 
 class _Paths(constraints.Constraint):

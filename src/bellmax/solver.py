@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 _HARD = Kernel("hard")
 
 
+def version_of(tensors: Tensors) -> tuple[int, ...]:
+    """Return a key of results that depend on these tensors.
+
+    It holds the inference mode, whose tensors autograd cannot use, and how often each tensor was changed in place.
+    """
+    if torch.compiler.is_compiling():
+        return ()
+    changes = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return torch.is_inference_mode_enabled(), *changes
+
+
 class FlatBatch:
     """A program on a flat batch at γ = 1, as the sweeps see it, and the way back to any batch shape and any γ.
 
@@ -57,10 +68,13 @@ class FlatBatch:
         self.backend, self.is_negated, self.is_hard = backend, is_negated, kernel == _HARD
         self.gamma = 1.0 if isinstance(omega.gamma, Tensor) else omega.gamma
         self.route = autograd.Route(program.name, backend, omega.at_unit_gamma() if kernel is None else kernel)
+        self._omega: Regularizer | None = None
 
     def run(self, name: str, *args: Any) -> Any:
         """Run a sweep eagerly."""
-        return run(name, self.program.name, self.backend, self.route.regularizer, *args, self.index)
+        if self._omega is None:
+            self._omega = self.route.regularizer
+        return run(name, self.program.name, self.backend, self._omega, *args, self.index)
 
     # --- scores as a flat batch
 
@@ -214,10 +228,7 @@ class Solver:
         self.program, self.scores, self.dims, self.integers = program, tuple(scores), tuple(dims), tuple(integers)
         self.batch_shape, self.omega, self.backend, self.sense = batch_shape, omega, backend, sense
         self._is_traced = torch.compiler.is_compiling()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop all results: the flat batch, θ/γ without a graph, and value and tape of the forward sweep."""
+        # Results: the flat batch, θ/γ without a graph, and value and tape of the forward sweep, by version.
         self._batch: FlatBatch | None = None
         self._theta: dict[tuple[int, ...], tuple[Tensor, ...]] = {}
         self._swept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
@@ -226,9 +237,9 @@ class Solver:
         return vars(self) | {"_batch": None, "_theta": {}, "_swept": {}}
 
     def _copy(self) -> Self:
+        """Return a copy without results."""
         other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._forget()
+        vars(other).update(self.__getstate__())
         return other
 
     # --- solvers made from this one
@@ -304,7 +315,7 @@ class Solver:
     def expanded(self) -> Solver:
         """Return a solver over the same paths whose sweeps give a number for each edge."""
         program = self.program
-        by_edge = program.by_edge(self.scores, self.batch_shape, self.integers)
+        by_edge = program.by_edge(self.scores, self.dims, self.batch_shape, self.integers)
         if by_edge is None:
             self._check()
             return self.with_edge_weights(self.edge_weights(), self.omega)
@@ -431,15 +442,16 @@ class Solver:
     def batch(self) -> FlatBatch:
         if self._batch is None:
             is_negated = self.sense < 0 < self.program.sense
+            index = self.integers if len(self.batch_shape) == 1 else self._flat_index()
             self._batch = FlatBatch(
-                self.program, self._index(), self.batch_shape, self.dims, self.backend, self.omega, is_negated
+                self.program, index, self.batch_shape, self.dims, self.backend, self.omega, is_negated
             )
         return self._batch
 
-    def _index(self) -> Tensors:
+    def _flat_index(self) -> Tensors:
         """The integers as a flat batch."""
         index_dims = self.program.index_dims
-        if index_dims is None or len(self.batch_shape) == 1:
+        if index_dims is None:
             return self.integers
         count = self.batch_shape.numel()
         return [t.reshape(count, *t.shape[t.ndim - d :]) for t, d in zip(self.integers, index_dims, strict=False)]
@@ -450,18 +462,9 @@ class Solver:
         gamma = self.omega.gamma
         return (*self.scores, gamma) if isinstance(gamma, Tensor) else self.scores
 
-    @property
-    def _sources(self) -> tuple[Tensor, ...]:
-        """The tensors that the scores are made from, and γ if it is a tensor: results depend on them alone."""
-        return self.inputs
-
     def _version(self) -> tuple[int, ...]:
-        """The key of cached results: the inference mode, whose tensors autograd cannot use, and how often each input
-        was changed in place."""
-        if torch.compiler.is_compiling():
-            return ()
-        changes = [0 if tensor.is_inference() else tensor._version for tensor in self._sources]
-        return torch.is_inference_mode_enabled(), *changes
+        """Return the key of cached results for the present inputs."""
+        return version_of(self.inputs)
 
     def _is_foreign_trace(self) -> bool:
         """True if a graph is traced that this solver was not built in, and which must not keep its numbers."""
@@ -486,9 +489,9 @@ class Solver:
             self._swept = {version: swept}
         return theta, *swept
 
-    def eager_theta(self) -> tuple[Tensor, ...]:
+    def eager_theta(self, version: tuple[int, ...] | None = None) -> tuple[Tensor, ...]:
         """Return θ/γ as a flat batch without a graph, if nothing is transformed."""
-        version = self._version()
+        version = self._version() if version is None else version
         theta = self._theta.get(version)
         if theta is None:
             gamma = self.omega.gamma
@@ -499,8 +502,8 @@ class Solver:
 
     def eager_forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Return θ/γ, DP_Ω(θ/γ) and the tape, all without a graph, if nothing is transformed."""
-        theta = self.eager_theta()
         version = self._version()
+        theta = self.eager_theta(version)
         swept = self._swept.get(version)
         if swept is None:
             swept = self._run_forward("forward", theta)
@@ -531,7 +534,8 @@ class Solver:
 
     def value(self) -> Tensor:
         """DP_Ω(θ), of the batch shape. Differentiable in the scores and γ, to any order."""
-        inputs, batch, gamma = self.inputs, self.batch, self.omega.gamma
+        batch, gamma = self.batch, self.omega.gamma
+        inputs = (*self.scores, gamma) if isinstance(gamma, Tensor) else self.scores
         if is_transformed(*inputs) or inputs[0].is_meta:
             return batch.rescale(self.flat_value()[1], gamma)
         has_graph = needs_grad(*inputs)

@@ -7,21 +7,75 @@ takes other forms of targets, or has quicker ways, brings a subclass.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
 from bellmax.programs.values import of_sequence
-from bellmax.regularizers import Hard, Negentropy
+from bellmax.regularizers import Hard, Negentropy, Regularizer
+from bellmax.solver import Solver
 from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from bellmax.distribution import PathDistribution
+
+class Paths(Protocol):
+    """A distribution over paths, as its targets see it."""
+
+    device: torch.device
+    dtype: torch.dtype
+    _solver: Solver
+
+    @property
+    def batch_shape(self) -> torch.Size: ...
+
+    @property
+    def event_shape(self) -> torch.Size: ...
+
+    @property
+    def omega(self) -> Regularizer: ...
+
+    @property
+    def sense(self) -> int: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def potentials(self) -> Tensor: ...
+
+    @property
+    def value(self) -> Tensor: ...
+
+    @property
+    def expected_path(self) -> Tensor: ...
+
+    @property
+    def num_paths(self) -> Tensor: ...
+
+    @property
+    def _targets(self) -> Targets: ...
+
+    def best_path(self) -> Tensor: ...
+
+    def detach(self) -> Self: ...
+
+    def __getitem__(self, index: Any) -> Self: ...
+
+    def _by(self, solver: Solver) -> Self: ...
+
+    def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self: ...
+
+    def _under(self, omega: Regularizer) -> Self: ...
+
+    def _is_path(self, value: Tensor) -> Tensor: ...
+
+    def _check_device(self, name: str, tensor: Tensor) -> None: ...
 
 
 class Targets:
@@ -35,7 +89,7 @@ class Targets:
     has_steps: ClassVar[bool] = False
     """True if a path goes through steps, which may be masked."""
 
-    def __init__(self, p: PathDistribution) -> None:
+    def __init__(self, p: Paths) -> None:
         self.p = p
         self.solver = p._solver
         self.batch_shape, self.event_shape = p.batch_shape, p.event_shape
@@ -123,7 +177,7 @@ class Targets:
 
     # --- the program within a target
 
-    def restrict(self, allowed: Tensor) -> PathDistribution:
+    def restrict(self, allowed: Tensor) -> Paths:
         """Return the same program on the allowed entries alone."""
         first, *rest = self.solver.scores
         closed = first.masked_fill(~allowed, -self.p.sense * math.inf)
@@ -174,7 +228,7 @@ class Targets:
         needed = " or ".join(str(tuple(shape)) for shape in shapes)
         raise ValueError(f"cost must have shape {needed}, got {tuple(cost.shape)}")
 
-    def augment(self, cost: Tensor) -> PathDistribution:
+    def augment(self, cost: Tensor) -> Paths:
         """Return the program with scores θ + C, or costs θ − C."""
         cost = self.check_cost(cost)
         if is_checked(cost):
@@ -184,7 +238,7 @@ class Targets:
                 raise ValueError(f"cost must be finite and at least 0, got {cost[position].item()} at {position}")
         return self.add(cost)
 
-    def add(self, cost: Tensor) -> PathDistribution:
+    def add(self, cost: Tensor) -> Paths:
         first, *rest = self.solver.scores
         return self.p._with((first + self.p.sense * cost, *rest), self.p.omega)
 

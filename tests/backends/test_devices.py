@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.inside import BACKENDS, index, scores
+from support.inside import BACKENDS, WARPING, index, scores
 from support.problems import diamond
 from torch import Tensor
 
@@ -86,7 +86,7 @@ def test_checks_read_no_value_elsewhere() -> None:
     for structure, p in {
         "dag": diamond().to("meta").paths(make(2, 10)),
         "chain": bx.Chain(make(2, 4, 3, 3), lengths=lengths),
-        "dtw": bx.DTW(make(2, 3, 4), lengths=(lengths, lengths)),
+        WARPING.name: bx.DTW(make(2, 3, 4), lengths=(lengths, lengths)),
     }.items():
         BACKENDS["reference"].sweeps(structure).check(scores(p), index(p))  # reading one would raise
 

@@ -75,6 +75,24 @@ def test_others_go_the_general_way() -> None:
     crf, emissions = bx.nn.CRF(3), torch.randn(2, 4, 3)
     with took("scored_chain_score", times=0):
         crf(emissions, torch.tensor([[0, -1, 2, 1], [1, 1, 0, 0]]))  # any state
-        bx.nn.CRF(3, gamma=torch.tensor(2.0))(emissions, torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"tags must be from 0 to 2, .* got 3 at step 1 of sequence 1"):
         crf(emissions, torch.tensor([[0, 0, 0, 0], [0, 3, 0, 0]]))
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2", "sparsemax"])
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_a_tensor_gamma_takes_the_kernel(omega: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    emissions, transitions = torch.randn(3, 5, 4), torch.randn(4, 4)
+    tags = torch.randint(4, (3, 5))
+    gamma = torch.rand(shape) + 0.5
+
+    def loss(emissions: torch.Tensor, transitions: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        p = bx.Chain.from_scores(emissions, transitions, lengths=[5, 3, 4], omega=omega, gamma=gamma)
+        return bx.losses.surrogate(p, tags, reduction="none")
+
+    inputs = [t.double().requires_grad_() for t in (emissions, transitions, gamma)]
+    with took("scored_chain_score"):
+        loss(*inputs)
+    torch.autograd.gradcheck(loss, inputs)
+    torch.autograd.gradgradcheck(loss, inputs)

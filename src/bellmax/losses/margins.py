@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from bellmax.distribution import PathDistribution
-from bellmax.losses.reductions import check_distribution, check_reduction, reduce
+from bellmax.distribution import PathDistribution, check_distribution
+from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.tensors import without_rounding_below_zero
 from bellmax.transforms import is_checked

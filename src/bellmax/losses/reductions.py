@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bellmax.distribution import PathDistribution
+from bellmax.distribution import PathDistribution, check_distribution
 from bellmax.inputs import check_choice
 from bellmax.targets import Targets
 
 _REDUCTIONS = ("none", "mean", "sum", "token_mean")
-
-
-def check_distribution(p: object) -> None:
-    """Raise a ValueError if p is not a distribution over paths."""
-    if not isinstance(p, PathDistribution):
-        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:

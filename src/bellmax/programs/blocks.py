@@ -44,8 +44,17 @@ class BlockProgram(Program):
         """Return the graph for an event of this shape."""
 
     def exists(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
-        """For each block, True at the edges that exist, (B or 1, *block), by default as in :meth:`used`."""
-        return list(self.used(theta, index))
+        """For each block, True at the edges that exist, of a shape that broadcasts to (B, *block); None for all."""
+        return [None] * len(theta)
+
+    def used(self, theta: Tensors, index: Tensors) -> Sequence[Tensor | None]:
+        """An entry is used if an edge that reads it exists."""
+        batch, *event = theta[0].shape
+        triples = zip(self.exists(theta, index), self.blocks(event), theta, strict=True)
+        return [
+            None if mask is None else _sum_to(mask.expand(batch, *block).long(), score.shape) > 0
+            for mask, block, score in triples
+        ]
 
     def _graph(self, theta: Tensors) -> tuple[Tensor, ...]:
         return _sorted(self, tuple(theta[0].shape[1:]), theta[0].device)

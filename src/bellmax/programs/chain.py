@@ -56,7 +56,7 @@ class ChainProgram(Program):
         return [edges]
 
     def by_edge(
-        self, scores: Tensors, batch_shape: Sequence[int], index: Tensors
+        self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
     ) -> tuple[Tensors, tuple[int, ...]] | None:
         return scores, (3,)
 

@@ -77,7 +77,7 @@ class GraphProgram(Program):
         return [sum_by_weight(edges, index, theta[0].shape[-1])]
 
     def by_edge(
-        self, scores: Tensors, batch_shape: Sequence[int], index: Tensors
+        self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
     ) -> tuple[Tensors, tuple[int, ...]] | None:
         return (scores, (1,)) if len(index) <= 5 else None
 

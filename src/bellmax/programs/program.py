@@ -97,11 +97,12 @@ class Program:
         raise NotImplementedError
 
     def by_edge(
-        self, scores: Tensors, batch_shape: Sequence[int], index: Tensors
+        self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
     ) -> tuple[Tensors, tuple[int, ...]] | None:
-        """Return scores (..., *own) in which each edge has an entry to itself, and their dimensions, for this program.
+        """Return scores of this program in which each edge has an entry to itself, and their dimensions.
 
-        None if there are none, so that log q of each edge needs the engine.
+        ``scores`` are (..., *own) each, with ``dims`` dimensions after the batch. None if there are no such scores, so
+        that a number for each edge needs the engine.
         """
         return None
 

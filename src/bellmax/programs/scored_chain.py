@@ -36,11 +36,13 @@ class ScoredChainProgram(ChainProgram):
         ends = [is_visited.any(0, keepdim=True) if len(score) == 1 else is_visited for score in (start, end)]
         return [unmasked.unsqueeze(-1), is_linked[..., None, None], *ends]
 
-    def by_edge(self, scores: Tensors, batch_shape: Sequence[int], index: Tensors) -> tuple[Tensors, tuple[int, ...]]:
+    def by_edge(
+        self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
+    ) -> tuple[Tensors, tuple[int, ...]]:
         """Give each sequence its own transitions at every step."""
         emissions, transitions, start, end = scores
         steps, states = emissions.shape[-2:]
-        if transitions.ndim <= emissions.ndim:
+        if dims[1] == 2:
             transitions = transitions.unsqueeze(-3)
         transitions = transitions.expand(*batch_shape, max(steps - 1, 0), states, states)
         ends = [score.expand(*batch_shape, states) for score in (start, end)]

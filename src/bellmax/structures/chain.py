@@ -56,7 +56,7 @@ class ScoredChainTargets(SequenceTargets):
         """DP_Ω minus its value on labels (B, T) alone, whose scores (B,) at γ = 1 are known."""
         solver, batch, gamma = self.solver, self.solver.batch, self.p.omega.gamma
         theta, value, tape = solver.eager_forward()
-        excess, penalty = value - scores, self._penalty()
+        excess, penalty = value - scores, self._penalty(value.dtype)
         excess = (excess if penalty is None else excess + penalty).clamp_(min=0)
         result = batch.rescale(excess, gamma.detach() if isinstance(gamma, Tensor) else gamma)
         template = copy(self.p)
@@ -78,12 +78,12 @@ class ScoredChainTargets(SequenceTargets):
 
         return autograd.Shortcut(vjp, general).attach(result, solver.inputs, (*theta, tape, excess, labels))
 
-    def _penalty(self) -> Tensor | None:
+    def _penalty(self, dtype: torch.dtype) -> Tensor | None:
         """Ω at γ = 1 of the nodes of a single path, (B,); None if it is 0."""
         kernel = self.p.omega.kernel
         assert kernel is not None
         at_vertex, lengths = penalty_at_vertex(kernel), self.sequences.lengths.reshape(-1)
-        return at_vertex * (lengths + (lengths > 0)) if at_vertex else None
+        return at_vertex * (lengths + (lengths > 0)).to(dtype) if at_vertex else None
 
 
 class Chain(SequencePaths):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +26,7 @@ from bellmax.inputs import (
 from bellmax.programs.lattice import LatticeProgram, bands
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
-from bellmax.solver import Solver
+from bellmax.solver import Solver, version_of
 from bellmax.structures.lattice import (
     Lattice,
     LatticePaths,
@@ -83,10 +84,9 @@ class StepSolver(Solver):
     def scores(self, scores: tuple[Tensor, ...]) -> None:
         self._cost = scores[0]
 
-    @property
-    def _sources(self) -> tuple[Tensor, ...]:
+    def _version(self) -> tuple[int, ...]:
         sources = (self._cost, self.omega.gamma, self.step_weights, self.step_penalties)
-        return tuple([tensor for tensor in sources if isinstance(tensor, Tensor)])
+        return version_of([tensor for tensor in sources if isinstance(tensor, Tensor)])
 
     def move_costs(self, cells: Tensor, penalties: Tensor | None) -> list[Tensor]:
         """The cost of each kind of move beyond the costs of ``cells``: (..., N, M) with step weights, else (...)."""
@@ -99,8 +99,9 @@ class StepSolver(Solver):
     def with_scores(self, scores: Sequence[Tensor], omega: Regularizer) -> Solver:  # type: ignore[override]
         """Return a solver with these scores of cells and moves."""
         backend = self.backend if omega.kernel == self.omega.kernel else self.backend_under(omega.kernel)
+        dtype = reduce(torch.promote_types, [score.dtype for score in scores])
         args = self.dims, self.integers, self.batch_shape, omega, backend, self.sense
-        return Solver(self.program, scores, *args)
+        return Solver(self.program, [score.to(dtype) for score in scores], *args)
 
     def with_cost(self, cost: Tensor, omega: Regularizer) -> Self:
         """Return the same moves with another cost of cells, and Ω."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import bellmax.structures.sums as sums
-from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.programs import PROGRAMS, LatticeProgram
 from bellmax.programs.graph import is_flow
@@ -22,7 +21,7 @@ from bellmax.programs.values import batch_first, check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG
 from bellmax.structures.named import NamedScores
-from bellmax.targets import Targets
+from bellmax.targets import Paths, Targets
 from bellmax.tensors import Gamma
 from bellmax.transforms import is_checked, is_readable
 
@@ -387,7 +386,7 @@ def _check_reachable(steps: Sequence[Step], start: Sequence[int], end: Sequence[
 class LatticeTargets(Targets):
     """Targets of a lattice: the number of times that a path uses each entry, or sets of entries that it may use."""
 
-    def __init__(self, p: PathDistribution) -> None:
+    def __init__(self, p: Paths) -> None:
         super().__init__(p)
         self.lattice = cast("LatticePaths", p).lattice
 
@@ -405,7 +404,7 @@ class LatticeTargets(Targets):
                 raise ValueError(f"{name} must hold how often a path uses each entry, got counts of none{member}")
         return allowed
 
-    def restrict(self, allowed: Tensor) -> PathDistribution:
+    def restrict(self, allowed: Tensor) -> Paths:
         if not self.lattice._sign:
             name = self.lattice.scores[0]
             raise ValueError(f"a target needs coefficients of one sign wherever {name!r} is read, got both")

@@ -14,7 +14,7 @@ from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
 from bellmax.programs.chain import first_step, is_used, previous_states, states_of, transitions_of
 from bellmax.programs.values import of_sequence, subscript
 from bellmax.regularizers import Negentropy
-from bellmax.targets import Targets
+from bellmax.targets import Paths, Targets
 from bellmax.tensors import inner, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable
 
@@ -120,7 +120,7 @@ class SequenceTargets(Targets):
 
     # --- the program within a target
 
-    def restrict(self, allowed: Tensor) -> PathDistribution:
+    def restrict(self, allowed: Tensor) -> Paths:
         if self._are_states(allowed):
             return self.sequences.constrain(allowed)
         return self.sequences._dense()._with((self.p.potentials.masked_fill(~allowed, -math.inf),), self.p.omega)
@@ -150,8 +150,8 @@ class SequenceTargets(Targets):
     def cost_shapes(self) -> list[torch.Size]:
         return [*super().cost_shapes(), self.batch_shape + self.event_shape[:2]]
 
-    def add(self, cost: Tensor) -> PathDistribution:
-        p = self.p if self._are_states(cost) else self.sequences._dense()
+    def add(self, cost: Tensor) -> Paths:
+        p = self.sequences if self._are_states(cost) else self.sequences._dense()
         first, *rest = p._scores
         return p._with((first + (cost.unsqueeze(-1) if first.ndim > cost.ndim else cost), *rest), p.omega)
 
