@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <cstring>
 #include <new>
 
 namespace bellmax {
@@ -109,10 +110,10 @@ bool Call::skips_none() {
     return is_none;
 }
 
-bool Call::is_double() const {
-    for (PyObject* const* at = next; at < last; ++at) {
+bool Call::is_double(PyObject* const* from, PyObject* const* to) {
+    for (PyObject* const* at = from; at < to; ++at) {
         Kind kind;
-        if (kind_of(*at, kind) && kind <= Kind::float64) return kind == Kind::float64;
+        if (*at != Py_None && kind_of(*at, kind) && kind <= Kind::float64) return kind == Kind::float64;
     }
     return false;
 }
@@ -153,6 +154,15 @@ std::vector<double> Call::numbers() {
     return all;
 }
 
+std::vector<int64_t> Call::integers() {
+    char* bytes = nullptr;
+    Py_ssize_t size = 0;
+    needs_type(PyBytes_AsStringAndSize(take(), &bytes, &size) == 0 && size % Py_ssize_t(sizeof(int64_t)) == 0);
+    std::vector<int64_t> all(std::size_t(size) / sizeof(int64_t));
+    std::memcpy(all.data(), bytes, std::size_t(size));
+    return all;
+}
+
 OmegaParameters Call::omega() {
     const char* const name = text();
     const auto parameters = numbers();
@@ -166,7 +176,8 @@ Tensor Call::tensor() { return tensor_of(take()); }
 PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept {
     try {
         Call call(arguments, arguments + count);
-        const bool result = (call.is_double() ? for_double : for_float)(call);
+        const bool is_double = for_float != for_double && call.is_double();  // a failed look costs more than a tensor
+        const bool result = (is_double ? for_double : for_float)(call);
         return PyBool_FromLong(result);
     } catch (const Interrupted&) {  // the exception of the signal's handler is set
     } catch (const WrongType&) {

@@ -96,13 +96,16 @@ public:
     Call split(int count);
     // Whether the next argument is None, which is passed over then.
     bool skips_none();
-    // Whether the first tensor of floats or doubles is of doubles.
-    bool is_double() const;
+    // True if the first tensor of floats or doubles is of doubles.
+    bool is_double() const { return is_double(next, last); }
+    static bool is_double(PyObject* const* from, PyObject* const* to);
 
     int64_t integer();
     double number();
     const char* text();
     std::vector<double> numbers();
+    // The integers of 8 bytes in an object of bytes.
+    std::vector<int64_t> integers();
     std::vector<PyObject*> list();
     // The name of an Ω, and its parameters.
     OmegaParameters omega();

@@ -1,4 +1,4 @@
-// Lattices: dynamic time warping, many short pairs, and tables of moves, swept by strips or by rows.
+// Lattices: tables of moves, swept by strips or by rows; blocks of one alignment, and many short pairs.
 #include <cmath>
 #include <string>
 
@@ -48,142 +48,57 @@ public:
     }
 };
 
-// Dynamic time warping: a lattice of one state whose cells have costs.
+// A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbours: lines as long as the
+// pair's rows. At the end of the arguments: the rows, the columns and the band of the pair, the first row and column of
+// the block, Ω, threads.
 template <class S>
-struct Warping : LatticeProblem {
+struct Block : LatticeProblem {
+    int64_t pair[2];
+    double width;
+    bool is_last;
     Scores cost[6] = {};
 
-    explicit Warping(Call& call) : LatticeProblem{} {
+    explicit Block(Call& call) : Block(call, call.split(8)) {}
+    Block(Call& call, Call where) : LatticeProblem{} {
         states = 1;
         moves = 3;
-        const Move all[] = {{1, 1, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}};
-        std::copy(all, all + 3, table);
+        const Move all_moves[] = {{1, 1, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}};
+        std::copy(all_moves, all_moves + 3, table);
         starts = ends = {Place::corner, 1};
         is_double = sizeof(S) == sizeof(double);
         scale = -1;
         const Tensor given = call.tensor();
-        Call::array<const S>({any_size, any_size, any_size}, given);
-        batch = given.shape[0];
+        Call::array<const S>({1, any_size, any_size}, given);
+        batch = 1;
         rows = given.shape[1];
         columns = given.shape[2];
-        cost[0] = by_cell(given.numbers);
-        scores = cost;
-    }
-
-    // A matrix for each pair.
-    Scores by_cell(void* numbers) const { return {numbers, rows * columns, columns, 1, all(), 0}; }
-
-    // One of no numbers stands for none. Of a block, it is as for all columns up to its last.
-    void read_tape(Call& call) {
-        const Tensor given = call.tensor();
-        double* const numbers = Call::array<double>({batch, any_size}, given);
-        tape_size = given.shape[1];
-        need(tape_size == 0 || tape_size >= lattices().tape_size(*this), "the tape does not fit the cost");
-        tape = tape_size ? numbers : nullptr;
-    }
-    std::vector<double> read_seed(Call& call) const {
-        need(tape, "the tape was not kept");
-        const S* const seed = call.array<const S>({batch});
-        return std::vector<double>(seed, seed + batch);
-    }
-    // As scores: T is const for those that are read.
-    template <class T>
-    std::vector<Scores> like_cost(Call& call) const {
-        std::vector<Scores> like(6);
-        like[0] = by_cell(const_cast<S*>(call.array<T>({batch, rows, columns})));
-        return like;
-    }
-};
-
-// At the end of the arguments: lengths, bands, Ω, threads.
-template <class S>
-struct Pairs : Warping<S> {
-    Call index;
-    Regions regions;
-
-    explicit Pairs(Call& call) : Pairs(call, call.split(5)) {}
-    Pairs(Call& call, Call split) : Warping<S>(call), index(split) {
-        regions.set(*this, index);
-        this->omega = index.omega();
-        this->threads = threads_for(this->batch * this->rows * this->columns, int(index.integer()));
-    }
-};
-
-template <class S>
-bool dtw_forward(Call& call) {
-    Pairs<S> p(call);
-    S* const value = call.array<S>({p.batch});
-    p.read_tape(call);
-    std::vector<double> values(std::size_t(p.batch));
-    const bool is_sound = run(lattices().forward, p, values.data());
-    std::copy(values.begin(), values.end(), value);
-    return is_sound;
-}
-
-template <class S>
-bool dtw_backward(Call& call) {
-    Pairs<S> p(call);
-    p.read_tape(call);
-    const auto seed = p.read_seed(call);
-    return run(lattices().backward, p, seed.data(), p.template like_cost<S>(call).data());
-}
-
-template <class S>
-bool dtw_hessian(Call& call) {
-    Pairs<S> p(call);
-    p.read_tape(call);
-    const auto seed = p.read_seed(call);
-    const auto z = p.template like_cost<const S>(call), out = p.template like_cost<S>(call);
-    return run(lattices().hessian, p, seed.data(), z.data(), out.data());
-}
-
-// Uniforms for the moves of a path; of its nodes, the cells.
-template <class S>
-bool dtw_sample(Call& call) {
-    Pairs<S> p(call);
-    p.read_tape(call);
-    need(p.tape, "the tape was not kept");
-    const Tensor uniforms = call.tensor();
-    const int64_t draws = uniforms.shape[1], longest = p.rows + p.columns - 1, all = p.batch * draws;
-    const double* const given = Call::array<const double>({p.batch, draws, longest - 1}, uniforms);
-    int64_t* const paths = call.array<int64_t>({p.batch, draws, longest});
-    std::vector<double> numbers(std::size_t(all * (longest + 1)));
-    std::vector<int64_t> nodes(std::size_t(all * longest * 2));
-    for (int64_t n = 0; n < all; ++n) {
-        std::copy_n(given + n * (longest - 1), longest - 1, numbers.begin() + n * (longest + 1) + 1);
-    }
-    run(lattices().sample, p, draws, numbers.data(), nodes.data());
-    for (int64_t n = 0; n < all * longest; ++n) paths[n] = nodes[std::size_t(2 * n)];
-    return true;
-}
-
-// A block of rows of one pair, and what it exchanges with its neighbours: lines as long as the pair's rows. At the end
-// of the arguments: the rows, the columns and the band of the pair, the first row and column of the block, Ω, threads.
-template <class S>
-struct Block : Warping<S> {
-    int64_t pair[2];
-    double width;
-    bool is_last;
-
-    explicit Block(Call& call) : Block(call, call.split(8)) {}
-    Block(Call& call, Call where) : Warping<S>(call) {
         pair[0] = where.integer();
         pair[1] = where.integer();
         width = where.number();
-        this->row = where.integer();
-        this->column = where.integer();
-        this->cost[0].window = this->all();
-        this->omega = where.omega();
-        this->threads = int(where.integer());
-        this->lengths = pair;
-        this->band = &width;
-        is_last = this->row + this->rows == pair[0];
-        need(this->batch == 1 && this->rows > 0 && this->columns > 0 && this->row >= 0 && this->column >= 0 &&
-                 this->row % lattice_strip == 0 && (this->rows % lattice_strip == 0 || is_last) &&
-                 this->row + this->rows <= pair[0] && this->column + this->columns <= pair[1],
+        row = where.integer();
+        column = where.integer();
+        cost[0] = by_cell(given.numbers);
+        scores = cost;
+        omega = where.omega();
+        threads = int(where.integer());
+        lengths = pair;
+        band = &width;
+        is_last = row + rows == pair[0];
+        need(rows > 0 && columns > 0 && row >= 0 && column >= 0 && row % lattice_strip == 0 &&
+                 (rows % lattice_strip == 0 || is_last) && row + rows <= pair[0] && column + columns <= pair[1],
              "the block does not fit the pair");
     }
 
+    Scores by_cell(void* numbers) const { return {numbers, rows * columns, columns, 1, all(), 0}; }
+
+    // One of no numbers stands for none; else it is as for all columns up to the last of the block.
+    void read_tape(Call& call) {
+        const Tensor given = call.tensor();
+        double* const numbers = Call::array<double>({1, any_size}, given);
+        tape_size = given.shape[1];
+        need(tape_size == 0 || tape_size == lattices().tape_size(*this), "the tape does not fit the block");
+        tape = tape_size ? numbers : nullptr;
+    }
     // A line, which may have any length where there is no neighbour.
     template <class T>
     T* read_line(Call& call, bool has_neighbour) const {
@@ -213,12 +128,13 @@ template <class S>
 bool dtw_backward_block(Call& call) {
     Block<S> p(call);
     p.read_tape(call);
-    const auto seed = p.read_seed(call);
-    const auto out = p.template like_cost<S>(call);
+    need(p.tape, "the tape was not kept");
+    const double seed = *call.array<const S>({1});
+    Scores out[6] = {p.by_cell(call.array<S>({1, p.rows, p.columns}))};
     p.line_above = p.template read_line<const double>(call, p.row > 0);
     p.mass_below = p.template read_line<const double>(call, !p.is_last);
     p.mass_above = p.template read_line<double>(call, p.row > 0);
-    return run(lattices().backward, p, seed.data(), out.data());
+    return run(lattices().backward, p, &seed, out);
 }
 
 bool dtw_fits_products(Call& call) {
@@ -257,57 +173,73 @@ bool dtw_short_pairs(Call& call) {
     return run(best.values, p, values);
 }
 
-// A table of moves. At the end of the arguments: −1 if scores are costs, else 1; rows, columns, states, moves (moves,
-// 4), the place and the states, as bits, where paths start, the same where they end, lengths, bands, Ω, threads.
+// A table of moves. At the end of the arguments: the table, rows, columns, lengths, bands, Ω, threads. The table is
+// integers: −1 if scores are costs, else 1; the states; the place and the states, as bits, where paths start, the same
+// where they end; the number of moves; for each move, rows, columns, the state it leads from and the one it leads to;
+// then what a problem adds.
 template <class Problem>
 struct OfTable : Problem {
     using Problem::batch, Problem::columns, Problem::rows, Problem::states, Problem::moves, Problem::table;
     using Problem::tape;
+    static constexpr int arguments = 8;
     Call index;
     Regions regions;
+    std::vector<int64_t> integers;
+    const int64_t* next;  // the first integer that was not read
 
-    OfTable(Call index, int64_t batch) : Problem{}, index(index) {
+    OfTable(Call last, int64_t batch) : Problem{}, index(last), integers(index.integers()), next(integers.data()) {
         this->batch = batch;
-        read_table();
-        regions.set(*this, this->index);
-        this->omega = this->index.omega();
-        this->threads = threads_for(batch * rows * columns * (moves + 1), int(this->index.integer()));
-    }
-
-    void read_table() {
-        this->scale = double(index.integer());
         rows = index.integer();
         columns = index.integer();
-        const int64_t given_states = index.integer();
-        need(given_states > 0 && given_states <= most_states, "a lattice has up to 8 states");
-        states = int(given_states);
-        read_moves();
-        this->starts = read_ends();
-        this->ends = read_ends();
+        read_table();
+        regions.set(*this, index);
+        this->omega = index.omega();
+        this->threads = threads_for(batch * rows * columns * (moves + 1), int(index.integer()));
     }
 
-    void read_moves() {
-        const Tensor all = index.tensor();
-        const int64_t* move = Call::array<const int64_t>({any_size, 4}, all);
-        need(all.shape[0] <= most_moves, "a lattice has up to 16 moves");
-        moves = int(all.shape[0]);
-        for (int m = 0; m < moves; ++m, move += 4) {
-            const int64_t di = move[0], dj = move[1], from = move[2], to = move[3];
+    int64_t unread() const { return integers.data() + integers.size() - next; }
+
+    void read_table() {
+        need(unread() >= 7, "a table has a sense, states, starts, ends and moves");
+        this->scale = double(next[0]);
+        need(next[1] > 0 && next[1] <= most_states, "a lattice has up to 8 states");
+        states = int(next[1]);
+        this->starts = ends_of(next + 2);
+        this->ends = ends_of(next + 4);
+        need(next[6] >= 0 && next[6] <= most_moves, "a lattice has up to 16 moves");
+        moves = int(next[6]);
+        next += 7;
+        need(unread() >= 4 * moves, "a move has four integers");
+        for (int m = 0; m < moves; ++m, next += 4) {
+            const int64_t di = next[0], dj = next[1], from = next[2], to = next[3];
             need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < states && to < states, "a move is out of range");
             need(di + dj > 0 || from < to, "a move that stays in its cell must lead to a higher state");
-            // One that is longer than the lattice has no source, whatever its length.
+            // A move that is longer than the lattice has no source, whatever its length.
             table[m] = {std::min(di, rows), std::min(dj, columns), int(from), int(to)};
         }
     }
 
-    Ends read_ends() {
-        const std::string name(index.text());
-        const int64_t bits = index.integer();
-        const char* const names[] = {"corner", "row", "column", "anywhere"};
-        int n = 0;
-        while (n < 4 && name != names[n]) ++n;
-        need(n < 4 && bits >= 0 && bits < 1 << most_states, "there is no such place");
-        return {Place(n), std::uint32_t(bits)};
+    static Ends ends_of(const int64_t* given) {
+        const bool is_place = given[0] >= 0 && given[0] <= int64_t(Place::anywhere);
+        need(is_place && given[1] >= 0 && given[1] < 1 << most_states, "there is no such place");
+        return {Place(given[0]), std::uint32_t(given[1])};
+    }
+
+    // A number for each lattice, in float or double.
+    std::vector<double> read_batch(const Tensor& found) const {
+        if (found.kind == Kind::float64) return copied(Call::array<const double>({batch}, found));
+        return copied(Call::array<const float>({batch}, found));
+    }
+    template <class S>
+    std::vector<double> copied(const S* numbers) const {
+        return std::vector<double>(numbers, numbers + batch);
+    }
+    void write_batch(const std::vector<double>& numbers, const Tensor& to) const {
+        if (to.kind == Kind::float64) {
+            std::copy(numbers.begin(), numbers.end(), Call::array<double>({batch}, to));
+        } else {
+            std::copy(numbers.begin(), numbers.end(), Call::array<float>({batch}, to));
+        }
     }
 
     // One of no numbers stands for none.
@@ -322,81 +254,76 @@ struct OfTable : Problem {
     }
 };
 
-// At the beginning of the arguments, the scores, and a tensor whose first size is the batch's. Before those of the
-// table, for each score whether it holds a window of the cells, and the first of these, (scores, 3), or None for none.
+// At the beginning of the arguments, a list of arrays of scores, and a tensor whose first size is the batch's. The table
+// adds, for each score: the number of its array, −1 for no score; 1 if the array is a window of the cells, else 0; the
+// row and the column where the window begins.
 struct Lattice : OfTable<LatticeProblem> {
-    std::vector<PyObject*> given;
+    static constexpr int per_score = 4;
     Tensor first;
-    const int64_t* windows = nullptr;
     std::vector<Scores> own;
 
-    explicit Lattice(Call& call) : Lattice{call.split(14), call.split(1), call.list(), call.tensor()} {}
-    Lattice(Call last, Call places, const std::vector<PyObject*>& given, const Tensor& first)
-        : OfTable(last, first.shape[0]), given(given), first(first) {
-        if (!places.skips_none()) windows = places.array<const int64_t>({scores_count(), 3});
-        for (PyObject* const one : given) is_double |= one != Py_None && Call::tensor_of(one).kind == Kind::float64;
+    explicit Lattice(Call& call) : Lattice{call.split(arguments), call.list(), call.tensor()} {}
+    Lattice(Call last, const std::vector<PyObject*>& given, const Tensor& first)
+        : OfTable(last, first.shape[0]), first(first) {
+        need(unread() == per_score * scores_count(), "a lattice has scores of states, moves, starts and ends");
+        is_double = Call::is_double(given.data(), given.data() + given.size());
         own = arrays(given, -scale * HUGE_VAL);
         scores = own.data();
         tape_size = lattices().tape_size(*this);
     }
 
-    // An array for each score, of one entry or all along the batch, the rows and the columns, or of a window of the
-    // cells that begins where `windows` say; None is 0, or not wanted. Moves outside of a window score `absent`.
-    std::vector<Scores> arrays(const std::vector<PyObject*>& sources, double absent = 0) const {
-        need(int64_t(sources.size()) == scores_count(), "a lattice has scores of states, moves, starts and ends");
-        std::vector<Scores> found;
-        for (PyObject* const source : sources) {
-            const int64_t* const place = windows ? windows + 3 * found.size() : nullptr;
-            found.push_back({});
-            if (source == Py_None) continue;
-            const Tensor array = Call::tensor_of(source);
+    // Arrays have one entry or all along the batch, the rows and the columns, or are a window of the cells. None is 0, or
+    // not wanted. Moves outside of a window score `absent`.
+    std::vector<Scores> arrays(const std::vector<PyObject*>& sources, double absent, bool is_written = false) const {
+        std::vector<Scores> found(static_cast<std::size_t>(scores_count()));
+        for (int n = 0; n < scores_count(); ++n) {
+            const int64_t* const read = next + per_score * n;
+            need(read[0] < int64_t(sources.size()), "a score has an array");
+            if (read[0] < 0 || sources[std::size_t(read[0])] == Py_None) continue;
+            const Tensor array = Call::tensor_of(sources[std::size_t(read[0])]);
             if (array.kind != (is_double ? Kind::float64 : Kind::float32)) throw WrongType();
             const int64_t *const sizes = array.shape, full[3] = {batch, rows, columns};
-            const bool is_window = place && place[0];
+            const bool is_window = read[1] != 0, is_move = n >= states && n < states + moves;
             bool fits = array.dims == 3;
             for (int d = 0; d < 3; ++d) fits = fits && ((is_window && d > 0) || one_or(sizes[d], full[d]));
             need(fits, "scores do not fit the lattice");
-            const bool is_move = int(found.size()) > states && int(found.size()) <= states + moves;
-            found.back() = {array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
-                            is_window ? std::max<int64_t>(sizes[2], 1) : sizes[1] == 1 ? 0 : sizes[2],
-                            sizes[2] == 1 && !is_window ? 0 : 1,
-                            is_window ? Window{place[1], place[2], sizes[1], sizes[2]} : all(),
-                            is_move ? absent : 0};
+            const int64_t size = array.size() * int64_t(is_double ? sizeof(double) : sizeof(float));
+            if (is_written) prefer_large_pages(array.numbers, size);
+            found[std::size_t(n)] = {array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
+                                     is_window ? std::max<int64_t>(sizes[2], 1) : sizes[1] == 1 ? 0 : sizes[2],
+                                     sizes[2] == 1 && !is_window ? 0 : 1,
+                                     is_window ? Window{read[2], read[3], sizes[1], sizes[2]} : all(),
+                                     is_move ? absent : 0};
         }
         return found;
     }
-    // Those that are to be written.
-    std::vector<Scores> results(Call& call) const {
-        const auto sources = call.list();
-        for (PyObject* const source : sources) {
-            if (source == Py_None) continue;
-            const Tensor array = Call::tensor_of(source);
-            prefer_large_pages(array.numbers, array.size() * int64_t(is_double ? sizeof(double) : sizeof(float)));
-        }
-        return arrays(sources);
-    }
+    std::vector<Scores> directions(Call& call) const { return arrays(call.list(), 0); }
+    std::vector<Scores> results(Call& call) const { return arrays(call.list(), 0, true); }
 };
 
 bool lattice_forward(Call& call) {
     Lattice p(call);
     p.read_tape(call.tensor(), p.tape_size);
-    return run(lattices().forward, p, Call::array<double>({p.batch}, p.first));
+    std::vector<double> values(std::size_t(p.batch));
+    const bool is_sound = run(lattices().forward, p, values.data());
+    p.write_batch(values, p.first);
+    return is_sound;
 }
 
 bool lattice_backward(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
-    const double* const seed = call.array<const double>({p.batch});
+    const auto seed = p.read_batch(call.tensor());
     const auto out = p.results(call);
-    return run(lattices().backward, p, seed, out.data());
+    return run(lattices().backward, p, seed.data(), out.data());
 }
 
 bool lattice_hessian(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
-    const double* const seed = call.array<const double>({p.batch});
-    const auto z = p.arrays(call.list()), out = p.results(call);
-    return run(lattices().hessian, p, seed, z.data(), out.data());
+    const auto seed = p.read_batch(call.tensor());
+    const auto z = p.directions(call), out = p.results(call);
+    return run(lattices().hessian, p, seed.data(), z.data(), out.data());
 }
 
 template <class Problem>
@@ -423,8 +350,9 @@ struct Rows : OfTable<RowsProblem> {
     std::vector<Tensor> labels;
     std::vector<RowTerm> all;
 
-    explicit Rows(Call& call) : Rows{call.split(14), call.split(2), call.tensor(), call} {}
+    explicit Rows(Call& call) : Rows{call.split(arguments), call.split(2), call.tensor(), call} {}
     Rows(Call last, Call given, const Tensor& first, Call& call) : OfTable(last, first.shape[0]), first(first) {
+        need(unread() == 0, "the table is too long");
         for (int m = 0; m < moves; ++m) need(table[m].di >= 1, "every move must lead to a later row");
         const auto own = call.list();
         is_double = !own.empty() && Call::tensor_of(own[0]).kind == Kind::float64;
@@ -444,10 +372,9 @@ struct Rows : OfTable<RowsProblem> {
     int64_t tape_size() const { return by_rows().tape_size(*this); }
 
     std::vector<double> read_seed(Call& call) const {
-        const double* const seed = call.array<const double>({batch});
-        std::vector<double> signed_seed(seed, seed + batch);
-        for (double& one : signed_seed) one *= scale;
-        return signed_seed;
+        auto seed = read_batch(call.tensor());
+        for (double& one : seed) one *= scale;
+        return seed;
     }
 
     std::vector<TermTensor> tensors_of(const std::vector<PyObject*>& sources, Kind kind) const {
@@ -511,9 +438,10 @@ struct Rows : OfTable<RowsProblem> {
 bool rows_forward(Call& call) {
     Rows p(call);
     p.read_tape(call.tensor(), p.tape_size());
-    double* const value = Call::array<double>({p.batch}, p.first);
-    const bool is_sound = run(by_rows().forward, p, value);
-    for (int64_t b = 0; b < p.batch; ++b) value[b] *= p.scale;
+    std::vector<double> values(std::size_t(p.batch));
+    const bool is_sound = run(by_rows().forward, p, values.data());
+    for (double& value : values) value *= p.scale;
+    p.write_batch(values, p.first);
     return is_sound;
 }
 
@@ -543,11 +471,7 @@ bool rows_sample(Call& call) {
 
 }  // namespace
 
-PyMethodDef lattice_methods[] = {BOTH(dtw_forward),
-                                 BOTH(dtw_backward),
-                                 BOTH(dtw_hessian),
-                                 BOTH(dtw_sample),
-                                 BOTH(dtw_forward_block),
+PyMethodDef lattice_methods[] = {BOTH(dtw_forward_block),
                                  BOTH(dtw_backward_block),
                                  BOTH(dtw_short_pairs),
                                  method<dtw_fits_products>("dtw_fits_products"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.backends.native.lattices import tape_size
+from bellmax.backends.native.lattices import table_bytes, tape_size
 from bellmax.backends.native.loading import kernels
 from bellmax.programs.table import Ends, Step, Table
 from bellmax.regularizers import from_kernel
@@ -45,22 +45,23 @@ class Lattice:
         if self.lengths is not None:
             lengths = torch.tensor(self.lengths)
             band = torch.tensor(self.band or [math.inf] * self.batch, dtype=torch.float64)
-        ends = [part for place, states in (self.start, self.end) for part in (place, sum(1 << k for k in states))]
-        moves = torch.tensor(self.moves, dtype=torch.int64).reshape(-1, 4)
         assert omega.kernel is not None
         name, parameters = omega.kernel
-        table = None, 1, self.rows, self.columns, self.states, moves, *ends, lengths, band
-        return (*table, name, list(parameters), threads)
+        table = table_bytes(self.table, range(len(self.scores)), [None] * len(self.scores))
+        return (table, self.rows, self.columns, lengths, band, name, list(parameters), threads)
 
-    def _tape(self) -> Tensor:
-        """Room for a tape."""
+    @property
+    def table(self) -> Table:
         start, end = (
             Ends(place, tuple(() if k in states else None for k in range(self.states)))
             for place, states in (self.start, self.end)
         )
         steps = tuple(Step(*move, (), None) for move in self.moves)
-        table = Table(self.states, steps, ((),) * self.states, start, end, (), 0, 0)
-        return torch.empty(self.batch, tape_size(table, self.rows, self.columns), dtype=torch.float64)
+        return Table(self.states, steps, ((),) * self.states, start, end, (), 0, 0)
+
+    def _tape(self) -> Tensor:
+        """An uninitialized tape."""
+        return torch.empty(self.batch, tape_size(self.table, self.rows, self.columns), dtype=torch.float64)
 
     def run(self, omega: bx.Regularizer, seed: Tensor, z: Scores, threads: int = 1) -> tuple[Tensor, Scores, Scores]:
         """The values, the gradients of ⟨seed, values⟩, and their derivative along z."""

@@ -57,6 +57,7 @@ class LatticeProgram(Program):
         self.max_count = 1 if table.uses_once(0) else math.inf
         self.is_move = [False] * table.states + [True] * len(table.moves) + [False] * (2 * table.states)
         self._reads = list(dict.fromkeys(_reads(table)))
+        self._has_first_size = self._reads == [(True, (0, -2, 0), ()), (False, (0, -1, 0), ())]
         read = [(of_rows, first[:2], *(dim[:2] for dim in beside)) for of_rows, first, beside in self._reads]
         self.has_one_size = len(set(read)) == len(read)
         masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
@@ -66,6 +67,9 @@ class LatticeProgram(Program):
 
     def size(self, theta: Tensors, index: Tensors) -> tuple[int, int]:
         """Rows and columns of the grid: all that is read of a score, label or mask has its place in it."""
+        if self._has_first_size:
+            _, rows, columns = theta[0].shape
+            return rows or 1, columns or 1
         return self.size_of((*theta, *index[2:]))
 
     def size_of(self, tensors: Tensors) -> tuple[int, int]:

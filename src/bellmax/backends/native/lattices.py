@@ -2,102 +2,127 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous, empty_like, padded
+from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.programs.lattice import Arrays, LatticeProgram
-from bellmax.programs.table import Table, Term
+from bellmax.programs.table import PLACES, Table, Term
 from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
+from bellmax.transforms import kept
 
 _MOST_STATES, _MOST_MOVES = 8, 16  # as in native/table/table.h
 _MOST_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
 
 
 class NativeLattice:
-    """By strips. Scores are read into one array for each slot that has some, or are the tensor itself where it has a
-    window of the cells; kernels know arrays and moves alone."""
+    """Sweeps by strips of rows.
+
+    The kernels read an array for each slot that has a score. If every slot reads a tensor by cell, the arrays are θ
+    itself; else scores are added up into new arrays.
+    """
 
     check = None
 
     def __init__(self, program: LatticeProgram) -> None:
-        self.program, table = program, program.table
-        with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
-            self._moves = torch.tensor([move[:4] for move in table.moves], dtype=torch.int64).reshape(-1, 4)
-            self._windows = torch.tensor([(0, 0, 0) if w is None else (1, *w) for w in program.windows])
-        ends = (table.start, table.end)
-        self._ends = [part for e in ends for part in (e.place, sum(1 << state for state in e.states))]
+        self.program = program
+        tensors = _tensors_of_slots(program)
+        self._reads_theta = tensors is not None
+        self._table = table_bytes(program.table, tensors or range(len(program.windows)), program.windows)
+        self._has_move_scores = any(move.terms for move in program.table.moves)
 
     @staticmethod
     def serves(program: LatticeProgram) -> bool:
         return program.table.states <= _MOST_STATES and len(program.table.moves) <= _MOST_MOVES
 
-    def _call(self, name: str, first: Any, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+    def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+        kernel = omega.kernel
+        assert kernel is not None
         rows, columns = self.program.size(theta, index)
-        lengths, band = padded(index[:2], 2)
-        own = self.program.table
-        table = own.sense, rows, columns, own.states, self._moves, *self._ends, lengths, band
-        assert omega.kernel is not None
+        lengths, band = contiguous(index[:2]) if index else (None, None)
         try:
-            return call(name, first, *args, *table, *omega.kernel)
+            return call(name, *args, self._table, rows, columns, lengths, band, *kernel)
         except ValueError:
             self.program.check_index(theta, index)  # names the argument and the value
             raise
 
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
+        if self._reads_theta:
+            return [t.contiguous() for t in theta]
         return _contiguous(self.program.arrays(theta, index, in_windows=True))
 
+    def _changes(self, z: Tensors, arrays: Arrays, index: Tensors) -> Arrays:
+        """The change of :meth:`_arrays` along z: 0 where the score of a move is absent."""
+        if self._reads_theta and not self._has_move_scores:
+            return [t.contiguous() for t in z]
+        changes = z if self._reads_theta else self.program.changes(z, index, in_windows=True)
+        absent = self.program.table.absent
+        pairs = zip(arrays, changes, strict=True)
+        return _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
+
     def _empty(self, arrays: Arrays) -> Arrays:
-        """Room for numbers of the slots that have scores."""
+        """Uninitialized arrays for the gradients of the scores."""
+        if self._reads_theta:
+            return [torch.empty_like(a) for a in arrays if a is not None]
         pairs = zip(self.program.table.terms, arrays, strict=True)
         return [torch.empty_like(a) if terms and a is not None else None for terms, a in pairs]
 
+    def _onto_theta(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
+        """Gradients of θ's shapes."""
+        if self._reads_theta:
+            return [gradient for gradient in gradients if gradient is not None]
+        return self.program.onto_tensors(gradients, theta, index, in_windows=True)
+
+    @kept
+    def _tape_size(self, rows: int, columns: int) -> int:
+        return tape_size(self.program.table, rows, columns)
+
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        size = tape_size(self.program.table, *self.program.size(theta, index))
-        return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
+        return _tape(theta, self._tape_size(*self.program.size(theta, index)))
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        return self._forward(theta, theta[0].new_empty((theta[0].shape[0], 0), dtype=torch.float64), index, omega)
+        return self._forward(theta, _tape(theta, 0), index, omega)
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         tape = self.empty_tape(theta, index)
         return self._forward(theta, tape, index, omega), tape
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
-        arrays = self._arrays(theta, index)
-        if not self._call("lattice_forward", arrays, theta, index, omega, value, tape, self._windows):
+        value = theta[0].new_empty(theta[0].shape[0])
+        if not self._run_forward(theta, value, tape, index, omega):
             self.program.check(theta, index)
-            reject_overflow(value.to(theta[0].dtype), self.program.sense)
-        return value.to(theta[0].dtype)
+            reject_overflow(value, self.program.sense)
+        return value
+
+    def _run_forward(self, theta: Tensors, value: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Any:
+        return self._call("lattice_forward", theta, index, omega, self._arrays(theta, index), value, tape)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         arrays = self._arrays(theta, index)
-        gradients, seeds = self._empty(arrays), seed.double().contiguous()
-        given = tape.contiguous(), seeds, gradients, self._windows
-        self._call("lattice_backward", arrays, theta, index, omega, *given)
-        return self.program.onto_tensors(gradients, theta, index, in_windows=True)
+        gradients = self._empty(arrays)
+        args = arrays, tape.contiguous(), seed.contiguous(), gradients
+        self._call("lattice_backward", theta, index, omega, *args)
+        return self._onto_theta(gradients, theta, index)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         arrays = self._arrays(theta, index)
-        pairs = zip(arrays, self.program.changes(z, index, in_windows=True), strict=True)
-        absent = self.program.table.absent
-        along = _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
-        products, seeds = self._empty(arrays), seed.double().contiguous()
-        given = tape.contiguous(), seeds, along, products, self._windows
-        self._call("lattice_hessian", arrays, theta, index, omega, *given)
-        return self.program.onto_tensors(products, theta, index, in_windows=True)
+        products = self._empty(arrays)
+        args = arrays, tape.contiguous(), seed.contiguous(), self._changes(z, arrays, index), products
+        self._call("lattice_hessian", theta, index, omega, *args)
+        return self._onto_theta(products, theta, index)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        paths, arrays = self.program.empty_paths(theta, index, uniforms.shape[1]), self._arrays(theta, index)
-        given = tape.contiguous(), uniforms.contiguous(), paths, self._windows
-        self._call("lattice_sample", arrays, theta, index, omega, *given)
+        paths = self.program.empty_paths(theta, index, uniforms.shape[1])
+        args = self._arrays(theta, index), tape.contiguous(), uniforms.contiguous(), paths
+        self._call("lattice_sample", theta, index, omega, *args)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -105,13 +130,15 @@ class NativeLattice:
 
 
 class NativeRows(NativeLattice):
-    """By rows, where every move leads to a later one. Kernels read scores, labels and masks themselves, and write
-    gradients of θ's shapes."""
+    """Sweeps row by row, for tables whose moves all lead to a later row.
+
+    The kernels read scores, labels and masks themselves, and write gradients of θ's shapes.
+    """
 
     def __init__(self, program: LatticeProgram) -> None:
-        super().__init__(program)
-        reads = program.table.reads
-        with torch._C._DisableTorchDispatch():
+        self.program, reads = program, program.table.reads
+        self._table = table_bytes(program.table)
+        with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
             self._terms = torch.tensor([_as_numbers(*read) for read in reads]).reshape(-1, 3 + 3 * _MOST_AXES)
         self._coefficients = [term.coefficient for _, term, _ in reads]
 
@@ -122,35 +149,69 @@ class NativeRows(NativeLattice):
     def _sweep(self, name: str, first: Tensor, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
         integers, labels = contiguous(index[2:]), self.program.table.labels
         read = contiguous(theta), integers[:labels], integers[labels:]
-        return self._call(name, first, theta, index, omega, *read, *args, self._terms, self._coefficients)
+        return self._call(name, theta, index, omega, first, *read, *args, self._terms, self._coefficients)
 
-    def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        size = rows_tape_size(self.program.table, *self.program.size(theta, index))
-        return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
+    @kept
+    def _tape_size(self, rows: int, columns: int) -> int:
+        return rows_tape_size(self.program.table, rows, columns)
 
-    def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        value = theta[0].new_empty(theta[0].shape[0], dtype=torch.float64)
-        if not self._sweep("rows_forward", value, theta, index, omega, tape):
-            self.program.check(theta, index)
-            reject_overflow(value.to(theta[0].dtype), self.program.sense)
-        return value.to(theta[0].dtype)
+    def _run_forward(self, theta: Tensors, value: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Any:
+        return self._sweep("rows_forward", value, theta, index, omega, tape)
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         gradients = empty_like(theta)
-        self._sweep("rows_backward", tape.contiguous(), theta, index, omega, seed.double().contiguous(), gradients)
+        self._sweep("rows_backward", tape.contiguous(), theta, index, omega, seed.contiguous(), gradients)
         return gradients
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        products, seeds = empty_like(theta), seed.double().contiguous()
-        self._sweep("rows_hessian", tape.contiguous(), theta, index, omega, seeds, contiguous(z), products)
+        products = empty_like(theta)
+        args = seed.contiguous(), contiguous(z), products
+        self._sweep("rows_hessian", tape.contiguous(), theta, index, omega, *args)
         return products
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         paths = self.program.empty_paths(theta, index, uniforms.shape[1])
         self._sweep("rows_sample", tape.contiguous(), theta, index, omega, uniforms.contiguous(), paths)
         return paths
+
+
+def table_bytes(
+    table: Table, arrays: Sequence[int | None] = (), windows: Sequence[tuple[int, int] | None] = ()
+) -> bytes:
+    """A table as native/bind/lattice.cpp reads it.
+
+    Args:
+        table: The table.
+        arrays: The number of the array that each slot reads, or None; empty for kernels that read terms.
+        windows: The first cell of each slot whose array is a window of the cells, or None.
+
+    """
+    ends = [n for e in (table.start, table.end) for n in (PLACES.index(e.place), sum(1 << k for k in e.states))]
+    integers = [table.sense, table.states, *ends, len(table.moves), *(n for move in table.moves for n in move[:4])]
+    for number, window in zip(arrays, windows, strict=True):
+        integers += [-1 if number is None else number, *((0, 0, 0) if window is None else (1, *window))]
+    return array("q", integers).tobytes()
+
+
+def _tensors_of_slots(program: LatticeProgram) -> list[int | None] | None:
+    """The number of the tensor that each slot reads as it is, None for a slot without a score.
+
+    The result is None if scores of a slot must be added up or masked, or if two slots read the same tensor.
+    """
+    tensors: list[int | None] = []
+    for terms, window in zip(program.table.terms, program.windows, strict=True):
+        if terms and window is None:
+            return None
+        tensors.append(terms[0].score if terms else None)
+    has_masks = any(move.where is not None for move in program.table.moves)
+    once = sorted(n for n in tensors if n is not None) == list(range(len(program.table.scores)))
+    return tensors if once and not has_masks else None
+
+
+def _tape(theta: Tensors, size: int) -> Tensor:
+    return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
 
 
 def _as_numbers(slot: int, term: Term, is_mask: bool) -> list[int]:
@@ -171,8 +232,8 @@ def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
     steps = [(move.di, move.dj) for move in table.moves if move.di < first_row + rows and move.dj < columns]
     reach, history = max((di for di, _ in steps), default=0), max((di + dj for di, dj in steps), default=0)
     strips, chunks = (rows + strip - 1) // strip, (columns + 2 * strip - 2) // strip
-    kept = strips * table.states * (min(reach, strip) * columns + chunks * history * strip)
-    return 1 + kept + _ends_size(table, rows, columns)
+    numbers = strips * table.states * (min(reach, strip) * columns + chunks * history * strip)
+    return 1 + numbers + _ends_size(table, rows, columns)
 
 
 def rows_tape_size(table: Table, rows: int, columns: int) -> int:
@@ -180,8 +241,8 @@ def rows_tape_size(table: Table, rows: int, columns: int) -> int:
     group = 8
     reach = max((m.di for m in table.moves if m.di < rows and m.dj < columns), default=0)
     block = max(group, -(-reach // group) * group)
-    kept = (rows + block - 1) // block * reach * table.states * ((columns + group - 1) // group * group)
-    return 1 + kept + _ends_size(table, rows, columns)
+    numbers = (rows + block - 1) // block * reach * table.states * ((columns + group - 1) // group * group)
+    return 1 + numbers + _ends_size(table, rows, columns)
 
 
 def _ends_size(table: Table, rows: int, columns: int) -> int:
