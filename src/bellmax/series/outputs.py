@@ -1,4 +1,4 @@
-"""Where a matrix of pairs is written: fresh memory, memory of the caller's, or a path at which a later call goes on."""
+"""Destinations of a distance matrix: a new tensor, an array of the caller, or a path that later calls can resume."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Output(Protocol):
 
     @property
     def matrix(self) -> Any:
-        """What the caller gets."""
+        """The object that is returned to the caller."""
         ...
 
     def has(self, block: Block) -> bool:
-        """Whether a block was written by an earlier call."""
+        """True if an earlier call wrote the block."""
         ...
 
-    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
-        """Write what is in a block and, if ``mirrored``, its mirror image."""
+    def write(self, block: Block, values: Tensor, mirrored: bool) -> None:
+        """Write the values of a block and, if ``mirrored``, of its mirror image."""
         ...
 
 
-def _assign(matrix: Any, block: Block, tile: Any, mirrored: bool) -> None:
-    matrix[block.rows, block.columns] = tile
+def _assign(matrix: Any, block: Block, values: Any, mirrored: bool) -> None:
+    matrix[block.rows, block.columns] = values
     if mirrored:
-        matrix[block.columns, block.rows] = tile.T
+        matrix[block.columns, block.rows] = values.T
 
 
 class Fresh:
-    """A tensor of the type of the first block."""
+    """A new tensor, of the dtype and on the device of the first block."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.matrix = torch.zeros(0)
@@ -55,14 +55,14 @@ class Fresh:
     def has(self, block: Block) -> bool:
         return False
 
-    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
+    def write(self, block: Block, values: Tensor, mirrored: bool) -> None:
         if self.matrix.shape != self._shape:
-            self.matrix = tile.new_empty(self._shape)
-        _assign(self.matrix, block, tile, mirrored)
+            self.matrix = values.new_empty(self._shape)
+        _assign(self.matrix, block, values, mirrored)
 
 
 class Given:
-    """A tensor, an array, or anything of that shape whose blocks can be assigned."""
+    """A tensor or array of the caller, or another object of that shape whose blocks can be assigned."""
 
     def __init__(self, matrix: Any, shape: tuple[int, int]) -> None:
         got = tuple(getattr(matrix, "shape", ()))
@@ -70,22 +70,22 @@ class Given:
             raise ValueError(
                 f"out must be a path or an array of shape {shape}, got a {type(matrix).__name__} of shape {got}"
             )
-        kind = matrix.dtype.is_floating_point if isinstance(matrix, Tensor) else np.dtype(matrix.dtype).kind == "f"
-        if not kind:
+        is_tensor = isinstance(matrix, Tensor)
+        if not (matrix.dtype.is_floating_point if is_tensor else np.dtype(matrix.dtype).kind == "f"):
             raise ValueError(f"out must hold floating point numbers, got dtype {matrix.dtype}")
         self.matrix = matrix
 
     def has(self, block: Block) -> bool:
         return False
 
-    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
-        _assign(self.matrix, block, tile if isinstance(self.matrix, Tensor) else tile.cpu().numpy(), mirrored)
+    def write(self, block: Block, values: Tensor, mirrored: bool) -> None:
+        _assign(self.matrix, block, values if isinstance(self.matrix, Tensor) else values.cpu().numpy(), mirrored)
 
 
 class AtPath(Given):
-    """A file or a folder, and beside it a list of the blocks that are finished.
+    """A file or folder, and next to it a list of the finished blocks.
 
-    The list begins with a fingerprint of what is computed: other pairs are never mixed in, nothing is overwritten.
+    The list begins with the fingerprint of the job, so that another job can neither add to the matrix nor overwrite it.
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any], fingerprint: str) -> None:
@@ -101,9 +101,9 @@ class AtPath(Given):
                 f"out must be the path of the same series and options, got {path}, which holds others: "
                 f"remove it and {self._list.name}, or give another path"
             )
-        self._list.write_text("".join([first, *blocks]))  # without a line that was cut off
+        self._list.write_text("".join([first, *blocks]))  # drops a line that was cut off
         self._finished = set(blocks)
-        super().__init__(_open(path, shape, dtype, anew=not blocks), shape)
+        super().__init__(_open(path, shape, dtype, is_new=not blocks), shape)
 
     @staticmethod
     def _line(block: Block) -> str:
@@ -112,18 +112,19 @@ class AtPath(Given):
     def has(self, block: Block) -> bool:
         return self._line(block) in self._finished
 
-    def write(self, block: Block, tile: Tensor, mirrored: bool) -> None:
-        super().write(block, tile, mirrored)
+    def write(self, block: Block, values: Tensor, mirrored: bool) -> None:
+        super().write(block, values, mirrored)
         if isinstance(self.matrix, np.memmap):
             self.matrix.flush()
         with self._list.open("a") as file:
             file.write(self._line(block))
 
 
-def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], anew: bool) -> Any:
+def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], is_new: bool) -> Any:
+    """Create or open the memory map or zarr array at a path."""
     if path.suffix == ".npy":
-        matrix: Any = np.lib.format.open_memmap(path, "w+" if anew else "r+", dtype, shape)
-        if anew and hasattr(os, "posix_fallocate"):  # a full disk is an error now, and not a crash later
+        matrix: Any = np.lib.format.open_memmap(path, "w+" if is_new else "r+", dtype, shape)
+        if is_new and hasattr(os, "posix_fallocate"):  # a full disk raises an error now, not a bus error later
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
         return matrix
@@ -131,11 +132,14 @@ def _open(path: Path, shape: tuple[int, int], dtype: np.dtype[Any], anew: bool) 
         import zarr
     except ImportError as error:
         raise ImportError(f"out={str(path)!r} needs zarr: pip install zarr") from error
-    kept: dict[str, Any] = {"shape": shape, "dtype": dtype, "chunks": (1024, 1024), "fill_value": math.nan}
-    return zarr.open_array(str(path), mode="w", **kept) if anew else zarr.open_array(str(path), mode="r+")
+    if not is_new:
+        return zarr.open_array(str(path), mode="r+")
+    options: dict[str, Any] = {"shape": shape, "dtype": dtype, "chunks": (1024, 1024), "fill_value": math.nan}
+    return zarr.open_array(str(path), mode="w", **options)
 
 
 def _list_of(path: Path) -> Path:
+    """The file that lists the finished blocks of the matrix at a path."""
     return path.with_name(path.name + ".blocks")
 
 

@@ -1,4 +1,4 @@
-"""The compiled kernels, if they were installed."""
+"""Import of the compiled kernels, and the calls to them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ except ImportError as error:
 
 
 def call(name: str, *args: Any) -> Any:
-    """Run a kernel; the number of threads comes last."""
+    """Run a kernel with the number of threads that torch uses."""
     kernel, threads = getattr(kernels, name), torch.get_num_threads()
     try:
         return kernel(*args, threads)
     except TypeError:
-        return kernel(*map(_plain, args), threads)
+        return kernel(*map(_readable, args), threads)
 
 
-def _plain(argument: Any) -> Any:
-    """Tensors, in lists too, as kernels can read them."""
+def _readable(argument: Any) -> Any:
+    """Replace each tensor, in nested lists too, by one that kernels can read."""
     if isinstance(argument, list):
-        return [_plain(part) for part in argument]
-    return _with_numbers(argument) if isinstance(argument, Tensor) else argument
+        return [_readable(element) for element in argument]
+    return _materialized(argument) if isinstance(argument, Tensor) else argument
 
 
-def _with_numbers(tensor: Tensor) -> Tensor:
-    """A tensor that has its numbers at its address: no wrapper of a transform that has ended, no negative view."""
+def _materialized(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its values: kernels cannot read negative views or functorch wrappers."""
     tensor = torch._C._functorch.unwrap_if_dead(tensor)
     return tensor.detach().clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
 def contiguous(tensors: Tensors) -> list[Tensor]:
-    """Tensors as kernels take them."""
+    """Return the tensors in the memory layout that kernels require."""
     return [t.contiguous() for t in tensors]
 
 
 def padded(index: Tensors, size: int) -> list[Tensor | None]:
-    """The integers of a structure, with None for those that were left out."""
+    """Return the index tensors of a structure, followed by None up to ``size`` entries."""
     return [*contiguous(index), *[None] * (size - len(index))]
 
 
 def empty_like(tensors: Tensors) -> list[Tensor]:
+    """Allocate contiguous outputs of the same shapes and dtypes."""
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]

@@ -1,4 +1,4 @@
-"""The levels of a graph, by the kernels if they are there."""
+"""The levels of a graph, computed by a kernel if the kernels are compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
-    """As :func:`bellmax.programs.graph.levels`."""
+    """Return the same levels as :func:`bellmax.programs.graph.levels`, faster."""
     if loading.kernels is None:
         return graph.levels(pairs, num_nodes)
     level = np.empty(num_nodes, dtype=np.int64)
