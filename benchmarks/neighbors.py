@@ -36,6 +36,7 @@ from torch import Tensor
 
 import bellmax as bx
 from bellmax.backends import BACKENDS
+from bellmax.backends.fused import Concatenated, NeighborSearch
 from bellmax.sklearn import DTWKMeans
 
 BAND = 5  # percent of the length
@@ -84,10 +85,12 @@ def search(folder: Path, repeats: int) -> Row:
 
 def share_of_cells(xs: Tensor, ys: Tensor, band: int) -> float:
     """Of those in the band of all pairs, how many were computed."""
-    kernel = bx.Hard().kernel
-    shortcut = BACKENDS["native"].shortcut("dtw.neighbors")
-    joined = [(side.reshape(-1, 1), torch.arange(0, side.numel() + 1, side.shape[1])) for side in (xs, ys)]
-    _, _, cells = shortcut.run(kernel, *joined, torch.full((len(xs),), -1), 1, 2, float(band))
+    kernel = BACKENDS["native"].fused.neighbors
+    queries, candidates = (
+        Concatenated(side.reshape(-1, 1), torch.arange(0, side.numel() + 1, side.shape[1])) for side in (xs, ys)
+    )
+    excluded = torch.full((len(xs),), -1)
+    cells = kernel.run(NeighborSearch(queries, candidates, excluded, 1, 2, float(band), bx.Hard().kernel)).cells
     steps = torch.arange(xs.shape[1])
     in_band = (steps.unsqueeze(-1) - steps).abs() <= band
     return int(cells.sum()) / (len(xs) * len(ys) * int(in_band.sum()))

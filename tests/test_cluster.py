@@ -206,7 +206,7 @@ def test_series_are_sent_anew_if_no_worker_has_them() -> None:
 
 def test_of_a_lost_worker_one_sentence_is_said() -> None:
     block = jobs.Block(slice(0, 3), slice(6, 9))
-    said = jobs.sentence(block, KilledWorker("task", SimpleNamespace(address="tcp://somewhere:1"), 3))
+    said = jobs.describe_failure(block, KilledWorker("task", SimpleNamespace(address="tcp://somewhere:1"), 3))
     assert said.startswith("rows 0–2 against columns 6–8 could not be computed: KilledWorker: Attempted to run task")
     assert ". " not in said
 

@@ -25,7 +25,7 @@ FLOORS = (
     ("distribution",),
     ("structures",),
     ("losses", "series", "checking"),
-    ("nn", "plots", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
+    ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "cli", "__main__", ""),
 )
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import bellmax.dtw as _  # noqa: F401  so that a later import of the module does not hide the function
 from bellmax import losses
-from bellmax.backends.choice import backend_info, use_backend
+from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
+from bellmax.info import backend_info
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist, dtw_neighbors
 from bellmax.structures.alignment import Alignment

@@ -1,7 +1,7 @@
-"""Calls on more than one machine, as tasks for whatever runs them.
+"""Calls as lists of tasks, for schedulers such as Slurm job arrays or joblib.
 
-``bx.dtw_cdist`` and ``bx.dtw_neighbors`` take a client of Dask's, or any executor, themselves: ``client=``. For all
-else, such as arrays of jobs under Slurm or joblib, :func:`plan` cuts a call into tasks.
+For a Dask client or a ``concurrent.futures`` executor, ``bx.dtw_cdist`` and ``bx.dtw_neighbors`` have the argument
+``client``. For all other schedulers, :func:`plan` cuts a call into tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from bellmax.files import read_sealed, write_sealed
 from bellmax.series.collections import dtw_cdist, pairs_job
-from bellmax.series.jobs import Block, Folder, Job, computed, sentence
+from bellmax.series.jobs import Block, Folder, Job, compute_on_worker, describe_failure
 from bellmax.series.neighbors import dtw_neighbors, neighbors_job
 
 __all__ = ["Task", "plan"]
@@ -26,27 +26,28 @@ _JOBS: dict[Any, Callable[..., Job]] = {dtw_cdist: pairs_job, dtw_neighbors: nei
 
 @dataclass(frozen=True)
 class Task:
-    """A block of a call. It is small and can be pickled: the series are in the folder."""
+    """One block of a call. It is small and can be pickled, since the series are in the folder."""
 
     checkpoint: Path
     fingerprint: str
     block: Block
 
     def run(self) -> None:
-        """Compute the block, unless it is there, and leave it in the folder."""
+        """Compute the block and write it to the folder, unless it is there already."""
         folder = Folder(self.checkpoint, self.fingerprint)
         if folder.has(self.block):
             return
         job = _load(self.checkpoint, self.fingerprint)
         try:
-            found = computed(job, self.block)
+            results = compute_on_worker(job, self.block)
         except Exception as error:
-            raise RuntimeError(sentence(self.block, error)) from error
-        folder.write(self.block, found)
+            raise RuntimeError(describe_failure(self.block, error)) from error
+        folder.write(self.block, results)
 
 
 @lru_cache(maxsize=1)
 def _load(checkpoint: Path, fingerprint: str) -> Job:
+    """Read the job of a folder, once for all tasks of a process. Raises ``ValueError`` if it is damaged."""
     path = checkpoint / "job.pickle"
     try:
         job: Job = pickle.loads(read_sealed(path, fingerprint))
@@ -61,17 +62,19 @@ def _load(checkpoint: Path, fingerprint: str) -> Job:
 
 
 def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike[str], **options: Any) -> list[Task]:
-    """The tasks of a call of ``bx.dtw_cdist`` or ``bx.dtw_neighbors``, which collects them by ``checkpoint=``.
+    """Cut a call of ``bx.dtw_cdist`` or ``bx.dtw_neighbors`` into tasks.
+
+    Run all tasks, and then make the same call with ``checkpoint`` to collect the result.
 
     Args:
         function: ``bx.dtw_cdist`` or ``bx.dtw_neighbors``.
-        args: its arguments.
-        checkpoint: a folder that all tasks can reach. The series are pickled there: give no folder that someone else
-            may write to.
-        options: options of the function that say what to compute: all but ``out``, ``client`` and ``progress``.
+        args: The positional arguments of the call.
+        checkpoint: A folder that all tasks can access. The series are pickled there, so nobody else should be able to
+            write to it.
+        options: The keyword arguments of the call, except ``out``, ``client`` and ``progress``.
 
     Returns:
-        A list that is the same each time. A task whose block is in the folder does nothing.
+        The tasks, the same list for each call. A task whose block is in the folder does nothing.
 
     >>> import tempfile
     >>> import bellmax as bx
@@ -97,6 +100,7 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
 
 
 def _save(path: Path, job: Job, fingerprint: str) -> None:
+    """Write the job to a file. Raises ``ValueError`` if its cost cannot be pickled."""
     try:
         content = pickle.dumps(job)
     except (AttributeError, TypeError, pickle.PicklingError) as error:

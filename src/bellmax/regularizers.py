@@ -470,6 +470,13 @@ KERNELS: dict[str, Callable[..., Regularizer]] = {
 }
 
 
+def with_gamma(omega: Regularizer, gamma: Gamma) -> Regularizer:
+    """The same Ω with another γ, which must be valid."""
+    changed = copy(omega)
+    changed.gamma = gamma
+    return changed
+
+
 @lru_cache
 def from_kernel(kernel: Kernel) -> Regularizer:
     """The regularizer at γ = 1 whose :attr:`Regularizer.kernel` it is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from bellmax.autograd.operators import run
 from bellmax.backends import BACKENDS
 from bellmax.programs import PROGRAMS, Program
 from bellmax.programs.program import repeated
-from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer
+from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
 from bellmax.tensors import Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable, is_transformed, needs_grad
 
@@ -265,8 +264,7 @@ class Solver:
         """Return the same program with other scores, and with another γ if one comes after them."""
         scores, omega = inputs[: len(self.dims)], self.omega
         if len(inputs) > len(scores):
-            omega = copy(omega)
-            omega.gamma = inputs[-1]
+            omega = with_gamma(omega, inputs[-1])
         return self.with_scores(scores, omega)
 
     def with_integers(self, integers: Tensors) -> Self:
@@ -294,8 +292,7 @@ class Solver:
         elif shared:
             other.integers = tuple(function(t, t.ndim) for t in self.integers)
         if isinstance(self.omega.gamma, Tensor):
-            other.omega = copy(self.omega)
-            other.omega.gamma = function(self.omega.gamma, 0)
+            other.omega = with_gamma(self.omega, function(self.omega.gamma, 0))
         return other
 
     def expand(self, batch_shape: torch.Size) -> Self:

@@ -32,6 +32,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.device))
 
 
+def read_gamma(gamma: Gamma) -> float:
+    """A γ of one element as a number, which waits for its device."""
+    return gamma.item() if isinstance(gamma, Tensor) else gamma
+
+
 def divide_by_gamma(x: Tensor, gamma: Gamma) -> Tensor:
     """x / γ, where an x that is infinite or NaN stays as it is and gives γ no gradient."""
     if not isinstance(gamma, Tensor):

@@ -19,7 +19,7 @@ def collection(count: int, longest: int, features: int, dtype: torch.dtype = tor
 
 def by_sweeps(monkeypatch: pytest.MonkeyPatch, *collections: list[torch.Tensor], **options: object) -> torch.Tensor:
     with monkeypatch.context() as m, took("dtw_short_pairs", times=0):
-        m.setattr(short_pairs.ShortPairs, "serves", lambda *_: False)
+        m.setattr(short_pairs.NativeShortPairs, "supports", lambda *_: False)
         return bx.dtw_cdist(*collections, **options)
 
 
@@ -55,10 +55,19 @@ def test_euclidean_of_numbers_and_a_divergence_of_zero(monkeypatch: pytest.Monke
     assert divergence.diagonal().eq(0).all()
 
 
+@pytest.mark.parametrize("gamma", [torch.tensor(0.3), torch.full((1,), 0.3, requires_grad=True)])
+def test_gamma_may_be_a_tensor_if_no_gradient_is_recorded(gamma: torch.Tensor) -> None:
+    xs = collection(20, 12, 2)
+    with took("dtw_short_pairs"), torch.no_grad():
+        got = bx.dtw_cdist(xs, gamma=gamma)
+    assert torch.equal(got, bx.dtw_cdist(xs, gamma=gamma.item()))
+
+
 def test_others_take_the_sweeps() -> None:
     xs = collection(10, 12, 2)
     with took("dtw_short_pairs", times=0):
-        for options in ({"cost": "cosine"}, {"band": 3}, {"divergence": "sharp"}, {"gamma": torch.tensor(2.0)}):
+        learnt = torch.tensor(2.0, requires_grad=True)
+        for options in ({"cost": "cosine"}, {"band": 3}, {"divergence": "sharp"}, {"gamma": learnt}):
             bx.dtw_cdist(xs, **options)
         bx.dtw_cdist([x.requires_grad_() for x in collection(10, 12, 2)]).sum().backward()
         bx.dtw_cdist(collection(10, 65, 2)[:3])

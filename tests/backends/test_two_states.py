@@ -26,7 +26,7 @@ def both(monkeypatch, run):
     """What the kernel for two states gives, which must run, and what the general sweeps do."""
     with took("two_states_marginals", times=1):
         by_kernel = run()
-    monkeypatch.setattr(two_states.Marginals, "serves", lambda *_: False)
+    monkeypatch.setattr(two_states.NativeMarginals, "supports", lambda *_: False)
     with took("two_states_marginals", times=0):
         return by_kernel, run()
 

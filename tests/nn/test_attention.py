@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from support.checks import close
 from support.inside import attention_weights, two_states
 from support.kernels import needs_kernels, took
 from support.problems import potentials
@@ -105,7 +106,7 @@ def test_kernel_of_its_own_equals_the_general_sweeps(
 
     with took("two_states_weights", times=1), took("two_states_weights_vjp", times=1):
         by_kernel = run()
-    monkeypatch.setattr(two_states.Weights, "serves", lambda *_: False)
+    monkeypatch.setattr(two_states.NativeWeights, "supports", lambda *_: False)
     with took("two_states_weights", times=0):
         generally = run()
     tolerance = {"rtol": 1e-3, "atol": 1e-4 / omega.gamma} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
@@ -140,6 +141,36 @@ def test_second_derivatives() -> None:
     attention = layer(bx.Negentropy(0.8))
     scores = potentials(3, 4, 5, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda s: attention_weights(attention, s, MASK), scores, fast_mode=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("omega", [bx.Negentropy, bx.SquaredL2])
+def test_gamma_as_a_tensor_takes_the_kernel(omega: type[bx.Negentropy], shape: tuple[int, ...]) -> None:
+    attention = layer(omega(torch.nn.Parameter(torch.full(shape, 0.8))))
+    queries, keys, _ = data(3)
+    inputs = queries.requires_grad_(), attention.transitions, attention.gamma
+
+    def run(queries: Tensor, transitions: Tensor, gamma: Tensor) -> Tensor:
+        parameters = {"transitions": transitions, "gamma": gamma}
+        return torch.func.functional_call(attention, parameters, (queries, keys), {"mask": MASK})[1]
+
+    with took("two_states_weights"), took("two_states_weights_vjp"):
+        assert gradcheck(run, inputs)
+    if omega is bx.Negentropy:  # l2 has kinks
+        assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+    same = layer(omega(attention.gamma.item()))
+    same.load_state_dict(attention.state_dict(), strict=False)
+    close(run(*inputs), same(queries, keys, mask=MASK)[1])
+
+
+@needs_kernels
+def test_a_gamma_for_each_query_takes_the_general_sweeps() -> None:
+    gamma = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    scores = potentials(3, 4, 5, requires_grad=True)
+    with took("two_states_weights", times=0):
+        weights = layer(bx.Negentropy(gamma))._weights(scores, MASK)
+    close(weights[:, 2], layer(bx.Negentropy(1.5))._weights(scores[:, 2:3], MASK)[:, 0])
 
 
 @needs_kernels

@@ -6,7 +6,8 @@ file alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from bellmax.programs import GRAPH, PROGRAMS, graph
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.table import PLACES, WARPING, Axis, Ends, Step, Table, Term
 from bellmax.regularizers import Kernel, from_kernel
-from bellmax.series import collections, jobs, outputs, pairwise
-from bellmax.series.blocks import value_in_blocks
+from bellmax.series import collections, jobs, outputs, pairwise, routes
+from bellmax.series.long_pairs import long_pair_value
+from bellmax.series.measure import measure_of
 from bellmax.structures.joint import log_sum_of_products
 from bellmax.structures.semi_markov import SegmentProgram
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
 __all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
 __all__ += ["SegmentProgram", "Step", "Table", "Tensors", "Term", "collections", "from_kernel", "graph", "jobs"]
-__all__ += ["loading", "log_sum_of_products", "pairwise", "short_pairs", "two_states", "value_in_blocks"]
+__all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "pairwise", "routes", "short_pairs"]
+__all__ += ["two_states"]
 
 # --- distributions
 
@@ -116,8 +119,9 @@ LIMITS = {
     "queries in a block of dtw_neighbors": "bellmax.series.neighbors._QUERIES",
     "cells in a block of dtw_neighbors": "bellmax.series.neighbors.CELLS_OF_BLOCK",
     "pairs in a call of the kernel for neighbors": "bellmax.series.neighbors._PAIRS",
-    "cells in a block of dtw": "bellmax.backends.native.blocks._CELLS",
-    "cells of a pair that dtw takes whole": "bellmax.backends.native.blocks._LARGE",
+    "cells in a chunk of a long pair": "bellmax.backends.native.long_pairs._CELLS",
+    "cells of a long pair": "bellmax.series.routes._LONG",
+    "cells of a batch of long pairs": "bellmax.series.routes._LARGE",
     "work of a search for a sum": "bellmax.structures.sums._MOST_WORK",
     "numbers in a chunk of joint scores": "bellmax.structures.joint._CHUNK",
     "edges into a node on a GPU": "bellmax.backends.triton.graph._MOST_EDGES",
@@ -165,6 +169,23 @@ def replace_lock(monkeypatch: pytest.MonkeyPatch, lock: Callable[..., None]) -> 
 def replace_open(monkeypatch: pytest.MonkeyPatch, open_output: Callable[..., None]) -> None:
     """Change the function that opens the file of a result."""
     monkeypatch.setattr(outputs, "_open", open_output)
+
+
+@contextmanager
+def routes_taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the routes that are taken inside the ``with``, in order."""
+    names: list[str] = []
+
+    def recording(route: Any) -> Any:
+        def compute(*args: Any) -> Tensor:
+            names.append(route.name)
+            return route.compute(*args)
+
+        return route._replace(compute=compute)
+
+    with monkeypatch.context() as m:
+        m.setattr(routes, "_ROUTES_OF", {k: list(map(recording, v)) for k, v in routes._ROUTES_OF.items()})
+        yield names
 
 
 # --- the CPU fallback

@@ -1,7 +1,11 @@
-"""Who runs the sweeps: ``native`` (C++ on the CPU), ``triton`` (kernels for GPUs), ``detour`` (those of the CPU, by
-copies, for tensors elsewhere) or ``reference`` (plain torch: any device, Ω, order of derivative).
+"""The backends, which run the sweeps.
 
-A new backend is a module beside these and a line below.
+- ``native``: C++ kernels on the CPU;
+- ``triton``: kernels for GPUs;
+- ``detour``: the CPU fallback, which copies tensors of other devices to the CPU and runs the native kernels;
+- ``reference``: plain torch, for any device, any Ω and any order of derivative.
+
+To add a backend, write a module in this package and add a line below.
 """
 
 from __future__ import annotations
@@ -16,4 +20,4 @@ _native, _reference = Native(), Reference()
 _detour = Detour(_native)
 _triton = Triton((_native, _detour, _reference))
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (_native, _triton, _detour, _reference)}
-"""In order of preference; the last serves everything."""
+"""All backends by name, in order of preference. The last one serves every program."""

@@ -1,4 +1,4 @@
-"""Which backend runs: the one that was asked for, or the first that serves."""
+"""The choice of a backend: the one that was requested, or the first that serves the program."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if _default is not None:
     _check_name(_default, "the environment variable BELLMAX_BACKEND")
 
 
-class _Choice(threading.local):
-    """The backend that was asked for, in this thread. (torch.compile cannot trace a ContextVar.)"""
+class _Request(threading.local):
+    """The name of the backend that this thread requests, or None. (torch.compile cannot trace a ContextVar.)"""
 
     def __init__(self) -> None:
         self.name = _default
 
 
-_choice = _Choice()
+_request = _Request()
 
 
 @contextmanager
@@ -49,20 +49,32 @@ def use_backend(name: str) -> Iterator[None]:
     >>> p.backend
     'reference'
     """
-    previous, _choice.name = _choice.name, _check_name(name, "name")
-    try:
+    with restored_request(_check_name(name, "name")):
         yield
-    finally:
-        _choice.name = previous
 
 
 def requested_backend() -> str | None:
-    """The backend that :func:`use_backend` or the environment asks for in this thread."""
-    return _choice.name
+    """The backend that :func:`use_backend` or the environment requests in this thread; None if neither does."""
+    return _request.name
+
+
+@contextmanager
+def restored_request(name: str | None) -> Iterator[None]:
+    """Request the backend that :func:`requested_backend` returned elsewhere, even if it was None.
+
+    Work that runs later or elsewhere than the call that it belongs to runs inside this context: tasks of a client,
+    checkpoints and higher derivatives, which autograd may compute in another thread.
+    """
+    previous, _request.name = _request.name, _default if name is None else _check_name(name, "name")
+    try:
+        yield
+    finally:
+        _request.name = previous
 
 
 @lru_cache
 def _warn_slow() -> None:
+    """Warn that the kernels are missing, once per process."""
     warnings.warn(
         f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): "
         "using the reference backend: same results, but tens to hundreds of times slower",
@@ -71,42 +83,35 @@ def _warn_slow() -> None:
     )
 
 
-def _first_to_serve(structure: str, device: torch.device, kernel: Kernel | None) -> str:
-    chosen = _choice.name
-    if chosen is not None and BACKENDS[chosen].serves(structure, device, kernel):
-        return chosen
-    if chosen == "native" and device.type != "cpu":
+def choose_backend(structure: str, device: torch.device, kernel: Kernel | None) -> str:
+    """The requested backend if it serves the structure under this Ω, or else the first that does.
+
+    Raises ``ValueError`` if the requested backend does not run on the device.
+    """
+    requested = _request.name
+    if requested is not None and BACKENDS[requested].serves(structure, device, kernel):
+        return requested
+    if requested == "native" and device.type != "cpu":
         raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
-    if chosen == "triton" and not BACKENDS[chosen].serves("chain", device, Kernel("hard")):
+    if requested == "triton" and not BACKENDS[requested].serves("chain", device, Kernel("hard")):
         raise ValueError(f"the triton backend runs on GPUs, got tensors on {device}")
     return next(name for name, backend in BACKENDS.items() if backend.serves(structure, device, kernel))
 
 
-def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
-    """The backend of a structure that is built now on ``device``, under a compiled Ω or one written in Python."""
-    name = _first_to_serve(structure, device, kernel)
-    if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
-        _warn_slow()
-    return name
-
-
-def backend_info(device: str | torch.device = "cpu") -> dict[str, str]:
-    """Which backend runs on a device here, under an Ω that ships with bellmax, and why.
-
-    ``native`` are compiled kernels on the CPU; ``triton`` are kernels for GPUs; ``detour`` are those of the CPU, for
-    tensors elsewhere: those are copied to the CPU, and the results back; ``reference`` is plain torch, on the device.
-
-    >>> import bellmax as bx
-    >>> sorted(bx.backend_info())
-    ['cpu', 'instructions', 'native', 'threads', 'triton']
-    >>> bx.backend_info("meta")["meta"]
-    'reference'
-    """
-    device = torch.device(device)
+def backend_states(device: torch.device) -> dict[str, str]:
+    """The backend that runs on a device under an Ω that ships with bellmax, and the state of the compiled ones."""
     return {
-        str(device): _first_to_serve("chain", device, Kernel("hard")),
+        str(device): choose_backend("chain", device, Kernel("hard")),
         "native": BACKENDS["native"].status,
         "triton": BACKENDS["triton"].status,
         "instructions": instructions(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
+    """As :func:`choose_backend`, for a structure that is built now; warns if the kernels are not compiled."""
+    name = choose_backend(structure, device, kernel)
+    if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
+        _warn_slow()
+    return name

@@ -1,7 +1,7 @@
-"""The kernels of the CPU for tensors elsewhere: what a sweep needs is copied there, and what it finds is copied back.
+"""The CPU fallback: native kernels for tensors on other devices. Arguments are copied to the CPU, and results back.
 
-Copies wait for the device: a kernel reads what it was given at once, and what goes back lies in memory that is soon
-used for something else.
+Copies are synchronous, because kernels read their arguments immediately and the output buffers are reused right after a
+call.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from bellmax.backends.fused import DifferentiableKernel, FusedKernel, FusedKernels
 from bellmax.backends.protocol import CHECKED, Backend, Sweeps
 from bellmax.programs import PROGRAMS, Program
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
 _CPU = torch.device("cpu")
-
-# Those that take and give tensors, fewer than the sweeps do. The others stay away: labels pick a few scores, which the
-# device can do itself, and the costs of a block are found by a function of the caller's, which may hold tensors there.
-_SHORTCUTS = "scored_chain.marginals", "attention.weights", "dtw.short_pairs", "dtw.neighbors"
+_Problem = TypeVar("_Problem")
+_Result = TypeVar("_Result")
+_Saved = TypeVar("_Saved")
 
 
 class Detour:
-    """All that the kernels serve, on any other device that holds numbers."""
+    """Everything that the native backend serves, on any other device whose tensors hold values."""
 
     name = "detour"
 
     def __init__(self, native: Backend) -> None:
         self.status, self._native = native.status, native
         self._sweeps: dict[str, Sweeps] = {}
+        self.fused = _fused_on_cpu(native.fused)
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
         return device.type not in ("cpu", "meta") and self._native.serves(structure, _CPU, kernel)
@@ -45,14 +46,25 @@ class Detour:
             self._sweeps[structure] = cast("Sweeps", _Sweeps(PROGRAMS[structure], self._native.sweeps(structure)))
         return self._sweeps[structure]
 
-    def shortcut(self, name: str) -> Any | None:
-        return _Shortcut(self._native.shortcut(name)) if name in _SHORTCUTS else None
+
+def _fused_on_cpu(native: FusedKernels) -> FusedKernels:
+    """Wrap the fused kernels that move less data than the sweeps.
+
+    ``label_scores`` is left out because the device can pick a few scores without a copy, and ``long_pairs`` because its
+    costs come from a function of the caller, which may hold tensors on the device.
+    """
+    return FusedKernels(
+        chain_marginals=native.chain_marginals and _DifferentiableOnCpu(native.chain_marginals),
+        attention_weights=native.attention_weights and _DifferentiableOnCpu(native.attention_weights),
+        short_pairs=native.short_pairs and _FusedOnCpu(native.short_pairs),
+        neighbors=native.neighbors and _FusedOnCpu(native.neighbors),
+    )
 
 
 class _Sweeps:
-    """Every sweep is the one of that name on the CPU, where the tape stays."""
+    """The native sweeps of one structure. The tape stays on the CPU."""
 
-    check = None  # that of the kernels sees the copies
+    check = None  # the native sweeps check the copies
 
     def __init__(self, program: Program, kernels: Sweeps) -> None:
         self._program, self._kernels = program, kernels
@@ -65,41 +77,50 @@ class _Sweeps:
 
     def _run(self, name: str, theta: Tensors, *args: Any) -> Any:
         _warn()
-        *given, index, omega = args
-        # A first sweep reads its tensors as they are now, whoever has changed them; the later ones want the same.
-        copy = _keep if name == "forward" else _copy if name in CHECKED else _kept
-        scores, given = _here(theta, copy), _here(given)
-        index = [_precise(part) for part in _here(index, _kept if self._program.index_dims is None else copy)]
+        *arguments, index, omega = args
+        # The first sweep copies θ even if a copy is saved, since the caller may have modified θ; later sweeps reuse it.
+        copy = _save_copy if name == "forward" else _copy if name in CHECKED else _saved_copy
+        scores, arguments = _to_cpu(theta, copy), _to_cpu(arguments)
+        index = [_in_double(i) for i in _to_cpu(index, _saved_copy if self._program.index_dims is None else copy)]
         if name == "sample":
-            given[-1] = _precise(given[-1])
+            arguments[-1] = _in_double(arguments[-1])
         if name in CHECKED and self._kernels.check is not None:
             self._kernels.check(scores, index)
-        found = getattr(self._kernels, name)(scores, *given, index, omega)
+        result = getattr(self._kernels, name)(scores, *arguments, index, omega)
         if name == "forward":
-            value, tape = found
-            return _there(value, theta[0].device), tape
-        return _there(found, theta[0].device)
+            value, tape = result
+            return _to_device(value, theta[0].device), tape
+        return _to_device(result, theta[0].device)
 
 
-class _Shortcut:
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-        self.serves = kernels.serves
+class _FusedOnCpu(Generic[_Problem, _Result]):
+    """A fused kernel on copies of its problem."""
 
-    def run(self, kernel: Kernel, *args: Any) -> Any:
-        return self._run("run", kernel, args)
+    def __init__(self, kernel: FusedKernel[_Problem, _Result]) -> None:
+        self._kernel = kernel
 
-    def vjp(self, kernel: Kernel, *args: Any) -> Any:
-        return self._run("vjp", kernel, args)
+    def supports(self, problem: _Problem) -> bool:
+        return self._kernel.supports(problem)
 
-    def _run(self, name: str, kernel: Kernel, args: Any) -> Any:
+    def run(self, problem: _Problem) -> _Result | None:
         _warn()
-        (device,) = {tensor.device for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
-        return _there(getattr(self._kernels, name)(kernel, *_here(args)), device)
+        result: _Result | None = _to_device(self._kernel.run(_on_cpu(problem)), _device_of(problem))
+        return result
+
+
+class _DifferentiableOnCpu(_FusedOnCpu[_Problem, _Result], Generic[_Problem, _Result, _Saved]):
+    def __init__(self, kernel: DifferentiableKernel[_Problem, _Result, _Saved]) -> None:
+        super().__init__(kernel)
+        self._vjp = kernel.vjp
+
+    def vjp(self, problem: _Problem, saved: _Saved, grad: Tensor) -> Tensors:
+        gradients: Tensors = _to_device(self._vjp(_on_cpu(problem), _on_cpu(saved), _copy(grad)), grad.device)
+        return gradients
 
 
 @lru_cache
 def _warn() -> None:
+    """Warn about the copies, once per process."""
     warnings.warn(
         "bellmax has no kernels for this device: tensors are copied to the CPU, swept by its kernels, and the results "
         'copied back. To save the copies move tensors with tensor.cpu(); bx.use_backend("reference") stays on the '
@@ -110,16 +131,17 @@ def _warn() -> None:
 
 
 _copies = WeakTensorKeyDictionary()
-"""Copies of tensors for as long as those live, and the versions they were made of."""
+"""For each tensor that is alive, its version when it was copied, and the copy."""
 
 
-def _kept(tensor: Tensor) -> Tensor:
-    """The copy that was kept, unless the tensor has changed since."""
+def _saved_copy(tensor: Tensor) -> Tensor:
+    """The saved copy of a tensor, or a new one if the tensor was modified since."""
     version, copy = _copies.get(tensor, (None, None))
-    return copy if version == _version(tensor) else _keep(tensor)
+    return copy if version == _version(tensor) else _save_copy(tensor)
 
 
-def _keep(tensor: Tensor) -> Tensor:
+def _save_copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the CPU, and save the copy for later sweeps."""
     copy = _copy(tensor)
     _copies[tensor] = _version(tensor), copy
     return copy
@@ -130,7 +152,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """What is expanded crosses once."""
+    """Copy a tensor to the CPU. Broadcast dimensions are transferred once."""
     small = tensor.detach()
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -138,20 +160,29 @@ def _copy(tensor: Tensor) -> Tensor:
     return small.to(_CPU).expand(tensor.shape)
 
 
-def _here(argument: Any, copy: Callable[[Tensor], Tensor] = _copy) -> Any:
-    """Tensors, in lists too, on the CPU."""
+def _to_cpu(argument: Any, copy: Callable[[Tensor], Tensor] = _copy) -> Any:
+    """Copy the tensors of nested lists to the CPU."""
     if isinstance(argument, list | tuple):
-        return [_here(part, copy) for part in argument]
+        return [_to_cpu(element, copy) for element in argument]
     return copy(argument) if isinstance(argument, Tensor) and argument.device.type != "cpu" else argument
 
 
-def _precise(tensor: Tensor) -> Tensor:
-    """Numbers that kernels take in float64, which a device may not have."""
+def _on_cpu(argument: _Problem) -> _Problem:
+    """Copy the tensors of nested named tuples to the CPU."""
+    moved: _Problem = tree_map_only(Tensor, _to_cpu, argument)
+    return moved
+
+
+def _device_of(problem: object) -> torch.device:
+    (device,) = {leaf.device for leaf in tree_leaves(problem) if isinstance(leaf, Tensor)}
+    return device
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    """Convert numbers to float64, as kernels require; the device of the caller may not have float64."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _there(found: Any, device: torch.device) -> Any:
-    """Tensors, in lists too, on a device."""
-    if isinstance(found, list | tuple):
-        return type(found)(_there(part, device) for part in found)
-    return found.to(device) if isinstance(found, Tensor) else found
+def _to_device(result: Any, device: torch.device) -> Any:
+    """Copy the tensors of nested lists, tuples and named tuples to a device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), result)

@@ -1,13 +1,14 @@
-"""The interface of a backend."""
+"""The interface of a backend: sweeps over structures, and fused kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from bellmax.backends.fused import FusedKernels
 from bellmax.regularizers import Kernel, Regularizer
 from bellmax.tensors import Tensors
 
@@ -18,23 +19,23 @@ CHECKED = "forward", "topk", "value"
 class Sweeps(Protocol):
     """The loops over a structure, on a flat batch and at γ = 1.
 
-    ``theta`` is one or more tensors, batch first; the size of the batch is the first one's, and another may have batch
-    size 1, which all members share. ``index`` are integer tensors: see :mod:`bellmax.programs`. ``tape``
-    is kept by ``forward`` for the rest: batch first, and otherwise the backend's own business. Results of θ's shapes
-    are summed over the batch where it shares a tensor.
+    ``theta`` is one or more tensors, batch first. The first tensor has the size of the batch; a tensor of batch size 1
+    is shared by all members. ``index`` holds integer tensors: see :mod:`bellmax.programs`. ``tape``
+    is what ``forward`` saves for the other sweeps: batch first, in a format of the backend's choice. A result that has
+    the shape of a shared tensor is summed over the batch.
     """
 
     @property
     def check(self) -> Callable[[Tensors, Tensors], None] | None:
-        """Raises a ValueError for values that no sweep can take; None if the sweeps themselves do."""
+        """A function that raises ``ValueError`` for invalid θ and index; None if the sweeps check their arguments."""
         ...
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        """Room for the tape."""
+        """Allocate the tape."""
         ...
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        """Value (B,) alone, where nobody will ask for more."""
+        """Value (B,) without a tape, if no other sweep will follow."""
         ...
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -52,17 +53,17 @@ class Sweeps(Protocol):
         ...
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        """K paths, as in ``Program.empty_paths``, drawn with ``uniforms`` (B, K, choices): the n-th choice of a walk
-        takes the n-th."""
+        """K sampled paths, in the format of ``Layout.empty_paths``. The n-th choice along a path consumes the n-th of
+        its ``uniforms`` (B, K, choices)."""
         ...
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        """Scores (B, k) of the best paths, descending, and the paths as in ``Program.empty_paths``."""
+        """Scores (B, k) of the best paths, descending, and the paths in the format of ``Layout.empty_paths``."""
         ...
 
 
 class EdgeSweeps(Sweeps, Protocol):
-    """The sweeps of a structure whose θ is one weight for each edge. Others expand to one of these for log q."""
+    """The sweeps of a structure whose θ has one weight for each edge, which also give log q."""
 
     def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         """log q of every edge, of θ's shapes."""
@@ -88,17 +89,18 @@ class Backend(Protocol):
 
     @property
     def status(self) -> str:
-        """ "available", or why it is not."""
+        """ "available", or the reason why the backend cannot be used."""
         ...
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
-        """Whether it sweeps a structure on a device under a compiled Ω; None is an Ω written in Python."""
+        """True if the backend sweeps a structure on a device under a compiled Ω; None is an Ω written in Python."""
         ...
 
     def sweeps(self, structure: str) -> Sweeps:
-        """The sweeps of a structure that it serves."""
+        """The sweeps of a structure that the backend serves."""
         ...
 
-    def shortcut(self, name: str) -> Any | None:
-        """Kernels that do a job in one go, by name; None where there are none, and the sweeps do it."""
+    @property
+    def fused(self) -> FusedKernels:
+        """The fused kernels of the backend."""
         ...

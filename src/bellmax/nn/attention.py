@@ -1,4 +1,4 @@
-"""Attention to segments: the structured attention of section 6 of the paper."""
+"""Attention to segments of the keys: the structured attention of section 6 of the paper."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from torch.nn.functional import pad
 
 from bellmax.autograd import Shortcut
 from bellmax.backends import BACKENDS
-from bellmax.backends.choice import backend_for
+from bellmax.backends.choice import backend_for, requested_backend, restored_request
+from bellmax.backends.fused import AttentionScores, AttentionWeights
 from bellmax.inputs import Mask, answers_near_misses, as_mask, check_tensor
 from bellmax.nn.smoothed import Smoothed
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Regularizer, from_kernel, with_gamma
 from bellmax.structures.chain import Chain
-from bellmax.tensors import Gamma, Tensors, promote_half
-from bellmax.transforms import is_transformed
+from bellmax.tensors import Gamma, Tensors, inner, promote_half, read_gamma
+from bellmax.transforms import is_transformed, needs_grad
 
 
 class SegmentationAttention(Smoothed):
     """Attention to segments of a sequence of keys: a chain over the keys, each of which is attended to (1) or not (0).
 
     For a query z and keys x_1 … x_K the potentials are θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j, where s is a learned
-    score, T a learned (2, 2) ``[current, previous]`` matrix of transitions, and nothing is attended to before the first
-    key. The weights are the marginal probabilities of being attended to, divided by their sum. Transitions that favour
-    staying in a state group the weights into segments. They start at 0, where keys are independent of each other.
+    score and T is a learned (2, 2) ``[current, previous]`` matrix of transitions. The state before the first key is 0.
+    The weights are the marginal probabilities of state 1, divided by their sum. Transitions that favour staying in a
+    state group the weights into segments. The transitions are initialized to 0, which makes the keys independent.
 
     If every key is masked, or all marginals are 0 (possible under a sparse Ω), the weights of the query, its context
     and all gradients through them are 0. A sum of marginals below about 1e-31 in float32 is taken as 0.
 
     Args:
-        query_size: number of features of a query.
-        key_size: number of features of a key.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard"; the paper trains
+        query_size: The number of features of a query.
+        key_size: The number of features of a key.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". The paper trains
             with γ = 2 for negentropy and γ = 10 for l2, since under l2 most gradients are 0 if γ is small.
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
-        bilinear: whether s is the paper's bilinear form z·W x, or the additive v·tanh(A z + B x + b) of Bahdanau et
-            al. with ``key_size`` hidden units, which needs memory for every query, key and hidden unit.
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        bilinear: If True, s is the bilinear form z·W x of the paper. If False, s is the additive score v·tanh(A z +
+            B x + b) of Bahdanau et al. with ``key_size`` hidden units, which needs memory for every query, key and
+            hidden unit.
 
     >>> import bellmax as bx
     >>> _ = torch.manual_seed(0)
@@ -75,7 +77,7 @@ class SegmentationAttention(Smoothed):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the score at random (variance about 1 for features of variance 1), the transitions to 0."""
+        """Initialize the score at random (variance about 1 for features of variance 1) and the transitions to 0."""
         super().reset_parameters()
         if self.bilinear:
             nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
@@ -91,27 +93,27 @@ class SegmentationAttention(Smoothed):
         """Attend to the keys, for each query independently.
 
         Args:
-            queries: (..., Q, query_size).
-            keys: (..., K, key_size).
-            values: (..., K, V); the keys by default.
-            mask: bool or 0/1 integers (..., K), True at the keys to keep. It may have holes; the keys on both sides
-                become neighbours. Masked keys and values are ignored: they may be NaN, and get weight and gradient 0.
+            queries: Queries (..., Q, query_size).
+            keys: Keys (..., K, key_size).
+            values: Values (..., K, V), default the keys.
+            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN, and
+                get weight and gradient 0. The keys before and after a masked key become neighbours.
 
         Returns:
-            The context (..., Q, V), the weighted sum of the values, and the weights (..., Q, K), which sum to 1 or
-            are all 0.
+            The context (..., Q, V), which is the weighted sum of the values, and the weights (..., Q, K), which sum to
+            1 or are all 0.
 
         """
-        kept = self._check(queries, keys, values, mask)
-        if kept is not None:
-            left_out = ~kept.unsqueeze(-1)
-            keys = keys.masked_fill(left_out, 0)
-            values = keys if values is None else values.masked_fill(left_out, 0)
-        weights = self._weights(self._scores(queries, keys), kept)
+        is_used = self._check(queries, keys, values, mask)
+        if is_used is not None:
+            is_masked = ~is_used.unsqueeze(-1)
+            keys = keys.masked_fill(is_masked, 0)
+            values = keys if values is None else values.masked_fill(is_masked, 0)
+        weights = self._weights(self._scores(queries, keys), is_used)
         return weights @ (keys if values is None else values), weights
 
     def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """(..., Q, K)."""
+        """The score s of each key for each query, (..., Q, K)."""
         if self.bilinear:
             return queries @ self.weight @ keys.mT
         hidden = self.of_query(queries).unsqueeze(-2) + self.of_key(keys).unsqueeze(-3)
@@ -119,18 +121,16 @@ class SegmentationAttention(Smoothed):
         return scores
 
     def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        """(..., Q, K), from scores of that shape."""
+        """The weights (..., Q, K), from scores of that shape."""
         precise = promote_half(scores)
         omega, transitions = self.omega, self.transitions.to(precise.dtype)
-        weights = (
-            None if is_transformed(precise, transitions) else _weights_in_one_go(omega, precise, transitions, mask)
-        )
+        weights = _fused_weights(omega, precise, transitions, mask)
         if weights is None:
-            weights = _weights_of_chain(omega, precise, transitions, mask)
+            weights = _chain_weights(omega, precise, transitions, mask)
         return weights.to(scores.dtype)
 
     def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Mask | None) -> Tensor | None:
-        """The mask as bool."""
+        """Check all shapes, and return the mask as bool."""
         for name, size, tensor in (("queries", self.query_size, queries), ("keys", self.key_size, keys)):
             if check_tensor(name, tensor).ndim < 2 or tensor.shape[-1] != size:
                 raise ValueError(f"{name} must have shape (..., {name[0].upper()}, {size}), got {tuple(tensor.shape)}")
@@ -144,18 +144,17 @@ class SegmentationAttention(Smoothed):
             raise ValueError(f"values must have shape ({needed}), got {tuple(values.shape)}")
         if mask is None:
             return None
-        kept = as_mask("mask", mask, keys.device)
-        if kept.shape != keys.shape[:-1]:
-            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(kept.shape)}")
-        return kept
+        is_used = as_mask("mask", mask, keys.device)
+        if is_used.shape != keys.shape[:-1]:
+            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(is_used.shape)}")
+        return is_used
 
     def extra_repr(self) -> str:
         return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"
 
 
-def _weights_of_chain(
-    omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None, backend: str | None = None
-) -> Tensor:
+def _chain_weights(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor:
+    """The weights from the marginals of a chain, differentiable to any order."""
     chain = Chain.from_scores(
         pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
         transitions,
@@ -163,36 +162,56 @@ def _weights_of_chain(
         mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
         omega=omega,
     )
-    if backend is not None:
-        chain._solver.backend = backend
     marginals = chain.marginals[..., 1]
     total = marginals.sum(-1, keepdim=True)
     limits = torch.finfo(total.dtype)
-    nothing = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such overflows
-    return marginals / total.masked_fill(nothing, math.inf)
+    is_zero = total < limits.tiny / limits.eps  # so that neither 1/total nor a sum of such terms overflows
+    return marginals / total.masked_fill(is_zero, math.inf)
 
 
-def _weights_in_one_go(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The same by a kernel; None where there is none, or it declines these scores."""
+def _fused_weights(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The weights from one kernel call; None if the backend has no such kernel, or if it declines these scores."""
     kernel, gamma = omega.kernel, omega.gamma
-    backend = backend_for("scored_chain", scores.device, kernel)
-    shortcut = BACKENDS[backend].shortcut("attention.weights")
-    if shortcut is None or isinstance(gamma, Tensor) or not shortcut.serves(kernel, scores):
+    gammas = (gamma,) if isinstance(gamma, Tensor) else ()
+    if kernel is None or is_transformed(scores, transitions, *gammas) or not _is_scalar(gamma, scores):
         return None
-    index: Tensors = ()
+    fused = BACKENDS[backend_for("scored_chain", scores.device, kernel)].fused.attention_weights
+    if fused is None:
+        return None
+    lengths_and_mask: Tensors = ()
     if mask is not None:
         rows = mask.reshape(scores.shape[:-2].numel(), -1)
-        index = rows.sum(-1), rows
-    scale = 1 / gamma
-    found = shortcut.run(kernel, scale, scores, transitions, index)
-    if found is None:
+        lengths_and_mask = rows.sum(-1), rows
+    inputs = (scores, transitions, *(gammas if needs_grad(*gammas) else ()))
+    number, backend = read_gamma(gamma), requested_backend()
+    problem = AttentionScores(scores, transitions, lengths_and_mask, 1 / number, kernel)
+    result = fused.run(problem) if fused.supports(problem) else None
+    if result is None:
         return None
 
-    def vjp(inputs: Tensors, kept: Tensors, grad: Tensor) -> Tensors:
-        gradients: Tensors = shortcut.vjp(kernel, scale, inputs, kept, index, grad)
-        return gradients
+    def vjp(inputs: Tensors, saved: Tensors, grad: Tensor) -> list[Tensor | None]:
+        problem = AttentionScores(inputs[0], inputs[1], lengths_and_mask, 1 / number, kernel)
+        gradients = fused.vjp(problem, AttentionWeights(*saved), grad)
+        return [*gradients, _gamma_gradient(gradients, inputs, number)] if len(inputs) == 3 else list(gradients)
 
-    def general(inputs: Tensors, kept: Tensors) -> Tensor:
-        return _weights_of_chain(omega, inputs[0], inputs[1], mask, backend)
+    def general(inputs: Tensors, saved: Tensors) -> Tensor:
+        omega = with_gamma(from_kernel(kernel), inputs[2] if len(inputs) == 3 else number)
+        with restored_request(backend):
+            return _chain_weights(omega, inputs[0], inputs[1], mask)
 
-    return Shortcut(vjp, general).attach(found[0], (scores, transitions), found)
+    return Shortcut(vjp, general).attach(result.weights, inputs, result)
+
+
+def _is_scalar(gamma: Gamma, scores: Tensor) -> bool:
+    """True if γ is one number for all queries, and not of a wider dtype than the scores."""
+    if not isinstance(gamma, Tensor):
+        return True
+    is_narrow = torch.promote_types(gamma.dtype, scores.dtype) == scores.dtype
+    return gamma.numel() == 1 and gamma.ndim < scores.ndim and is_narrow
+
+
+def _gamma_gradient(gradients: Tensors, inputs: Tensors, number: float) -> Tensor:
+    """The gradient in γ. The weights depend on quotients θ/γ, so it is −⟨gradient in θ, θ⟩/γ for all θ together."""
+    (score_grad, transition_grad), (scores, transitions, gamma) = gradients, inputs
+    total = inner(score_grad, scores, scores.ndim) + inner(transition_grad, transitions, 2)
+    return (total / -number).reshape(gamma.shape).to(gamma.dtype)

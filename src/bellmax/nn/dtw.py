@@ -9,7 +9,8 @@ from bellmax.inputs import Lengths, Numbers, answers_near_misses, as_floating, a
 from bellmax.nn.smoothed import Smoothed
 from bellmax.regularizers import Regularizer
 from bellmax.series.costs import Cost
-from bellmax.series.pairs import check_options, check_pair, measure_of
+from bellmax.series.measure import measure_of
+from bellmax.series.pairs import check_options, check_pair
 from bellmax.series.pairs import dtw as dtw_of_series
 from bellmax.structures.dtw import StepWeights
 from bellmax.tensors import Gamma

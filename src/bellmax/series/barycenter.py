@@ -1,4 +1,4 @@
-"""The barycenter of a collection of series."""
+"""The barycenter of a collection of series under DTW."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch.nn.functional import interpolate
 
 from bellmax.inputs import Numbers, answers_near_misses, as_series, as_tensor
 from bellmax.regularizers import Regularizer, resolve
-from bellmax.series.collections import CELLS, Collection, check_collections, check_single_gamma, runs_of
+from bellmax.series.collections import Collection, check_collections, single_gamma
 from bellmax.series.costs import Cost
-from bellmax.series.pairs import measure_of
+from bellmax.series.measure import measure_of
+from bellmax.series.routes import Batch, values
+from bellmax.series.runs import CELLS, runs_of
 from bellmax.tensors import Gamma
 
 
@@ -33,39 +35,39 @@ def dtw_barycenter(
     max_iter: int = 100,
     tol: float = 1e-6,
 ) -> Tensor:
-    """The series z that is least far from a collection: it minimises Σ_k w_k dtw(z, x_k) by L-BFGS.
+    """The series z that minimizes Σ_k w_k dtw(z, x_k), by L-BFGS.
 
-    The objective is not convex: what is found depends on where the search begins. With "hard" it has kinks too, where
-    the search may end early; a small γ does better.
+    The objective is not convex, so the result depends on the first z. Under "hard" the objective also has kinks, at
+    which the search may stop early; a small γ gives better results.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        weights: (K,), at least 0; all the same by default. Only their ratios count.
-        init: (L, D) or (L,), where to begin; by default the weighted mean of the series, each stretched linearly to
+        weights: Weights (K,), at least 0, default equal. Only their ratios matter.
+        init: The first z, (L, D) or (L,). By default, the weighted mean of the series, each stretched linearly to
             ``length``.
-        length: L; by default that of ``init``, or the median of the lengths.
-        cost: as in :func:`dtw`.
-        band: as in :class:`DTW`.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-        divergence: as in :func:`dtw`; with None the bias of a smooth Ω flattens z.
-        max_iter: how many iterations at most.
-        tol: largest entry of the gradient at which to stop.
+        length: The length L of z. By default, the length of ``init``, or the median length of the series.
+        cost: The cost of matching two elements, as in :func:`dtw`.
+        band: Half the width of a band around the diagonal, as in :class:`DTW`.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        divergence: A divergence, as in :func:`dtw`. With None, the bias of a smooth Ω flattens z.
+        max_iter: The maximum number of iterations.
+        tol: The search stops when no entry of the gradient is larger.
 
     Returns:
-        (L, D), without gradient.
+        z, (L, D), without gradient.
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 3.0, 0.0, 0.0])]
     >>> bx.dtw_barycenter(xs, gamma=0.1).squeeze(-1).round().long()  # one bump, not two
     tensor([0, 2, 0, 0])
     """
-    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
-    check_single_gamma(measure)
+    measure = single_gamma(measure_of(cost, band, resolve(omega, gamma), divergence))
     with torch.inference_mode(False), torch.no_grad():
         (series,) = check_collections(xs=xs)
         if not series:
             raise ValueError("xs must hold at least one series, got none")
+        measure = measure.with_number_gamma(series[0])
         shares = _check_weights(weights, series[0].new_ones(len(series)))
         start = _start(series, shares, init, length)
         runs = runs_of(series, CELLS)
@@ -73,12 +75,14 @@ def dtw_barycenter(
         best, least = start, math.inf
 
         def terms() -> Iterator[Tensor]:
+            """The terms of the objective, one at a time: the graph of each is freed before the next."""
             for run in runs:
-                yield shares[run.places] @ measure(z, run.series, None, run.lengths)
+                yield shares[run.positions] @ values(measure, Batch(z, run.series, None, run.lengths))
             if divergence is not None:
-                yield measure(z, z) / -2
+                yield values(measure, Batch(z, z)) / -2
 
         def closure() -> float:
+            """Compute the objective and its gradient, and remember the best z."""
             nonlocal best, least
             z.grad = torch.zeros_like(z)
             objective = 0.0
@@ -98,19 +102,20 @@ def dtw_barycenter(
 
 
 def _check_weights(weights: Numbers | None, ones: Tensor) -> Tensor:
-    """(K,), of sum 1."""
+    """Convert the weights (K,) to weights of sum 1; ``ones`` has their dtype and device."""
     if weights is None:
         return ones / len(ones)
-    given = as_tensor("weights", weights).detach().to(ones)
-    if given.shape != ones.shape:
-        raise ValueError(f"weights must hold one number for each of {len(ones)} series, got shape {tuple(given.shape)}")
-    if not bool((given >= 0).all()) or not 0 < float(given.sum()) < math.inf:
-        raise ValueError(f"weights must be at least 0 and not all 0, got {given.tolist()}")
-    return given / given.sum()
+    numbers = as_tensor("weights", weights).detach().to(ones)
+    if numbers.shape != ones.shape:
+        shape = tuple(numbers.shape)
+        raise ValueError(f"weights must hold one number for each of {len(ones)} series, got shape {shape}")
+    if not bool((numbers >= 0).all()) or not 0 < float(numbers.sum()) < math.inf:
+        raise ValueError(f"weights must be at least 0 and not all 0, got {numbers.tolist()}")
+    return numbers / numbers.sum()
 
 
 def _start(series: list[Tensor], shares: Tensor, init: Numbers | None, length: int | None) -> Tensor:
-    """(L, D)."""
+    """The first z, (L, D)."""
     features = series[0].shape[1]
     if init is not None:
         first = as_series("init", init)

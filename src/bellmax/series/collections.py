@@ -1,85 +1,37 @@
-"""All pairs of collections of series."""
+"""DTW of all pairs of two collections of series."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias, overload
+from math import isqrt
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as recomputed
 
-from bellmax.backends import BACKENDS
-from bellmax.backends.choice import backend_for
 from bellmax.inputs import TRANSPOSE, Numbers, answers_near_misses, as_collection, as_floating, transposed
-from bellmax.programs.table import WARPING
 from bellmax.regularizers import Regularizer, resolve
-from bellmax.series.costs import Cost, as_power
-from bellmax.series.jobs import (
-    CELLS_OF_BLOCK,
-    Advance,
-    Block,
-    Job,
-    Tensors,
-    check_client,
-    found_in,
-    mean_length,
-    parts,
-)
+from bellmax.series.costs import Cost
+from bellmax.series.jobs import CELLS_OF_BLOCK, Block, Job, Results, check_client, mean_length, results_of
+from bellmax.series.measure import Measure, measure_of
 from bellmax.series.outputs import Fresh, Out, Output, output
-from bellmax.series.pairs import Measure, measure_of
-from bellmax.tensors import Gamma, multiply_by_gamma, promote_half
-from bellmax.transforms import is_checked, is_transformed, needs_grad
+from bellmax.series.routes import Tile, route_of, values
+from bellmax.series.runs import CELLS, Advance, Run, Selection, all_pairs, num_pairs, runs_of, self_pairs, slices
+from bellmax.tensors import Gamma, promote_half
+from bellmax.transforms import is_checked, is_transformed
 
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
-Joined: TypeAlias = "tuple[Tensor, Tensor]"
 
-CELLS = 2**20  # of the cost matrices at a time: beyond the reach of malloc, fresh pages cost more than the sweeps
-_TILE = 1024  # series of each side of a part of the result
-_ROWS = 256  # of a part, that the kernel for neighbours computes at a time
-_SHORT = 64  # steps up to which another kernel is faster for pairs without a band
-_ALIKE = 1.25  # how much longer than the shortest of its run a series may be
-
-
-class Run(NamedTuple):
-    """Series of a collection that are about as long as each other."""
-
-    places: Tensor  # (K,), in the collection
-    series: Tensor  # (K, N, D), zeros past the end
-    lengths: Tensor  # (K,)
-
-
-def runs_of(collection: Sequence[Tensor], max_cells: int) -> list[Run]:
-    """The collection from short to long, in runs of which two have ``max_cells`` cells between them, if they can."""
-    runs: list[list[int]] = []
-    for k in sorted(range(len(collection)), key=lambda k: len(collection[k])):
-        length, features = collection[k].shape
-        if runs:
-            fits = (len(runs[-1]) + 1) * (length + features) <= math.isqrt(max_cells)
-            if fits and length <= _ALIKE * len(collection[runs[-1][0]]):
-                runs[-1].append(k)
-                continue
-        runs.append([k])
-    device = collection[0].device if collection else None
-    return [
-        Run(
-            torch.tensor(run, device=device),
-            pad_sequence([collection[k] for k in run], batch_first=True),
-            torch.tensor([len(collection[k]) for k in run], device=device),
-        )
-        for run in runs
-    ]
+_TILE = 1024  # series of each side of a block, at most
 
 
 def check_collections(**named: Collection) -> list[list[Tensor]]:
-    """Each as a list of (N_k, D), all of one dtype, device and D."""
-    lists = {name: as_collection(name, given) for name, given in named.items()}
+    """Convert each collection to a list of series (N_k, D), all of one dtype, device and D."""
+    lists = {name: as_collection(name, collection) for name, collection in named.items()}
     labelled = [(f"{name}[{k}]", s) for name, series in lists.items() for k, s in enumerate(series)]
     features = max((series.shape[1] for _, series in labelled), default=0)
     if features > 1 and all(len(series) == 1 for _, series in labelled):
@@ -102,20 +54,23 @@ def check_collections(**named: Collection) -> list[list[Tensor]]:
 
 
 def _check_numbers(labelled: list[tuple[str, Tensor]]) -> None:
-    """Raise a ValueError that names the first NaN."""
+    """Raise ``ValueError`` at the first NaN, if the values can be read without waiting for a device."""
     if not all(is_checked(series) for _, series in labelled):
         return
     for name, series in labelled:
         missing = series.detach().isnan()
         if missing.any():
             step, feature = missing.nonzero()[0].tolist()
-            place = f"[{step}]" if series.shape[1] == 1 else f"[{step}, {feature}]"
-            raise ValueError(f"{name} must hold no NaN but padding at its end in an array, got one at {name}{place}")
+            index = f"[{step}]" if series.shape[1] == 1 else f"[{step}, {feature}]"
+            raise ValueError(f"{name} must hold no NaN but padding at its end in an array, got one at {name}{index}")
 
 
-def check_single_gamma(measure: Measure) -> None:
+def single_gamma(measure: Measure) -> Measure:
+    """Return the measure with a scalar γ. Raises ``ValueError`` if γ has several numbers."""
     if measure.gamma_shape.numel() != 1:
         raise ValueError(f"gamma must be one number for all series, got shape {tuple(measure.gamma_shape)}")
+    gamma = measure.omega.gamma
+    return measure.with_gamma(gamma.reshape(())) if isinstance(gamma, Tensor) and gamma.ndim else measure
 
 
 @overload
@@ -170,33 +125,33 @@ def dtw_cdist(
     max_cells: int = CELLS,
     progress: bool = False,
 ) -> Any:
-    """:func:`dtw` of every series of ``xs`` with every series of ``ys``, whatever their lengths.
+    """:func:`dtw` of every series of ``xs`` with every series of ``ys``, which may have any lengths.
 
-    It is differentiable; gradients do not keep the cost matrices of all pairs, but compute them again. Where nothing
-    requires a gradient, the result is all that is kept: 4 bytes a pair in float32.
+    The result is differentiable. To save memory, the backward pass computes the cost matrices again. If no gradient is
+    recorded, the call needs no memory but the result: 4 bytes for each pair in float32.
 
     Args:
-        xs: K series, each (N_k, D) or (N_k,): tensors, arrays or lists, one by one; or one tensor or array (K, N, D) or
-            (K, N), or a pandas frame with a series in each row, where NaN at the end of a series is padding. Data of
-            layout (cases, channels, time) must be transposed first: ``X.swapaxes(1, 2)``.
-        ys: L series likewise. By default ``xs``, with each pair computed once: a cost that is a function must then be
-            symmetric.
-        cost: as in :func:`dtw`.
-        band: as in :class:`DTW`.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default, and one for all pairs.
-        divergence: as in :func:`dtw`; the terms of one series are computed once.
-        out: where to write the result, without gradients. Either a tensor, an array, a memory map or anything else of
-            shape (K, L) whose blocks can be assigned, such as a zarr array; or a path that ends with ".npy" (a file) or
-            ".zarr" (a folder, which needs ``pip install zarr``). At a path the same call goes on where an earlier one
-            was interrupted: the blocks that are finished are listed beside it, in a file that ends with ".blocks".
-            Raises ``ValueError`` if another call writes to the path at the same time.
-        client: computes the blocks, without gradients: a ``dask.distributed.Client``, which gets the series once for
-            each worker (``pip install 'bellmax[cluster]'``), or a ``concurrent.futures.Executor``.
-        checkpoint: a folder in which finished blocks stay, without gradients: the same call goes on from there. Raises
-            ``ValueError`` if the file of a block is damaged.
-        max_cells: how many cells of cost matrices to hold at a time, unless a single pair has more.
-        progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+        xs: K series. Either a sequence of series, each (N_k, D) or (N_k,): tensors, arrays or lists. Or a tensor or
+            array (K, N, D) or (K, N), or a pandas frame with a series in each row, where NaN at the end of a series
+            is padding. Transpose data of layout (cases, channels, time) first: ``X.swapaxes(1, 2)``.
+        ys: L series, in the same formats, default ``xs``. In that case each pair is computed once, so a cost function
+            must be symmetric.
+        cost: The cost of matching two elements, as in :func:`dtw`.
+        band: Half the width of a band around the diagonal, as in :class:`DTW`.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1, the same for all pairs. Only valid if ``omega`` is a string.
+        divergence: A divergence, as in :func:`dtw`. The terms of a single series are computed once.
+        out: The destination of the result, without gradients. Either a tensor, an array, a memory map or another object
+            of shape (K, L) whose blocks can be assigned, such as a zarr array. Or a path that ends with ".npy" (a file)
+            or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is interrupted, the same call
+            resumes it: finished blocks are listed in a file next to it, which ends with ".blocks". Raises
+            ``ValueError`` if another call writes to the path at the same time.
+        client: A client whose workers compute the blocks, without gradients: a ``dask.distributed.Client``, which sends
+            the series to each worker once (``pip install 'bellmax[cluster]'``), or a ``concurrent.futures.Executor``.
+        checkpoint: A folder for finished blocks, without gradients. If a call is interrupted, the same call resumes it.
+            Raises ``ValueError`` if the file of a block is damaged.
+        max_cells: The number of cells of cost matrices to hold at a time, unless a single pair has more.
+        progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
     Returns:
         (K, L): a tensor, or ``out``, or the memory map or zarr array at that path.
@@ -209,21 +164,25 @@ def dtw_cdist(
             [10.,  2.,  2.]])
     """
     check_client(client)
-    job = pairs_job(xs, ys, cost=cost, band=band, omega=omega, gamma=gamma, divergence=divergence, max_cells=max_cells)
-    left, right = job.left, job.right
-    elsewhere = [
-        name for name, given in (("out", out), ("client", client), ("checkpoint", checkpoint)) if given is not None
-    ]
-    wanted = job.measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
-    if left and right and (is_transformed(*left, *right) or (wanted and torch.is_grad_enabled() and not elsewhere)):
+    options: dict[str, Any] = {"cost": cost, "band": band, "omega": omega, "gamma": gamma, "divergence": divergence}
+    measure, left, right = _check_pairs(xs, ys, max_cells=max_cells, **options)
+    destinations = {"out": out, "client": client, "checkpoint": checkpoint}
+    elsewhere = [name for name, argument in destinations.items() if argument is not None]
+    has_gradient = measure.may_require_grad or any(series.requires_grad for series in (*left, *right))
+    if (
+        left
+        and right
+        and (is_transformed(*left, *right) or (has_gradient and torch.is_grad_enabled() and not elsewhere))
+    ):
         if elsewhere:
             raise ValueError(f"{elsewhere[0]} must be None under torch.func, torch.compile and forward mode")
-        return _with_gradients(job.measure, left, right, max_cells, progress)
+        return _with_gradients(measure, left, right, max_cells, progress)
+    job = Pairs(measure, left, right, max_cells)
     with output(out, (len(left), len(right)), left[0] if left else None, job.fingerprint) as to:
         return job.all(to, client, checkpoint, progress)
 
 
-def pairs_job(
+def _check_pairs(
     xs: Collection,
     ys: Collection | None = None,
     *,
@@ -233,76 +192,118 @@ def pairs_job(
     gamma: Gamma | None = None,
     divergence: str | None = None,
     max_cells: int = CELLS,
-) -> Pairs:
-    """What :func:`dtw_cdist` computes."""
-    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
-    check_single_gamma(measure)
+) -> tuple[Measure, list[Tensor], list[Tensor]]:
+    """The measure and both collections of a call of :func:`dtw_cdist`; one list twice without ``ys``."""
+    measure = single_gamma(measure_of(cost, band, resolve(omega, gamma), divergence))
     if max_cells < 1:
         raise ValueError(f"max_cells must be at least 1, got {max_cells}")
     lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
-    return Pairs(measure, lists[0], lists[-1], max_cells)
+    return measure, lists[0], lists[-1]
+
+
+def pairs_job(xs: Collection, ys: Collection | None = None, *, max_cells: int = CELLS, **options: Any) -> Pairs:
+    """The job of a call of :func:`dtw_cdist`."""
+    return Pairs(*_check_pairs(xs, ys, max_cells=max_cells, **options), max_cells)
+
+
+# --- with gradients
 
 
 def _with_gradients(
     measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int, progress: bool
 ) -> Tensor:
+    """f or its divergence, (K, L), differentiable."""
     rows = runs_of(left, max_cells)
     columns = rows if right is left else runs_of(right, max_cells)
-    values = _gathered(measure, rows, columns, progress)
+    matrix = _differentiable_matrix(measure, rows, columns, progress)
     if measure.divergence is None:
-        return values
+        return matrix
     if rows is columns:
-        of_rows = of_columns = values.diagonal() / 2
+        row_terms = column_terms = matrix.diagonal() / 2
     else:
-        of_rows, of_columns = (_with_itself(measure, runs) / 2 for runs in (rows, columns))
-    return values - (of_rows.unsqueeze(-1) + of_columns)
+        row_terms, column_terms = (_self_values(measure, runs) / 2 for runs in (rows, columns))
+    return matrix - (row_terms.unsqueeze(-1) + column_terms)
 
 
-def _gathered(measure: Measure, rows: list[Run], columns: list[Run], progress: bool) -> Tensor:
-    """f of all pairs, (K, L)."""
-    height, width = (sum(len(run.places) for run in runs) for runs in (rows, columns))
-    where = torch.zeros(height, width, dtype=torch.int64, device=rows[0].places.device)  # a pair is in what is found
-    found: list[Tensor] = []
+def _differentiable_matrix(measure: Measure, rows: list[Run], columns: list[Run], progress: bool) -> Tensor:
+    """f of all pairs, (K, L), which saves no cost matrices for the backward pass."""
+    height, width = (sum(len(run.positions) for run in runs) for runs in (rows, columns))
+    positions = torch.zeros(height, width, dtype=torch.int64, device=rows[0].positions.device)  # of pairs in `computed`
+    computed: list[Tensor] = []
     count = 0
-    # A checkpoint forgets a block until its gradient is asked for; under torch.func there are none.
-    keep = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-    with bar(progress, _num_pairs(height, width, rows is columns)) as advance:
-        for row, column, i, j in _blocks(rows, columns):
-            block = partial(_block, measure, row, column, i, j)
-            found.append(block() if keep else checkpoint(block, use_reentrant=False, preserve_rng_state=False))
-            numbers = torch.arange(count, count + len(i), device=where.device)
-            where[row.places[i], column.places[j]] = numbers
+    with progress_bar(progress, num_pairs(height, width, rows is columns)) as advance:
+        for selection in all_pairs(rows, columns):
+            computed.append(_recomputed_values(measure, selection))
+            size = len(selection.i)
+            row, column = selection.positions
+            numbers = torch.arange(count, count + size, device=positions.device)
+            positions[row, column] = numbers
             if rows is columns:
-                where[column.places[j], row.places[i]] = numbers
-            count += len(i)
-            advance(len(i))
-    return torch.cat(found)[where]
+                positions[column, row] = numbers
+            count += size
+            advance(size)
+    return torch.cat(computed)[positions]
+
+
+def _recomputed_values(measure: Measure, selection: Selection) -> Tensor:
+    """f of some pairs, (P,), which the backward pass computes again. torch.func cannot do so, and saves all."""
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return values(measure, selection)
+
+    def run() -> Tensor:
+        with measure.on_its_backend():
+            return values(measure, selection)
+
+    result: Tensor = recomputed(run, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def _self_values(measure: Measure, runs: list[Run]) -> Tensor:
+    """f of each series with itself, (K,)."""
+    computed = [values(measure, self_pairs(run)) for run in runs]
+    return torch.cat(computed)[torch.cat([run.positions for run in runs]).argsort()]
+
+
+# --- without gradients
 
 
 class Pairs(Job):
-    """f of all pairs: if the rows are the columns, blocks and not their mirror images."""
+    """f of all pairs. In a symmetric matrix, only the blocks on and above the diagonal are computed."""
 
     def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor], max_cells: int = CELLS) -> None:
         super().__init__(measure, left, right)
         self._max_cells = max_cells
-        step = math.isqrt(CELLS_OF_BLOCK // (mean_length(left) * mean_length(right)))
+        step = isqrt(CELLS_OF_BLOCK // (mean_length(left) * mean_length(right)))
         self._step = max(1, min(step, _TILE))
 
     def blocks(self) -> list[Block]:
-        sides = product(parts(len(self.left), self._step), parts(len(self.right), self._step))
+        sides = product(slices(len(self.left), self._step), slices(len(self.right), self._step))
         return [Block(*sides) for sides in sides if not self.is_symmetric or sides[0].start <= sides[1].start]
 
     def _is_diagonal(self, block: Block) -> bool:
         return self.is_symmetric and block.rows == block.columns
 
-    def compute(self, block: Block, advance: Advance = lambda done: None) -> Tensors:
-        left, right = self.left[block.rows], self.right[block.columns]
-        tile = _searched_tile(self.measure, left, right, self._is_diagonal(block), advance)
-        if tile is None:
-            rows = runs_of(left, self._max_cells)
-            columns = rows if self._is_diagonal(block) else runs_of(right, self._max_cells)
-            tile = _tile(self.measure, rows, columns, advance)
-        return (tile,)
+    def compute(self, block: Block, advance: Advance = lambda done: None) -> Results:
+        tile = Tile(self.left[block.rows], self.right[block.columns], self._is_diagonal(block), advance)
+        route = route_of(self.measure, tile)
+        return (self._by_runs(tile) if route is None else route.compute(self.measure, tile),)
+
+    def _by_runs(self, tile: Tile) -> Tensor:
+        """f of all pairs of a tile, computed run by run."""
+        rows = runs_of(tile.left, self._max_cells)
+        columns = rows if tile.is_diagonal else runs_of(tile.right, self._max_cells)
+        matrix = None
+        for selection in all_pairs(rows, columns):
+            computed = values(self.measure, selection)
+            if matrix is None:
+                matrix = computed.new_empty(len(tile.left), len(tile.right))
+            row, column = selection.positions
+            matrix[row, column] = computed
+            if rows is columns:
+                matrix[column, row] = computed
+            tile.advance(len(computed))
+        assert matrix is not None
+        return matrix
 
     def shape(self, block: Block) -> tuple[int, int]:
         return len(self.left[block.rows]), len(self.right[block.columns])
@@ -312,7 +313,7 @@ class Pairs(Job):
         return (self.value_dtype,)
 
     def size(self, block: Block) -> int:
-        return _num_pairs(len(self.left[block.rows]), len(self.right[block.columns]), self._is_diagonal(block))
+        return num_pairs(*self.shape(block), self._is_diagonal(block))
 
     def all(
         self,
@@ -324,132 +325,30 @@ class Pairs(Job):
         """f or its divergence, (K, L), without gradients and with no other memory of that size."""
         shape = len(self.left), len(self.right)
         to = to or Fresh(shape)
-        with torch.no_grad(), bar(progress, _num_pairs(*shape, self.is_symmetric)) as advance:
-            halves = self._halves() if self.measure.divergence is not None and 0 not in shape else None
-            for block, (tile,) in found_in(self, client, checkpoint, to.has, advance):
-                if halves is not None:
-                    tile -= halves[0][block.rows].unsqueeze(-1) + halves[1][block.columns]
+        with torch.no_grad(), progress_bar(progress, num_pairs(*shape, self.is_symmetric)) as advance:
+            terms = self._single_terms() if self.measure.divergence is not None and 0 not in shape else None
+            for block, (matrix,) in results_of(self, client, checkpoint, to.has, advance):
+                if terms is not None:
+                    matrix -= terms[0][block.rows].unsqueeze(-1) + terms[1][block.columns]
                     if self._is_diagonal(block):
-                        tile.fill_diagonal_(0)
-                to.write(block, tile, mirrored=self.is_symmetric)
+                        matrix.fill_diagonal_(0)
+                to.write(block, matrix, mirrored=self.is_symmetric)
         return to.matrix
 
-    def _halves(self) -> tuple[Tensor, Tensor]:
-        """Half of f of every series with itself, (K,) and (L,)."""
-        of_rows = self._with_itself(self.left)
-        return of_rows, of_rows if self.is_symmetric else self._with_itself(self.right)
+    def _single_terms(self) -> tuple[Tensor, Tensor]:
+        """The terms f(x, x)/2 and f(y, y)/2 of a divergence, (K,) and (L,)."""
+        row_terms = self._halved_self_values(self.left)
+        return row_terms, row_terms if self.is_symmetric else self._halved_self_values(self.right)
 
-    def _with_itself(self, series: list[Tensor]) -> Tensor:
-        found = (
-            _with_itself(self.measure, runs_of(series[part], self._max_cells)) for part in parts(len(series), _TILE)
-        )
-        return torch.cat(list(found)) / 2
-
-
-def _tile(measure: Measure, rows: list[Run], columns: list[Run], advance: Advance) -> Tensor:
-    """f of the pairs of some runs."""
-    tile = None
-    for row, column, i, j in _blocks(rows, columns):
-        found = _block(measure, row, column, i, j)
-        if tile is None:
-            tile = found.new_empty([sum(len(run.places) for run in runs) for runs in (rows, columns)])
-        tile[row.places[i], column.places[j]] = found
-        if rows is columns:
-            tile[column.places[j], row.places[i]] = found
-        advance(len(i))
-    assert tile is not None
-    return tile
-
-
-def neighbors_kernel(measure: Measure, series: list[Tensor]) -> Callable[..., Any] | None:
-    """A kernel without cost matrices for hard DTW, if it serves these: queries, candidates, the index that is not to be
-    found or −1, and how many to find → distances, indices and the number of cells."""
-    power, kernel = as_power(measure.cost, series[0].shape[1]), measure.omega.kernel
-    shortcut = BACKENDS[backend_for(WARPING.name, series[0].device, kernel)].shortcut("dtw.neighbors")
-    if shortcut is None or power is None or measure.divergence is not None or not shortcut.serves(kernel, series[0]):
-        return None
-    band = math.inf if measure.band is None else float(measure.band)
-
-    def run(queries: Joined, candidates: Joined, without: Tensor, k: int) -> Any:
-        return shortcut.run(kernel, queries, candidates, without, k, power, band)
-
-    return run
-
-
-def joined(collection: Sequence[Tensor]) -> Joined:
-    """All elements, and where each series begins, with the end of the last."""
-    lengths = torch.tensor([0, *map(len, collection)], device=collection[0].device)
-    return torch.cat(list(collection)), lengths.cumsum(0)
-
-
-def _searched_tile(
-    measure: Measure, left: list[Tensor], right: list[Tensor], is_diagonal: bool, advance: Advance
-) -> Tensor | None:
-    """f of all pairs as neighbours, of which all are wanted."""
-    run = neighbors_kernel(measure, right)
-    if run is None or (measure.band is None and max(map(len, (*left, *right))) <= _SHORT):
-        return None
-    if not all(bool(joined(side)[0].isfinite().all()) for side in (left, right)):
-        return None
-    tile = right[0].new_zeros(len(left), len(right))
-    for part in parts(len(left), _ROWS // 8 if is_diagonal else _ROWS):  # at which both of a pair are computed
-        start = part.start if is_diagonal else 0
-        queries, candidates = left[part], right[start:]
-        without = torch.full((len(queries),), -1, device=tile.device)
-        distances, indices, _ = run(joined(queries), joined(candidates), without, len(candidates))
-        tile[part, start:].scatter_(1, indices, distances)
-        advance(_num_pairs(len(queries), len(queries), is_diagonal) + len(queries) * (len(candidates) - len(queries)))
-    if is_diagonal:
-        tile.triu_()
-        tile += tile.triu(1).mT
-    return tile
-
-
-def _num_pairs(height: int, width: int, symmetric: bool) -> int:
-    return height * (height + 1) // 2 if symmetric else height * width
-
-
-def _blocks(rows: list[Run], columns: list[Run]) -> Iterator[tuple[Run, Run, Tensor, Tensor]]:
-    """Two runs and the members of their pairs; if the rows are the columns, a pair and not its mirror image."""
-    for r, row in enumerate(rows):
-        for column in columns[r if rows is columns else 0 :]:
-            i, j = torch.ones(len(row.places), len(column.places), device=row.places.device).nonzero().unbind(-1)
-            once = i <= j if row is column else slice(None)
-            yield row, column, i[once], j[once]
-
-
-def _block(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) -> Tensor:
-    """f of some pairs of two runs."""
-    values = _short_pairs(measure, row, column, i, j)
-    return measure(row.series[i], column.series[j], row.lengths[i], column.lengths[j]) if values is None else values
-
-
-def _short_pairs(measure: Measure, row: Run, column: Run, i: Tensor, j: Tensor) -> Tensor | None:
-    """The same by a kernel that needs no cost matrices, for short series, where no gradient is wanted."""
-    kernel, gamma, power = measure.omega.kernel, measure.omega.gamma, as_power(measure.cost, row.series.shape[-1])
-    if power is None or measure.band is not None or measure.divergence in ("sharp", "mean_cost"):
-        return None
-    if isinstance(gamma, Tensor) or is_transformed(row.series, column.series) or needs_grad(row.series, column.series):
-        return None
-    shortcut = BACKENDS[backend_for(WARPING.name, row.series.device, kernel)].shortcut("dtw.short_pairs")
-    if shortcut is None or not shortcut.serves(kernel, row.series, column.series, len(i)):
-        return None
-    lengths = row.lengths, column.lengths
-    values: Tensor | None = shortcut.run(kernel, row.series, column.series, lengths, (i, j), power, 1 / gamma)
-    return None if values is None else multiply_by_gamma(values, gamma)
-
-
-def _with_itself(measure: Measure, runs: list[Run]) -> Tensor:
-    """f of every series with itself, (K,)."""
-    every = (torch.arange(len(run.places), device=run.places.device) for run in runs)
-    found = [_block(measure, run, run, k, k) for run, k in zip(runs, every, strict=True)]
-    return torch.cat(found)[torch.cat([run.places for run in runs]).argsort()]
+    def _halved_self_values(self, series: list[Tensor]) -> Tensor:
+        chunks = (runs_of(series[chunk], self._max_cells) for chunk in slices(len(series), _TILE))
+        return torch.cat([_self_values(self.measure, runs) for runs in chunks]) / 2
 
 
 @contextmanager
-def bar(shown: bool, total: int, what: str = "pairs") -> Iterator[Callable[[int], object]]:
-    """A function to call with the number of those that were done."""
-    if not shown:
+def progress_bar(is_shown: bool, total: int, what: str = "pairs") -> Iterator[Callable[[int], object]]:
+    """Draw a progress bar on standard error, if it is shown. Yields ``advance(n)``, which moves it."""
+    if not is_shown:
         yield lambda done: None
         return
     try:

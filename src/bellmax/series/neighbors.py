@@ -1,4 +1,4 @@
-"""The nearest series of a collection."""
+"""The nearest neighbours of each series in a collection."""
 
 from __future__ import annotations
 
@@ -12,36 +12,20 @@ from torch import Tensor
 
 from bellmax.inputs import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
-from bellmax.series.collections import (
-    Collection,
-    Pairs,
-    bar,
-    check_collections,
-    check_single_gamma,
-    joined,
-    neighbors_kernel,
-)
+from bellmax.series.collections import Collection, Pairs, check_collections, progress_bar, single_gamma
 from bellmax.series.costs import Cost
-from bellmax.series.jobs import (
-    CELLS_OF_BLOCK,
-    Advance,
-    Block,
-    Job,
-    Tensors,
-    check_client,
-    found_in,
-    mean_length,
-    parts,
-)
-from bellmax.series.pairs import Measure, measure_of
+from bellmax.series.jobs import CELLS_OF_BLOCK, Block, Job, Results, check_client, mean_length, results_of
+from bellmax.series.measure import Measure, measure_of
+from bellmax.series.runs import Advance, slices
+from bellmax.series.search import can_search, concatenated, is_finite, search
 from bellmax.tensors import Gamma
 
-_PAIRS = 2**22  # that a kernel goes through, or a matrix holds, before others may interrupt
-_QUERIES = 64  # at least, for which the others are laid out
+_PAIRS = 2**22  # that a kernel compares, or a matrix holds, before an interrupt is handled
+_QUERIES = 64  # in a block, at least: every block prepares all candidates
 
 
 class Neighbors(NamedTuple):
-    """What :func:`dtw_neighbors` finds."""
+    """The result of :func:`dtw_neighbors`."""
 
     distances: Tensor  # (K, k)
     indices: Tensor  # (K, k)
@@ -64,29 +48,29 @@ def dtw_neighbors(
 ) -> Neighbors:
     """The k series of ``ys`` that are nearest to each series of ``xs``, by DTW or a smoothed form of it.
 
-    The result is exact: that of :func:`dtw_cdist` and a stable sort. Classical DTW (``omega="hard"``, the default here)
-    by "sqeuclidean", "cityblock" or, for one feature, "euclidean" costs is searched with lower bounds (Kim's; Keogh's
-    both ways) and sweeps that stop as soon as a series is too far: it takes a small part of the time of all pairs, and
-    a narrow ``band`` less still. For other costs, another Ω and divergences no bound would help much (that of soft-DTW,
-    hard − γ log(number of alignments), is far below it): all pairs are computed, without a matrix of all of them in
-    memory.
+    The result is exact: the same as :func:`dtw_cdist` and a stable sort. Classical DTW (``omega="hard"``, the default
+    here) with the cost "sqeuclidean", "cityblock" or, for one feature, "euclidean" uses lower bounds (LB_Kim, and
+    LB_Keogh in both directions) and abandons a pair as soon as it is too far. This takes a small fraction of the time
+    for all pairs, and less if the ``band`` is narrow. For other costs, other Ω and divergences all pairs are computed,
+    without a matrix of all of them in memory. Bounds would not help there: the lower bound of soft-DTW, hard − γ
+    log(number of alignments), is far below its value.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        ys: L series likewise. By default ``xs``, where no series is a neighbour of itself.
-        k: how many, from 1 to L, or to K − 1 without ``ys``.
-        cost: as in :func:`dtw`.
-        band: as in :class:`DTW`.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-        divergence: as in :func:`dtw`.
-        client: searches for some series at a time, as in :func:`dtw_cdist`.
-        checkpoint: a folder in which what was found stays: the same call goes on from there.
-        progress: whether to draw a bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+        ys: L series, in the same formats, default ``xs``. In that case no series is a neighbour of itself.
+        k: The number of neighbours, from 1 to L, or to K − 1 without ``ys``.
+        cost: The cost of matching two elements, as in :func:`dtw`.
+        band: Half the width of a band around the diagonal, as in :class:`DTW`.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        divergence: A divergence, as in :func:`dtw`.
+        client: A client whose workers search for some series at a time, as in :func:`dtw_cdist`.
+        checkpoint: A folder for finished blocks. If a call is interrupted, the same call resumes it.
+        progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
     Returns:
-        ``distances`` (K, k), without gradient, as :func:`dtw` gives them (no square root), nearest first, and
-        ``indices`` (K, k) int64 into ``ys``, the lower first where distances are equal.
+        ``distances`` (K, k), without gradient, in the units of :func:`dtw` (no square root), nearest first, and
+        ``indices`` (K, k) int64 into ``ys``. If distances are equal, the lower index comes first.
 
     >>> import bellmax as bx
     >>> xs = [[0, 1, 2, 1], [0, 0, 1, 2, 1], [5, 5], [4, 6, 5]]
@@ -100,10 +84,10 @@ def dtw_neighbors(
     job = neighbors_job(xs, ys, k=k, cost=cost, band=band, omega=omega, gamma=gamma, divergence=divergence)
     if not job.left:
         return Neighbors(job.right[0].new_empty(0, k), torch.empty(0, k, dtype=torch.int64))
-    with torch.no_grad(), bar(progress, len(job.left), "series") as advance:
-        found = list(found_in(job, client, checkpoint, lambda block: False, advance))
-        found.sort(key=lambda each: each[0].rows.start)
-        return Neighbors(*map(torch.cat, zip(*(tensors for _, tensors in found), strict=True)))
+    with torch.no_grad(), progress_bar(progress, len(job.left), "series") as advance:
+        blocks = list(results_of(job, client, checkpoint, lambda block: False, advance))
+        blocks.sort(key=lambda block_and_results: block_and_results[0].rows.start)
+        return Neighbors(*map(torch.cat, zip(*(results for _, results in blocks), strict=True)))
 
 
 def neighbors_job(
@@ -117,24 +101,23 @@ def neighbors_job(
     gamma: Gamma | None = None,
     divergence: str | None = None,
 ) -> Job:
-    """What :func:`dtw_neighbors` computes."""
-    measure = measure_of(cost, band, resolve(omega, gamma), divergence)
-    check_single_gamma(measure)
+    """The job of a call of :func:`dtw_neighbors`."""
+    measure = single_gamma(measure_of(cost, band, resolve(omega, gamma), divergence))
     with torch.no_grad():
         lists = check_collections(xs=xs) if ys is None else check_collections(xs=xs, ys=ys)
     most = max(0, len(lists[-1]) - (ys is None))
     if not hasattr(k, "__index__") or not 1 <= k <= most:
         others = "the number of other series" if ys is None else "the number of series in ys"
         raise ValueError(f"k must be an integer from 1 to {others}, {most}, got {k!r}")
-    return _Nearest(measure, lists[0], lists[-1], int(k))
+    return _NeighborsJob(measure, lists[0], lists[-1], int(k))
 
 
-# Series and, for each, the index that is not to be found, or −1 → distances and indices.
+# Maps queries, and for each the index of a candidate that it must not find (or −1), to distances and indices (Q, k).
 _Search = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
-class _Nearest(Job):
-    """Distances and indices of the nearest, for some series at a time."""
+class _NeighborsJob(Job):
+    """Distances and indices of the nearest neighbours. A block is some queries and all candidates."""
 
     def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor], k: int) -> None:
         super().__init__(measure, left, right)
@@ -146,8 +129,8 @@ class _Nearest(Job):
 
     def blocks(self) -> list[Block]:
         cells = len(self.right) * mean_length(self.left) * mean_length(self.right)
-        every = slice(0, len(self.right))
-        return [Block(rows, every) for rows in parts(len(self.left), max(_QUERIES, CELLS_OF_BLOCK // cells))]
+        candidates = slice(0, len(self.right))
+        return [Block(rows, candidates) for rows in slices(len(self.left), max(_QUERIES, CELLS_OF_BLOCK // cells))]
 
     def shape(self, block: Block) -> tuple[int, int]:
         return len(self.left[block.rows]), self._k
@@ -159,45 +142,44 @@ class _Nearest(Job):
     def size(self, block: Block) -> int:
         return len(self.left[block.rows])
 
-    def compute(self, block: Block, advance: Advance = lambda done: None) -> Tensors:
-        """Some queries at a time, those of one length together."""
-        search = _by_bounds(self.measure, self.right, self._k) or _by_all_pairs(self.measure, self.right, self._k)
+    def compute(self, block: Block, advance: Advance = lambda done: None) -> Results:
+        """Search for some queries at a time, in order of length, since queries of one length share their bounds."""
+        find = _pruned_search(self.measure, self.right, self._k) or _full_search(self.measure, self.right, self._k)
         order = sorted(range(len(self.left))[block.rows], key=lambda q: len(self.left[q]))
-        found, device = [], self.left[0].device
-        for part in parts(len(order), max(1, _PAIRS // len(self.right))):
-            queries = order[part]
-            itself = torch.tensor(queries if self.is_symmetric else [-1] * len(queries), device=device)
-            found.append(search([self.left[q] for q in queries], itself))
+        results, device = [], self.left[0].device
+        for chunk in slices(len(order), max(1, _PAIRS // len(self.right))):
+            queries = order[chunk]
+            excluded = torch.tensor(queries if self.is_symmetric else [-1] * len(queries), device=device)
+            results.append(find([self.left[q] for q in queries], excluded))
             advance(len(queries))
-        back = torch.tensor(order, device=device).argsort()
-        return tuple(torch.cat(each)[back] for each in zip(*found, strict=True))
+        original_order = torch.tensor(order, device=device).argsort()
+        return tuple(torch.cat(chunks)[original_order] for chunks in zip(*results, strict=True))
 
 
-def _by_bounds(measure: Measure, right: list[Tensor], k: int) -> _Search | None:
-    """By the kernel for hard DTW, if it serves these."""
-    run = neighbors_kernel(measure, right)
-    if run is None:
-        return None
-    candidates = joined(right)
-    if not bool(candidates[0].isfinite().all()):
+def _pruned_search(measure: Measure, right: list[Tensor], k: int) -> _Search | None:
+    """Search by the kernel for hard DTW; None if it cannot search these candidates."""
+    candidates = concatenated(right)
+    if not (can_search(measure, candidates) and is_finite(candidates)):
         return None
 
-    def search(queries: list[Tensor], without: Tensor) -> tuple[Tensor, Tensor]:
-        given = joined(queries)
-        if not bool(given[0].isfinite().all()):
-            return _by_all_pairs(measure, right, k)(queries, without)
-        distances, indices, _ = run(given, candidates, without, k)
-        return distances, indices
+    def find(queries: list[Tensor], excluded: Tensor) -> tuple[Tensor, Tensor]:
+        joined = concatenated(queries)
+        if not is_finite(joined):
+            return _full_search(measure, right, k)(queries, excluded)
+        nearest = search(measure, joined, candidates, excluded, k)
+        return nearest.distances, nearest.indices
 
-    return search
+    return find
 
 
-def _by_all_pairs(measure: Measure, right: list[Tensor], k: int) -> _Search:
-    def search(queries: list[Tensor], without: Tensor) -> tuple[Tensor, Tensor]:
-        values = Pairs(measure, queries, right).all()
-        rows = (without >= 0).nonzero().squeeze(1)
-        values[rows, without[rows]] = math.nan  # a sort puts it last
-        distances, indices = values.sort(dim=1, stable=True)
+def _full_search(measure: Measure, right: list[Tensor], k: int) -> _Search:
+    """Search by computing all distances and sorting them."""
+
+    def find(queries: list[Tensor], excluded: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = Pairs(measure, queries, right).all()
+        rows = (excluded >= 0).nonzero().squeeze(1)
+        matrix[rows, excluded[rows]] = math.nan  # sort puts NaN last
+        distances, indices = matrix.sort(dim=1, stable=True)
         return distances[:, :k].clone(), indices[:, :k].clone()
 
-    return search
+    return find

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
 from bellmax.backends import BACKENDS
+from bellmax.backends.fused import LabelledChain, LabelScores, TwoStateChain
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
 from bellmax.programs import CHAIN, SCORED_CHAIN
@@ -34,7 +35,7 @@ class ScoredChainTargets(SequenceTargets):
     """Targets of a chain given by scores. A fused kernel scores full labels."""
 
     def excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
-        fused = BACKENDS[self.p.backend].shortcut("scored_chain.labels")
+        fused = BACKENDS[self.p.backend].fused.label_scores
         shape = (*self.batch_shape, self.event_shape[0])
         if fused is None or is_transformed(*self.solver.inputs) or not self._are_labels(target):
             return self, None
@@ -47,12 +48,11 @@ class ScoredChainTargets(SequenceTargets):
             scores = targets._scores_by_kernel(fused, labels, ignore_index)
         return (self, None) if scores is None else (targets, targets._excess_of(fused, labels, scores))
 
-    def _scores_by_kernel(self, fused: Any, labels: Tensor, ignore_index: int) -> Tensor | None:
+    def _scores_by_kernel(self, fused: LabelScores, labels: Tensor, ignore_index: int) -> Tensor | None:
         """The score (B,) of labels (B, T) at γ = 1; None unless all of them are states of finite score."""
-        scores: Tensor | None = fused.run(self.solver.eager_theta(), self.solver.batch.index, labels, ignore_index)
-        return scores
+        return fused.run(LabelledChain(self.solver.eager_theta(), self.solver.batch.index, labels, ignore_index))
 
-    def _excess_of(self, fused: Any, labels: Tensor, scores: Tensor) -> Tensor:
+    def _excess_of(self, fused: LabelScores, labels: Tensor, scores: Tensor) -> Tensor:
         """DP_Ω minus its value on labels (B, T) alone, whose scores (B,) at γ = 1 are known."""
         solver, batch, gamma = self.solver, self.solver.batch, self.p.omega.gamma
         theta, value, tape = solver.eager_forward()
@@ -66,7 +66,7 @@ class ScoredChainTargets(SequenceTargets):
             *of_value, labels = saved
 
             def subtract(gradients: Tensors, theta: Tensors, seed: Tensor) -> None:
-                fused.subtract(gradients, theta, batch.index, labels, seed)
+                fused.subtract_vjp(gradients, LabelledChain(theta, batch.index, labels, ignored=-1), seed)
 
             return batch.vjp(inputs, of_value, grad, subtract)
 
@@ -264,18 +264,17 @@ class ScoredChain(Chain):
 
     def _marginals_by_kernels(self) -> Tensor | None:
         """The marginals (B, T, S) by the fused kernel for two states; None if it does not support these scores."""
-        fused = BACKENDS[self.backend].shortcut("scored_chain.marginals")
-        kernel, states, batch = self.omega.kernel, self.event_shape[1], self._solver.batch
-        if fused is None or states != 2:
+        fused, omega, batch = BACKENDS[self.backend].fused.chain_marginals, self.omega.kernel, self._solver.batch
+        if fused is None or omega is None or self.event_shape[1] != 2:
             return None
         theta, index, route = batch.theta(self._scores, self.omega.gamma), batch.index, batch.route
-        if not fused.serves(kernel, theta):
+        problem = TwoStateChain(theta, index, omega)
+        if not fused.supports(problem):
             return None
-        marginals = fused.run(kernel, theta, index)
+        marginals = fused.run(problem)
 
         def vjp(theta: Tensors, saved: Tensors, grad: Tensor) -> Tensors:
-            gradients: Tensors = fused.vjp(kernel, theta, index, grad)
-            return gradients
+            return fused.vjp(TwoStateChain(theta, index, omega), None, grad)
 
         def general(theta: Tensors, saved: Tensors) -> Tensor:
             _, tape = autograd.forward(route, theta, index)

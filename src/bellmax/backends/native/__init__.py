@@ -1,43 +1,45 @@
-"""C++ kernels on the CPU, for float32 and float64 and the Ω that ship with bellmax."""
+"""The native backend: C++ kernels on the CPU, for float32 and float64 and every Ω that ships with bellmax."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from bellmax.backends.native import blocks, labels, loading, neighbors, short_pairs, two_states
+import bellmax.backends.native.loading as loading
+from bellmax.backends.fused import FusedKernels
 from bellmax.backends.native.charts import NativeCharts
+from bellmax.backends.native.labels import NativeLabelScores
 from bellmax.backends.native.lattices import NativeLattice, NativeRows
+from bellmax.backends.native.long_pairs import NativeLongPairs
+from bellmax.backends.native.neighbors import NativeNeighbors
 from bellmax.backends.native.scored_chain import NativeScoredChain
+from bellmax.backends.native.short_pairs import NativeShortPairs
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
+from bellmax.backends.native.two_states import NativeMarginals, NativeWeights
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.programs import PROGRAMS
+from bellmax.programs import PROGRAMS, LatticeProgram
 from bellmax.programs.charts import ChartProgram
-from bellmax.programs.lattice import LatticeProgram
 from bellmax.regularizers import Kernel
-
-_SHORTCUTS: dict[str, Any] = {
-    "scored_chain.labels": labels.LabelScores(),
-    "scored_chain.marginals": two_states.Marginals(),
-    "attention.weights": two_states.Weights(),
-    "dtw.blocks": blocks.Blocks(),
-    "dtw.short_pairs": short_pairs.ShortPairs(),
-    "dtw.neighbors": neighbors.Neighbors(),
-}
 
 
 def instructions() -> str:
-    """The instruction set the kernels chose on this processor."""
+    """The instruction set for which the kernels were compiled and that this processor has, such as "avx2"."""
     return str(loading.kernels.instructions) if loading.kernels is not None else "none"
 
 
 class Native:
-    """Kernels near the limit of the machine."""
+    """Compiled sweeps for every structure, and all fused kernels."""
 
     name = "native"
     status = loading.status
+    fused = FusedKernels(
+        label_scores=NativeLabelScores(),
+        chain_marginals=NativeMarginals(),
+        attention_weights=NativeWeights(),
+        long_pairs=NativeLongPairs(),
+        short_pairs=NativeShortPairs(),
+        neighbors=NativeNeighbors(),
+    )
 
     def __init__(self) -> None:
         chain = NativeSweeps("chain")
@@ -49,10 +51,11 @@ class Native:
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
-            self._sweeps[structure] = self._by_other_kernels(structure)
+            self._sweeps[structure] = self._make_sweeps(structure)
         return self._sweeps[structure]
 
-    def _by_other_kernels(self, structure: str) -> Sweeps:
+    def _make_sweeps(self, structure: str) -> Sweeps:
+        """The fastest sweeps of a structure that has no entry in ``STRUCTURES``."""
         program = PROGRAMS[structure]
         if isinstance(program, LatticeProgram):
             for kernels in (NativeRows, NativeLattice):
@@ -60,6 +63,3 @@ class Native:
                     return kernels(program)
         kind = NativeCharts if isinstance(program, ChartProgram) else Expanded
         return kind(program, self._sweeps[program.engine])
-
-    def shortcut(self, name: str) -> Any | None:
-        return _SHORTCUTS.get(name)

@@ -1,32 +1,35 @@
-"""The score of given states in a scored chain, and its gradient, in one pass over the labels."""
+"""Fused kernel: the score of label sequences in a scored chain, and its gradient, in one pass over the labels."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from bellmax.backends.fused import LabelledChain
 from bellmax.backends.native.loading import call, contiguous, padded
 from bellmax.programs import SCORED_CHAIN
 from bellmax.regularizers import Kernel
 from bellmax.tensors import Tensors
 
-_ANY = Kernel("hard")  # an Ω has no part in it
+_UNUSED = Kernel("hard")  # scores do not depend on Ω, but every binding takes one
 
 
-class LabelScores:
-    """⟨Y, θ⟩ of the sequences Y that labels (B, T) name."""
+class NativeLabelScores:
+    """⟨Y, θ⟩ for the paths Y that labels (B, T) describe."""
 
-    def run(self, theta: Tensors, index: Tensors, labels: Tensor, ignored: int) -> Tensor | None:
-        """(B,); None if a label is no state, or ``ignored``, or a score is infinite."""
+    def supports(self, problem: LabelledChain) -> bool:
+        return True
+
+    def run(self, problem: LabelledChain) -> Tensor | None:
+        theta, lengths_and_mask, labels, ignored = problem
         scores = theta[0].new_empty(labels.shape[0])
-        given = contiguous((*theta, labels, scores))
+        tensors = contiguous((*theta, labels, scores))
         try:
-            served = call("scored_chain_score", *given, ignored, *padded(index, 2), *_ANY)
+            is_scored = call("scored_chain_score", *tensors, ignored, *padded(lengths_and_mask, 2), *_UNUSED)
         except ValueError:
-            SCORED_CHAIN.check_index(theta, index)  # names the argument and the value
+            SCORED_CHAIN.check_index(theta, lengths_and_mask)  # its error names the argument and the value
             raise
-        return scores if served else None
+        return scores if is_scored else None
 
-    def subtract(self, gradients: Tensors, theta: Tensors, index: Tensors, labels: Tensor, seed: Tensor) -> None:
-        """``gradients`` −= ``seed`` Y, in place."""
-        given = contiguous((*theta, labels, seed, *gradients))
-        call("scored_chain_subtract", *given, *padded(index, 2), *_ANY)
+    def subtract_vjp(self, gradients: Tensors, problem: LabelledChain, grad: Tensor) -> None:
+        tensors = contiguous((*problem.theta, problem.labels, grad, *gradients))
+        call("scored_chain_subtract", *tensors, *padded(problem.lengths_and_mask, 2), *_UNUSED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from bellmax.backends.fused import FusedKernels
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference import chain, graph
 from bellmax.backends.reference.expanded import Expanded
@@ -22,6 +23,7 @@ class Reference:
 
     name = "reference"
     status = "available"
+    fused = FusedKernels()
 
     def __init__(self) -> None:
         self._sweeps: dict[str, Sweeps] = {**_ENGINES, "scored_chain": ExpandedScoredChain(chain)}
@@ -34,6 +36,3 @@ class Reference:
             program = PROGRAMS[structure]
             self._sweeps[structure] = Expanded(program, _ENGINES[program.engine])
         return self._sweeps[structure]
-
-    def shortcut(self, name: str) -> None:
-        return None

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bellmax.backends.fused import FusedKernels
 from bellmax.backends.protocol import Backend, Sweeps
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.programs import PROGRAMS
@@ -33,6 +34,7 @@ class Triton:
     """One launch a sweep, one program a member of the batch."""
 
     name = "triton"
+    fused = FusedKernels()
 
     def __init__(self, others: Sequence[Backend]) -> None:
         self.devices = {"cuda", "xpu"}  # ROCm's name for its own is "cuda"
@@ -60,9 +62,6 @@ class Triton:
         module, _, name = _SWEEPS.get(structure, _LATTICE).partition(".")
         kind = getattr(import_module(f"bellmax.backends.triton.{module}"), name)
         return cast("Sweeps", kind(program, _Others(structure, self._others)))
-
-    def shortcut(self, name: str) -> None:
-        return None
 
 
 def _is_small(structure: str) -> bool:

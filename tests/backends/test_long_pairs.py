@@ -5,10 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from support.inside import pairwise, set_limit, value_in_blocks
+from support.inside import long_pair_value, measure_of, set_limit
 from support.kernels import in_two_numbers, needs_kernels, took
 
 import bellmax as bx
+from bellmax.series import pairwise
 
 pytestmark = needs_kernels
 
@@ -16,8 +17,12 @@ SQUARED = partial(pairwise, cost="sqeuclidean")
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    set_limit(monkeypatch, "cells in a block of dtw", 2**13)
+def small_chunks(monkeypatch):
+    set_limit(monkeypatch, "cells in a chunk of a long pair", 2**13)
+
+
+def by_chunks(x, y, cost, band, omega):
+    return long_pair_value(measure_of(cost, band, omega, None), x, y, omega.gamma)
 
 
 def series(rows, columns, dtype=torch.float64):
@@ -30,10 +35,10 @@ def series(rows, columns, dtype=torch.float64):
     ("rows", "columns", "band"),
     [(300, 200, None), (65, 130, None), (300, 260, 10), (130, 300, 3), (200, 1, None), (1, 200, 2), (513, 500, 0)],
 )
-def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
+def test_chunks_equal_the_whole_matrix(small_chunks, rows, columns, band, omega):
     x, y = series(rows, columns)
     with took("dtw_forward_block") as forward, took("dtw_backward_block") as backward:
-        value = value_in_blocks(x, y, SQUARED, band, omega)
+        value = by_chunks(x, y, SQUARED, band, omega)
         of_value = torch.autograd.grad(value, (x, y))
     assert len(forward) == 2 * len(backward)
     assert (len(backward) > 1) == (min(rows, columns) > 1)
@@ -45,13 +50,13 @@ def test_blocks_equal_the_matrix(small_blocks, rows, columns, band, omega):
 
 
 @pytest.mark.parametrize(("gamma", "fits"), [(1.0, True), (1e-8, False)])  # values may be too large for products
-def test_blocks_in_single_precision(small_blocks, gamma, fits):
+def test_chunks_in_single_precision(small_chunks, gamma, fits):
     x, y = series(300, 200, torch.float32)
     omega = bx.Negentropy(gamma)
-    with took("dtw_backward_block", times=5) as blocks:
-        value = value_in_blocks(x, y, SQUARED, None, omega)
+    with took("dtw_backward_block", times=5) as chunks:
+        value = by_chunks(x, y, SQUARED, None, omega)
         of_value = torch.autograd.grad(value, (x, y))
-    assert all(in_two_numbers(block).all() == fits for block in blocks)
+    assert all(in_two_numbers(chunk).all() == fits for chunk in chunks)
     with took("lattice_backward", times=1) as matrix:
         expected = bx.DTW(SQUARED(x, y).double(), omega=omega).value
         of_expected = torch.autograd.grad(expected, (x, y))
@@ -60,50 +65,51 @@ def test_blocks_in_single_precision(small_blocks, gamma, fits):
     torch.testing.assert_close(of_value, of_expected, rtol=1e-4, atol=1e-4)
 
 
-def test_second_derivative_of_blocks(small_blocks):
+def test_second_derivative(small_chunks):
     x, y = series(70, 66)
     products = []
-    for value in (value_in_blocks(x, y, SQUARED, None, bx.Negentropy()), bx.DTW(SQUARED(x, y)).value):
+    for value in (by_chunks(x, y, SQUARED, None, bx.Negentropy()), bx.DTW(SQUARED(x, y)).value):
         of_x, _ = torch.autograd.grad(value, (x, y), create_graph=True)
         products.append(torch.autograd.grad(of_x.square().sum(), y)[0])
     torch.testing.assert_close(*products)
 
 
-def test_second_derivatives_keep_the_backend_of_the_value(small_blocks):
+def test_second_derivatives_keep_the_backend_of_the_value(small_chunks):
     x, y = series(70, 66)
-    value = value_in_blocks(x, y, SQUARED, None, bx.Negentropy())
+    value = by_chunks(x, y, SQUARED, None, bx.Negentropy())
     with bx.use_backend("reference"), took("lattice_forward", times=1):
         torch.autograd.grad(value, x, create_graph=True)
 
 
-def test_a_constant_series_gets_no_gradient(small_blocks):
+def test_a_constant_series_gets_no_gradient(small_chunks):
     x, y = series(130, 140)
-    value_in_blocks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()
+    by_chunks(x, y.detach(), SQUARED, None, bx.Negentropy()).backward()
     assert x.grad is not None
     assert y.grad is None
 
 
-def test_forbidden_and_bad_cells(small_blocks):
+def test_forbidden_and_bad_cells(small_chunks):
     x, y = series(200, 150)
 
     def costs(value, a, b):
         cost = SQUARED(a, b)
         return torch.where(a[:, :1] > x.detach()[:, 0].max() - 1e-12, value, cost)
 
-    nowhere = value_in_blocks(x, y, partial(costs, torch.inf), None, bx.Negentropy())
+    nowhere = by_chunks(x, y, partial(costs, torch.inf), None, bx.Negentropy())
     assert nowhere == torch.inf
     assert all((g == 0).all() for g in torch.autograd.grad(nowhere, (x, y)))
     with pytest.raises(ValueError, match=r"cost must be finite or \+inf, got nan at cell \(\d+, 0\)"):
-        value_in_blocks(x, y, partial(costs, torch.nan), None, bx.Negentropy())
+        by_chunks(x, y, partial(costs, torch.nan), None, bx.Negentropy())
 
 
-def test_dtw_takes_blocks_for_large_pairs(monkeypatch):
+def test_dtw_takes_chunks_for_large_pairs(monkeypatch):
     torch.manual_seed(0)
     x, y = torch.randn(2, 150, 2, requires_grad=True), torch.randn(170, 2, requires_grad=True)
     lengths = torch.tensor([150, 90]), 160
     results = []
     for large, kernel in ((2**62, "lattice_{}"), (1, "dtw_{}_block")):
-        set_limit(monkeypatch, "cells of a pair that dtw takes whole", (large, large))
+        set_limit(monkeypatch, "cells of a long pair", large)
+        set_limit(monkeypatch, "cells of a batch of long pairs", large)
         with took(kernel.format("forward")), took(kernel.format("backward")):
             value = bx.dtw(x, y, lengths=lengths, band=20, divergence="debiased")
             results.append((value, *torch.autograd.grad(value.sum(), (x, y))))
@@ -135,7 +141,6 @@ for name, work in works.items():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
 def test_memory():
     """Megabytes that a large pair needs at its peak, beyond what a small one of its kind has left."""

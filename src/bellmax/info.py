@@ -1,0 +1,39 @@
+"""Information about this installation: its backends, and the kernels that they choose."""
+
+from __future__ import annotations
+
+import torch
+
+from bellmax.backends.choice import backend_states
+from bellmax.series.routes import describe_routes
+
+
+def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) -> dict[str, str]:
+    """The backend that runs on a device under an Ω that ships with bellmax, and the state of the others.
+
+    The backends are ``native`` (compiled kernels on the CPU), ``triton`` (kernels for GPUs), ``detour`` (the CPU
+    fallback: tensors are copied to the CPU, and the results back) and ``reference`` (plain torch, on the device).
+
+    Args:
+        device: The device, default "cpu".
+        routes: If True, add "dtw_routes": how ``bx.dtw`` and ``bx.dtw_cdist`` compute pairs of series on this device.
+            The first route whose conditions all hold is taken.
+
+    >>> import bellmax as bx
+    >>> sorted(bx.backend_info())
+    ['cpu', 'instructions', 'native', 'threads', 'triton']
+    >>> bx.backend_info("meta")["meta"]
+    'reference'
+    >>> print(bx.backend_info("meta", routes=True)["dtw_routes"])  # most routes need compiled kernels
+    1. one node, for a batch of pairs if
+       - a gradient is recorded
+       - divergence is None or "debiased"
+       - no step weights or penalties, no open ends
+       - cost is "sqeuclidean", "cityblock" or, for one feature, "euclidean"
+       - no torch.compile, torch.func or forward mode
+       - gamma is a number, or a tensor of no wider dtype than the series
+    2. distribution, for a batch of pairs otherwise
+    """
+    device = torch.device(device)
+    states = backend_states(device)
+    return states | {"dtw_routes": describe_routes(states[str(device)])} if routes else states
