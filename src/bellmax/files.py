@@ -13,15 +13,15 @@ from typing import IO
 from uuid import uuid4
 
 _SEAL = b"bellmax 1 "
-_LOCKED_BYTE = 2**30  # Windows locks bytes, against reading too: one beyond the end of a list
+_LOCKED_BYTE = 2**30  # Windows forbids reading locked bytes, so lock one beyond the end of the file
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new path in the folder of ``path`` to write to. At the end, the file replaces ``path``.
+    """Yield a temporary path in the folder of ``path`` to write to. At the end, the temporary file replaces ``path``.
 
-    After an error or an interrupt the new file is removed, and ``path`` stays as it was. Raises ``OSError`` with one
-    sentence if the file cannot be written.
+    After an error or an interrupt, the temporary file is removed and ``path`` is unchanged. Raises ``OSError`` with a
+    message of one sentence if the file cannot be written.
     """
     with _temporary(path) as temporary:
         yield temporary
@@ -30,11 +30,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}")  # unique: others may write the same file
+    """Yield a unique path in the folder of ``path``, and remove its file at the end.
+
+    Errors of writing become an ``OSError`` that names ``path`` instead of the temporary file.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}")  # unique: another process may write the same file
     try:
         yield temporary
     except OSError as error:
-        if error.filename not in (None, str(temporary)):  # of another file
+        if error.filename not in (None, str(temporary)):  # the error is about another file
             raise
         raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
@@ -47,14 +51,14 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def create(path: Path, content: bytes) -> None:
-    """Write a file that does not exist. If another process is quicker, its file stays."""
+    """Write a file that does not exist. If another process creates it first, keep the other process's file."""
     with _temporary(path) as temporary:
         temporary.write_bytes(content)
         try:
             os.link(temporary, path)
         except FileExistsError:
             pass
-        except OSError:  # a file system without links
+        except OSError:  # the file system has no hard links
             os.replace(temporary, path)
 
 
@@ -68,17 +72,18 @@ def write_sealed(path: Path, content: bytes, owner: str) -> None:
 
 
 def read_sealed(path: Path, owner: str) -> bytes:
-    """Return what :func:`write_sealed` wrote for the same ``owner``.
+    """Return the content that :func:`write_sealed` wrote for the same ``owner``.
 
     Raises ``ValueError`` if a bit of the file has changed, or if another owner or an older version wrote it.
     """
-    first, newline, content = path.read_bytes().partition(b"\n")
-    if first + newline != _seal(content, owner):
+    digest, newline, content = path.read_bytes().partition(b"\n")
+    if digest + newline != _seal(content, owner):
         raise ValueError(f"{path} is damaged")
     return content
 
 
 def _seal(content: bytes, owner: str) -> bytes:
+    """Return the first line of a sealed file: the version of the format and a digest."""
     return _SEAL + sha256(owner.encode() + b"\n" + content).hexdigest().encode() + b"\n"
 
 
@@ -87,10 +92,10 @@ def _seal(content: bytes, owner: str) -> bytes:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created if it does not exist. The lock ends with the process at the latest.
+    """Hold an exclusive lock on a file. The file is created if it does not exist.
 
-    Raises ``BlockingIOError`` if another process or thread holds the lock. On file systems that have no locks, nothing
-    is locked.
+    The operating system releases the lock if the process ends. Raises ``BlockingIOError`` if another process or thread
+    holds the lock. On file systems without locks, this is a no-op.
     """
     with path.open("ab") as file:
         try:
@@ -125,4 +130,4 @@ else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock(file: IO[bytes]) -> None:
-        fcntl.flock(file, fcntl.LOCK_UN)  # also of copies in processes that were forked meanwhile
+        fcntl.flock(file, fcntl.LOCK_UN)  # explicit: forked processes may still hold copies of the open file

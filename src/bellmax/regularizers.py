@@ -22,7 +22,10 @@ from bellmax.transforms import is_checked
 
 
 class Kernel(NamedTuple):
-    """A compiled Ω at γ = 1, as operators and backends know it: its name in :data:`KERNELS`, and numbers."""
+    """Identifier of a compiled Ω at γ = 1, hashable: operators and backends use it instead of a Regularizer.
+
+    ``name`` is a key of :data:`KERNELS`, and ``parameters`` are the arguments of that constructor.
+    """
 
     name: str
     parameters: tuple[float, ...] = ()
@@ -32,6 +35,7 @@ _NEGENTROPY, _SQUARED_L2, _HARD = (Kernel(name) for name in ("negentropy", "l2",
 
 
 def check_gamma(gamma: Gamma) -> None:
+    """Raise ``ValueError`` unless γ is a finite number > 0, or a floating point tensor of such numbers."""
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
             raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")
@@ -42,29 +46,33 @@ def check_gamma(gamma: Gamma) -> None:
         raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}")
 
 
-def _check_floating(x: Tensor) -> Tensor:
+def _floating_scores(x: Tensor) -> Tensor:
+    """Return x with half precision converted to float32. Raises ``ValueError`` if x is not floating point."""
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point, got dtype {x.dtype}")
     return promote_half(x)
 
 
-def _recentre(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x − max(x) along the last dimension, and max(x). A row of only −∞ becomes zeros, with maximum −∞."""
-    top = x.amax(-1, keepdim=True)
-    empty = top == -math.inf
-    return (x - top.masked_fill(empty, 0)).masked_fill(empty, 0), top
+def _subtract_max(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x − max(x) along the last dimension, and max(x) of shape (..., 1).
+
+    ``Regularizer.project`` needs vectors with maximum 0. A row that is all −∞ becomes zeros, with maximum −∞.
+    """
+    maximum = x.amax(-1, keepdim=True)
+    is_empty = maximum == -math.inf
+    return (x - maximum.masked_fill(is_empty, 0)).masked_fill(is_empty, 0), maximum
 
 
 class _Max(Function):
-    """max_Ω at γ = 1 along the last dimension; its gradient is :class:`_Argmax`."""
+    """max_Ω at γ = 1 along the last dimension. Its gradient is :class:`_Argmax`, so it is twice differentiable."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, omega: Regularizer) -> Tensor:
-        relative, top = _recentre(x)
+        relative, maximum = _subtract_max(x)
         q = omega.project(relative)
-        return top.squeeze(-1) + (inner(q, relative) - omega.penalty(q))
+        return maximum.squeeze(-1) + (inner(q, relative) - omega.penalty(q))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,14 +92,14 @@ class _Max(Function):
 
 
 class _Argmax(Function):
-    """∇max_Ω at γ = 1 along the last dimension; its derivative, both ways, is the symmetric J_Ω."""
+    """∇max_Ω at γ = 1 along the last dimension. Its Jacobian J_Ω is symmetric, so one product serves vjp and jvp."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, omega: Regularizer) -> Tensor:
-        relative, top = _recentre(x)
-        return omega.project(relative).masked_fill(top == -math.inf, 0)
+        relative, maximum = _subtract_max(x)
+        return omega.project(relative).masked_fill(maximum == -math.inf, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -116,18 +124,19 @@ class Regularizer:
 
     For a custom Ω, subclass it and write three methods *for γ = 1, along the last dimension*:
 
-    - ``penalty(q)``: Ω(q), from (..., D) to (...);
-    - ``project(x)``: the maximiser q of ⟨q, x⟩ − Ω(q), of x's shape (..., D); x comes with maximum 0 and may hold −∞;
-    - ``jacobian_product(q, y)``: J_Ω(q) y, the derivative of ``project`` at the x whose projection is q, applied to y.
+    - ``penalty(q)`` returns Ω(q), from shape (..., D) to (...).
+    - ``project(x)`` returns the maximiser q of ⟨q, x⟩ − Ω(q), shape (..., D). x has maximum 0 and may contain −∞.
+    - ``jacobian_product(q, y)`` returns J_Ω(q) y: the derivative of ``project``, at an x with projection q, along y.
 
-    Everything else follows: max, argmax, min, argmin and their derivatives of any order, γ as a number or a tensor, and
-    every dynamic program of this library (on its reference backend). :func:`bellmax.check_regularizer` tests them.
+    The base class derives the rest: max, argmax, min, argmin and their derivatives of any order, with γ as a number or
+    a tensor. Every dynamic program of this library accepts such an Ω and runs it on the reference backend. Test the
+    three methods with :func:`bellmax.check_regularizer`.
 
     Two regularizers are equal if they have the same class and equal parameters; a tensor equals only itself.
 
     Args:
-        gamma: strength of the smoothing, > 0. A tensor may be learnt, and broadcasts against the batch: the shape of x
-            without its ``dim``, or the batch shape of a dynamic program.
+        gamma: The smoothing strength, > 0, default 1. A tensor can be learnt. It broadcasts against the batch: the
+            shape of x without ``dim``, or the batch shape of a dynamic program.
 
     For example, the Gini entropy of sparsemax:
 
@@ -152,25 +161,25 @@ class Regularizer:
         self.gamma = gamma
 
     def penalty(self, q: Tensor) -> Tensor:
-        """Ω(q) for γ = 1: (..., D) → (...)."""
+        """Return Ω(q) for γ = 1: (..., D) → (...)."""
         raise NotImplementedError(f"{type(self).__name__} must define penalty(q), which is Ω(q) at γ = 1")
 
     def project(self, x: Tensor) -> Tensor:
-        """∇max_Ω(x) for γ = 1 and max(x) = 0: (..., D) → (..., D)."""
+        """Return ∇max_Ω(x) for γ = 1 and max(x) = 0: (..., D) → (..., D)."""
         raise NotImplementedError(f"{type(self).__name__} must define project(x), which is ∇max_Ω(x) at γ = 1")
 
     def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
-        """J_Ω(q) y for γ = 1: (..., D), (..., D) → (..., D)."""
+        """Return J_Ω(q) y for γ = 1: (..., D), (..., D) → (..., D)."""
         name = type(self).__name__
         raise NotImplementedError(f"{name} must define jacobian_product(q, y), the derivative of project along y")
 
     @property
     def kernel(self) -> Kernel | None:
-        """The compiled Ω at γ = 1 that this one is; None for one that is written in Python alone."""
+        """The compiled version of this Ω at γ = 1, or None if it exists only in Python."""
         return None
 
     def max(self, x: Tensor, dim: int = -1) -> Tensor:
-        """max_Ω(x) along ``dim``. Entries of −∞ are ignored; a row of only −∞ gives −∞.
+        """Return max_Ω(x) along ``dim``. Entries of −∞ are ignored. A row that is all −∞ gives −∞.
 
         >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
         tensor(0.6931)
@@ -179,7 +188,7 @@ class Regularizer:
         return multiply_by_gamma(value, self.gamma)
 
     def argmax(self, x: Tensor, dim: int = -1) -> Tensor:
-        """∇max_Ω(x) along ``dim``: a probability vector, or zeros for a row of only −∞.
+        """Return ∇max_Ω(x) along ``dim``: a probability vector, or zeros for a row that is all −∞.
 
         >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
         tensor([0.7500, 0.2500, 0.0000])
@@ -188,15 +197,15 @@ class Regularizer:
         return q.movedim(-1, dim).to(x.dtype)
 
     def min(self, x: Tensor, dim: int = -1) -> Tensor:
-        """min_Ω(x) = −max_Ω(−x) along ``dim``. Entries of +∞ are ignored."""
+        """Return min_Ω(x) = −max_Ω(−x) along ``dim``. Entries of +∞ are ignored."""
         return -self.max(-x, dim)
 
     def argmin(self, x: Tensor, dim: int = -1) -> Tensor:
-        """∇min_Ω(x) = ∇max_Ω(−x) along ``dim``."""
+        """Return ∇min_Ω(x) = ∇max_Ω(−x) along ``dim``."""
         return self.argmax(-x, dim)
 
     def hessian_product(self, q: Tensor, z: Tensor, dim: int = -1) -> Tensor:
-        """∇²max_Ω(x) z along ``dim``, from q = ∇max_Ω(x). For min_Ω it is the negative.
+        """Return ∇²max_Ω(x) z along ``dim``, given q = ∇max_Ω(x). For min_Ω, negate the result.
 
         >>> q = Negentropy().argmax(torch.zeros(2))
         >>> Negentropy().hessian_product(q, torch.tensor([1.0, 0.0]))
@@ -207,42 +216,42 @@ class Regularizer:
         return product.movedim(-1, dim)
 
     def log_argmax(self, x: Tensor) -> Tensor:
-        """log ∇max_Ω(x) for γ = 1 along the last dimension."""
+        """Return log ∇max_Ω(x) for γ = 1 along the last dimension, −∞ outside the support."""
         q: Tensor = _Argmax.apply(x, self)
-        outside = q == 0
-        return q.masked_fill(outside, 1).log().masked_fill(outside, -math.inf)
+        is_zero = q == 0
+        return q.masked_fill(is_zero, 1).log().masked_fill(is_zero, -math.inf)
 
     def log_argmax_jvp(self, q: Tensor, y: Tensor) -> Tensor:
-        """(J_Ω(q) y)/q for γ = 1 along the last dimension: the derivative of :meth:`log_argmax` applied to y."""
-        outside = q == 0
-        return (self.jacobian_product(q, y) / q.masked_fill(outside, 1)).masked_fill(outside, 0)
+        """Return (J_Ω(q) y)/q for γ = 1: the derivative of :meth:`log_argmax` applied to y, 0 outside the support."""
+        is_zero = q == 0
+        return (self.jacobian_product(q, y) / q.masked_fill(is_zero, 1)).masked_fill(is_zero, 0)
 
     def log_argmax_vjp(self, q: Tensor, y: Tensor) -> Tensor:
-        """J_Ω(q) (y/q) for γ = 1 along the last dimension: the transposed derivative of :meth:`log_argmax`."""
-        outside = q == 0
-        return self.jacobian_product(q, (y / q.masked_fill(outside, 1)).masked_fill(outside, 0))
+        """Return J_Ω(q) (y/q) for γ = 1: the transposed derivative of :meth:`log_argmax` applied to y."""
+        is_zero = q == 0
+        return self.jacobian_product(q, (y / q.masked_fill(is_zero, 1)).masked_fill(is_zero, 0))
 
     def at_unit_gamma(self) -> Regularizer:
-        """The same Ω with γ = 1."""
+        """Return a copy of this Ω with γ = 1."""
         unit = copy(self)
         unit.gamma = 1.0
         return unit
 
     def _scaled(self, x: Tensor, dim: int) -> Tensor:
-        """x/γ, with ``dim`` as the last dimension."""
+        """Return x/γ with ``dim`` moved to the end: the input of the functions that work at γ = 1."""
         if x.ndim and not x.shape[dim]:
             raise ValueError(f"x must have an entry along dim {dim}, got shape {tuple(x.shape)}")
-        return divide_by_gamma(_check_floating(x).movedim(dim, -1), self._gamma_column())
+        return divide_by_gamma(_floating_scores(x).movedim(dim, -1), self._gamma_column())
 
     def _gamma_column(self) -> Gamma:
-        """γ in a shape that broadcasts against vectors in the last dimension."""
+        """Return γ, with a new last dimension if it is a tensor, to broadcast against vectors of shape (..., D)."""
         return self.gamma.unsqueeze(-1) if isinstance(self.gamma, Tensor) else self.gamma
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        mine, theirs = vars(self), vars(other)
-        return mine.keys() == theirs.keys() and all(_same(value, theirs[name]) for name, value in mine.items())
+        a, b = vars(self), vars(other)
+        return a.keys() == b.keys() and all(_are_equal(value, b[name]) for name, value in a.items())
 
     def __hash__(self) -> int:
         return hash((type(self), id(self.gamma) if isinstance(self.gamma, Tensor) else self.gamma))
@@ -251,24 +260,27 @@ class Regularizer:
         return f"{type(self).__name__}(gamma={self.gamma})"
 
 
-def _same(a: object, b: object) -> bool:
-    """Whether two parameters are equal; a tensor equals only itself."""
+def _are_equal(a: object, b: object) -> bool:
+    """True if two parameters of a regularizer are equal. Tensors are compared by identity, without reading them."""
     if a is b:
         return True
     return not (isinstance(a, Tensor) or isinstance(b, Tensor)) and np.array_equal(a, b)  # type: ignore[arg-type]
 
 
-def _powered_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
-    """(s∘y − s⟨s, y⟩/Σs) with s = q^exponent on the support of q; 0 for an empty support."""
-    inside = q > 0
-    s = q.masked_fill(~inside, 1).pow(exponent).masked_fill(~inside, 0)
+def _power_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
+    """Return J_Ω(q) y = s∘y − s⟨s, y⟩/Σs, where s = q^exponent on the support of q and 0 outside.
+
+    This is the Jacobian of every Tsallis Ω, with exponent 2 − α. It is 0 if the support is empty.
+    """
+    is_outside = ~(q > 0)
+    s = q.masked_fill(is_outside, 1).pow(exponent).masked_fill(is_outside, 0)
     total = s.sum(-1, keepdim=True)
     sy = s * y
     return sy - s * (sy.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1))
 
 
 class Negentropy(Regularizer):
-    """Ω(q) = γ Σ q log q: max_Ω is γ log Σ exp(x/γ), its gradient the softmax.
+    """Ω(q) = γ Σ q log q. Then max_Ω(x) = γ log Σ exp(x/γ), and its gradient is the softmax.
 
     >>> Negentropy(gamma=0.5).max(torch.tensor([1.0, 1.0]))
     tensor(1.3466)
@@ -282,7 +294,7 @@ class Negentropy(Regularizer):
         return e / e.sum(-1, keepdim=True)
 
     def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
-        return _powered_jacobian_product(q, y, 1.0)
+        return _power_jacobian_product(q, y, 1.0)
 
     def log_argmax(self, x: Tensor) -> Tensor:
         v: Tensor = _Max.apply(x, self)
@@ -301,12 +313,18 @@ class Negentropy(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """Ω(q) = γ (Σ q^α − 1)/(α(α − 1)) with 1 < α ≤ 2: its gradient is α-entmax, sparse.
+    """Ω(q) = γ (Σ q^α − 1)/(α(α − 1)) with 1 < α ≤ 2. The gradient of max_Ω is α-entmax, which is sparse.
 
-    It is 0 at the vertices, tends to :class:`Negentropy` as α → 1, and is :class:`SquaredL2` minus γ/2 for α = 2.
+    Ω is 0 at the vertices of the simplex. It tends to :class:`Negentropy` as α → 1, and it equals
+    :class:`SquaredL2` minus γ/2 for α = 2.
+
+    Args:
+        alpha: The exponent α, default 1.5. Smaller values give denser gradients.
+        gamma: The smoothing strength, > 0, default 1.
 
     >>> Tsallis(alpha=1.5).argmax(torch.tensor([1.0, 0.0, -4.0]))
     tensor([0.8307, 0.1693, 0.0000])
+
     """
 
     def __init__(self, alpha: float = 1.5, gamma: Gamma = 1.0) -> None:
@@ -322,14 +340,14 @@ class Tsallis(Regularizer):
         # q = ((α−1)x − τ)₊^(1/(α−1)) with τ in [−1, 0): entries below −1 have probability 0, so −2 can replace −∞.
         x = (x * (self.alpha - 1)).clamp(min=-2)
         if self.alpha == 2:
-            return (x - _threshold_l2(x)).clamp(min=0)
+            return (x - _sparsemax_threshold(x)).clamp(min=0)
         if self.alpha == 1.5:
-            return (x - _threshold_root(x)).clamp(min=0).square()
-        q = (x - _threshold_newton(x, 1 / (self.alpha - 1))).clamp(min=0).pow(1 / (self.alpha - 1))
+            return (x - _entmax15_threshold(x)).clamp(min=0).square()
+        q = (x - _newton_threshold(x, 1 / (self.alpha - 1))).clamp(min=0).pow(1 / (self.alpha - 1))
         return q / q.sum(-1, keepdim=True)
 
     def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
-        return _powered_jacobian_product(q, y, 2 - self.alpha)
+        return _power_jacobian_product(q, y, 2 - self.alpha)
 
     @property
     def kernel(self) -> Kernel | None:
@@ -340,10 +358,10 @@ class Tsallis(Regularizer):
 
 
 class SquaredL2(Tsallis):
-    """Ω(q) = γ/2 ‖q‖²: its gradient is the projection of x/γ on the simplex (sparsemax), sparse.
+    """Ω(q) = γ/2 ‖q‖². The gradient of max_Ω is sparsemax: the projection of x/γ on the simplex, which is sparse.
 
-    Ω is γ/2 at a vertex, so a node with a single parent adds −γ/2 to the score of a path: longer paths lose more.
-    ``Tsallis(2)`` is the same function shifted to 0 at the vertices.
+    Ω is γ/2 at a vertex of the simplex. So each node of a path with only one parent adds −γ/2 to the score of the
+    path, and longer paths score lower. ``Tsallis(2)`` is this Ω minus γ/2, and has no such offset.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))
@@ -364,7 +382,7 @@ class SquaredL2(Tsallis):
 
 
 class Hard(Regularizer):
-    """Ω = 0: the ordinary max. Its gradient is one-hot at the first maximum, its Hessian 0.
+    """Ω = 0: the ordinary max. Its gradient is one-hot at the first maximum, and its Hessian is 0.
 
     >>> Hard().argmax(torch.tensor([1.0, 3.0, 3.0]))
     tensor([0., 1., 0.])
@@ -391,40 +409,43 @@ class Hard(Regularizer):
         return "Hard()"
 
 
-def _threshold_l2(x: Tensor) -> Tensor:
-    """τ with Σ (x − τ)₊ = 1, by sorting."""
-    top = x.sort(-1, descending=True).values
-    excess = top.cumsum(-1) - 1
+def _sparsemax_threshold(x: Tensor) -> Tensor:
+    """Return τ (..., 1) with Σ (x − τ)₊ = 1, by sorting: the threshold of α-entmax for α = 2."""
+    descending = x.sort(-1, descending=True).values
+    excess = descending.cumsum(-1) - 1
     size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    support = (size * top > excess).sum(-1, keepdim=True)
-    return excess.gather(-1, (support - 1).clamp(min=0)) / support  # of NaN, no entry is in the support
+    support_size = (size * descending > excess).sum(-1, keepdim=True)
+    return excess.gather(-1, (support_size - 1).clamp(min=0)) / support_size  # NaN: the support is empty
 
 
-def _threshold_root(x: Tensor) -> Tensor:
-    """τ with Σ (x − τ)₊² = 1, by sorting: the smaller root of k τ² − 2τ Σx + Σx² = 1 over the k largest."""
-    top = x.sort(-1, descending=True).values
+def _entmax15_threshold(x: Tensor) -> Tensor:
+    """Return τ (..., 1) with Σ (x − τ)₊² = 1, by sorting: the threshold of α-entmax for α = 1.5.
+
+    If the support consists of the k largest entries, τ is the smaller root of k τ² − 2τ Σx + Σx² = 1 over them.
+    """
+    descending = x.sort(-1, descending=True).values
     size = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    mean = top.cumsum(-1) / size
-    spread = (top.square().cumsum(-1) / size - mean.square()).clamp(min=0)
-    tau = mean - (1 / size - spread).clamp(min=0).sqrt()
-    support = (tau <= top).sum(-1, keepdim=True)
-    return tau.gather(-1, (support - 1).clamp(min=0))
+    mean = descending.cumsum(-1) / size
+    variance = (descending.square().cumsum(-1) / size - mean.square()).clamp(min=0)
+    tau = mean - (1 / size - variance).clamp(min=0).sqrt()
+    support_size = (tau <= descending).sum(-1, keepdim=True)
+    return tau.gather(-1, (support_size - 1).clamp(min=0))
 
 
-def _threshold_newton(x: Tensor, power: float) -> Tensor:
-    """τ with Σ (x − τ)₊^power = 1, where max(x) = 0, to the precision of the dtype.
+def _newton_threshold(x: Tensor, power: float) -> Tensor:
+    """Return τ (..., 1) with Σ (x − τ)₊^power = 1, to the precision of the dtype, for x with maximum 0.
 
-    ‖(x − τ)₊‖_power is convex in τ and at least 1 at τ = −1: Newton's method approaches the root from the left and
-    never passes it. Eight steps are enough for a thousand entries and every power.
+    The norm ‖(x − τ)₊‖_power is convex in τ and at least 1 at τ = −1. So Newton's method from −1 increases
+    monotonically to the root. Eight steps are enough for a thousand entries and every power.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     for _ in range(12):
-        above = (x - tau).clamp(min=0)
-        top = above.amax(-1, keepdim=True)
-        share = above / top
-        slopes = share.pow(power - 1)
-        total = (slopes * share).sum(-1, keepdim=True)
-        tau = tau + (top * total.pow(1 / power) - 1) * total.pow(1 - 1 / power) / slopes.sum(-1, keepdim=True)
+        excess = (x - tau).clamp(min=0)
+        largest = excess.amax(-1, keepdim=True)
+        ratios = excess / largest  # the powers of these cannot overflow
+        slopes = ratios.pow(power - 1)
+        total = (slopes * ratios).sum(-1, keepdim=True)
+        tau = tau + (largest * total.pow(1 / power) - 1) * total.pow(1 - 1 / power) / slopes.sum(-1, keepdim=True)
     return tau
 
 
@@ -439,7 +460,9 @@ _BY_NAME: dict[str, Callable[..., Regularizer]] = {
 
 
 def resolve(omega: str | Regularizer, gamma: Gamma | None = None) -> Regularizer:
-    """The regularizer that ``omega`` is or names; ``gamma`` is for a name, 1 by default.
+    """Return the regularizer for the public arguments ``omega``, an instance or a name, and ``gamma``.
+
+    Raises ``ValueError`` if ``gamma`` is passed with an instance, or with "hard".
 
     >>> resolve("softmax", 0.5), resolve("sparsemax"), resolve(Tsallis(1.5, gamma=2.0))
     (Negentropy(gamma=0.5), Tsallis(alpha=2.0, gamma=1.0), Tsallis(alpha=1.5, gamma=2.0))
@@ -479,11 +502,11 @@ def with_gamma(omega: Regularizer, gamma: Gamma) -> Regularizer:
 
 @lru_cache
 def from_kernel(kernel: Kernel) -> Regularizer:
-    """The regularizer at γ = 1 whose :attr:`Regularizer.kernel` it is."""
+    """Return the regularizer at γ = 1 whose :attr:`Regularizer.kernel` is ``kernel``."""
     return KERNELS[kernel.name](*kernel.parameters)
 
 
 @lru_cache
 def penalty_at_vertex(kernel: Kernel) -> float:
-    """Ω of a vector with a single entry, at γ = 1: what a node with one parent takes off the score of a path."""
+    """Return Ω of the vector (1,) at γ = 1: the amount that a node with one parent subtracts from a path's score."""
     return float(from_kernel(kernel).penalty(torch.ones(1, dtype=torch.float64, device="cpu")))
