@@ -1,7 +1,6 @@
-"""Conversion of user data to tensors.
+"""Conversion and validation of user data: arrays, lists, integers and rows of a pandas frame become tensors.
 
-Arrays, lists, integers and the rows of a pandas frame become tensors here. pandas is never imported: a frame is
-recognised by its ``iloc``.
+pandas is never imported: a frame is recognised by its attribute ``iloc``.
 """
 
 from __future__ import annotations
@@ -21,26 +20,29 @@ from torch import Tensor
 from bellmax.transforms import is_readable
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
-"""A tensor, an array, a list (of lists) of numbers, a pandas row."""
+"""A tensor, an array, a (nested) list of numbers, or a pandas row."""
 Lengths: TypeAlias = "Tensor | NDArray[Any] | Sequence[int] | int"
 Mask: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 
 
-def check_tensor(name: str, given: object) -> Tensor:
-    """``given``, which must be a tensor: inputs that need gradients are not converted silently."""
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one")
-    return given
+def check_tensor(name: str, value: object) -> Tensor:
+    """Return ``value``. Raises ``ValueError`` if it is not a tensor: a silent conversion would lose gradients."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}: torch.as_tensor({name}) makes one")
+    return value
 
 
-def check_choice(name: str, given: object, choices: Collection[str], other: str = "") -> None:
-    """Raise a ValueError for an argument that is none of the choices; ``other`` names what else it may be."""
-    if given not in choices:
-        raise ValueError(f"{name} must be {other}one of {', '.join(map(repr, choices))}, got {given!r}")
+def check_choice(name: str, value: object, choices: Collection[str], other: str = "") -> None:
+    """Raise ``ValueError`` if ``value`` is not one of the choices.
+
+    ``other`` starts the list in the message with values that are checked elsewhere, such as "None or ".
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be {other}one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_band(band: float | None) -> None:
-    """Raise a ValueError for what is no width of a band; a share of the length, as in the UCR archive, is none."""
+    """Raise ``ValueError`` if ``band`` is negative, or a fraction of the length (as in the UCR archive)."""
     if band is None:
         return
     if not band >= 0:
@@ -51,46 +53,52 @@ def check_band(band: float | None) -> None:
         )
 
 
-def as_tensor(name: str, given: object) -> Tensor:
-    """Numbers of any kind as a tensor: floating point as it was given, integers and bools as int64."""
-    if isinstance(given, Tensor):
-        if given.is_complex():
-            raise ValueError(f"{name} must hold real numbers, got dtype {given.dtype}")
-        return given
-    if isinstance(given, np.ma.MaskedArray):
+def as_tensor(name: str, numbers: object) -> Tensor:
+    """Return numbers of any kind as a tensor. Floating point keeps its dtype; integers and bools become int64.
+
+    A tensor is returned unchanged. ``name`` is the argument's name for error messages.
+    """
+    if isinstance(numbers, Tensor):
+        if numbers.is_complex():
+            raise ValueError(f"{name} must hold real numbers, got dtype {numbers.dtype}")
+        return numbers
+    if isinstance(numbers, np.ma.MaskedArray):
         raise ValueError(f"{name} must be an array without a mask, got a masked array: fill it or cut it")
-    if isinstance(given, np.ndarray) and given.dtype.kind == "O" and given.ndim:
-        given = list(given)
-    if isinstance(given, list | tuple) and any(isinstance(entry, Tensor) for entry in given):
-        return _stacked(name, given)
+    if isinstance(numbers, np.ndarray) and numbers.dtype.kind == "O" and numbers.ndim:
+        numbers = list(numbers)
+    if isinstance(numbers, list | tuple) and any(isinstance(entry, Tensor) for entry in numbers):
+        return _stack(name, numbers)
     try:
-        array = np.asarray(given)
+        array = np.asarray(numbers)
     except ValueError:
-        raise ValueError(_ragged(name)) from None
-    except RuntimeError:  # tensors further inside that require gradients
-        return _stacked(name, cast(Sequence[Any], given))
-    return torch.from_numpy(_plain(name, array))
+        raise ValueError(_ragged_message(name)) from None
+    except RuntimeError:  # a nested list contains tensors that require gradients
+        return _stack(name, cast(Sequence[Any], numbers))
+    return torch.from_numpy(_shareable_array(name, array))
 
 
-def _stacked(name: str, given: Sequence[Any]) -> Tensor:
-    """Stack entries of which some are tensors; gradients are kept."""
-    entries = [as_tensor(name, entry) for entry in given]
-    if len({entry.shape for entry in entries}) > 1:
-        raise ValueError(_ragged(name))
-    return torch.stack(as_floating(entries))
+def _stack(name: str, entries: Sequence[Any]) -> Tensor:
+    """Stack entries, some of which are tensors, along a new first dimension. Gradients flow through."""
+    tensors = [as_tensor(name, entry) for entry in entries]
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise ValueError(_ragged_message(name))
+    return torch.stack(as_floating(tensors))
 
 
-def _ragged(name: str) -> str:
+def _ragged_message(name: str) -> str:
     return f"{name} must be a rectangular array, got entries of different shapes; dtw_cdist takes ragged collections"
 
 
-def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An array that torch can share: at most float64, or int64; writable, with positive strides."""
+def _shareable_array(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose memory torch can share: float or int64, writable, with nonnegative strides.
+
+    Copies only if needed. Raises ``ValueError`` if the array contains anything but numbers.
+    """
     if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} must hold numbers, got {_first_of_others(array)}") from None
+            raise ValueError(f"{name} must hold numbers, got {_first_non_number(array)}") from None
     if array.dtype.kind in "iub":
         array = array.astype(np.int64)
     elif array.dtype.kind != "f":
@@ -101,21 +109,22 @@ def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array if is_shareable else array.copy()
 
 
-def _first_of_others(array: NDArray[Any]) -> str:
-    other = next((entry for entry in array.flat if not isinstance(entry, int | float | np.number)), None)
-    return f"{other!r}" if isinstance(other, str | None) else f"a {type(other).__name__}"
+def _first_non_number(array: NDArray[Any]) -> str:
+    """Describe the first entry of an object array that is not a number, for an error message."""
+    entry = next((entry for entry in array.flat if not isinstance(entry, int | float | np.number)), None)
+    return f"{entry!r}" if isinstance(entry, str | None) else f"a {type(entry).__name__}"
 
 
 def as_floating(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors in the widest floating point type among them; torch's default dtype if all hold integers."""
+    """Convert tensors to the widest floating point dtype among them, or to torch's default if all are integers."""
     types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     widest = reduce(torch.promote_types, types) if types else torch.get_default_dtype()
     return [tensor.to(widest) for tensor in tensors]
 
 
-def as_series(name: str, given: object) -> Tensor:
-    """One series or a batch of series, (..., length, features), from such a shape or from a vector (length,)."""
-    series = as_tensor(name, given)
+def as_series(name: str, numbers: object) -> Tensor:
+    """Return one series or a batch of series as a tensor (..., length, features). A vector has one feature."""
+    series = as_tensor(name, numbers)
     if series.ndim == 1:
         series = series.unsqueeze(-1)
     if series.ndim < 2 or 0 in series.shape[-2:]:
@@ -124,136 +133,145 @@ def as_series(name: str, given: object) -> Tensor:
     return series
 
 
-def as_collection(name: str, given: object) -> list[Tensor]:
-    """The series of a collection, each (length, features).
+def as_collection(name: str, series: object) -> list[Tensor]:
+    """Return a list of tensors (length, features), one for each series of a collection.
 
     A collection is an array (K, N) or (K, N, D), where NaN at the end of a series is padding; a pandas frame with one
     series per row; or any iterable of series.
     """
-    if hasattr(given, "iloc"):
-        given = _of_pandas(name, given)
-    if isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O"):
-        block = as_tensor(name, given)
+    if hasattr(series, "iloc"):
+        series = _pandas_rows(name, series)
+    if isinstance(series, Tensor) or (isinstance(series, np.ndarray) and series.dtype.kind != "O"):
+        block = as_tensor(name, series)
         if block.ndim not in (2, 3):
             raise ValueError(f"{name} must have shape (K, N) or (K, N, D), got {tuple(block.shape)}")
         _warn_if_transposed(name, block)
-        lengths = _lengths(block)
+        lengths = _unpadded_lengths(block)
         return [as_series(f"{name}[{k}]", s[:n]) for k, (s, n) in enumerate(zip(block.unbind(), lengths, strict=True))]
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} must be a collection of series, got a {type(given).__name__}")
-    return [_one_series(f"{name}[{k}]", series) for k, series in enumerate(given)]
+    if isinstance(series, str | bytes | Mapping) or not isinstance(series, Iterable):
+        raise ValueError(f"{name} must be a collection of series, got a {type(series).__name__}")
+    return [_one_series(f"{name}[{k}]", numbers) for k, numbers in enumerate(series)]
 
 
 TRANSPOSE = "as in aeon and sktime, give X.swapaxes(1, 2), or x.T of each series"
-"""What to do with series of the layout (channels, time), for messages."""
+"""Advice in error messages for series of the layout (channels, time)."""
 
-_FEW_STEPS, _MANY_FEATURES = 16, 4  # at most so many steps, and at least so many features for each of them
+_MAX_SUSPICIOUS_STEPS, _SUSPICIOUS_RATIO = 16, 4  # the ratio of features to steps
 
 
 def _warn_if_transposed(name: str, block: Tensor) -> None:
-    """Warn if an array (K, N, D) has few steps and many more features: it may be (cases, channels, time)."""
-    if block.ndim < 3 or not 1 < block.shape[1] <= _FEW_STEPS or block.shape[2] < _MANY_FEATURES * block.shape[1]:
+    """Warn if an array (K, N, D) has few steps and many more features: its layout may be (cases, channels, time)."""
+    if block.ndim < 3 or not 1 < block.shape[1] <= _MAX_SUSPICIOUS_STEPS:
+        return
+    if block.shape[2] < _SUSPICIOUS_RATIO * block.shape[1]:
         return
     message = (
         f"{name} of shape {tuple(block.shape)} is read as series of {block.shape[1]} steps with {block.shape[2]} "
         f"features. If its layout is (cases, channels, time), {TRANSPOSE}. If it is (cases, time, features), a list of "
         f"the series, list({name}), is taken without this warning"
     )
-    frame, level = sys._getframe(), 1
+    frame, level = sys._getframe(), 1  # attribute the warning to the first caller outside bellmax
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "bellmax":
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
 
 def transposed(is_likely: bool) -> str:
-    """A hint for the end of a message on different numbers of features, if (channels, time) may explain them."""
+    """Return a hint to append to a message about unequal numbers of features, or "" if not ``is_likely``.
+
+    The hint suggests that the layout is (channels, time).
+    """
     return f". If the layout is (channels, time), {TRANSPOSE}" if is_likely else ""
 
 
-def _of_pandas(name: str, given: Any) -> NDArray[Any] | list[Any]:
-    """The rows of a frame, by position, not by index: an array, or a list if cells hold series."""
-    array = given.to_numpy()
+def _pandas_rows(name: str, frame: Any) -> NDArray[Any] | list[Any]:
+    """Return the rows of a frame in order, ignoring its index: an array, or a list if the cells contain series."""
+    array = frame.to_numpy()
     if array.dtype.kind != "O":
         return np.asarray(array)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim == 1:
         return list(array)
-    return _plain(name, np.where(given.isna().to_numpy(), np.nan, array))
+    return _shareable_array(name, np.where(frame.isna().to_numpy(), np.nan, array))
 
 
-def _one_series(name: str, given: object) -> Tensor:
-    series = as_tensor(name, given)
+def _one_series(name: str, numbers: object) -> Tensor:
+    """Return one series of a collection as (length, features). Unlike :func:`as_series`, reject a batch."""
+    series = as_tensor(name, numbers)
     if series.ndim not in (1, 2):
         raise ValueError(f"{name} must have shape (length,) or (length, features), got {tuple(series.shape)}")
     return as_series(name, series)
 
 
-def _lengths(block: Tensor) -> list[int]:
-    """How long each series of (K, N) or (K, N, D) is without the NaN at its end."""
-    padding = block.detach().isnan()
-    filled = ~(padding.all(-1) if block.ndim == 3 else padding)
-    if not block.shape[1] or bool(filled[:, -1].all()):
+def _unpadded_lengths(block: Tensor) -> list[int]:
+    """Return the length of each series of (K, N) or (K, N, D) without the NaN padding at its end."""
+    is_nan = block.detach().isnan()
+    is_number = ~(is_nan.all(-1) if block.ndim == 3 else is_nan)
+    if not block.shape[1] or bool(is_number[:, -1].all()):
         return [block.shape[1]] * len(block)
     steps = torch.arange(1, block.shape[1] + 1, device=block.device)
-    lengths: list[int] = (filled * steps).amax(1).tolist()
+    lengths: list[int] = (is_number * steps).amax(1).tolist()
     return lengths
 
 
-def as_lengths(name: str, given: object, device: torch.device) -> Tensor:
-    """Lengths of any integer type as int64."""
-    if isinstance(given, int):
-        return torch.full((), given, dtype=torch.int64, device=device)
-    lengths = _listed(name, given)
-    if lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ValueError(f"{name} must hold integers, got dtype {lengths.dtype}")
-    return _on_device(name, lengths, given, device).to(torch.int64)
+def as_lengths(name: str, lengths: object, device: torch.device) -> Tensor:
+    """Return lengths, in any form and of any integer type, as an int64 tensor on ``device``."""
+    if isinstance(lengths, int):
+        return torch.full((), lengths, dtype=torch.int64, device=device)
+    tensor = _integers(name, lengths)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} must hold integers, got dtype {tensor.dtype}")
+    return _move_to_device(name, tensor, lengths, device).to(torch.int64)
 
 
-def _listed(name: str, given: object) -> Tensor:
-    """Integers in any form. torch.compile traces lists of numbers, but not NumPy."""
-    if isinstance(given, list | tuple) and (torch.compiler.is_compiling() or not given):
-        return torch.as_tensor(given or torch.empty(0, dtype=torch.int64))
-    return as_tensor(name, given)
+def _integers(name: str, numbers: object) -> Tensor:
+    """Return integers or bools as a tensor. Unlike :func:`as_tensor`, torch.compile can trace it for lists."""
+    if isinstance(numbers, list | tuple) and (torch.compiler.is_compiling() or not numbers):
+        return torch.as_tensor(numbers or torch.empty(0, dtype=torch.int64))
+    return as_tensor(name, numbers)
 
 
 def as_pair(lengths: object) -> tuple[Any, Any]:
-    """The lengths of both series of a pair."""
+    """Return the two entries of ``lengths``. Raises ``ValueError`` if it is not a tuple or list of two."""
     if not isinstance(lengths, tuple | list) or len(lengths) != 2:
         raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
     return lengths[0], lengths[1]
 
 
-def as_mask(name: str, given: object, device: torch.device) -> Tensor:
-    """A mask as bool, from bools or from integers 0 and 1."""
-    mask = _listed(name, given)
-    mask = _on_device(name, mask, given, device)
-    if mask.dtype == torch.bool:
-        return mask
-    if mask.is_floating_point() or mask.is_complex():
-        raise ValueError(f"{name} must be bool, or integers 0 and 1, True where a step is kept, got dtype {mask.dtype}")
-    if mask.device.type == "cpu" and is_readable(mask):
-        other = (mask != 0) & (mask != 1)
-        if bool(other.any()):
-            place = tuple(other.nonzero()[0].tolist())
-            raise ValueError(f"{name} must hold 0 and 1, got {int(mask[place])} at {place}")
-    return mask != 0
+def as_mask(name: str, mask: object, device: torch.device) -> Tensor:
+    """Return a mask of bools, or of integers 0 and 1, as a bool tensor on ``device``."""
+    tensor = _move_to_device(name, _integers(name, mask), mask, device)
+    if tensor.dtype == torch.bool:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        needed = "bool, or integers 0 and 1, True where a step is kept"
+        raise ValueError(f"{name} must be {needed}, got dtype {tensor.dtype}")
+    if tensor.device.type == "cpu" and is_readable(tensor):
+        is_invalid = (tensor != 0) & (tensor != 1)
+        if bool(is_invalid.any()):
+            position = tuple(is_invalid.nonzero()[0].tolist())
+            raise ValueError(f"{name} must hold 0 and 1, got {int(tensor[position])} at {position}")
+    return tensor != 0
 
 
-def _on_device(name: str, tensor: Tensor, given: object, device: torch.device) -> Tensor:
-    """Data that was not a tensor is moved to the device of the scores; a tensor must be there already."""
+def _move_to_device(name: str, tensor: Tensor, argument: object, device: torch.device) -> Tensor:
+    """Return ``tensor`` on ``device``, if the user's ``argument`` was a list or an array.
+
+    Raises ``ValueError`` if the argument was a tensor on another device, since a copy would hide a slow mistake.
+    """
     if tensor.device == device:
         return tensor
-    if isinstance(given, Tensor):
+    if isinstance(argument, Tensor):
         raise ValueError(f"{name} must be on the device of the scores, {device}, got {tensor.device}")
     return tensor.to(device)
 
 
-# --- argument names of other libraries
+# --- hints for argument names of other libraries
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_WORDS = {
+_FOREIGN_NAMES = {
     "temperature": "gamma",
     "tau": "gamma",
     "smoothing": "gamma",
@@ -273,8 +291,8 @@ _WORDS = {
     "num_labels": "num_tags",
     "labels": "tags",
 }
-_LENGTHS = ("input_lengths", "target_lengths", "logit_lengths", "label_lengths", "sequence_lengths")
-_PAIR = "lengths=(input_lengths, target_lengths)"
+_FOREIGN_LENGTHS = ("input_lengths", "target_lengths", "logit_lengths", "label_lengths", "sequence_lengths")
+_LENGTHS_PAIR = "lengths=(input_lengths, target_lengths)"
 _HINTS = {
     "n_jobs": "use torch.set_num_threads(n)",
     "batch_first": "inputs are always batch-first, (batch, time, ...). Leave it out, and swap the dimensions of "
@@ -283,31 +301,35 @@ _HINTS = {
 
 
 def answers_near_misses(function: _F) -> _F:
-    """Decorate a function so that the TypeError for another library's arguments says how bellmax spells them."""
-    known = signature(function).parameters
+    """Decorate a function to explain wrong arguments: its TypeError translates other libraries' argument names.
+
+    The TypeError for too many positional arguments lists the keyword-only arguments.
+    """
+    parameters = signature(function).parameters
     hints = dict(_HINTS)
-    takes_a_pair = "lengths" in known and "tuple" in str(known["lengths"].annotation)
-    if "lengths" in known:
-        hints |= dict.fromkeys(_LENGTHS, f"use {_PAIR if takes_a_pair else 'lengths='}")
-    if "mask" in known:
+    takes_a_pair = "lengths" in parameters and "tuple" in str(parameters["lengths"].annotation)
+    if "lengths" in parameters:
+        hints |= dict.fromkeys(_FOREIGN_LENGTHS, f"use {_LENGTHS_PAIR if takes_a_pair else 'lengths='}")
+    if "mask" in parameters:
         hints["padding_mask"] = "use mask=~padding_mask, True at the steps to keep"
-    hints |= {word: f"use {ours}=" for word, ours in _WORDS.items() if ours in known}
-    hints = {word: hint for word, hint in hints.items() if word not in known}
-    named = [name for name, parameter in known.items() if parameter.kind is Parameter.KEYWORD_ONLY]
-    positional = [name for name in known if name not in named]
+    hints |= {foreign: f"use {name}=" for foreign, name in _FOREIGN_NAMES.items() if name in parameters}
+    hints = {foreign: hint for foreign, hint in hints.items() if foreign not in parameters}
+    keyword_only = [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
+    positional = [name for name in parameters if name not in keyword_only]
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for word in kwargs:
-            if word in hints:
-                raise TypeError(f"{function.__qualname__}() has no argument {word!r}: {hints[word]}")
-        if named and len(args) > len(positional):
-            is_bound = positional[:1] in (["self"], ["cls"])
-            own = positional[is_bound:]
-            spelled = {"lengths": _PAIR} if takes_a_pair else {}
+        for name in kwargs:
+            if name in hints:
+                raise TypeError(f"{function.__qualname__}() has no argument {name!r}: {hints[name]}")
+        if keyword_only and len(args) > len(positional):
+            is_method = positional[:1] in (["self"], ["cls"])
+            names = positional[is_method:]
+            spelling = {"lengths": _LENGTHS_PAIR} if takes_a_pair else {}
             raise TypeError(
-                f"{function.__qualname__}() takes {len(own)} positional arguments ({', '.join(own)}), got "
-                f"{len(args) - is_bound}: pass the others as {', '.join(spelled.get(n, f'{n}=') for n in named)}"
+                f"{function.__qualname__}() takes {len(names)} positional arguments ({', '.join(names)}), got "
+                f"{len(args) - is_method}: pass the others as "
+                f"{', '.join(spelling.get(n, f'{n}=') for n in keyword_only)}"
             )
         return function(*args, **kwargs)
 
