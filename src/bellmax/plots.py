@@ -20,9 +20,9 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     """Draw a graph with the probability of each edge under ``p``: wider is more probable, dashed is exactly 0.
 
     Args:
-        p: a distribution with an empty batch shape.
-        ax: where to draw; a new figure by default.
-        labels: names of the nodes; their numbers by default.
+        p: A distribution with an empty batch shape.
+        ax: The axes to draw on, default those of a new figure.
+        labels: The names of the nodes, default their indices.
 
     >>> import torch, bellmax as bx
     >>> p = bx.DAG([(0, 1), (0, 2), (1, 2)]).paths(torch.zeros(3), omega="l2")
@@ -35,53 +35,56 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     if len(p.batch_shape):
         raise ValueError(f"p must have an empty batch shape, got {tuple(p.batch_shape)}")
     ax = ax or Figure().subplots()
-    place = _layout(p.dag.levels)
-    seen: dict[tuple[int, int], int] = {}
+    positions = _node_positions(p.dag.levels)
+    num_parallel: dict[tuple[int, int], int] = {}
     for (parent, child), probability in zip(p.dag.edges.tolist(), p.expected_path.tolist(), strict=True):
-        twin = seen[parent, child] = seen.get((parent, child), -1) + 1
-        # Edges that skip levels, and all but the first of parallel ones, bend away from the middle.
-        bend = 0.3 * twin + 0.15 * (p.dag.levels[child] - p.dag.levels[parent] - 1).item()
-        outwards = -1 if place[parent, 1] + place[child, 1] >= 0 else 1
-        _draw_edge(ax, place[parent], place[child], probability, outwards * bend)
-    for node, (x, y) in enumerate(place):
+        nth = num_parallel.get((parent, child), 0)
+        num_parallel[parent, child] = nth + 1
+        # Edges that skip levels, and all but the first of several parallel edges, curve away from the centre line.
+        bend = 0.3 * nth + 0.15 * (p.dag.levels[child] - p.dag.levels[parent] - 1).item()
+        outwards = -1 if positions[parent, 1] + positions[child, 1] >= 0 else 1
+        _draw_edge(ax, positions[parent], positions[child], probability, outwards * bend)
+    for node, (x, y) in enumerate(positions):
         ax.text(x, y, labels[node] if labels else str(node), ha="center", va="center", zorder=3,
                 bbox={"boxstyle": "circle,pad=0.35", "fc": "white", "ec": "black"})  # fmt: skip
-    ax.set_xlim(place[:, 0].min() - 0.4, place[:, 0].max() + 0.4)
-    ax.set_ylim(place[:, 1].min() - 0.8, place[:, 1].max() + 0.8)
+    ax.set_xlim(positions[:, 0].min() - 0.4, positions[:, 0].max() + 0.4)
+    ax.set_ylim(positions[:, 1].min() - 0.8, positions[:, 1].max() + 0.8)
     ax.set_aspect("equal")
     ax.axis("off")
     return ax
 
 
-def _layout(levels: Tensor) -> NDArray[np.float64]:
-    """Positions (N, 2): levels from left to right, the nodes of a level one above the other."""
-    place = np.empty((len(levels), 2))
+def _node_positions(levels: Tensor) -> NDArray[np.float64]:
+    """Return coordinates (N, 2) of the nodes: levels from left to right, the nodes of a level in a column."""
+    positions = np.empty((len(levels), 2))
     for level in levels.unique():
         nodes = (levels == level).nonzero()[:, 0].numpy()
-        place[nodes, 0] = 1.6 * float(level)
-        place[nodes, 1] = 1.4 * (np.arange(len(nodes))[::-1] - (len(nodes) - 1) / 2)
-    return place
+        positions[nodes, 0] = 1.6 * float(level)
+        positions[nodes, 1] = 1.4 * (np.arange(len(nodes))[::-1] - (len(nodes) - 1) / 2)
+    return positions
 
 
 def _draw_edge(
     ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float
 ) -> None:
+    """Draw a curved arrow from ``start`` to ``stop``, (x, y), and write the probability next to it."""
     from matplotlib.patches import FancyArrowPatch
 
-    dead = probability == 0
-    colour = "0.7" if dead else "tab:blue"
+    is_zero = probability == 0
+    colour = "0.7" if is_zero else "tab:blue"
     ax.add_patch(
         FancyArrowPatch(
             (start[0], start[1]), (stop[0], stop[1]), connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>",
-            mutation_scale=12, shrinkA=14, shrinkB=14, color=colour, lw=1 if dead else 0.8 + 3 * probability,
-            linestyle="--" if dead else "-",
+            mutation_scale=12, shrinkA=14, shrinkB=14, color=colour, lw=1 if is_zero else 0.8 + 3 * probability,
+            linestyle="--" if is_zero else "-",
         )
     )  # fmt: skip
-    along = stop - start
-    control = (start + stop) / 2 + bend * np.array((along[1], -along[0]))
-    x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # nearer to the parent: labels of crossing edges do not overlap
-    ax.text(x, y, "0" if dead else f"{probability:.2f}", color="0.5" if dead else "black", fontsize=8, ha="center",
-            va="center", bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
+    dx, dy = stop - start
+    control = (start + stop) / 2 + bend * np.array((dy, -dx))
+    x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # near the parent, so that labels of crossing edges are apart
+    text, colour = ("0", "0.5") if is_zero else (f"{probability:.2f}", "black")
+    ax.text(x, y, text, color=colour, fontsize=8, ha="center", va="center",
+            bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
 
 
 def alignment(
@@ -90,15 +93,15 @@ def alignment(
     y: Tensor | NDArray[np.floating] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the soft alignment of two series, with the alignment of least cost on top (figure 1 of the paper).
+    """Draw the soft alignment of two series, with the alignment of lowest cost on top (figure 1 of the paper).
 
-    Darker is more probable. Cells with positive probability have a border, the others are white.
+    Darker is more probable. Cells with positive probability have a border. Cells with probability 0 are white.
 
     Args:
-        dtw: a distribution with an empty batch shape.
-        x: the first series, (N,) or (N, D), drawn on the left from top to bottom.
-        y: the second series, (M,) or (M, D), drawn above.
-        ax: where to draw; a new figure by default.
+        dtw: A distribution with an empty batch shape.
+        x: The first series, (N,) or (N, D), drawn on the left from top to bottom. Not drawn if None.
+        y: The second series, (M,) or (M, D), drawn above. Not drawn if None.
+        ax: The axes to draw on, default those of a new figure.
 
     >>> import bellmax as bx
     >>> x, y = torch.tensor([0.0, 2.0, 5.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])
@@ -118,24 +121,26 @@ def alignment(
     path = dtw.expected_path.detach().cpu().double().numpy()[:rows, :columns]
     ax.imshow(np.ma.masked_equal(path, 0), cmap="Blues", vmin=0, vmax=1)
     ax.set_aspect("equal" if max(path.shape) < 4 * min(path.shape) else "auto")
-    fine = min(1.0, 40 / max(path.shape))  # thinner lines for smaller cells
-    ax.add_collection(LineCollection(_borders(path > 0), colors="0.8", linewidths=0.7 * fine, capstyle="projecting"))
+    line_scale = min(1.0, 40 / max(path.shape))
+    ax.add_collection(
+        LineCollection(_cell_borders(path > 0), colors="0.8", linewidths=0.7 * line_scale, capstyle="projecting")
+    )
     pairs = dtw.best_alignment().cpu().numpy()
     pairs = pairs[pairs[:, 0] >= 0]
-    ax.plot(pairs[:, 1], pairs[:, 0], color="gold", lw=0.8 + fine, solid_joinstyle="round",
-            path_effects=[withStroke(linewidth=1.4 + 1.8 * fine, foreground="0.25")])  # fmt: skip
+    ax.plot(pairs[:, 1], pairs[:, 0], color="gold", lw=0.8 + line_scale, solid_joinstyle="round",
+            path_effects=[withStroke(linewidth=1.4 + 1.8 * line_scale, foreground="0.25")])  # fmt: skip
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
     ax.spines[:].set(color="0.6", linewidth=0.7)
     ax.locator_params(integer=True)
     for side, (name, series) in enumerate((("x", x), ("y", y))):
         if series is not None:
-            _draw_margin(ax, side, _series(name, series, dtw.event_shape[side])[: path.shape[side]])
+            _draw_margin(ax, side, _as_matrix(name, series, dtw.event_shape[side])[: path.shape[side]])
     return ax
 
 
-def _series(name: str, series: Tensor | NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """(length, D)."""
+def _as_matrix(name: str, series: Tensor | NDArray[np.floating], length: int) -> NDArray[np.float64]:
+    """Return a series (length,) or (length, D) as an array (length, D). ``name`` is for error messages."""
     values = torch.as_tensor(series).detach().cpu().double().numpy()
     if values.ndim not in (1, 2) or len(values) != length:
         raise ValueError(f"{name} must have shape ({length},) or ({length}, D), got {values.shape}")
@@ -144,26 +149,29 @@ def _series(name: str, series: Tensor | NDArray[np.floating], length: int) -> ND
 
 def _draw_margin(ax: Axes, side: int, values: NDArray[np.float64]) -> None:
     """Draw a series (length, D) to the left of ``ax`` (side 0), from top to bottom, or above it (side 1)."""
-    place, marker = np.arange(len(values)), "o" if len(values) <= 50 else ""
+    steps, marker = np.arange(len(values)), "o" if len(values) <= 50 else ""
     if side == 0:
         margin = ax.inset_axes((-0.22, 0, 0.2, 1), sharey=ax)
-        margin.plot(values, place, lw=1.2, marker=marker, ms=2.5)
+        margin.plot(values, steps, lw=1.2, marker=marker, ms=2.5)
         margin.invert_xaxis()
         ax.tick_params(left=False, labelleft=False)
     else:
         margin = ax.inset_axes((0, 1.02, 1, 0.2), sharex=ax)
-        margin.plot(place, values, lw=1.2, marker=marker, ms=2.5)
+        margin.plot(steps, values, lw=1.2, marker=marker, ms=2.5)
         ax.tick_params(bottom=False, labelbottom=False)
     margin.axis("off")
 
 
-def _borders(inside: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """Lines (2, 2) around each cell that is ``inside``; neighbours share their line."""
-    lines = []
-    for turned, cells in ((False, inside), (True, inside.T)):
-        wall = np.pad(cells, ((1, 0), (1, 1))) | np.pad(cells, ((0, 1), (1, 1)))
-        change = np.diff(wall.astype(np.int8))
+def _cell_borders(is_inside: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
+    """Return line segments, each an array (2, 2) of two points (x, y), around the cells where ``is_inside`` (N, M).
+
+    Segments are as long as possible, and neighbouring cells share theirs: overlapping lines would be darker.
+    """
+    segments = []
+    for is_transposed, cells in ((False, is_inside), (True, is_inside.T)):
+        has_border = np.pad(cells, ((1, 0), (1, 1))) | np.pad(cells, ((0, 1), (1, 1)))
+        change = np.diff(has_border.astype(np.int8))
         start, stop = np.argwhere(change == 1) - 0.5, np.argwhere(change == -1) - 0.5
-        ends = np.stack((start, stop), 1)  # (line, end, (down, right))
-        lines += list(ends if turned else ends[..., ::-1])
-    return lines
+        ends = np.stack((start, stop), 1)  # (segment, end, (row, column))
+        segments += list(ends if is_transposed else ends[..., ::-1])
+    return segments
