@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import bellmax.dtw as _  # noqa: F401  so that a later import of the module does not hide the function
+import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
 from bellmax import losses
 from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
@@ -98,7 +98,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Modules, and the version, when they are first asked for."""
+    """Import the modules with optional or slow dependencies, and look up the version, on first use."""
     if name in ("nn", "plots", "compat", "cluster", "sklearn"):
         return import_module(f"bellmax.{name}")
     if name == "__version__":

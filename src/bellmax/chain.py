@@ -1,4 +1,4 @@
-"""The old place of :mod:`bellmax.structures.chain`."""
+"""Names of :mod:`bellmax.structures.chain`, for code that imports them from here."""
 
 from bellmax.structures.chain import Chain, ScoredChain, viterbi
 

@@ -1,4 +1,4 @@
-"""The old place of :mod:`bellmax.structures.dag`."""
+"""Names of :mod:`bellmax.structures.dag`, for code that imports them from here."""
 
 from bellmax.structures.dag import DAG, DAGPaths
 

@@ -1,4 +1,4 @@
-"""The old place of :mod:`bellmax.structures.dtw`."""
+"""Names of :mod:`bellmax.structures.dtw`, for code that imports them from here."""
 
 from bellmax.structures.dtw import DTW
 
