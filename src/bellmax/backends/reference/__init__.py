@@ -1,6 +1,6 @@
-"""Plain torch: any device, any Ω, derivatives of any order by autograd. Right before fast.
+"""The reference backend: plain torch for any device and any Ω, written for clarity instead of speed.
 
-It computes in float64, or in float32 on a device that has no other.
+It computes in float64, or in float32 on a device without float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENGINES: dict[str, Sweeps] = {"dag": graph, "chain": chain}
 
 
 class Reference:
-    """The definition of every structure."""
+    """The sweeps of every structure in plain torch. Other backends are tested against them."""
 
     name = "reference"
     status = "available"

@@ -1,9 +1,9 @@
-"""The sweeps of a chain in plain torch, state values in the wide dtype (Algorithms 3 and 4 of the paper, mended).
+"""The sweeps of a chain in plain torch, with values in the wide dtype (Algorithms 3 and 4 of the paper, corrected).
 
-θ and ``index`` are as in :mod:`bellmax.programs.chain`. Before the first step every path is in state 0:
-v_0 = (0, −∞, …, −∞). A masked step passes everything on unchanged.
+θ and ``index`` are described in :mod:`bellmax.programs.chain`. Before the first step every path is in state 0:
+v_0 = (0, −∞, …, −∞). A masked step leaves the values of the states unchanged.
 
-The edges into the end node have no potential of their own. Their probabilities belong to the last step.
+The edges into the end node have no potentials. ``log_transitions`` adds their log-probabilities to the last step.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
     return theta[0].new_empty((theta[0].shape[0], *CHAIN.nodes(theta, index)), dtype=wide_dtype(theta[0].device))
 
 
-def _skipped(theta: Tensor, index: Tensors) -> Tensor:
-    """(B, T, 1, 1): the masked steps."""
+def _is_masked(theta: Tensor, index: Tensors) -> Tensor:
+    """Mask (B, T, 1, 1), True at the masked steps."""
     return ~unmasked_steps(theta, index)[..., None, None]
 
 
-def _nowhere(theta: Tensor, index: Tensors) -> Tensor:
-    """(B, T, 1, S): before the first step there are no states but 0."""
+def _is_unreachable(theta: Tensor, index: Tensors) -> Tensor:
+    """Mask (B, T, 1, S) of edges that no path uses: those that leave a state other than 0 before the first step."""
     state = torch.arange(theta.shape[-1], device=theta.device)
     return first_step(unmasked_steps(theta, index))[..., None, None] & (state > 0)
 
 
 def _is_empty(theta: Tensor, index: Tensors) -> Tensor:
-    """(B,): sequences of which no step is kept."""
+    """Mask (B,), True for sequences in which all steps are masked. Their value is 0."""
     return ~unmasked_steps(theta, index).any(-1)
 
 
-def _edges(theta: Tensor, index: Tensors) -> Tensor:
-    """θ in the wide dtype, 0 where a step is skipped, −∞ where there is no edge."""
-    return widen(theta).masked_fill(_nowhere(theta, index), -math.inf).masked_fill(_skipped(theta, index), 0)
+def _edge_scores(theta: Tensor, index: Tensors) -> Tensor:
+    """Return θ in the wide dtype, with 0 at masked steps and −∞ for edges that no path uses."""
+    return widen(theta).masked_fill(_is_unreachable(theta, index), -math.inf).masked_fill(_is_masked(theta, index), 0)
 
 
-def _before_first(theta: Tensor) -> Tensor:
-    """v_0, (B, S)."""
+def _initial_values(theta: Tensor) -> Tensor:
+    """Return v_0, (B, S): 0 for state 0 and −∞ for the others."""
     v = theta.new_full((theta.shape[0], theta.shape[2]), -math.inf, dtype=wide_dtype(theta.device))
     return torch.cat((torch.zeros_like(v[:, :1]), v[:, 1:]), 1)
 
 
 def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
     (theta,) = inputs
-    v = [_before_first(theta)]
-    skipped = _skipped(theta, index)[..., 0]
-    for t, edges in enumerate(_edges(theta, index).unbind(1)):
-        v.append(torch.where(skipped[:, t], v[-1], omega.max(edges + v[-1].unsqueeze(1))))
+    v = [_initial_values(theta)]
+    is_masked = _is_masked(theta, index)[..., 0]
+    for t, edges in enumerate(_edge_scores(theta, index).unbind(1)):
+        v.append(torch.where(is_masked[:, t], v[-1], omega.max(edges + v[-1].unsqueeze(1))))
     value = omega.max(v[-1]).masked_fill(_is_empty(theta, index), 0).to(theta.dtype, copy=True)
     reject_overflow(value)
     return value, torch.stack(v, 1)
@@ -72,56 +72,65 @@ def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
     return forward(inputs, index, omega)[0]
 
 
-def _steps(theta: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Iterator[tuple[int, Tensor]]:
-    """(t, x) with x = θ_t + v_{t−1}, (B, S, S), first to last."""
-    for t, edges in enumerate(_edges(theta, index).unbind(1)):
+def _local_scores(theta: Tensor, tape: Tensor, index: Tensors) -> Iterator[tuple[int, Tensor]]:
+    """Yield (t, x) with x = θ_t + v_{t−1}, shape (B, S, S), for t from the first step to the last."""
+    for t, edges in enumerate(_edge_scores(theta, index).unbind(1)):
         yield t, edges + tape[:, t].unsqueeze(1)
 
 
-def _walk_back(theta: Tensor, index: Tensors, mass: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Run mass (B, S) from the last step to the first: a step turns it into source + q∘mass, (q, source) = parts[t]."""
-    skipped = _skipped(theta, index)
-    spread = []
+def _propagate_back(theta: Tensor, index: Tensors, mass: Tensor, steps: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Propagate mass (B, S) from the last step to the first, and return the mass of each edge, of θ's shape.
+
+    At step t, an edge gets source + q · (mass of its current state), where (q, source) = steps[t]. A state before
+    step t gets the sum over its edges.
+    """
+    is_masked = _is_masked(theta, index)
+    edge_masses = []
     for t in reversed(range(theta.shape[1])):
-        q, source = parts[t]
-        e = (source + q * mass.unsqueeze(-1)).masked_fill(skipped[:, t], 0)
-        mass = torch.where(skipped[:, t, 0], mass, e.sum(1))
-        spread.append(e)
-    if not spread:
+        q, source = steps[t]
+        edge_mass = (source + q * mass.unsqueeze(-1)).masked_fill(is_masked[:, t], 0)
+        mass = torch.where(is_masked[:, t, 0], mass, edge_mass.sum(1))
+        edge_masses.append(edge_mass)
+    if not edge_masses:
         return torch.zeros_like(theta)
-    return torch.stack(spread[::-1], 1).to(theta.dtype)
+    return torch.stack(edge_masses[::-1], 1).to(theta.dtype)
 
 
-def _end(theta: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-    """q of the edges into the end node, (B, S)."""
+def _end_probabilities(theta: Tensor, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+    """Return the probabilities (B, S) of the edges into the end node, 0 for a fully masked sequence."""
     return omega.argmax(tape[:, -1]).masked_fill(_is_empty(theta, index).unsqueeze(-1), 0)
 
 
-def _seeded(result: Tensor, seed: Tensor) -> Tensors:
-    return [result * seed[:, None, None, None]]
+def _times_seed(edge_masses: Tensor, seed: Tensor) -> Tensors:
+    """Multiply (B, T, S, S) by the seed (B,) of each sequence."""
+    return [edge_masses * seed[:, None, None, None]]
 
 
 def backward(inputs: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
     (theta,) = inputs
     zero = tape.new_zeros(())
-    parts = [(omega.argmax(x), zero) for _, x in _steps(theta, tape, index, omega)]
-    return _seeded(_walk_back(theta, index, _end(theta, tape, index, omega), parts), seed)
+    steps = [(omega.argmax(x), zero) for _, x in _local_scores(theta, tape, index)]
+    return _times_seed(_propagate_back(theta, index, _end_probabilities(theta, tape, index, omega), steps), seed)
 
 
 class _Tangent:
-    """The tangent forward sweep: q of every step, y = z + v̇ along its edges, and v̇ at the end."""
+    """The tangent forward sweep: derivatives v̇ of the state values along the direction z.
+
+    ``q`` and ``y`` hold, for each step, the probabilities and the tangents z + v̇ of its edges, (B, S, S). ``end_q`` and
+    ``end_y``, (B, S), are the same for the edges into the end node.
+    """
 
     def __init__(self, theta: Tensor, tape: Tensor, z: Tensor, index: Tensors, omega: Regularizer) -> None:
-        skipped = _skipped(theta, index)
+        is_masked = _is_masked(theta, index)
         self.q, self.y = [], []
         v_dot = torch.zeros_like(tape[:, 0])
-        for t, x in _steps(theta, tape, index, omega):
+        for t, x in _local_scores(theta, tape, index):
             q = omega.argmax(x)
-            y = (widen(z[:, t]) + v_dot.unsqueeze(1)).masked_fill(skipped[:, t] | (x == -math.inf), 0)
-            v_dot = torch.where(skipped[:, t, 0], v_dot, (q * y.masked_fill(q == 0, 0)).sum(-1))
+            y = (widen(z[:, t]) + v_dot.unsqueeze(1)).masked_fill(is_masked[:, t] | (x == -math.inf), 0)
+            v_dot = torch.where(is_masked[:, t, 0], v_dot, (q * y.masked_fill(q == 0, 0)).sum(-1))
             self.q.append(q)
             self.y.append(y)
-        self.end_q = _end(theta, tape, index, omega)
+        self.end_q = _end_probabilities(theta, tape, index, omega)
         self.end_y = v_dot
 
 
@@ -130,33 +139,33 @@ def hessian(
 ) -> Tensors:
     (theta,), (z,) = inputs, direction
     tangent = _Tangent(theta, tape, z, index, omega)
-    skipped = _skipped(theta, index)
+    is_masked = _is_masked(theta, index)
     mass = tangent.end_q
     mass_dot = omega.jacobian_product(mass, tangent.end_y.masked_fill(mass == 0, 0))
-    parts = []
+    steps = []
     for t in reversed(range(theta.shape[1])):
         q = tangent.q[t]
         q_dot = omega.jacobian_product(q, tangent.y[t].masked_fill(q == 0, 0))
         source = q_dot.masked_fill(mass.unsqueeze(-1) == 0, 0) * mass.unsqueeze(-1)
-        parts.append((q, source))
-        mass = torch.where(skipped[:, t, 0], mass, (q * mass.unsqueeze(-1)).sum(1))
-    return _seeded(_walk_back(theta, index, mass_dot, parts[::-1]), seed)
+        steps.append((q, source))
+        mass = torch.where(is_masked[:, t, 0], mass, (q * mass.unsqueeze(-1)).sum(1))
+    return _times_seed(_propagate_back(theta, index, mass_dot, steps[::-1]), seed)
 
 
-def _is_last(theta: Tensor, index: Tensors) -> Tensor:
-    """(B, T, 1, 1): the last step of each sequence."""
+def _is_last_step(theta: Tensor, index: Tensors) -> Tensor:
+    """Mask (B, T, 1, 1), True at the last unmasked step of each sequence."""
     return last_step(unmasked_steps(theta, index))[..., None, None]
 
 
 def log_transitions(inputs: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
     (theta,) = inputs
-    log_q = [omega.log_argmax(x) for _, x in _steps(theta, tape, index, omega)]
+    log_q = [omega.log_argmax(x) for _, x in _local_scores(theta, tape, index)]
     if not log_q:
         return [torch.zeros_like(theta)]
     into_end = omega.log_argmax(tape[:, -1])[:, None, :, None]
-    every = torch.stack(log_q, 1)
-    every = torch.where(_is_last(theta, index), every + into_end, every)
-    return [every.masked_fill(_skipped(theta, index), 0).to(theta.dtype)]
+    edges = torch.stack(log_q, 1)
+    edges = torch.where(_is_last_step(theta, index), edges + into_end, edges)
+    return [edges.masked_fill(_is_masked(theta, index), 0).to(theta.dtype)]
 
 
 def log_transitions_jvp(
@@ -164,78 +173,86 @@ def log_transitions_jvp(
 ) -> Tensors:
     (theta,), (z,) = inputs, direction
     tangent = _Tangent(theta, tape, z, index, omega)
-    parts = []
-    for t, x in _steps(theta, tape, index, omega):
-        along = omega.log_argmax_jvp(tangent.q[t], tangent.y[t])
-        parts.append(along.masked_fill(x == -math.inf, 0))
-    if not parts:
+    tangents = []
+    for t, x in _local_scores(theta, tape, index):
+        log_q_dot = omega.log_argmax_jvp(tangent.q[t], tangent.y[t])
+        tangents.append(log_q_dot.masked_fill(x == -math.inf, 0))
+    if not tangents:
         return [torch.zeros_like(theta)]
     into_end = omega.log_argmax_jvp(tangent.end_q, tangent.end_y).masked_fill(tape[:, -1] == -math.inf, 0)
-    every = torch.stack(parts, 1)
-    every = torch.where(_is_last(theta, index), every + into_end[:, None, :, None], every)
-    return [every.masked_fill(_skipped(theta, index), 0).to(theta.dtype)]
+    edges = torch.stack(tangents, 1)
+    edges = torch.where(_is_last_step(theta, index), edges + into_end[:, None, :, None], edges)
+    return [edges.masked_fill(_is_masked(theta, index), 0).to(theta.dtype)]
 
 
 def log_transitions_vjp(
     inputs: Tensors, tape: Tensor, cotangents: Tensors, index: Tensors, omega: Regularizer
 ) -> Tensors:
     (theta,), (cotangent,) = inputs, cotangents
-    given = widen(cotangent).masked_fill(_skipped(theta, index), 0)
-    into_end = given.masked_fill(~_is_last(theta, index), 0).sum((1, 3)).masked_fill(tape[:, -1] == -math.inf, 0)
-    parts = []
-    for t, x in _steps(theta, tape, index, omega):
+    cotangent = widen(cotangent).masked_fill(_is_masked(theta, index), 0)
+    at_last = cotangent.masked_fill(~_is_last_step(theta, index), 0)
+    into_end = at_last.sum((1, 3)).masked_fill(tape[:, -1] == -math.inf, 0)
+    steps = []
+    for t, x in _local_scores(theta, tape, index):
         q = omega.argmax(x)
-        parts.append((q, omega.log_argmax_vjp(q, given[:, t].masked_fill(x == -math.inf, 0))))
-    return [_walk_back(theta, index, omega.log_argmax_vjp(_end(theta, tape, index, omega), into_end), parts)]
+        steps.append((q, omega.log_argmax_vjp(q, cotangent[:, t].masked_fill(x == -math.inf, 0))))
+    mass = omega.log_argmax_vjp(_end_probabilities(theta, tape, index, omega), into_end)
+    return [_propagate_back(theta, index, mass, steps)]
 
 
 def _draw(q: Tensor, uniform: Tensor) -> Tensor:
-    """The index that each uniform (...) picks from the unnormalised q (..., S)."""
+    """Return int64 indices (...), drawn from unnormalised probabilities q (..., S) by inverting their cumulative sum.
+
+    ``uniform`` (...) holds numbers in [0, 1).
+    """
     cumulative = q.cumsum(-1)
     return (cumulative <= (uniform * cumulative[..., -1]).unsqueeze(-1)).sum(-1).clamp(max=q.shape[-1] - 1)
 
 
 def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-    """Sequences (B, K, T), −1 where a step is skipped, drawn with ``uniforms`` (B, K, T): one for each step's state."""
+    """Return sequences (B, K, T), −1 at masked steps, drawn backwards with one of ``uniforms`` (B, K, T) per step."""
     (theta,) = inputs
-    kept = unmasked_steps(theta, index)
-    last = last_step(kept)
-    end = _end(theta, tape, index, omega)
-    exists = end.any(-1, keepdim=True)
+    mask = unmasked_steps(theta, index)
+    is_last = last_step(mask)
+    end_q = _end_probabilities(theta, tape, index, omega)
+    has_path = end_q.any(-1, keepdim=True)
     state = torch.zeros_like(uniforms[..., :1], dtype=torch.int64).sum(-1)
-    later = torch.zeros_like(tape[:, :1]).expand(-1, theta.shape[2], -1)  # q of the step after t
+    next_q = torch.zeros_like(tape[:, :1]).expand(-1, theta.shape[2], -1)  # q of the next unmasked step
     states = []
-    for t, x in reversed(list(_steps(theta, tape, index, omega))):
-        here = kept[:, t, None]
-        chosen = later.gather(1, state.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-        q = torch.where(last[:, t, None, None], end.unsqueeze(1), chosen)
-        state = torch.where(here, _draw(q, uniforms[..., t]), state)
-        states.append(torch.where(here & exists, state, -1))
-        later = torch.where(here.unsqueeze(-1), omega.argmax(x), later)
+    for t, x in reversed(list(_local_scores(theta, tape, index))):
+        is_step = mask[:, t, None]
+        into_state = next_q.gather(1, state.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        q = torch.where(is_last[:, t, None, None], end_q.unsqueeze(1), into_state)
+        state = torch.where(is_step, _draw(q, uniforms[..., t]), state)
+        states.append(torch.where(is_step & has_path, state, -1))
+        next_q = torch.where(is_step.unsqueeze(-1), omega.argmax(x), next_q)
     return torch.stack(states[::-1], -1) if states else state.new_empty(uniforms.shape)
 
 
 def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-    """Scores (B, k) and sequences (B, k, T), −1 where a step is skipped and past the number of sequences."""
+    """Return scores (B, k) and sequences (B, k, T) of the k best paths, best first.
+
+    Sequences are −1 at masked steps, and if there are fewer than k sequences.
+    """
     (theta,) = inputs
     batch, steps, size = theta.shape[:3]
-    kept = unmasked_steps(theta, index)
+    mask = unmasked_steps(theta, index)
     best = theta.new_full((batch, size, k), -math.inf, dtype=wide_dtype(theta.device))
     best[:, 0, 0] = 0
-    back = []
-    for t, edges in enumerate(_edges(theta, index).unbind(1)):
-        ways = (edges.unsqueeze(-1) + best.unsqueeze(1)).flatten(2).sort(dim=-1, descending=True, stable=True)
-        best = torch.where(kept[:, t, None, None], ways.values[..., :k], best)
-        back.append(ways.indices[..., :k])
+    backpointers = []  # a pointer is state · k + rank
+    for t, edges in enumerate(_edge_scores(theta, index).unbind(1)):
+        candidates = (edges.unsqueeze(-1) + best.unsqueeze(1)).flatten(2).sort(dim=-1, descending=True, stable=True)
+        best = torch.where(mask[:, t, None, None], candidates.values[..., :k], best)
+        backpointers.append(candidates.indices[..., :k])
     ends = best.flatten(1).sort(dim=-1, descending=True, stable=True)
-    scores, place = ends.values[:, :k], ends.indices[:, :k]
-    empty = _is_empty(theta, index)
-    scores = scores.masked_fill(empty.unsqueeze(-1), -math.inf)
-    scores[:, 0] = scores[:, 0].masked_fill(empty, 0)
+    scores, pointer = ends.values[:, :k], ends.indices[:, :k]
+    is_empty = _is_empty(theta, index)
+    scores = scores.masked_fill(is_empty.unsqueeze(-1), -math.inf)
+    scores[:, 0] = scores[:, 0].masked_fill(is_empty, 0)
     sequences = []
     for t in reversed(range(steps)):
-        here = kept[:, t, None]
-        sequences.append(torch.where(here & (scores > -math.inf), place // k, -1))
-        place = torch.where(here, back[t].flatten(1).gather(1, place), place)
-    stacked = torch.stack(sequences[::-1], -1) if sequences else place.new_empty((batch, k, 0))
+        is_step = mask[:, t, None]
+        sequences.append(torch.where(is_step & (scores > -math.inf), pointer // k, -1))
+        pointer = torch.where(is_step, backpointers[t].flatten(1).gather(1, pointer), pointer)
+    stacked = torch.stack(sequences[::-1], -1) if sequences else pointer.new_empty((batch, k, 0))
     return scores.to(theta.dtype).contiguous(), stacked

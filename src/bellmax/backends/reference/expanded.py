@@ -1,4 +1,4 @@
-"""The sweeps of a structure whose edges' weights are a linear function of its scores, by those of its engine."""
+"""Sweeps of structures whose edge weights are a linear function of the scores, computed by the engine's sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from bellmax.tensors import Tensors, wide_dtype, widen
 
 
 class Expanded:
-    """Weights are built for every sweep; backends with kernels of their own do without."""
+    """Sweeps that expand the scores to edge weights, run the engine, and sum its results back onto the scores.
+
+    Every sweep builds the edge weights. A backend with kernels for the structure does not need this class.
+    """
 
     def __init__(self, program: Program, engine: Sweeps) -> None:
         self.program, self.engine = program, engine
@@ -24,9 +27,11 @@ class Expanded:
         return self.program.check
 
     def _graph(self, theta: Tensors, index: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the engine's θ, which is one tensor of edge weights, and the engine's index."""
         return [self.program.weights(theta, index)], self.program.engine_index(theta, index)
 
-    def _onto(self, edges: Tensors, theta: Tensors, index: Tensors) -> Tensors:
+    def _sum_onto_scores(self, edges: Tensors, theta: Tensors, index: Tensors) -> Tensors:
+        """Return edge gradients of the engine as gradients of the scores, negated if the scores are costs."""
         scores = self.program.onto_scores(edges[0], theta, index)
         return scores if self.program.sense > 0 else [-score for score in scores]
 
@@ -42,33 +47,34 @@ class Expanded:
         return self.forward(theta, index, omega)[0]
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        weights, inner = self._graph(theta, index)
-        value, tape = self.engine.forward(weights, inner, omega)
+        weights, engine_index = self._graph(theta, index)
+        value, tape = self.engine.forward(weights, engine_index, omega)
         extra = self.program.extra_nodes(theta, index)
-        if isinstance(extra, Tensor) or extra:
-            at_vertex = omega.penalty(widen(value.new_ones(1))).to(value.dtype)
-            value = value + extra * at_vertex
+        if isinstance(extra, Tensor) or extra:  # the expansion adds nodes with one parent, each of which costs Ω(1)
+            value = value + extra * omega.penalty(widen(value.new_ones(1))).to(value.dtype)
         return value if self.program.sense > 0 else -value, tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
-        weights, inner = self._graph(theta, index)
-        return self._onto(self.engine.backward(weights, tape, seed, inner, omega), theta, index)
+        weights, engine_index = self._graph(theta, index)
+        return self._sum_onto_scores(self.engine.backward(weights, tape, seed, engine_index, omega), theta, index)
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        weights, inner = self._graph(theta, index)
-        along = [self.program.along(z, index)]
-        return self._onto(self.engine.hessian(weights, tape, seed, along, inner, omega), theta, index)
+        weights, engine_index = self._graph(theta, index)
+        directions = [self.program.along(z, index)]
+        products = self.engine.hessian(weights, tape, seed, directions, engine_index, omega)
+        return self._sum_onto_scores(products, theta, index)
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        weights, inner = self._graph(theta, index)
+        weights, engine_index = self._graph(theta, index)
         extra = self.program.extra_nodes(theta, index)
-        if isinstance(extra, int) and extra:  # whose choice, and that of the first node, is none
+        if isinstance(extra, int) and extra:  # the extra nodes and the first node use up a uniform without choosing
             uniforms = pad(uniforms, (extra, 1), value=0.5)
-        return self.program.compact_paths(self.engine.sample(weights, tape, uniforms, inner, omega), theta, index)
+        paths = self.engine.sample(weights, tape, uniforms, engine_index, omega)
+        return self.program.compact_paths(paths, theta, index)
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        weights, inner = self._graph(theta, index)
-        scores, found = self.engine.topk(weights, k, inner, omega)
-        return self.program.sense * scores, self.program.compact_paths(found, theta, index)
+        weights, engine_index = self._graph(theta, index)
+        scores, paths = self.engine.topk(weights, k, engine_index, omega)
+        return self.program.sense * scores, self.program.compact_paths(paths, theta, index)

@@ -1,7 +1,8 @@
-"""The sweeps of a graph, or a hypergraph, in plain torch, node values in the wide dtype.
+"""The sweeps of a graph or a hypergraph in plain torch, with node values in the wide dtype.
 
-θ and ``index`` are as in :mod:`bellmax.programs.graph`. The nodes of a group share their level and their number of
-edges, so a group's edges are a slice that reshapes to (nodes, edges of each) without padding.
+θ and ``index`` are described in :mod:`bellmax.programs.graph`: a slot is the position of an edge in the sorted order,
+and the root is the last node. All nodes of a group have the same level and the same number of incoming edges. So the
+edges of a group are a slice of the slots, which reshapes to (nodes, edges per node) without padding.
 """
 
 from __future__ import annotations
@@ -26,26 +27,30 @@ check = GRAPH.check
 
 
 class Group(NamedTuple):
-    """Nodes, their edges, how many each of them has, and the tails of these edges."""
+    """Nodes that are computed together: they have the same level and the same number of incoming edges."""
 
     nodes: slice
     edges: slice
+    """Slots of the edges into the nodes."""
     degree: int
+    """Number of edges into each node."""
     tail: Tensor
+    """Tails of the edges, in the order of the slots."""
     owner: Tensor | None
-    """Of each tail, which of the group's edges it belongs to; None if each edge has one."""
+    """For each tail, the position of its edge within the group, or None if each edge has one tail."""
 
-    def at_tails(self, of_nodes: Tensor) -> Tensor:
-        """What the tails of each edge have together: (..., N) as (..., edges)."""
-        parts = of_nodes.index_select(-1, self.tail)
+    def sum_over_tails(self, node_values: Tensor) -> Tensor:
+        """Return the sum over the tails of each edge: (..., N) → (..., edges)."""
+        tail_values = node_values.index_select(-1, self.tail)
         if self.owner is None:
-            return parts
-        sums = parts.new_zeros((*parts.shape[:-1], self.edges.stop - self.edges.start))
-        return sums.index_add(-1, self.owner, parts)
+            return tail_values
+        sums = tail_values.new_zeros((*tail_values.shape[:-1], self.edges.stop - self.edges.start))
+        return sums.index_add(-1, self.owner, tail_values)
 
-    def spread(self, of_edges: Tensor, of_nodes: Tensor) -> None:
-        """Add what an edge has to each of its tails."""
-        of_nodes.index_add_(-1, self.tail, of_edges if self.owner is None else of_edges.index_select(-1, self.owner))
+    def add_to_tails(self, edge_mass: Tensor, node_mass: Tensor) -> None:
+        """Add the mass (..., edges) of each edge to each of its tails, in ``node_mass`` (..., N), in place."""
+        tail_mass = edge_mass if self.owner is None else edge_mass.index_select(-1, self.owner)
+        node_mass.index_add_(-1, self.tail, tail_mass)
 
 
 def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
@@ -53,61 +58,69 @@ def empty_tape(theta: Tensors, index: Tensors) -> Tensor:
 
 
 def _is_hypergraph(index: Tensors) -> bool:
+    """True if the index has the offsets of tails, which only a hypergraph has."""
     return len(index) > 4
 
 
 def _groups(index: Tensors) -> list[Group]:
-    """In topological order, without the start of a graph."""
+    """Return the groups in topological order, without the start node of a graph, which has no edges."""
     offset, tail, _, group = index[:4]
     nodes, edges = group.tolist(), offset[group].tolist()
     bounds = list(zip(nodes[:-1], nodes[1:], edges[:-1], edges[1:], strict=True))
     if not _is_hypergraph(index):
         return [Group(slice(a, b), slice(e, f), (f - e) // (b - a), tail[e:f], None) for a, b, e, f in bounds[1:]]
-    first = index[4].tolist()
-    slot = torch.arange(len(first) - 1, device=tail.device)
+    tail_offset = index[4].tolist()
+    slot = torch.arange(len(tail_offset) - 1, device=tail.device)
     owner = slot.repeat_interleave(index[4].diff())
-    return [
-        Group(slice(a, b), slice(e, f), (f - e) // (b - a), tail[first[e] : first[f]], owner[first[e] : first[f]] - e)
-        for a, b, e, f in bounds
-    ]
+    groups = []
+    for a, b, e, f in bounds:
+        tails = slice(tail_offset[e], tail_offset[f])
+        groups.append(Group(slice(a, b), slice(e, f), (f - e) // (b - a), tail[tails], owner[tails] - e))
+    return groups
 
 
 def _zeros(shape: Sequence[int], *like: Tensor) -> Tensor:
-    """A wide buffer that may be written with values computed from ``like``, under vmap too."""
+    """Return a buffer of zeros in the wide dtype, for results computed from the tensors ``like``.
+
+    Under vmap, in-place writes need a buffer that is batched like the values, so it is derived from all of them.
+    """
     dtype = wide_dtype(like[0].device)
-    total = like[0].new_zeros(shape, dtype=dtype)
+    buffer = like[0].new_zeros(shape, dtype=dtype)
     for tensor in like[1:]:
-        total = total + tensor.new_zeros(shape, dtype=dtype)
-    return total
+        buffer = buffer + tensor.new_zeros(shape, dtype=dtype)
+    return buffer
 
 
-def _by_slot(values: Tensor, index: Tensors) -> Tensor:
-    """What weights have, for each slot."""
-    return widen(values.index_select(1, index[5] if len(index) > 5 else index[2]))
+def _sort_by_slot(weights: Tensor, index: Tensors) -> Tensor:
+    """Return the weight of each slot, (B, W) → (B, E), in the wide dtype."""
+    return widen(weights.index_select(1, index[5] if len(index) > 5 else index[2]))
 
 
-def _onto_weights(slots: Tensor, index: Tensors, like: Tensor) -> Tensor:
-    """The transpose: what slots have, for each weight."""
+def _sum_onto_weights(slots: Tensor, index: Tensors, like: Tensor) -> Tensor:
+    """Return the sum over the slots of each weight, (..., E) → (..., W): the transpose of :func:`_sort_by_slot`.
+
+    The result has the dtype and the last dimension of ``like``.
+    """
     if len(index) <= 5:
-        return _onto_edges(slots, index).to(like.dtype)
+        return _sort_by_edge(slots, index).to(like.dtype)
     sums = slots.new_zeros((*slots.shape[:-1], like.shape[-1]))
     return sums.index_add(-1, index[5], slots).to(like.dtype)
 
 
-def _onto_edges(slots: Tensor, index: Tensors) -> Tensor:
-    """What slots have, for each edge, by the caller's number."""
+def _sort_by_edge(slots: Tensor, index: Tensors) -> Tensor:
+    """Return values of slots in the caller's order of edges, (..., E) → (..., E)."""
     return slots.index_select(-1, index[2].argsort())
 
 
 def _local_scores(theta: Tensor, v: Tensor, group: Group) -> Tensor:
-    """θ_e + Σ v at its tails for the edges of a group's nodes: (B, nodes, degree)."""
-    scores: Tensor = (theta[:, group.edges] + group.at_tails(v)).unflatten(1, (-1, group.degree))
+    """Return θ_e + Σ v over the tails of e, for the edges e of each node of the group: (B, nodes, degree)."""
+    scores: Tensor = (theta[:, group.edges] + group.sum_over_tails(v)).unflatten(1, (-1, group.degree))
     return scores
 
 
 def forward(inputs: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
     (theta,) = inputs
-    sorted_theta = _by_slot(theta, index)
+    sorted_theta = _sort_by_slot(theta, index)
     v = _zeros((theta.shape[0], index[0].shape[0] - 1), theta)
     for group in _groups(index):
         v[:, group.nodes] = omega.max(_local_scores(sorted_theta, v, group))
@@ -120,17 +133,23 @@ def value(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
     return forward(inputs, index, omega)[0]
 
 
-def _walk_back(mass: Tensor, index: Tensors, theta: Tensor, edge_mass: Callable[[Group, Tensor], Tensor]) -> Tensor:
-    """Run mass from the root to the tails. ``edge_mass`` spreads what a group's nodes hold over their edges."""
-    parts = []
+def _propagate_back(
+    mass: Tensor, index: Tensors, theta: Tensor, edge_mass: Callable[[Group, Tensor], Tensor]
+) -> Tensor:
+    """Propagate ``mass`` (..., N) from the root to the leaves, in place, and return the mass of each weight.
+
+    ``edge_mass(group, node_mass)`` distributes the mass (..., nodes) of a group's nodes over their edges,
+    (..., nodes, degree).
+    """
+    masses = []
     for group in reversed(_groups(index)):
-        part = edge_mass(group, mass[..., group.nodes].clone()).flatten(-2)
-        group.spread(part, mass)
-        parts.append(part)
-    return _onto_weights(torch.cat(parts[::-1], -1), index, theta)
+        masses.append(edge_mass(group, mass[..., group.nodes].clone()).flatten(-2))
+        group.add_to_tails(masses[-1], mass)
+    return _sum_onto_weights(torch.cat(masses[::-1], -1), index, theta)
 
 
-def _at_root(shape: Sequence[int], *like: Tensor) -> Tensor:
+def _unit_mass_at_root(shape: Sequence[int], *like: Tensor) -> Tensor:
+    """Return node masses of this shape: 1 at the root, 0 elsewhere. ``like`` is as for :func:`_zeros`."""
     mass = _zeros(shape, *like)
     mass[..., -1] = 1
     return mass
@@ -138,19 +157,19 @@ def _at_root(shape: Sequence[int], *like: Tensor) -> Tensor:
 
 def backward(inputs: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
     (theta,) = inputs
-    sorted_theta = _by_slot(theta, index)
+    sorted_theta = _sort_by_slot(theta, index)
 
     def spread(group: Group, mass: Tensor) -> Tensor:
         return omega.argmax(_local_scores(sorted_theta, tape, group)) * mass.unsqueeze(-1)
 
-    return [_walk_back(_at_root(tape.shape, theta, tape), index, theta, spread) * seed.unsqueeze(-1)]
+    return [_propagate_back(_unit_mass_at_root(tape.shape, theta, tape), index, theta, spread) * seed.unsqueeze(-1)]
 
 
 def hessian(
     inputs: Tensors, tape: Tensor, seed: Tensor, direction: Tensors, index: Tensors, omega: Regularizer
 ) -> Tensors:
     (theta,), (z,) = inputs, direction
-    sorted_theta, sorted_z = _by_slot(theta, index), _by_slot(z, index)
+    sorted_theta, sorted_z = _sort_by_slot(theta, index), _sort_by_slot(z, index)
     v_dot = _zeros(tape.shape, theta, tape, z)
     q, q_dot = {}, {}
     for group in _groups(index):
@@ -160,150 +179,171 @@ def hessian(
         v_dot[:, group.nodes] = (q[nodes] * y).sum(-1)
         q_dot[nodes] = omega.jacobian_product(q[nodes], y)
 
-    # Mass and its tangent run back together: Algorithm 2 of the paper.
+    # Algorithm 2 of the paper propagates the mass and its tangent together.
     def spread(group: Group, mass: Tensor) -> Tensor:
         e, e_dot = mass.unsqueeze(-1)
         start = group.nodes.start
         source = q_dot[start].masked_fill(e == 0, 0) * e
         return torch.stack((q[start] * e, source + q[start] * e_dot))
 
-    masses = torch.stack((_at_root(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
-    return [_walk_back(masses, index, theta, spread)[1] * seed.unsqueeze(-1)]
+    masses = torch.stack((_unit_mass_at_root(tape.shape, theta, tape, z), _zeros(tape.shape, theta, tape, z)))
+    return [_propagate_back(masses, index, theta, spread)[1] * seed.unsqueeze(-1)]
 
 
-# --- log q, where no weights are shared
+# --- log q, only for graphs whose edges do not share weights
 
 
 def log_transitions(inputs: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
     (theta,) = inputs
-    sorted_theta = _by_slot(theta, index)
-    parts = [omega.log_argmax(_local_scores(sorted_theta, tape, group)).flatten(1) for group in _groups(index)]
-    return [_onto_edges(torch.cat(parts, -1), index).to(theta.dtype)]
+    sorted_theta = _sort_by_slot(theta, index)
+    log_q = [omega.log_argmax(_local_scores(sorted_theta, tape, group)).flatten(1) for group in _groups(index)]
+    return [_sort_by_edge(torch.cat(log_q, -1), index).to(theta.dtype)]
 
 
 def log_transitions_jvp(
     inputs: Tensors, tape: Tensor, direction: Tensors, index: Tensors, omega: Regularizer
 ) -> Tensors:
     (theta,), (z,) = inputs, direction
-    sorted_theta, sorted_z = _by_slot(theta, index), _by_slot(z, index)
+    sorted_theta, sorted_z = _sort_by_slot(theta, index), _sort_by_slot(z, index)
     v_dot = _zeros(tape.shape, theta, tape, z)
-    parts = []
+    log_q_dot = []
     for group in _groups(index):
         x = _local_scores(sorted_theta, tape, group)
         q = omega.argmax(x)
         y = _local_scores(sorted_z, v_dot, group).masked_fill(x == -math.inf, 0)
         v_dot[:, group.nodes] = (q * y).sum(-1)
-        parts.append(omega.log_argmax_jvp(q, y).masked_fill(x == -math.inf, 0).flatten(1))
-    return [_onto_edges(torch.cat(parts, -1), index).to(theta.dtype)]
+        log_q_dot.append(omega.log_argmax_jvp(q, y).masked_fill(x == -math.inf, 0).flatten(1))
+    return [_sort_by_edge(torch.cat(log_q_dot, -1), index).to(theta.dtype)]
 
 
 def log_transitions_vjp(
     inputs: Tensors, tape: Tensor, cotangents: Tensors, index: Tensors, omega: Regularizer
 ) -> Tensors:
     (theta,), (cotangent,) = inputs, cotangents
-    sorted_theta, sorted_cotangent = _by_slot(theta, index), _by_slot(cotangent, index)
+    sorted_theta, sorted_cotangent = _sort_by_slot(theta, index), _sort_by_slot(cotangent, index)
 
     def spread(group: Group, mass: Tensor) -> Tensor:
         x = _local_scores(sorted_theta, tape, group)
-        local = sorted_cotangent[:, group.edges].unflatten(1, (-1, group.degree)).masked_fill(x == -math.inf, 0)
+        cotangents = sorted_cotangent[:, group.edges].unflatten(1, (-1, group.degree)).masked_fill(x == -math.inf, 0)
         q = omega.argmax(x)
-        return omega.log_argmax_vjp(q, local) + q * mass.unsqueeze(-1)
+        return omega.log_argmax_vjp(q, cotangents) + q * mass.unsqueeze(-1)
 
-    return [_walk_back(_zeros(tape.shape, theta, tape, cotangent), index, theta, spread)]
-
-
-# --- single derivations
+    return [_propagate_back(_zeros(tape.shape, theta, tape, cotangent), index, theta, spread)]
 
 
-def _tails(index: Tensors) -> tuple[Tensor, Tensor]:
-    """Of each slot, the place of its first tail, and how many are derived in turn: the start of a graph is not."""
+# --- single derivations: samples and the k best
+#
+# A derivation of the root is a path of a graph, or a tree of a hypergraph: each node has one edge, and each tail of
+# the edge is derived in turn.
+
+
+def _tails_of_slots(index: Tensors) -> tuple[Tensor, Tensor]:
+    """Return, for each slot, the index of its first tail and the number of its tails that need an edge.
+
+    The start of a graph needs none.
+    """
     if _is_hypergraph(index):
         return index[4][:-1], index[4].diff()
     return torch.arange(len(index[1]), device=index[1].device), (index[1] > 0).int()
 
 
 Choose = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+"""A function that chooses edges, for :func:`_count_edges`."""
 
 
 def _count_edges(index: Tensors, start: Tensor, k: int, choose: Choose, steps: float) -> tuple[Tensor, Tensor]:
-    """How often derivations have each edge, (B, K, E), and how many of their nodes are left after so many steps.
+    """Follow K derivations per graph from the root, and count their edges.
 
-    A derivation of a node has the code node · k + its rank; ``start`` (B, K) are those of the root, −1 for none.
-    choose(step, code) is the slot of its edge, (B, K), and the ranks of the edge's tails, (B, K, tails) or one for all.
-    It is depth first, and first tails come first.
+    The traversal is depth first, with the first tail of an edge first, and ends after ``steps`` edges. All derivations
+    advance together: each has a stack of nodes that still need an edge.
+
+    Args:
+        index: The index of the graph.
+        start: The codes (B, K) of the derivations of the root, −1 for none. The derivation of a node with rank r (0 for
+            the best one) has the code node · k + r.
+        k: The number of ranks.
+        choose: A function ``choose(step, code)`` that returns, for codes (B, K), the slots (B, K) of their edges and
+            the ranks of the edges' tails, (B, K, tails) or (1,).
+        steps: The maximum number of edges of a derivation.
+
+    Returns:
+        The number of times that each derivation uses each edge, (B, K, E), and the size of its stack at the end,
+        (B, K), which is 0 if the derivation is complete.
+
     """
-    first, count = _tails(index)
-    most, tail, num_edges = int(count.max()), index[1], index[2].shape[0]
+    first, count = _tails_of_slots(index)
+    max_tails, tail, num_edges = int(count.max()), index[1], index[2].shape[0]
     root = (index[0].shape[0] - 2) * k
-    # What waits at any time: later tails of the nodes above, of which there is one at each level.
-    room = 1 + max(0, most - 1) * (index[3].shape[0] - 1)
-    waiting = start.unsqueeze(-1) * start.new_ones(room + 1)
+    # Each level adds at most one node's tails, and the first of them is popped before the next level.
+    capacity = 1 + max(0, max_tails - 1) * (index[3].shape[0] - 1)
+    stack = start.unsqueeze(-1) * start.new_ones(capacity + 1)  # the last entry absorbs writes of absent tails
     height = (start >= 0).long()
-    nth = torch.arange(max(most, 1), device=start.device)
+    nth = torch.arange(max(max_tails, 1), device=start.device)
     chosen: list[Tensor] = []
     while len(chosen) < steps and not (is_readable(height) and not bool(height.any())):
-        code = waiting.gather(-1, (height - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        code = stack.gather(-1, (height - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
         slot, ranks = choose(len(chosen), torch.where(height > 0, code, root))
         chosen.append(slot.masked_fill(height == 0, num_edges))
-        pushed = count[slot].masked_fill(height == 0, 0).unsqueeze(-1)
+        num_pushed = count[slot].masked_fill(height == 0, 0).unsqueeze(-1)
         height = (height - 1).clamp(min=0).unsqueeze(-1)
-        place = torch.where(nth < pushed, height + pushed - 1 - nth, room)
-        at = (first[slot].unsqueeze(-1) + nth).clamp(max=max(len(tail) - 1, 0))
-        waiting = waiting.scatter(-1, place, tail[at].long() * k + ranks) if len(tail) else waiting
-        height = (height + pushed).squeeze(-1).long()
+        position = torch.where(nth < num_pushed, height + num_pushed - 1 - nth, capacity)
+        tail_index = (first[slot].unsqueeze(-1) + nth).clamp(max=max(len(tail) - 1, 0))
+        stack = stack.scatter(-1, position, tail[tail_index].long() * k + ranks) if len(tail) else stack
+        height = (height + num_pushed).squeeze(-1).long()
     counts = torch.zeros((*start.shape, num_edges + 1), dtype=wide_dtype(start.device), device=start.device)
     if chosen:
         slots = torch.stack(chosen, -1)
         counts = counts.scatter_add(-1, slots, counts.new_ones(()).expand(slots.shape))
-    return _onto_edges(counts[..., :-1], index), height
+    return _sort_by_edge(counts[..., :-1], index), height
 
 
 def sample(inputs: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-    """Derivations drawn with ``uniforms`` (B, K, choices): the n-th choice, from the root, takes the n-th."""
+    """Return derivations as counts of edges (B, K, E). The n-th choice from the root uses ``uniforms[..., n]``."""
     (theta,) = inputs
-    sorted_theta, offset = _by_slot(theta, index), index[0].long()
-    q = [omega.argmax(_local_scores(sorted_theta, tape, group)) for group in _groups(index)]
-    below = torch.cat([each.cumsum(-1).flatten(1) for each in q], -1).unsqueeze(1)  # of the edges up to each one
-    within = torch.arange(int(offset.diff().max()), device=theta.device)
+    sorted_theta, offset = _sort_by_slot(theta, index), index[0].long()
+    probabilities = [omega.argmax(_local_scores(sorted_theta, tape, group)) for group in _groups(index)]
+    cumulative = torch.cat([q.cumsum(-1).flatten(1) for q in probabilities], -1).unsqueeze(1)
+    nth = torch.arange(int(offset.diff().max()), device=theta.device)
 
     def choose(step: int, node: Tensor) -> tuple[Tensor, Tensor]:
         begin, last = offset[node].unsqueeze(-1), offset[node + 1].unsqueeze(-1) - 1
-        slots = (begin + within).minimum(last)
-        sums = below.expand(-1, node.shape[1], -1).gather(-1, slots)
+        slots = (begin + nth).minimum(last)
+        sums = cumulative.expand(-1, node.shape[1], -1).gather(-1, slots)
         is_lower = sums <= uniforms[..., step : step + 1] * sums[..., -1:]
-        return (begin + (is_lower & (begin + within < last)).sum(-1, keepdim=True)).squeeze(-1), node.new_zeros(1)
+        return (begin + (is_lower & (begin + nth < last)).sum(-1, keepdim=True)).squeeze(-1), node.new_zeros(1)
 
     root = tape.shape[1] - 1
     start = torch.where(tape[:, -1:] > -math.inf, root, -1).expand(uniforms.shape[:2])
-    counts, left = _count_edges(index, start, 1, choose, uniforms.shape[2])
-    if is_readable(left) and bool(left.any()):
+    counts, stack_sizes = _count_edges(index, start, 1, choose, uniforms.shape[2])
+    if is_readable(stack_sizes) and bool(stack_sizes.any()):
         raise ValueError("a path has more choices than there are uniforms")
     return counts.to(theta.dtype)
 
 
 def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
+    """Return scores (B, k) of the best derivations, descending, and their counts of edges (B, k, E)."""
     (theta,) = inputs
     batch, num_nodes = theta.shape[0], index[0].shape[0] - 1
-    sorted_theta = _by_slot(theta, index)
-    most = max(1, int(_tails(index)[1].max()))
+    sorted_theta = _sort_by_slot(theta, index)
+    max_tails = max(1, int(_tails_of_slots(index)[1].max()))
     scores = sorted_theta.new_full((batch, num_nodes, k), -math.inf)
-    scores[:, 0, 0] = 0  # of the start; a hypergraph has another node there, which is written below
+    scores[:, 0, 0] = 0  # the start of a graph; in a hypergraph, node 0 is overwritten below
     slot = index[0].new_zeros((batch, num_nodes, k), dtype=torch.int64)
-    ranks = slot.new_zeros((batch, num_nodes, k, most))
+    ranks = slot.new_zeros((batch, num_nodes, k, max_tails))
     for group in _groups(index):
-        own, own_ranks = _best_of_edges(sorted_theta, scores, index, group, most)
+        edge_scores, edge_ranks = _best_derivations(sorted_theta, scores, index, group, max_tails)
         size = group.nodes.stop - group.nodes.start
-        best = own.reshape(batch, size, group.degree * k).sort(dim=-1, descending=True, stable=True)
-        way = best.indices[..., :k]
+        best = edge_scores.reshape(batch, size, group.degree * k).sort(dim=-1, descending=True, stable=True)
+        chosen = best.indices[..., :k]  # edge · k + rank of the derivation among those of the edge
         begin = torch.arange(group.edges.start, group.edges.stop, group.degree, device=theta.device)
         scores[:, group.nodes] = best.values[..., :k]
-        slot[:, group.nodes] = begin.unsqueeze(-1) + way // k
-        by_node = own_ranks.reshape(batch, size, group.degree * k, most)
-        ranks[:, group.nodes] = by_node.gather(2, way.unsqueeze(-1).expand(*way.shape, most))
+        slot[:, group.nodes] = begin.unsqueeze(-1) + chosen // k
+        by_node = edge_ranks.reshape(batch, size, group.degree * k, max_tails)
+        ranks[:, group.nodes] = by_node.gather(2, chosen.unsqueeze(-1).expand(*chosen.shape, max_tails))
 
     def choose(step: int, code: Tensor) -> tuple[Tensor, Tensor]:
-        wide = code.unsqueeze(-1).expand(*code.shape, most)
-        return slot.flatten(1).gather(1, code), ranks.flatten(1, 2).gather(1, wide)
+        wide_code = code.unsqueeze(-1).expand(*code.shape, max_tails)
+        return slot.flatten(1).gather(1, code), ranks.flatten(1, 2).gather(1, wide_code)
 
     codes = (num_nodes - 1) * k + torch.arange(k, device=theta.device)
     start = torch.where(scores[:, -1] > -math.inf, codes, -1)
@@ -311,22 +351,27 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
     return scores[:, -1].to(theta.dtype).contiguous(), counts.to(theta.dtype)
 
 
-def _best_of_edges(theta: Tensor, scores: Tensor, index: Tensors, group: Group, most: int) -> tuple[Tensor, Tensor]:
-    """The best derivations by each edge of a group: scores (B, edges, k), ranks of the tails (B, edges, k, most)."""
+def _best_derivations(
+    theta: Tensor, scores: Tensor, index: Tensors, group: Group, max_tails: int
+) -> tuple[Tensor, Tensor]:
+    """Return the k best derivations that use each edge of a group, from the ``scores`` (B, N, k) of earlier nodes.
+
+    The results are scores (B, edges, k) and the rank of each tail's derivation, (B, edges, k, max_tails).
+    """
     batch, _, k = scores.shape
     weights = theta[:, group.edges, None]
     if group.owner is None:
         ranks = torch.arange(k, device=theta.device).reshape(1, 1, k, 1)
-        return weights + scores.index_select(1, group.tail), ranks.expand(batch, weights.shape[1], k, most)
-    first, count = (part[group.edges] for part in _tails(index))
+        return weights + scores.index_select(1, group.tail), ranks.expand(batch, weights.shape[1], k, max_tails)
+    first, count = (tails[group.edges] for tails in _tails_of_slots(index))
     best = torch.cat((weights, weights.new_full((*weights.shape[:2], k - 1), -math.inf)), -1)
-    ranks = torch.zeros((*best.shape, most), dtype=torch.int64, device=theta.device)
+    ranks = torch.zeros((*best.shape, max_tails), dtype=torch.int64, device=theta.device)
     for nth in range(int(count.max())):
         edges = (count > nth).nonzero().squeeze(-1)
-        pairs = best[:, edges].unsqueeze(-1) + scores.index_select(1, index[1][first[edges] + nth]).unsqueeze(-2)
-        found = pairs.flatten(-2).sort(dim=-1, descending=True, stable=True)
-        before, own = found.indices[..., :k] // k, found.indices[..., :k] % k
-        best[:, edges] = found.values[..., :k]
-        ranks[:, edges] = ranks[:, edges].gather(2, before.unsqueeze(-1).expand(*before.shape, most))
-        ranks[:, edges, :, nth] = own
+        sums = best[:, edges].unsqueeze(-1) + scores.index_select(1, index[1][first[edges] + nth]).unsqueeze(-2)
+        candidates = sums.flatten(-2).sort(dim=-1, descending=True, stable=True)
+        previous_rank, tail_rank = candidates.indices[..., :k] // k, candidates.indices[..., :k] % k
+        best[:, edges] = candidates.values[..., :k]
+        ranks[:, edges] = ranks[:, edges].gather(2, previous_rank.unsqueeze(-1).expand(*previous_rank.shape, max_tails))
+        ranks[:, edges, :, nth] = tail_rank
     return best, ranks

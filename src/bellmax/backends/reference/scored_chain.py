@@ -1,4 +1,7 @@
-"""log q of a chain given by scores, with transitions by sequence and step."""
+"""Sweeps of a chain from scores: emissions, transitions, start and end scores, by way of a dense chain.
+
+A dense chain has one potential for each step and pair of states.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ from bellmax.tensors import Tensors
 
 
 class LogTransitions:
-    """The sweeps of a dense chain, in θ's shapes: an edge's log q is in the transitions, or in start for a first one.
+    """log q and its derivatives in the shapes of θ, computed by the sweeps of a dense chain.
 
-    The edges into the end node count as edges of the last step.
+    log q of an edge is stored in the entry of its transition, and for the first step in the start scores. The edges
+    into the end node count as edges of the last step. Emissions and end scores are 0.
     """
 
     chain: EdgeSweeps
 
     def _dense(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        """Potentials of a dense chain, and its tape."""
+        """Return the potentials (B, T, S, S) of the dense chain, and the tape of its forward sweep."""
         raise NotImplementedError
 
     def log_transitions(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -33,8 +37,8 @@ class LogTransitions:
         self, theta: Tensors, tape: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         weights, tape = self._dense(theta, tape, index, omega)
-        along = dense(z, index).to(weights.dtype)
-        (product,) = self.chain.log_transitions_jvp([weights], tape, [along], index, omega)
+        direction = dense(z, index).to(weights.dtype)
+        (product,) = self.chain.log_transitions_jvp([weights], tape, [direction], index, omega)
         return from_edges(product, theta, index)
 
     def log_transitions_vjp(
@@ -44,13 +48,12 @@ class LogTransitions:
         _, transitions, start, _ = cotangent
         edges = onto_edges(transitions, start, theta[0], index).to(weights.dtype)
         (product,) = self.chain.log_transitions_vjp([weights], tape, [edges], index, omega)
-        return [
-            part.to(t.dtype) for part, t in zip(SCORED_CHAIN.onto_scores(product, theta, index), theta, strict=True)
-        ]
+        gradients = SCORED_CHAIN.onto_scores(product, theta, index)
+        return [gradient.to(scores.dtype) for gradient, scores in zip(gradients, theta, strict=True)]
 
 
 class ExpandedScoredChain(LogTransitions, Expanded):
-    """The sweeps of a dense chain whose potentials are the sums of the scores."""
+    """Sweeps of a chain from scores that build the potentials of the dense chain each time."""
 
     def __init__(self, chain: EdgeSweeps) -> None:
         Expanded.__init__(self, SCORED_CHAIN, chain)
