@@ -1,4 +1,4 @@
-"""Dynamic programs as layers."""
+"""Dynamic programs as PyTorch modules: losses, a CRF layer, attention and pooling."""
 
 from bellmax.nn.attention import SegmentationAttention
 from bellmax.nn.crf import CRF

@@ -23,32 +23,35 @@ _LOSSES = "surrogate", "relaxed"
 
 
 class CRF(Smoothed):
-    """A CRF layer: it learns which tag follows which, gives a loss for the scores of tags, and decodes.
+    """A linear-chain CRF layer: it learns the scores of tag transitions, computes a loss, and decodes.
 
     The score of a sequence of tags is the sum of its emissions, of ``transition_scores`` (S, S) ``[current, previous]``
-    for each neighbouring pair, and of ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag. All
-    start at 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual CRF, and the loss is its negative
-    log-likelihood.
+    for each pair of adjacent tags, and of ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag.
+    All three parameters are initialized to 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual
+    CRF, and the loss is its negative log-likelihood.
 
-    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. It may have holes (sub-words)
-    and begin with False (left padding); the steps kept become neighbours. Or give ``lengths``, integers of the batch
-    shape: the number of first steps to keep. Emissions at masked steps are ignored.
+    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. The mask may have gaps
+    (sub-words) and begin with False (left padding). The layer links the remaining steps directly. Instead of a mask,
+    you can pass ``lengths``, integers of the batch shape: the number of steps to keep at the beginning. Emissions at
+    masked steps are ignored.
 
     Args:
-        num_tags: S.
-        omega: a :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". A γ that is
-            a parameter is learnt.
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
-        constraints: from :func:`tag_constraints`, or a custom triple: bool transitions (S, S) ``[current, previous]``,
-            starts (S,) and ends (S,), True where allowed. Forbidden sequences are never decoded and have probability 0.
-            Constraints are configuration, not state: ``state_dict`` does not hold them.
-        loss: "surrogate" for :func:`bellmax.losses.surrogate`, "relaxed" for :func:`bellmax.losses.relaxed`.
+        num_tags: The number S of tags.
+        omega: A :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". If γ is a
+            parameter, it is learnt.
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        constraints: The result of :func:`tag_constraints`, or a custom triple: bool transitions (S, S)
+            ``[current, previous]``, starts (S,) and ends (S,), True where allowed. Forbidden sequences are never
+            decoded and have probability 0. Constraints are configuration, so ``state_dict`` does not contain them.
+            Default None: all sequences are allowed.
+        loss: "surrogate" (the default) for :func:`bellmax.losses.surrogate`, or "relaxed" for
+            :func:`bellmax.losses.relaxed`.
 
     >>> from bellmax.nn import CRF, tag_constraints
     >>> labels = ["O", "B-PER", "I-PER"]
     >>> crf = CRF(3, constraints=tag_constraints(labels, scheme="IOB2"))
     >>> emissions = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])  # (T, S)
-    >>> emissions.argmax(-1)  # I-PER after O, which IOB2 does not have
+    >>> emissions.argmax(-1)  # I-PER after O, which IOB2 forbids
     tensor([0, 2, 0])
     >>> crf.decode(emissions)
     tensor([1, 2, 0])
@@ -83,9 +86,9 @@ class CRF(Smoothed):
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
 
     def reset_parameters(self) -> None:
-        """Set all scores to 0 and γ to its first value: for a layer that was built on the meta device.
+        """Set all scores to 0 and γ to its initial value, for a layer that was built on the meta device.
 
-        transformers builds models this way, and calls ``_init_weights`` for weights that a checkpoint does not hold::
+        transformers builds models this way, and calls ``_init_weights`` for weights that a checkpoint lacks::
 
             def _init_weights(self, module):
                 super()._init_weights(module)
@@ -98,30 +101,30 @@ class CRF(Smoothed):
 
     @property
     def allowed_transitions(self) -> Tensor:
-        """Whether a tag may follow another, bool (S, S) ``[current, previous]``."""
+        """Mask (S, S) ``[current, previous]``, True if the current tag may follow the previous tag."""
         return self._allowed.transitions.to(self.transition_scores.device)
 
     @property
     def allowed_starts(self) -> Tensor:
-        """Whether a sequence may start with a tag, bool (S,)."""
+        """Mask (S,), True if a sequence may start with the tag."""
         return self._allowed.starts.to(self.transition_scores.device)
 
     @property
     def allowed_ends(self) -> Tensor:
-        """Whether a sequence may end with a tag, bool (S,)."""
+        """Mask (S,), True if a sequence may end with the tag."""
         return self._allowed.ends.to(self.transition_scores.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Before version 0.2 constraints were saved. They are ignored: the layer keeps its constraints.
+        # Before version 0.2, constraints were part of the state. Drop them: they are arguments of the constructor now.
         saved = {name: state_dict.pop(f"{prefix}allowed_{name}", None) for name in TagConstraints._fields}
-        other = [
+        ignored = [
             f"{prefix}allowed_{name}"
             for name, allowed in saved.items()
             if allowed is not None and not allowed.is_meta and not allowed.cpu().equal(getattr(self._allowed, name))
         ]
-        if other:
+        if ignored:
             warnings.warn(
-                f"{', '.join(other)} of the state_dict are ignored: the CRF keeps the constraints it was built with",
+                f"{', '.join(ignored)} of the state_dict are ignored: the CRF keeps the constraints it was built with",
                 stacklevel=2,
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -133,13 +136,13 @@ class CRF(Smoothed):
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
-        """The distribution over sequences of tags for emissions (..., T, S), with samples, entropy and so on."""
+        """Return the distribution over sequences of tags for emissions (..., T, S): samples, entropy and so on."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
         if self._tags is not None:
-            allowed = self.allowed_transitions, self.allowed_starts, self.allowed_ends
-            scores = tuple(score.masked_fill(~a, -math.inf) for score, a in zip(scores, allowed, strict=True))
+            masks = self.allowed_transitions, self.allowed_starts, self.allowed_ends
+            scores = tuple(score.masked_fill(~mask, -math.inf) for score, mask in zip(scores, masks, strict=True))
         transitions, start, end = scores
         p = Chain.from_scores(
             emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=self.omega
@@ -158,18 +161,20 @@ class CRF(Smoothed):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> Tensor:
-        """The loss of the tags, >= 0, one number per sequence.
+        """Return the loss of the tags, >= 0. Each sequence has one loss.
+
+        Raises ``ValueError`` if the constraints forbid the tags. Under ``torch.compile`` and on a GPU, values are not
+        checked, and the loss is infinite instead.
 
         Args:
-            emissions: (..., T, S), the score of each tag at each step.
-            tags: integers (..., T), −1 where any tag may be right; or bool (..., T, S), True for each tag that may be.
-                Tags that the constraints forbid are a ValueError. Under compile and on a GPU values are not checked,
-                and the loss is infinite instead.
-            mask: bool or 0/1 integers (..., T), True at the steps to keep.
-            lengths: instead of a mask, integers of the batch shape.
-            ignore_index: steps with this tag are masked, exactly as if their mask were False.
-            reduction: "mean" and "sum" over sequences, "token_mean" over the steps kept, or "none" for the batch
-                shape. A fully masked sequence has loss 0, and is left out of the mean.
+            emissions: The score (..., T, S) of each tag at each step.
+            tags: Integers (..., T), −1 where the tag is unknown; or bool (..., T, S), True for each tag that may be
+                right.
+            mask: Bool or 0/1 integers (..., T), True at the steps to keep. Default None: all steps.
+            lengths: Integers of the batch shape, instead of a mask.
+            ignore_index: The tag of steps that are masked, exactly as if their mask were False. Default −100.
+            reduction: "mean" (the default) or "sum" over sequences, "token_mean" over unmasked steps, or "none" for the
+                batch shape. A fully masked sequence has loss 0 and does not count in the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
@@ -187,6 +192,7 @@ class CRF(Smoothed):
         return surrogate_of(p, tags, None, reduction, "tags", ignore_index)
 
     def _check_tags(self, emissions: Tensor, tags: Tensor) -> None:
+        """Raise ``ValueError`` if dtype and shape of the tags do not match the emissions."""
         shape = check_tensor("tags", tags).shape
         if tags.dtype == torch.bool:
             if shape != emissions.shape:
@@ -197,16 +203,17 @@ class CRF(Smoothed):
 
     @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
-        """The tags of the highest score, (..., T) int64; −1 at masked steps, or if no sequence is allowed."""
+        """Return the tags with the highest score, (..., T) int64: −1 at masked steps, or if no sequence is allowed."""
         return self.distribution(emissions, mask=mask, lengths=lengths).best_sequence()
 
     @answers_near_misses
     def topk(
         self, emissions: Tensor, k: int, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The k best sequences: scores (..., k), best first, without gradient, and tags (..., k, T) as from decode.
+        """Return the k best sequences, best first: scores (..., k), without gradient, and tags (..., k, T) int64.
 
-        Past the number of allowed sequences, scores are −∞ and tags −1.
+        Tags are −1 at masked steps. If there are fewer than k allowed sequences, the remaining scores are −∞ and the
+        remaining tags −1.
 
         >>> crf = CRF(2)
         >>> scores, tags = crf.topk(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), 2)
@@ -218,12 +225,15 @@ class CRF(Smoothed):
 
     @answers_near_misses
     def marginals(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
-        """Probability of each tag at each step, (..., T, S), differentiable; 0 at masked steps."""
+        """Return the probability of each tag at each step, (..., T, S), 0 at masked steps. Differentiable."""
         return self.distribution(emissions, mask=mask, lengths=lengths).marginals
 
 
 def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, num_tags: int) -> TagConstraints:
-    """A copy on the CPU, all True for None."""
+    """Return a copy of the constraints on the CPU, all True if ``constraints`` is None.
+
+    Raises ``ValueError`` if they are not three bool tensors for ``num_tags`` tags.
+    """
     shapes = {"transitions": (num_tags, num_tags), "starts": (num_tags,), "ends": (num_tags,)}
     if constraints is None:
         return TagConstraints(*(torch.ones(shape, dtype=torch.bool, device="cpu") for shape in shapes.values()))

@@ -1,4 +1,4 @@
-"""Dynamic time warping as a loss and as a layer."""
+"""Dynamic time warping (DTW) as a loss and as a layer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bellmax.tensors import Gamma
 
 
 class _Warping(Smoothed):
-    """Base of the modules for two series. A cost that is a module is registered, and may be learnt."""
+    """Base class of the modules that align two series. A cost that is a module becomes a submodule."""
 
     def __init__(self, omega: str | Regularizer, gamma: Gamma | None, cost: Cost, band: float | None) -> None:
         super().__init__(omega, gamma)
-        measure_of(cost, band, self.omega, None)
+        measure_of(cost, band, self.omega, None)  # raises ValueError for invalid options
         self.cost, self.band = cost, band
 
     def extra_repr(self) -> str:
@@ -33,19 +33,22 @@ class DTWLoss(_Warping):
     """Smoothed dynamic time warping of two series, or a divergence based on it: :func:`bellmax.dtw` as a module.
 
     Args:
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        cost: of a match, as in :func:`bellmax.dtw`: a name, a function or a module.
-        divergence: None for the value, which may be negative and whose minimum is not at x = y; or "debiased", "sharp",
-            "mean_cost", which are 0 there.
-        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for no band.
-        reduction: over the batch: "none", "mean" or "sum".
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
-        normalize: "path" or "length", as in :func:`bellmax.dtw`, so that long and short series have the same weight in
-            the mean of a batch; None for sums.
-        step_weights: factors of the cost by the kind of the move, as in :class:`bellmax.DTW`.
-        step_penalties: terms by the kind of the move, as in :class:`bellmax.DTW`; a parameter may be learnt.
-        open_begin: whether x may be matched with a part of y that begins anywhere.
-        open_end: whether that part may end anywhere.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`: a name, a function or a module. Default
+            "sqeuclidean".
+        divergence: None (the default) for the value, which can be negative and is not minimal at x = y; or "debiased",
+            "sharp" or "mean_cost", which are 0 at x = y.
+        band: The half-width of a Sakoe–Chiba band around the diagonal, as in :class:`bellmax.DTW`. Default None, no
+            band.
+        reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+        normalize: "path" or "length", as in :func:`bellmax.dtw`, to give long and short series the same weight in the
+            mean over a batch. Default None, no normalization.
+        step_weights: Factors that multiply the cost, one for each kind of move, as in :class:`bellmax.DTW`.
+        step_penalties: Terms that are added to the cost, one for each kind of move, as in :class:`bellmax.DTW`. A
+            parameter is learnt.
+        open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
+        open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
 
     >>> loss = DTWLoss(gamma=0.1, divergence="debiased")
     >>> x = torch.tensor([0.0, 0.0, 1.0, 0.0]).unsqueeze(-1)
@@ -79,11 +82,17 @@ class DTWLoss(_Warping):
 
     @answers_near_misses
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
-        """The loss of series x (..., N, D) and y (..., M, D): a scalar, or of the batch shape.
+        """Return the loss: a scalar, or a tensor of the batch shape if ``reduction`` is "none".
 
-        For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one pair of multivariate series (N, D), pass
-        ``x.unsqueeze(0)``: two matrices with several columns are refused, since either may be meant. ``lengths`` is a
-        pair, the lengths of x and of y, as in :func:`bellmax.dtw`.
+        Two matrices with several columns raise ``ValueError``, since they can be a batch of univariate series or one
+        pair of multivariate series.
+
+        Args:
+            x: The first series, (..., N, D). For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one
+                multivariate series (N, D), pass ``x.unsqueeze(0)``.
+            y: The second series, (..., M, D).
+            lengths: A pair of the lengths of x and of y, as in :func:`bellmax.dtw`. By default N and M.
+
         """
         x, y = as_series("x", x), as_series("y", y)
         if x.ndim == y.ndim == 2 and max(x.shape[1], y.shape[1]) > 1:
@@ -114,13 +123,15 @@ class DTWLoss(_Warping):
 
 
 class SoftAlignment(_Warping):
-    """The expected alignment of two series, ∇DTW_Ω, as a layer: the probability that two elements are matched.
+    """The expected alignment of two series, ∇DTW_Ω, as a layer: the probability that each pair of elements is matched.
 
     Args:
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        cost: of a match, as in :func:`bellmax.dtw`: a name, a function or a module.
-        band: half the width of a band around the diagonal, as in :class:`bellmax.DTW`; None for no band.
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`: a name, a function or a module. Default
+            "sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band around the diagonal, as in :class:`bellmax.DTW`. Default None, no
+            band.
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> align = SoftAlignment("l2")
     >>> align(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [2.0]]))
@@ -142,14 +153,18 @@ class SoftAlignment(_Warping):
 
     @answers_near_misses
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
-        """The expected alignment (..., N, M) of series x (..., N, D) and y (..., M, D), 0 past their ends.
+        """Return the expected alignment (..., N, M), 0 in the padding. Differentiable in x and y.
 
-        ``lengths`` is a pair, the lengths of x and of y, as in :func:`bellmax.dtw`. Differentiable in x and y.
+        Args:
+            x: The first series, (..., N, D).
+            y: The second series, (..., M, D).
+            lengths: A pair of the lengths of x and of y, as in :func:`bellmax.dtw`. By default N and M.
+
         """
         measure = measure_of(self.cost, self.band, self.omega, None)
         x, y = as_floating([as_series("x", x), as_series("y", y)])
-        if lengths is not None:  # an int would cut the series
-            of_x, of_y = (as_lengths(f"lengths[{n}]", own, x.device) for n, own in enumerate(as_pair(lengths)))
-            lengths = of_x, of_y
+        if lengths is not None:  # as tensors: check_pair would truncate the series to lengths that are ints
+            lengths_x, lengths_y = as_pair(lengths)
+            lengths = as_lengths("lengths[0]", lengths_x, x.device), as_lengths("lengths[1]", lengths_y, x.device)
         alignments, _ = measure.alignments(*check_pair(x, y, lengths, measure.gamma_shape))
         return alignments.expected_path.to(x.dtype)

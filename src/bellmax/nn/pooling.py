@@ -11,15 +11,16 @@ from bellmax.tensors import Gamma
 
 
 class SmoothedMax(Smoothed):
-    """max_Ω over a dimension: pooling between the max (γ → 0) and, up to a constant, the mean.
+    """Smoothed max pooling: max_Ω over a dimension.
 
-    The gradient is spread over the entries near the maximum: all of them under negentropy, few under a sparse Ω.
-    Entries of −∞ are ignored. Under negentropy n equal entries give their value plus γ log n.
+    As γ → 0, the result tends to the max; as γ grows, it tends to the mean plus a constant. The gradient is distributed
+    over the entries near the maximum: over all entries under negentropy, over few under a sparse Ω. Entries of −∞ are
+    ignored. Under negentropy, n equal entries give their value plus γ log n.
 
     Args:
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        dim: the dimension to pool over.
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        dim: The dimension to pool over, default the last.
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch
     >>> pool = SmoothedMax("l2", dim=-2)
@@ -38,7 +39,7 @@ class SmoothedMax(Smoothed):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool x over ``dim``, which is removed; half precision gives float32."""
+        """Pool x over ``dim``, and remove this dimension. Half precision becomes float32."""
         if not -x.ndim <= self.dim < x.ndim:
             raise ValueError(f"x must have a dimension {self.dim}, got shape {tuple(x.shape)}")
         return self.omega.max(x, self.dim)

@@ -1,4 +1,4 @@
-"""The base class of modules with an Ω."""
+"""Base class of modules with an Ω, which may have a learnable γ."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bellmax.tensors import Gamma
 
 
 class Smoothed(nn.Module):
-    """A module with an Ω. A γ that is a tensor is saved and moved with it and, if it is a parameter, learnt.
+    """A module with an Ω. If γ is a tensor, it is a buffer of the module. If γ is a parameter, it is learnt.
 
-    An optimizer may take γ below 0, which is a ValueError at the next use. To keep it above 0, learn its logarithm:
+    If an optimizer moves γ below 0, the next use raises ``ValueError``. To keep γ above 0, learn its logarithm: use
     ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, if Ω is given by name; 1 by default.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch, bellmax as bx
     >>> layer = bx.nn.SmoothedMax(bx.Negentropy(nn.Parameter(torch.tensor(2.0))))
@@ -39,36 +39,39 @@ class Smoothed(nn.Module):
         self._has_gamma = isinstance(gamma, Tensor)
         if isinstance(gamma, Tensor):
             self._omega = self._omega.at_unit_gamma()
-            self._first_gamma = None if gamma.is_meta else gamma.detach().clone().cpu()
+            self._initial_gamma = None if gamma.is_meta else gamma.detach().clone().cpu()
             if isinstance(gamma, nn.Parameter):
                 self.register_parameter("gamma", gamma)
             else:
                 self.register_buffer("gamma", gamma.detach().clone())
 
     def reset_parameters(self) -> None:
-        """Reset γ to its first value."""
+        """Reset γ to its initial value.
+
+        Raises ``ValueError`` if γ was created on the meta device, and so has no initial value.
+        """
         if not self._has_gamma:
             return
-        if self._first_gamma is None:
+        if self._initial_gamma is None:
             raise ValueError(
                 "gamma must have an initial value, got a tensor that was made on the meta device: "
                 "make it with device='cpu'"
             )
-        leaf, first = self.gamma, self._first_gamma
+        leaf, initial = self.gamma, self._initial_gamma
         if parametrize.is_parametrized(self, "gamma"):
             parametrizations: Any = self.parametrizations
             leaf = parametrizations.gamma.original
             for step in reversed(parametrizations.gamma):
-                first = step.right_inverse(first)
-        # transformers disables torch.nn.init for weights that were loaded from a checkpoint: those do not become NaN.
+                initial = step.right_inverse(initial)
+        # transformers turns torch.nn.init into a no-op for weights loaded from a checkpoint. Those do not become NaN.
         nn.init.constant_(leaf, math.nan)
         if not leaf.is_meta and bool(leaf.isnan().all()):
             with torch.no_grad():
-                leaf.copy_(first)
+                leaf.copy_(initial)
 
     @property
     def omega(self) -> Regularizer:
-        """Ω with the current γ."""
+        """The regularizer, with the current value of γ."""
         if not self._has_gamma:
             return self._omega
         omega = copy(self._omega)

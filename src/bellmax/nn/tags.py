@@ -1,4 +1,4 @@
-"""Tagging schemes, which write segments as one tag per token: which tag may follow which."""
+"""Tagging schemes such as IOB2, and the constraints that they put on sequences of tags."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from torch import Tensor
 
 
 class TagConstraints(NamedTuple):
-    """Constraints on sequences of S tags: bool, True where allowed."""
+    """Constraints on sequences of S tags, as bool tensors."""
 
     transitions: Tensor
-    """(S, S) ``[current, previous]``: whether a tag may follow another."""
+    """(S, S) ``[current, previous]``, True if the current tag may follow the previous tag."""
     starts: Tensor
-    """(S,): whether a sequence may start with a tag."""
+    """(S,), True if a sequence may start with the tag."""
     ends: Tensor
-    """(S,): whether a sequence may end with a tag."""
+    """(S,), True if a sequence may end with the tag."""
 
 
 class SchemeConstraints(TagConstraints):
-    """Constraints of a scheme, which know the labels of their tags."""
+    """Constraints of a tagging scheme, with the names of scheme and labels for error messages."""
 
     labels: tuple[str, ...]
     scheme: str
 
-    def _replace(self, **changed: Any) -> SchemeConstraints:
-        other = super()._replace(**changed)
-        other.labels, other.scheme = self.labels, self.scheme
-        return other
+    def _replace(self, **changes: Any) -> SchemeConstraints:
+        """Return a copy with changed fields, as for any NamedTuple, that keeps the names."""
+        copy = super()._replace(**changes)
+        copy.labels, copy.scheme = self.labels, self.scheme
+        return copy
 
 
 class TagNames:
-    """Names of tags for messages, and advice about a sequence that the constraints forbid."""
+    """Names of tags for error messages, and advice about a sequence that the constraints forbid."""
 
     def __init__(self, constraints: object) -> None:
         self.labels: tuple[str, ...] = getattr(constraints, "labels", ())
         self.scheme: str | None = getattr(constraints, "scheme", None)
 
     def show(self, tag: int) -> str:
+        """Return a tag for a message: its index, and its label if known."""
         return f'tag {tag} ("{self.labels[tag]}")' if self.labels else f"tag {tag}"
 
     def advice(self, tags: Sequence[int] | None, rule: str) -> str:
@@ -52,44 +54,49 @@ class TagNames:
 
         """
         known = () if tags is None or not self.labels else tags
-        others = [scheme for scheme in _SCHEMES if known and scheme != self.scheme and self._fits(known, scheme)]
+        schemes = [scheme for scheme in _SCHEMES if known and scheme != self.scheme and self._is_valid(known, scheme)]
         advice = "Check the tagging scheme of the data."
-        if others:
+        if schemes:
             advice = (
-                f'The sequence is valid in the scheme "{others[0]}": pass scheme="{others[0]}" to tag_constraints, or '
-                f'convert the data to "{self.scheme}".'
+                f'The sequence is valid in the scheme "{schemes[0]}": pass scheme="{schemes[0]}" to tag_constraints, '
+                f'or convert the data to "{self.scheme}".'
             )
         if rule != "transitions":
             free = f"constraints._replace({rule}=torch.ones_like(constraints.{rule}))"
             advice += f" If it is a window of a longer text that {rule} inside an entity, pass {free}."
         return advice
 
-    def _fits(self, tags: Sequence[int], scheme: str) -> bool:
+    def _is_valid(self, tags: Sequence[int], scheme: str) -> bool:
+        """True if another tagging scheme has all labels and allows the sequence of tags."""
         try:
             allowed = tag_constraints(self.labels, scheme)
-        except ValueError:  # labels that the scheme does not have
+        except ValueError:  # the scheme does not have all labels
             return False
-        follows = all(bool(allowed.transitions[b, a]) for a, b in pairwise(tags))
-        return follows and bool(allowed.starts[tags[0]]) and bool(allowed.ends[tags[-1]])
+        is_valid_inside = all(bool(allowed.transitions[b, a]) for a, b in pairwise(tags))
+        return is_valid_inside and bool(allowed.starts[tags[0]]) and bool(allowed.ends[tags[-1]])
 
 
 class _Prefix(NamedTuple):
-    """The place of a tag in its segment."""
+    """Rules for a prefix of a tagging scheme: where its tags may occur.
 
-    opens: bool = False  # may begin a segment
-    joins: bool = False  # may follow a tag of the same type with goes_on (IOB1's B begins a segment this way)
-    goes_on: bool = False  # may be followed by a tag with joins
+    A tag may follow another tag if the other closes and this one opens, or if the other continues, this one joins, and
+    the types are equal.
+    """
+
+    opens: bool = False  # may begin a segment after any closed segment
+    joins: bool = False  # may follow a tag of the same type (IOB1's B begins a segment this way)
+    continues: bool = False  # may be followed by a tag of the same type that joins
     closes: bool = False  # may be the last tag of its segment
 
 
 _OUTSIDE = _Prefix(opens=True, closes=True)
-_FIRST = _Prefix(opens=True, goes_on=True)
-_MIDDLE = _Prefix(joins=True, goes_on=True)
+_FIRST = _Prefix(opens=True, continues=True)
+_MIDDLE = _Prefix(joins=True, continues=True)
 _LAST = _Prefix(joins=True, closes=True)
-_ANY_END = _Prefix(joins=True, goes_on=True, closes=True)
+_ANY_END = _Prefix(joins=True, continues=True, closes=True)
 _SCHEMES = {
     "IOB1": {"I": _Prefix(True, True, True, True), "B": _ANY_END},
-    "IOB2": {"B": _Prefix(opens=True, goes_on=True, closes=True), "I": _ANY_END},
+    "IOB2": {"B": _Prefix(opens=True, continues=True, closes=True), "I": _ANY_END},
     "IOBES": {"B": _FIRST, "I": _MIDDLE, "E": _LAST, "S": _OUTSIDE},
     "BILOU": {"B": _FIRST, "I": _MIDDLE, "L": _LAST, "U": _OUTSIDE},
     "BMES": {"B": _FIRST, "M": _MIDDLE, "E": _LAST, "S": _OUTSIDE},
@@ -97,21 +104,22 @@ _SCHEMES = {
 
 
 def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstraints:
-    """The constraints of a tagging scheme on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
+    """Return the constraints of a tagging scheme on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
 
     Args:
-        labels: the tags in the order of their indices: "O", outside of every segment, or a prefix of the scheme and
+        labels: The tags in the order of their indices: "O", outside of every segment, or a prefix of the scheme and
             a type, such as "B-PER". If all segments are of one type, the prefix alone is enough.
-        scheme: the meaning of the prefixes, which is strict:
+        scheme: The scheme, which defines the meaning of the prefixes:
 
-            - "IOB2": B at the first token of a segment, I at the others;
-            - "IOB1": I at every token, but B at the first of a segment that directly follows one of its type;
-            - "IOBES": B, I and E at the first, the middle and the last tokens, S at the only one;
-            - "BILOU": the same with L for E and U for S;
-            - "BMES": the same with M for I.
+            - "IOB2" (the default): B marks the first token of a segment, I the others.
+            - "IOB1": I marks every token, except that B marks the first token of a segment that directly follows a
+              segment of the same type.
+            - "IOBES": B marks the first token, I the middle tokens, E the last token, and S a segment of one token.
+            - "BILOU": as IOBES, with L instead of E and U instead of S.
+            - "BMES": as IOBES, with M instead of I.
 
     Returns:
-        transitions (S, S) ``[current, previous]``, starts (S,) and ends (S,), bool, True where allowed.
+        The transitions (S, S) ``[current, previous]``, starts (S,) and ends (S,): bool, True where allowed.
 
     >>> allowed = tag_constraints(["O", "B-PER", "I-PER"], scheme="IOB2")
     >>> allowed.transitions[2]  # I-PER after O, B-PER, I-PER
@@ -124,17 +132,17 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
     if not labels:
         raise ValueError("labels must hold at least one label, got none")
     if len(set(labels)) < len(labels):
-        twice = next(label for n, label in enumerate(labels) if label in labels[:n])
-        raise ValueError(f"labels must differ from each other, got {twice!r} twice")
+        duplicate = next(label for n, label in enumerate(labels) if label in labels[:n])
+        raise ValueError(f"labels must differ from each other, got {duplicate!r} twice")
     prefixes = _SCHEMES[scheme]
     tags = []
     for label in labels:
         prefix, dash, kind = label.partition("-")
         if label != "O" and (prefix not in prefixes or (dash and not kind)):
-            known = ", ".join(repr(f"{p}-…") for p in prefixes)
-            raise ValueError(f"labels of scheme {scheme!r} must be 'O', {known} or a prefix alone, got {label!r}")
+            valid = ", ".join(repr(f"{p}-…") for p in prefixes)
+            raise ValueError(f"labels of scheme {scheme!r} must be 'O', {valid} or a prefix alone, got {label!r}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
-    # Explicitly on the CPU: a model that is built on the meta device needs their values too.
+    # Explicitly on the CPU: a model that is built on the meta device needs these values, too.
     constraints = SchemeConstraints(
         torch.tensor([[_may_follow(tag, previous) for previous in tags] for tag in tags], device="cpu"),
         torch.tensor([tag.opens for tag, _ in tags], device="cpu"),
@@ -145,5 +153,7 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
 
 
 def _may_follow(current: tuple[_Prefix, str], previous: tuple[_Prefix, str]) -> bool:
-    (tag, kind), (before, kind_before) = current, previous
-    return (before.goes_on and tag.joins and kind == kind_before) or (before.closes and tag.opens)
+    """True if a tag may follow another one. A tag is given by its prefix and its type."""
+    (prefix, kind), (previous_prefix, previous_kind) = current, previous
+    stays_in_segment = previous_prefix.continues and prefix.joins and kind == previous_kind
+    return stays_in_segment or (previous_prefix.closes and prefix.opens)

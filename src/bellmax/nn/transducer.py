@@ -1,4 +1,4 @@
-"""The loss of a transducer."""
+"""The RNN transducer loss as a module, under any Ω."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 class TransducerLoss(Smoothed):
-    """−DP_Ω of the normalised scores of a transducer: −log p(targets | frames) under negentropy, the usual loss.
+    """Transducer loss: −DP_Ω of the normalised scores. Under negentropy, it is the usual −log p(targets | frames).
 
-    Under another Ω that ships with bellmax and γ ≤ 1 it is an upper bound of −log p, and so at least 0: each smoothed
-    max is at most the log-sum-exp. Under negentropy with γ > 1 it can be negative. The loss of CTC for any convex Ω has
-    a proof of its own, which does not cover transducers.
+    Under the other Ω of bellmax and γ ≤ 1, each smoothed max is at most the log-sum-exp. So the loss is an upper bound
+    of −log p, and at least 0. Under negentropy with γ > 1, it can be negative. The proof that the loss of
+    :class:`CTCLoss` is nonnegative for any convex Ω does not cover transducers.
 
     Args:
-        blank: the class of the blank.
-        reduction: over the batch: "none", "mean" or "sum".
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        blank: The class of the blank, default 0.
+        reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch, bellmax as bx
     >>> loss = bx.nn.TransducerLoss()
@@ -49,9 +49,14 @@ class TransducerLoss(Smoothed):
 
     @answers_near_misses
     def forward(self, logits: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
-        """The loss of targets (..., U) for logits (..., T, U + 1, V), as in :meth:`bellmax.Transducer.from_logits`.
+        """Return the loss: a scalar, or a tensor of the batch shape if ``reduction`` is "none".
 
-        ``lengths`` is (frames, labels). A scalar, or of the batch shape.
+        Args:
+            logits: The output (..., T, U + 1, V) of the joint network, before log-softmax.
+            targets: Integers (..., U), without the blank.
+            lengths: A pair (frames, labels) of the numbers of frames and of labels, each of the batch shape. By
+                default T and U.
+
         """
         p = Transducer.from_logits(logits, targets, blank=self.blank, lengths=lengths, omega=self.omega)
         loss = -p.value
