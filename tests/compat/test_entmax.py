@@ -66,7 +66,7 @@ def test_where_the_original_fails(name: str) -> None:
 
 @pytest.mark.parametrize("alpha", [torch.tensor([1.2, 1.5]), torch.tensor(1.5, requires_grad=True)])
 def test_alpha_is_a_number(alpha: Tensor) -> None:
-    with pytest.raises(ValueError, match="alpha must be a number, or a tensor of one without gradient, got"):
+    with pytest.raises(ValueError, match="alpha must be a number, or a tensor of one number without gradient, got"):
         ours.entmax_bisect(torch.zeros(2, 2), alpha)
     with pytest.raises(ValueError, match="alpha must satisfy 1 < alpha <= 2, got 3"):
         ours.entmax_bisect(torch.zeros(2, 2), 3)

@@ -177,6 +177,10 @@ def test_cells_that_tslearn_keeps(tslearn: ModuleType, constraint: str) -> None:
                 continue
             kept = allowed_cells(ours, rows, columns)
             assert torch.equal(torch.ones_like(expected) if kept is None else kept, expected)
+                    ours._cell_mask(rows, columns)
+                continue
+            mask = ours._cell_mask(rows, columns)
+            assert torch.equal(torch.ones_like(expected) if mask is None else mask, expected)
 
 
 def test_float64_values_are_those_of_tslearns_own_float64(tslearn: ModuleType) -> None:

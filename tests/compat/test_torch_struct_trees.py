@@ -259,7 +259,7 @@ def test_probability_of_symbols() -> None:
         (lambda: TreeCRF(torch.zeros(2, 3, 4, 1)), r"got \(2, 3, 4, 1\)"),
         (lambda: TreeCRF([[0.0]]), "log_potentials must be a tensor, got list"),  # type: ignore[arg-type]
         (lambda: TreeCRF(torch.zeros(2, 3, 3, 1), [4, 1]), r"lengths must be from 1 to 3, got \[4, 1\]"),
-        (lambda: DependencyCRF(torch.zeros(2, 3, 3, 4)), r"\(B, N, N\) .* got \(2, 3, 3, 4\): sum labels out by"),
+        (lambda: DependencyCRF(torch.zeros(2, 3, 3, 4)), r"\(B, N, N\) .* got \(2, 3, 3, 4\): sum over the labels"),
         (lambda: DependencyCRF(torch.zeros(2, 3, 2)), r"got \(2, 3, 2\)$"),
         (lambda: DependencyCRF(torch.zeros(2, 3, 3), [1.5, 1.0]), "lengths must hold integers, got dtype"),
         (

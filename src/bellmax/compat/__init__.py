@@ -3,8 +3,8 @@
 Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. The
 modules are :mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
 :mod:`~bellmax.compat.torch_struct`, :mod:`~bellmax.compat.entmax`, :mod:`~bellmax.compat.torch` (its CTC loss),
-:mod:`~bellmax.compat.torchaudio` and :mod:`~bellmax.compat.monotonic_align`. None of them needs the original library,
-but for torch.
+:mod:`~bellmax.compat.torchaudio` and :mod:`~bellmax.compat.monotonic_align`. None of them imports the library that it
+replaces, except for torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,8 @@
-"""A replacement for ``entmax`` 1.3: its maps onto the simplex."""
+"""A replacement for ``entmax`` 1.3: sparsemax, 1.5-entmax and α-entmax.
+
+Differences from the original: a row that is all −∞ gives zeros, where the original crashes or gives NaN. Second
+derivatives, ``torch.func`` and forward mode work.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,14 @@ from bellmax.regularizers import SquaredL2, Tsallis
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803  the original's names
-    """The projection of X on the simplex along ``dim``, of X's shape.
+    """Return the projection of X on the simplex along ``dim``, of X's shape.
 
-    Differences, here and below: a row of only −∞ gives zeros, where the original crashes or gives NaN; second
-    derivatives, ``torch.func`` and forward mode work.
+    Unlike in the original, a row that is all −∞ gives zeros. Second derivatives, ``torch.func`` and forward mode work.
 
     Args:
-        X: any shape, floating point.
-        dim: the dimension to normalise.
-        k: ignored; the original's guess at the size of the support, which does not change the result.
+        X: A floating point tensor of any shape.
+        dim: The dimension to normalise, default the last.
+        k: Ignored. In the original, a guess of the support size, which does not change the result.
 
     >>> import torch
     >>> sparsemax(torch.tensor([1.5, 1.0, 0.0]))
@@ -26,7 +29,7 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa
 
 
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803
-    """1.5-entmax of X along ``dim``, of X's shape. Arguments as in :func:`sparsemax`.
+    """Return 1.5-entmax of X along ``dim``, of X's shape. The arguments are those of :func:`sparsemax`.
 
     >>> import torch
     >>> entmax15(torch.tensor([1.0, 0.0, -4.0]))
@@ -42,17 +45,17 @@ def entmax_bisect(
     n_iter: int = 50,
     ensure_sum_one: bool = True,
 ) -> Tensor:
-    """α-entmax of X along ``dim``, of X's shape, to the precision of its dtype.
+    """Return α-entmax of X along ``dim``, of X's shape, to the precision of its dtype.
 
-    Differences from the original: ``alpha`` is a number with 1 < α ≤ 2, shared by all rows; a tensor with one value per
-    row, or one to be learnt, is a ``ValueError``.
+    Unlike in the original, all rows share one α. A tensor ``alpha`` with several values, or one that requires a
+    gradient, raises ``ValueError``.
 
     Args:
-        X: any shape, floating point.
-        alpha: 1 < α ≤ 2; 2 is sparsemax.
-        dim: the dimension to normalise.
-        n_iter: ignored: α = 1.5 and 2 are solved exactly, others to the precision of the dtype.
-        ensure_sum_one: ignored: the result always sums to 1.
+        X: A floating point tensor of any shape.
+        alpha: The number α with 1 < α ≤ 2, default 1.5. The value 2 is sparsemax.
+        dim: The dimension to normalise, default the last.
+        n_iter: Ignored. α = 1.5 and 2 are solved exactly, others to the precision of the dtype.
+        ensure_sum_one: Ignored. The result always sums to 1.
 
     >>> import torch
     >>> entmax_bisect(torch.tensor([1.0, 0.0, -4.0]), alpha=1.3)
@@ -62,10 +65,11 @@ def entmax_bisect(
 
 
 def _check_alpha(alpha: float) -> float:
+    """Return α as a float. Raises ``ValueError`` for a tensor with several values or one that requires a gradient."""
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1 or alpha.requires_grad:
-            kind = "one that requires a gradient" if alpha.requires_grad else f"shape {tuple(alpha.shape)}"
-            raise ValueError(f"alpha must be a number, or a tensor of one without gradient, got {kind}")
+            got = "a tensor that requires a gradient" if alpha.requires_grad else f"shape {tuple(alpha.shape)}"
+            raise ValueError(f"alpha must be a number, or a tensor of one number without gradient, got {got}")
         return float(alpha)
     return alpha
 

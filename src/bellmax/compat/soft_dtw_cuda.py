@@ -17,17 +17,21 @@ DistFunc = Callable[[Tensor, Tensor], Tensor]
 class SoftDTW(nn.Module):
     """Soft-DTW of two batches of series, with the arguments and results of Maghoumi's ``SoftDTW``.
 
-    Differences: the device is that of the tensors, and there is no limit of 1024 steps; float64 is computed in float64;
-    second derivatives are right; ``normalize`` takes series of unequal lengths; infinite distances forbid a cell and
-    give no NaN; a band that leaves no path gives +∞ with zero gradients; failed assertions of the original are a
-    ``ValueError``. Nothing is printed.
+    Differences from the original:
+
+    - The computation runs on the device of the tensors, without a limit of 1024 steps, and prints nothing.
+    - float64 is computed in float64, and second derivatives are correct.
+    - ``normalize`` accepts series of unequal lengths.
+    - Infinite distances forbid a cell and do not give NaN. A band that allows no path gives +∞ with zero gradients.
+    - Where the original fails an assertion, this class raises ``ValueError``.
 
     Args:
-        use_cuda: ignored.
-        gamma: the smoothing, > 0.
-        normalize: whether to take the debiased divergence, sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)).
-        bandwidth: cells with \\|i − j\\| > bandwidth are pruned, also for unequal lengths. None or 0 prunes nothing.
-        dist_func: from series (B, N, D) and (B, M, D) to distances (B, N, M); squared Euclidean by default.
+        use_cuda: Ignored.
+        gamma: The smoothing strength, > 0, default 1.
+        normalize: If True, return the debiased divergence sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)). Default False.
+        bandwidth: The largest allowed distance \\|i − j\\| of a cell from the diagonal, also for series of unequal
+            lengths. None (the default) or 0 allows all cells.
+        dist_func: A function from series (B, N, D) and (B, M, D) to distances (B, N, M), default squared Euclidean.
 
     >>> x, y = torch.tensor([[[0.0], [1.0], [2.0]]]), torch.tensor([[[0.0], [2.0]]])
     >>> SoftDTW(use_cuda=False, gamma=0.1)(x, y)
@@ -50,17 +54,18 @@ class SoftDTW(nn.Module):
         self.dist_func = squared_euclidean if dist_func is None else dist_func
 
     def forward(self, X: Tensor, Y: Tensor) -> Tensor:  # noqa: N803  the original's names
-        """The values (B,) for X (B, N, D) and Y (B, M, D)."""
-        return soft_dtw(X, Y, self.gamma, self.normalize, self.dist_func, self._allowed, ("X", "Y"))
+        """Return the values (B,) for X (B, N, D) and Y (B, M, D)."""
+        return soft_dtw(X, Y, self.gamma, self.normalize, self.dist_func, self._band_mask, ("X", "Y"))
 
-    def _allowed(self, rows: int, columns: int) -> Tensor | None:
+    def _band_mask(self, rows: int, columns: int) -> Tensor | None:
+        """Return the mask (rows, columns) of the cells within the band, or None if there is no band."""
         if self.bandwidth <= 0:
             return None
         return (torch.arange(rows).unsqueeze(1) - torch.arange(columns)).abs() <= self.bandwidth
 
 
 def squared_euclidean(x: Tensor, y: Tensor) -> Tensor:
-    """The default distances of both originals: (B, N, M), from x (B, N, D) and y (B, M, D)."""
+    """Return squared distances (B, N, M) of x (B, N, D) and y (B, M, D), the default of both replaced libraries."""
     return (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(3)
 
 
@@ -70,10 +75,14 @@ def soft_dtw(
     gamma: float,
     normalize: bool,
     dist_func: DistFunc,
-    allowed: Callable[[int, int], Tensor | None],
+    cell_mask: Callable[[int, int], Tensor | None],
     names: tuple[str, str],
 ) -> Tensor:
-    """Soft-DTW (B,) of x (B, N, D) and y (B, M, D) on the cells that ``allowed(N, M)`` keeps; None keeps all."""
+    """Return the soft-DTW (B,) of x (B, N, D) and y (B, M, D).
+
+    ``cell_mask(N, M)`` returns a mask (N, M) of the allowed cells, or None if all are allowed. ``names`` are the names
+    of x and y in error messages.
+    """
     omega = Negentropy(gamma)
     if x.dim() != 3 or y.dim() != 3 or x.shape[0] != y.shape[0] or x.shape[2] != y.shape[2]:
         raise ValueError(
@@ -84,15 +93,15 @@ def soft_dtw(
     x, y = x.to(dtype), y.to(dtype)
 
     def value(a: Tensor, b: Tensor) -> Tensor:
-        kept = allowed(a.shape[1], b.shape[1])
-        if dist_func is squared_euclidean and kept is None:
+        mask = cell_mask(a.shape[1], b.shape[1])
+        if dist_func is squared_euclidean and mask is None:
             return dtw(a, b, omega=omega)
         cost = dist_func(a, b)
         if cost.shape != (a.shape[0], a.shape[1], b.shape[1]):
             needed = (a.shape[0], a.shape[1], b.shape[1])
             raise ValueError(f"dist_func must return a tensor of shape {needed}, got {tuple(cost.shape)}")
-        if kept is not None:
-            cost = cost.masked_fill(~kept.to(cost.device), torch.inf)
+        if mask is not None:
+            cost = cost.masked_fill(~mask.to(cost.device), torch.inf)
         return DTW(cost, omega=omega).value
 
     if not normalize:

@@ -1,4 +1,4 @@
-"""A replacement for torch's own CTC loss: ``torch.nn.functional.ctc_loss`` and ``torch.nn.CTCLoss``."""
+"""A replacement for the CTC loss of torch: ``torch.nn.functional.ctc_loss`` and ``torch.nn.CTCLoss``."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """−log p(targets), with the arguments and results of ``torch.nn.functional.ctc_loss``.
+    """Return −log p(targets), with the arguments and results of ``torch.nn.functional.ctc_loss``.
 
-    Differences: the gradient is that of the loss in ``log_probs`` itself, whether or not they come from
-    ``log_softmax``, where it is the same as torch's. (torch adds exp(log_probs), which only a ``log_softmax`` takes
-    away again.) It is differentiable to any order, and by forward mode. −∞ is a log-probability like any other, and a
-    target without an alignment has loss +∞ and gradient 0, not NaN. A blank or a label out of range in the targets is a
-    ``ValueError``. Half precision gives float32. ``targets`` may be padded with anything.
+    Differences from torch:
+
+    - The gradient is the derivative of the loss with respect to ``log_probs``. torch adds exp(log_probs) to it, which
+      cancels if ``log_probs`` is the output of ``log_softmax``, so there the two agree.
+    - The loss is differentiable to any order, and by forward mode.
+    - Log-probabilities may be −∞. A target without an alignment has loss +∞ and gradient 0, not NaN.
+    - A blank, or a label out of range, in the targets raises ``ValueError``. Padding is not checked.
+    - Half precision gives float32.
 
     Args:
-        log_probs: (T, N, C), or (T, C) for one sequence.
-        targets: (N, S) padded, or all sequences one after another, (sum of target_lengths,).
-        input_lengths: the frames of each sequence, (N,): a tensor, a list or a tuple; a number for one sequence.
-        target_lengths: the labels of each sequence, likewise.
-        blank: the class that stands for no label.
-        reduction: "none" for (N,), "sum", or "mean": each loss is divided by the number of its labels, at least 1, and
-            the mean is over the batch.
-        zero_infinity: whether an infinite loss is 0 instead.
+        log_probs: Log-probabilities (T, N, C), or (T, C) for one sequence.
+        targets: Padded labels (N, S), or the labels of all sequences concatenated, (sum of target_lengths,).
+        input_lengths: The number of frames of each sequence, (N,), as a tensor, a list or a tuple, or one number for
+            one sequence.
+        target_lengths: The number of labels of each sequence, (N,), or one number for one sequence.
+        blank: The class of the blank, default 0.
+        reduction: "none" for the shape (N,), "sum", or "mean" (the default): each loss is divided by the number of its
+            labels, at least 1, and averaged over the batch.
+        zero_infinity: If True, replace infinite losses by 0. Default False.
 
     >>> log_probs = torch.zeros(4, 2, 3).log_softmax(-1).requires_grad_()  # four frames, two sequences
     >>> ctc_loss(log_probs, torch.tensor([1, 2, 2]), (4, 3), (2, 1), reduction="none")
@@ -52,13 +56,13 @@ def ctc_loss(
     if check_tensor("log_probs", log_probs).ndim not in (2, 3):
         raise ValueError(f"log_probs must have shape (T, N, C) or (T, C), got {tuple(log_probs.shape)}")
     scores = log_probs.unsqueeze(0) if log_probs.ndim == 2 else log_probs.transpose(0, 1)
-    frames = _lengths("input_lengths", input_lengths, scores)
-    labels = _lengths("target_lengths", target_lengths, scores)
-    targets = _padded(targets, labels)
-    for name, own, most in (("input_lengths", frames, scores), ("target_lengths", labels, targets)):
-        if is_checked(own):
-            check_lengths(name, own, 0, most.shape[1])
-    loss = _losses(scores, targets, frames, labels, blank)
+    frames = _as_lengths("input_lengths", input_lengths, scores)
+    labels = _as_lengths("target_lengths", target_lengths, scores)
+    targets = _as_padded(targets, labels)
+    for name, lengths, padded in (("input_lengths", frames, scores), ("target_lengths", labels, targets)):
+        if is_checked(lengths):
+            check_lengths(name, lengths, 0, padded.shape[1])
+    loss = _negative_log_likelihood(scores, targets, frames, labels, blank)
     if zero_infinity:
         loss = loss.masked_fill(loss == math.inf, 0)
     loss = reduce_by_labels(loss, labels, reduction)
@@ -84,13 +88,16 @@ class CTCLoss(nn.Module):
         input_lengths: Tensor | Sequence[int] | int,
         target_lengths: Tensor | Sequence[int] | int,
     ) -> Tensor:
-        """The loss; arguments as in :func:`ctc_loss`."""
+        """Return the loss. The arguments are those of :func:`ctc_loss`."""
         options = self.blank, self.reduction, self.zero_infinity
         return ctc_loss(log_probs, targets, input_lengths, target_lengths, *options)
 
 
-def _losses(scores: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int) -> Tensor:
-    """−log p(targets), (N,). A sequence without frames has the empty target alone."""
+def _negative_log_likelihood(scores: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int) -> Tensor:
+    """Return −log p(targets), (N,), for scores (N, T, C) and targets (N, S).
+
+    :class:`CTC` needs a frame. A sequence without frames has loss 0 for an empty target and +∞ for any other target.
+    """
     is_empty = frames == 0
     if is_checked(is_empty) and not bool(is_empty.any()):
         return -CTC(scores, targets, lengths=(frames, labels), blank=blank).value
@@ -99,16 +106,17 @@ def _losses(scores: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, bla
     return torch.where(is_empty, torch.where(labels == 0, 0.0, math.inf).to(loss.dtype), loss)
 
 
-def _lengths(name: str, given: Tensor | Sequence[int] | int, scores: Tensor) -> Tensor:
-    """(N,), on the device of scores (N, T, C); torch takes lengths on the CPU too."""
-    lengths = as_lengths(name, given.to(scores.device) if isinstance(given, Tensor) else given, scores.device)
-    if lengths.numel() != len(scores):
-        raise ValueError(f"{name} must be {len(scores)} numbers, one for each sequence, got {lengths.numel()}")
-    return lengths.reshape(-1)
+def _as_lengths(name: str, lengths: Tensor | Sequence[int] | int, scores: Tensor) -> Tensor:
+    """Return lengths (N,) on the device of scores (N, T, C). As in torch, the argument may be on the CPU."""
+    lengths = lengths.to(scores.device) if isinstance(lengths, Tensor) else lengths
+    tensor = as_lengths(name, lengths, scores.device)
+    if tensor.numel() != len(scores):
+        raise ValueError(f"{name} must be {len(scores)} numbers, one for each sequence, got {tensor.numel()}")
+    return tensor.reshape(-1)
 
 
-def _padded(targets: Tensor, labels: Tensor) -> Tensor:
-    """(N, S), from targets in this form or one after another."""
+def _as_padded(targets: Tensor, labels: Tensor) -> Tensor:
+    """Return targets padded to (N, S), from padded targets or from the concatenation of all targets."""
     targets = check_tensor("targets", targets).to(device=labels.device, dtype=torch.int64)
     if targets.ndim == 2 and len(targets) == len(labels):
         return targets
@@ -116,6 +124,6 @@ def _padded(targets: Tensor, labels: Tensor) -> Tensor:
     if targets.shape != (total,):
         forms = f"({len(labels)}, S), or ({total},), the sum of target_lengths"
         raise ValueError(f"targets must have shape {forms}, got {tuple(targets.shape)}")
-    most = int(labels.max()) if total else 0
-    places = (labels.cumsum(0) - labels).unsqueeze(1) + torch.arange(most, device=labels.device)
-    return targets[places.clamp(max=max(total - 1, 0))]
+    max_labels = int(labels.max()) if total else 0
+    positions = (labels.cumsum(0) - labels).unsqueeze(1) + torch.arange(max_labels, device=labels.device)
+    return targets[positions.clamp(max=max(total - 1, 0))]

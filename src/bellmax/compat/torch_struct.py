@@ -1,7 +1,7 @@
 """A replacement for ``torch_struct`` 0.5: its distributions over chains, segments, alignments and trees.
 
-``NonProjectiveDependencyCRF`` and ``SentCFG`` are missing: no dynamic program sums the trees of the first, and rules of
-the second are the edges of a :class:`bellmax.Hypergraph`.
+Two classes are missing. No dynamic program computes the sum over trees of ``NonProjectiveDependencyCRF``. Instead of
+``SentCFG``, build a :class:`bellmax.Hypergraph` with one edge per rule.
 """
 
 from __future__ import annotations
@@ -28,56 +28,62 @@ from bellmax.transforms import is_checked, is_readable
 
 
 class StructDistribution(Distribution):
-    """The base of all: a :class:`PathDistribution` under the original's names.
+    """Base class of all distributions: a :class:`PathDistribution` with the methods of the original.
 
-    The original's properties are properties here, also ``entropy``. For all of them: the longest of ``lengths`` need
-    not be N; −∞ forbids a part, without NaN, and if it leaves no structure the partition is −∞; ``requires_grad`` of
-    the caller's tensor is not changed; ``sample`` takes any shape; failed assertions of the original are a
-    ``ValueError``. There is no ``gumbel_crf``, and no ``struct`` with other semirings.
+    The original's properties are properties here, including ``entropy``. Differences from the original, in all classes:
+
+    - The maximum of ``lengths`` may be less than N.
+    - A potential of −∞ forbids an entry, without NaN. If it forbids all structures, the partition is −∞.
+    - ``requires_grad`` of the caller's tensor is not changed.
+    - ``sample`` accepts any shape.
+    - Where the original fails an assertion, these classes raise ``ValueError``.
+    - There is no ``gumbel_crf``, and no ``struct`` with other semirings.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012  as torch.distributions declares it
 
-    _shortest = 1
+    _min_length = 1
 
-    def __init__(self, log_potentials: Tensor, lengths: Lengths | None, longest: int, args: object = None) -> None:
+    def __init__(self, log_potentials: Tensor, lengths: Lengths | None, max_length: int, args: object = None) -> None:
         self.log_potentials = log_potentials
-        self.lengths = None if lengths is None else self._checked(lengths, longest)
+        self.lengths = None if lengths is None else self._check_lengths(lengths, max_length)
         self.args = args
         super().__init__(log_potentials.shape[:1], log_potentials.shape[1:], validate_args=False)
 
-    def _checked(self, lengths: Lengths, longest: int) -> Tensor:
-        """The lengths as int64."""
-        batch, shortest = self.log_potentials.shape[:1], self._shortest
-        given = as_lengths("lengths", lengths, self.log_potentials.device)
-        if given.shape != batch:
-            raise ValueError(f"lengths must be integers of shape {tuple(batch)}, got shape {tuple(given.shape)}")
-        if is_readable(given) and given.numel() and not shortest <= int(given.min()) <= int(given.max()) <= longest:
-            raise ValueError(f"lengths must be from {shortest} to {longest}, got {given.tolist()}")
-        return given
+    def _check_lengths(self, lengths: Lengths, max_length: int) -> Tensor:
+        """Return the lengths as an int64 tensor (B,). Raises ``ValueError`` for a wrong shape or range."""
+        batch, min_length = self.log_potentials.shape[:1], self._min_length
+        tensor = as_lengths("lengths", lengths, self.log_potentials.device)
+        if tensor.shape != batch:
+            raise ValueError(f"lengths must be integers of shape {tuple(batch)}, got shape {tuple(tensor.shape)}")
+        has_values = is_readable(tensor) and tensor.numel() > 0
+        if has_values and not min_length <= int(tensor.min()) <= int(tensor.max()) <= max_length:
+            raise ValueError(f"lengths must be from {min_length} to {max_length}, got {tensor.tolist()}")
+        return tensor
 
     @abstractmethod
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
-        """The same distribution as a :class:`PathDistribution`."""
+        """Return the bellmax distribution with these potentials, under any Ω."""
 
     @abstractmethod
     def _events(self, paths: Tensor) -> Tensor:
-        """Paths (..., B, *event of :meth:`_paths`) as events of torch-struct."""
+        """Convert events of bellmax, (..., B, *event of :meth:`_paths`), to the event layout of torch-struct."""
 
     @cached_property
-    def _soft(self) -> PathDistribution:
+    def _distribution(self) -> PathDistribution:
+        """The bellmax distribution under negentropy. Its sweeps are shared by all properties."""
         with torch.enable_grad():  # the result is cached, and later calls may need gradients
             return self._paths()
 
     @property
     def partition(self) -> Tensor:
         """The log-partition function, (B,)."""
-        return self._soft.value
+        return self._distribution.value
 
     @property
     def marginals(self) -> Tensor:
-        """The probability of each part, of the potentials' shape. Differentiable."""
-        return self._events(self._soft.expected_path)
+        """The probability of each entry, of the potentials' shape. Differentiable."""
+        return self._events(self._distribution.expected_path)
 
     @property
     def max(self) -> Tensor:
@@ -87,60 +93,60 @@ class StructDistribution(Distribution):
     @property
     def argmax(self) -> Tensor:
         """The best structure as a 0/1 tensor of the potentials' shape."""
-        return self._events(self._soft.best_path())
+        return self._events(self._distribution.best_path())
 
     @property
     def mode(self) -> Tensor:
-        """The same as :attr:`argmax`."""
+        """The best structure, see :attr:`argmax`."""
         return self.argmax
 
     def kmax(self, k: int) -> Tensor:
-        """The k best scores, (k, B), best first; −∞ past the number of structures."""
-        return self._soft.topk(k)[0].movedim(-1, 0)
+        """Return the k best scores, (k, B), best first. If there are fewer than k structures, the rest is −∞."""
+        return self._distribution.topk(k)[0].movedim(-1, 0)
 
     def topk(self, k: int) -> Tensor:
-        """The k best structures, (k, B, *event), best first; zeros past their number."""
-        return self._events(self._soft.topk(k)[1].movedim(1, 0))
+        """Return the k best structures, (k, B, *event), best first. If there are fewer than k, the rest is 0."""
+        return self._events(self._distribution.topk(k)[1].movedim(1, 0))
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Structures drawn from the distribution, (*sample_shape, B, *event)."""
-        return self._events(self._soft.sample(sample_shape))
+        """Return random structures, (*sample_shape, B, *event)."""
+        return self._events(self._distribution.sample(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability (..., B) of structures (..., B, *event), 0/1."""
+        """Return the log-probability (..., B) of 0/1 structures (..., B, *event)."""
         score = inner(value.to(self.log_potentials.dtype), self.log_potentials, len(self.event_shape))
         return score - self.partition
 
     @property
     def entropy(self) -> Tensor:  # type: ignore[override]
         """Shannon entropy, (B,). Differentiable."""
-        return self._soft.entropy()
+        return self._distribution.entropy()
 
     def kl(self, other: StructDistribution) -> Tensor:
-        """The Kullback-Leibler divergence from ``other``, (B,)."""
-        divergence: Tensor = kl_divergence(self._soft, other._soft)
+        """Return the Kullback–Leibler divergence from ``other``, (B,)."""
+        divergence: Tensor = kl_divergence(self._distribution, other._distribution)
         return divergence
 
     def cross_entropy(self, other: StructDistribution) -> Tensor:
-        """The entropy plus the divergence from ``other``, (B,)."""
+        """Return the entropy plus the divergence from ``other``, (B,)."""
         return self.entropy + self.kl(other)
 
     @property
     def count(self) -> Tensor:
-        """The number of structures of finite score, (B,)."""
-        return self._soft.num_paths.to(self.log_potentials.dtype)
+        """The number of structures with a finite score, (B,)."""
+        return self._distribution.num_paths.to(self.log_potentials.dtype)
 
 
 class LinearChainCRF(StructDistribution):
     """Sequences of N states out of C, with the arguments, event layout and results of torch-struct's class.
 
-    Differences, beside those of :class:`StructDistribution`: time is O(N·C²), not O(N·C³); N may be 1; ``to_event``
-    uses its lengths.
+    In addition to the differences of :class:`StructDistribution`: time is O(N·C²), not O(N·C³). N may be 1.
+    ``to_event`` respects its argument ``lengths``.
 
     Args:
-        log_potentials: (B, N − 1, C, C) ``[current, previous]``.
-        lengths: integers (B,), the number of states of each sequence, from 1 to N; N for all by default.
-        args: ignored.
+        log_potentials: The scores (B, N − 1, C, C) ``[current, previous]`` of two adjacent states.
+        lengths: The number of states of each sequence, integers (B,) from 1 to N, default N.
+        args: Ignored.
 
     >>> d = LinearChainCRF(torch.zeros(1, 3, 2, 2))  # four steps, two states
     >>> d.partition.exp(), d.marginals.shape
@@ -156,7 +162,7 @@ class LinearChainCRF(StructDistribution):
         super().__init__(log_potentials, lengths, shape[1] + 1, args)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
-        # Our first step has potentials too, torch-struct's has none.
+        # In bellmax, the first step has potentials, too.
         theta = pad(self.log_potentials, (0, 0, 0, 0, 1, 0))
         return Chain(theta, lengths=self.lengths, omega=omega)
 
@@ -165,33 +171,33 @@ class LinearChainCRF(StructDistribution):
 
     @staticmethod
     def to_event(sequence: Tensor, extra: int, lengths: Tensor | None = None) -> Tensor:
-        """States (B, N) out of ``extra`` as an event (B, N − 1, C, C), int64; 0 past the lengths."""
+        """Convert states (B, N) out of C = ``extra`` to an event (B, N − 1, C, C), int64, 0 in the padding."""
         event = one_hot(sequence[:, 1:] * extra + sequence[:, :-1], extra * extra)
         event = event.reshape(*event.shape[:2], extra, extra)
         if lengths is None:
             return event
-        past = torch.arange(event.shape[1], device=sequence.device) >= lengths.unsqueeze(-1) - 1
-        return event.masked_fill(past[..., None, None], 0)
+        is_padding = torch.arange(event.shape[1], device=sequence.device) >= lengths.unsqueeze(-1) - 1
+        return event.masked_fill(is_padding[..., None, None], 0)
 
     @staticmethod
     def from_event(event: Tensor) -> tuple[Tensor, int]:
-        """The states (B, N) int64 of an event (B, N − 1, C, C), 0 past its end, and C."""
+        """Return the states (B, N) int64 of an event (B, N − 1, C, C), 0 in the padding, and C."""
         previous, current = (event != 0).any(-2).long(), (event != 0).any(-1).long()
         return torch.cat((previous[:, :1], current), 1).argmax(-1), event.shape[-1]
 
 
 class HMM(LinearChainCRF):
-    """The states of a hidden Markov model, given what it emitted: a chain with the arguments of torch-struct's class.
+    """The states of a hidden Markov model, given its observations, with the arguments of torch-struct's class.
 
-    Differences, beside those of :class:`LinearChainCRF`: sequences have two states or more, else a ``ValueError``: an
-    event has no room for a single one (the original leaves the first state's scores out).
+    In addition to the differences of :class:`LinearChainCRF`: sequences with fewer than two states raise
+    ``ValueError``, since an event cannot represent a single state. (The original omits the scores of the first state.)
 
     Args:
-        transition: (C, C) ``[current, previous]``, log-probabilities.
-        emission: (V, C) ``[symbol, state]``, log-probabilities.
-        init: (C,), log-probabilities of the first state.
-        observations: int64 (B, N) of symbols below V.
-        lengths: integers (B,), from 2 to N; N for all by default.
+        transition: The log-probabilities (C, C) ``[current, previous]``.
+        emission: The log-probabilities (V, C) ``[symbol, state]``.
+        init: The log-probabilities (C,) of the first state.
+        observations: The observed symbols, int64 (B, N), less than V.
+        lengths: The number of states of each sequence, integers (B,) from 2 to N, default N.
 
     >>> even = torch.full((2, 2), 0.5).log()
     >>> d = HMM(even, even, even[0], torch.tensor([[0, 1, 1, 0]]))
@@ -199,7 +205,7 @@ class HMM(LinearChainCRF):
     tensor([0.0625])
     """
 
-    _shortest = 2
+    _min_length = 2
 
     def __init__(
         self,
@@ -212,43 +218,47 @@ class HMM(LinearChainCRF):
         if check_tensor("emission", emission).ndim != 2 or 0 in emission.shape:
             raise ValueError(f"emission must have shape (V, C), each at least 1, got {tuple(emission.shape)}")
         symbols, states = emission.shape
-        for name, given, shape in (("transition", transition, (states, states)), ("init", init, (states,))):
-            if check_tensor(name, given).shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {tuple(given.shape)}")
+        for name, tensor, shape in (("transition", transition, (states, states)), ("init", init, (states,))):
+            if check_tensor(name, tensor).shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
         if check_tensor("observations", observations).ndim != 2 or observations.shape[1] < 2:
             raise ValueError(f"observations must have shape (B, N) with N >= 2, got {tuple(observations.shape)}")
         if observations.dtype != torch.int64:
             raise ValueError(f"observations must be int64, got {observations.dtype}")
         if is_checked(observations) and observations.numel():
-            least, most = (int(end) for end in observations.aminmax())
-            if least < 0 or most >= symbols:
-                raise ValueError(f"observations must be from 0 to {symbols - 1}, got {least if least < 0 else most}")
-        emitted = emission[observations]
-        first = (init + emitted[:, :1]).unsqueeze(-2)
-        rest = transition + emitted[:, 1:].unsqueeze(-1)
-        super().__init__(torch.cat((rest[:, :1] + first, rest[:, 1:]), 1), lengths)
+            low, high = (int(bound) for bound in observations.aminmax())
+            if low < 0 or high >= symbols:
+                raise ValueError(f"observations must be from 0 to {symbols - 1}, got {low if low < 0 else high}")
+        emissions = emission[observations]
+        first = (init + emissions[:, :1]).unsqueeze(-2)
+        steps = transition + emissions[:, 1:].unsqueeze(-1)
+        super().__init__(torch.cat((steps[:, :1] + first, steps[:, 1:]), 1), lengths)
 
 
 class SemiMarkovCRF(StructDistribution):
-    """Places 0 … N − 1 of which some have a state out of C, with the event layout of torch-struct's class.
+    """Sequences of N positions, some of which have a state out of C, with the event layout of torch-struct's class.
 
-    The first and the last place have one, and neighbours with states are at most K − 1 places apart. The score of such
-    a step is ``log_potentials[:, place, distance, state after, state before]``; those of distance 0 are ignored.
+    The first and the last position have a state. A step leads from a position with a state to the next one, at most
+    K − 1 positions later. Its score is ``log_potentials[:, position, distance, next state, state]``. Scores with
+    distance 0 are ignored.
 
-    Differences, beside those of :class:`StructDistribution`: time and memory are O(N·K·C²), not O(N·K³·C³); unequal
-    ``lengths`` work (with K > 2 the original forgets steps past the shortest: its partition, marginals and best
-    structure are wrong); N may be 1; ``to_event`` uses its lengths. It runs on the engine for graphs. If scores are a
-    sum of a segment's and a transition's, :class:`bellmax.SemiMarkov` takes O(N(K·C + C²)).
+    In addition to the differences of :class:`StructDistribution`:
+
+    - Time and memory are O(N·K·C²), not O(N·K³·C³). If each score is the sum of a segment's score and a transition's
+      score, :class:`bellmax.SemiMarkov` needs only O(N(K·C + C²)).
+    - ``lengths`` may be unequal. (With K > 2, the original drops steps beyond the shortest length, so its partition,
+      marginals and best structure are wrong.)
+    - N may be 1. ``to_event`` respects its argument ``lengths``.
 
     Args:
-        log_potentials: (B, N − 1, K, C, C) ``[place, distance, after, before]``, K ≥ 2.
-        lengths: integers (B,), the number of places of each sequence, from 1 to N; N for all by default.
-        args: ignored.
+        log_potentials: The scores (B, N − 1, K, C, C) ``[position, distance, next state, state]``, K ≥ 2.
+        lengths: The number of positions of each sequence, integers (B,) from 1 to N, default N.
+        args: Ignored.
 
-    >>> potentials = torch.zeros(1, 3, 3, 1, 1)  # four places, steps of one or two
+    >>> potentials = torch.zeros(1, 3, 3, 1, 1)  # four positions, steps of one or two
     >>> potentials[0, 1, 2] = 1.0
     >>> d = SemiMarkovCRF(potentials)
-    >>> d.count, d.from_event(d.argmax)[0]  # -1 where no state is
+    >>> d.count, d.from_event(d.argmax)[0]  # -1 at positions without a state
     (tensor([3.]), tensor([[ 0,  0, -1,  0]]))
     """
 
@@ -259,84 +269,92 @@ class SemiMarkovCRF(StructDistribution):
         super().__init__(log_potentials, lengths, shape[1] + 1, args)
 
     @property
-    def _steps(self) -> tuple[DAG, Tensor]:
-        return _steps_of(*self.event_shape[:3], self.log_potentials.device)
+    def _graph(self) -> tuple[DAG, Tensor]:
+        """The graph of these paths, and the potential of each step, see :func:`_build_graph`."""
+        return _build_graph(*self.event_shape[:3], self.log_potentials.device)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
-        (dag, parts), (steps, _, states, _) = self._steps, self.event_shape
+        (dag, entry), (steps, _, states, _) = self._graph, self.event_shape
         theta = self.log_potentials
         lengths = torch.full(theta.shape[:1], steps + 1, device=theta.device) if self.lengths is None else self.lengths
-        inner = slice(states, states + len(parts))
-        place = (dag.edges[inner, 1] - 1) // states
-        moves = theta.flatten(1).index_select(1, parts).masked_fill(place >= lengths.unsqueeze(-1), -torch.inf)
-        place = torch.arange(steps + 1, device=theta.device).repeat_interleave(states)
-        ends = theta.new_zeros(()).masked_fill(place != lengths.unsqueeze(-1) - 1, -torch.inf)
+        arrival = (dag.edges[states : states + len(entry), 1] - 1) // states
+        moves = theta.flatten(1).index_select(1, entry).masked_fill(arrival >= lengths.unsqueeze(-1), -torch.inf)
+        position = torch.arange(steps + 1, device=theta.device).repeat_interleave(states)
+        ends = theta.new_zeros(()).masked_fill(position != lengths.unsqueeze(-1) - 1, -torch.inf)
         return DAGPaths(dag, torch.cat((theta.new_zeros((len(theta), states)), moves, ends), 1), omega=omega)
 
     def _events(self, paths: Tensor) -> Tensor:
-        parts, states = self._steps[1], self.event_shape[2]
+        entry, states = self._graph[1], self.event_shape[2]
         events = paths.new_zeros((*paths.shape[:-1], self.event_shape.numel()))
-        events = events.index_add(-1, parts, paths[..., states : states + len(parts)])
+        events = events.index_add(-1, entry, paths[..., states : states + len(entry)])
         return events.reshape(*paths.shape[:-1], *self.event_shape)
 
     @staticmethod
     def to_event(sequence: Tensor, extra: tuple[int, int], lengths: Tensor | None = None) -> Tensor:
-        """States (B, N), −1 where none is, as an event (B, N − 1, K, C, C), int64; ``extra`` is (C, K)."""
-        (states, longest), (batch, places) = extra, sequence.shape
-        place = torch.arange(places, device=sequence.device)
+        """Convert states (B, N), −1 for none, to an event (B, N − 1, K, C, C), int64. ``extra`` is (C, K)."""
+        (states, num_distances), (batch, positions) = extra, sequence.shape
+        position = torch.arange(positions, device=sequence.device)
         has_state = sequence >= 0
         if not bool(has_state[:, 0].all()):
             raise ValueError(f"sequence must begin with a state, got {sequence[:, 0].tolist()}")
-        before = torch.where(has_state, place, 0).cummax(1).values[:, :-1]
-        taken = has_state[:, 1:] if lengths is None else has_state[:, 1:] & (place[1:] < lengths.unsqueeze(-1))
-        distance = place[1:] - before
-        if bool((distance[taken] >= longest).any()):
-            raise ValueError(f"sequence must have steps below K = {longest}, got {int(distance[taken].max())}")
-        event = torch.zeros((batch, places - 1, longest, states, states), dtype=torch.int64, device=sequence.device)
-        index = torch.where(taken)[0], before[taken], distance[taken]
-        event[(*index, sequence[:, 1:][taken], sequence.gather(1, before)[taken])] = 1
+        previous = torch.where(has_state, position, 0).cummax(1).values[:, :-1]
+        is_step = has_state[:, 1:] if lengths is None else has_state[:, 1:] & (position[1:] < lengths.unsqueeze(-1))
+        distance = position[1:] - previous
+        if bool((distance[is_step] >= num_distances).any()):
+            raise ValueError(f"sequence must have steps below K = {num_distances}, got {int(distance[is_step].max())}")
+        shape = batch, positions - 1, num_distances, states, states
+        event = torch.zeros(shape, dtype=torch.int64, device=sequence.device)
+        index = torch.where(is_step)[0], previous[is_step], distance[is_step]
+        event[(*index, sequence[:, 1:][is_step], sequence.gather(1, previous)[is_step])] = 1
         return event
 
     @staticmethod
     def from_event(event: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """The states (B, N) int64 of an event (B, N − 1, K, C, C), −1 where none is, and (C, K)."""
-        found = torch.full((event.shape[0], event.shape[1] + 1), -1, device=event.device)
-        batch, place, distance, after, before = event.nonzero().unbind(1)
-        found[batch, place + distance] = after
-        found[batch, place] = before
-        return found, (event.shape[-1], event.shape[2])
+        """Return the states (B, N) int64 of an event (B, N − 1, K, C, C), −1 for none, and (C, K)."""
+        sequence = torch.full((event.shape[0], event.shape[1] + 1), -1, device=event.device)
+        batch, position, distance, after, before = event.nonzero().unbind(1)
+        sequence[batch, position + distance] = after
+        sequence[batch, position] = before
+        return sequence, (event.shape[-1], event.shape[2])
 
 
 @lru_cache(maxsize=8)
-def _steps_of(steps: int, longest: int, states: int, device: torch.device) -> tuple[DAG, Tensor]:
-    """The graph of begins, steps and ends, and the index in the event of the potential of each step."""
+def _build_graph(steps: int, num_distances: int, states: int, device: torch.device) -> tuple[DAG, Tensor]:
+    """Return the graph of a semi-Markov CRF, and the index of each step's potential in the flattened event.
+
+    Node 0 is the start, node 1 + position · states + state is a state, and the last node is the end. First come the
+    edges from the start, then the steps between states, then the edges to the end. Only steps have potentials.
+    """
     with torch._C._DisableFuncTorch(), torch.device("cpu"):
         state, sink = torch.arange(states), 1 + (steps + 1) * states
-        sizes = torch.arange(steps), torch.arange(1, longest), state, state
-        place, distance, after, before = torch.cartesian_prod(*sizes).unbind(1)
-        parts = ((place * longest + distance) * states + after) * states + before
-        moves = torch.stack((1 + place * states + before, 1 + (place + distance) * states + after), 1)
-        exists = place + distance <= steps
+        sizes = torch.arange(steps), torch.arange(1, num_distances), state, state
+        position, distance, after, before = torch.cartesian_prod(*sizes).unbind(1)
+        entry = ((position * num_distances + distance) * states + after) * states + before
+        moves = torch.stack((1 + position * states + before, 1 + (position + distance) * states + after), 1)
+        exists = position + distance <= steps
         begins = torch.stack((torch.zeros_like(state), 1 + state), 1)
         ends = torch.stack((torch.arange(1, sink), torch.full((sink - 1,), sink)), 1)
-        return DAG(torch.cat((begins, moves[exists], ends))).to(device), parts[exists].to(device)
+        return DAG(torch.cat((begins, moves[exists], ends))).to(device), entry[exists].to(device)
 
 
 class AlignmentCRF(StructDistribution):
     """Alignments of N and M elements, with a score for every move, in the event layout of torch-struct's class.
 
     An alignment begins in cell (0, 0) with the score ``log_potentials[:, 0, 0, 1]``, and ends in cell (N−1, M−1). The
-    move into cell (i, j) is 0 from (i, j−1), 1 from (i−1, j−1), 2 from (i−1, j).
+    move into cell (i, j) has the index 0 from (i, j−1), 1 from (i−1, j−1), and 2 from (i−1, j).
 
-    Differences, beside those of :class:`StructDistribution`: genbmm is not needed; N may exceed M; shorter ``lengths``
-    work (the original reads the value at N). ``local`` (an argument that the original ignores) and ``max_gap`` are a
-    ``ValueError``: for a band, put −∞ into the potentials. It runs on the engine for graphs, with O(N·M) memory.
+    In addition to the differences of :class:`StructDistribution`:
+
+    - genbmm is not needed. N may exceed M. Memory is O(N·M).
+    - ``lengths`` below N work. (The original reads the value at N.)
+    - ``local=True``, which the original ignores, raises ``ValueError``, and so does ``max_gap``. For a band, set
+      potentials to −∞.
 
     Args:
-        log_potentials: (B, N, M, 3).
-        local: False.
-        lengths: integers (B,), the length on the side of N, from 1 to N; N for all by default.
-        max_gap: None.
+        log_potentials: The scores (B, N, M, 3) of the moves into each cell.
+        local: Must be False, the default.
+        lengths: The length of the first side, integers (B,) from 1 to N, default N.
+        max_gap: Must be None, the default.
 
     >>> d = AlignmentCRF(torch.zeros(1, 2, 3, 3))
     >>> d.count, d.partition.exp()
@@ -392,14 +410,15 @@ class AlignmentCRF(StructDistribution):
 
 
 class TreeCRF(StructDistribution):
-    """Binary trees over N words, each of whose spans has one of NT labels, in the event layout of torch-struct's class.
+    """Binary trees over N words whose spans have one of NT labels, in the event layout of torch-struct's class.
 
-    Differences are those of :class:`StructDistribution`.
+    The differences from the original are listed in :class:`StructDistribution`.
 
     Args:
-        log_potentials: (B, N, N, NT) ``[first word, last word, label]``; entries below the diagonal are ignored.
-        lengths: integers (B,), the number of words, from 1 to N; N for all by default.
-        args: ignored.
+        log_potentials: The scores (B, N, N, NT) ``[first word, last word, label]`` of spans. Entries below the diagonal
+            are ignored.
+        lengths: The number of words of each sentence, integers (B,) from 1 to N, default N.
+        args: Ignored.
 
     >>> TreeCRF(torch.zeros(3, 5, 5, 1), lengths=torch.tensor([3, 4, 5])).count
     tensor([ 2.,  5., 14.])
@@ -419,34 +438,36 @@ class TreeCRF(StructDistribution):
 
     @staticmethod
     def to_event(sequence: Tensor, extra: object = None, lengths: object = None) -> Tensor:
-        """The event itself, as in the original."""
+        """Return the event itself, as the original does."""
         return sequence
 
     @staticmethod
     def from_event(event: Tensor) -> tuple[Tensor, None]:
-        """The event itself, and None."""
+        """Return the event itself, and None."""
         return event, None
 
 
 class DependencyCRF(StructDistribution):
     """Projective dependency trees of N words, in the event layout of torch-struct's class: roots on the diagonal.
 
-    Differences, beside those of :class:`StructDistribution`: ``multiroot`` is the distribution's own (in the original
-    that of the last one made holds for all); tensors without gradients work, and ``count``, ``kl`` and
-    ``cross_entropy`` do (the original raises an error); ``to_event`` follows the device of its argument. Potentials
-    with labels, (B, N, N, L), are a ``ValueError``: sum labels out by ``logsumexp(-1)``.
+    In addition to the differences of :class:`StructDistribution`:
+
+    - ``multiroot`` applies to this distribution only. (In the original, the last one constructed changes all.)
+    - Tensors without gradients work, and so do ``count``, ``kl`` and ``cross_entropy``. (The original raises an error.)
+    - ``to_event`` returns a tensor on the device of its argument.
+    - Potentials with labels, (B, N, N, L), raise ``ValueError``. Sum over the labels with ``logsumexp(-1)``.
 
     Args:
-        log_potentials: (B, N, N) ``[head, modifier]``; ``[i, i]`` is the score of word i as a root.
-        lengths: integers (B,), the number of words, from 1 to N; N for all by default.
-        args: ignored.
-        multiroot: whether more than one word may be a root.
+        log_potentials: The scores (B, N, N) ``[head, modifier]`` of arcs. ``[i, i]`` is the score of word i as a root.
+        lengths: The number of words of each sentence, integers (B,) from 1 to N, default N.
+        args: Ignored.
+        multiroot: If True (the default), several words may be roots.
 
     >>> DependencyCRF(torch.zeros(1, 3, 3)).count, DependencyCRF(torch.zeros(1, 3, 3), multiroot=False).count
     (tensor([12.]), tensor([7.]))
     >>> potentials = torch.tensor([[[0.0, 0.0, 0.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]])
     >>> d = DependencyCRF(potentials)
-    >>> d.from_event(d.argmax)[0]  # heads, counted from 1; 0 for a root
+    >>> d.from_event(d.argmax)[0]  # heads, numbered from 1; 0 for a root
     tensor([[2, 0, 2]])
     """
 
@@ -459,7 +480,7 @@ class DependencyCRF(StructDistribution):
     ) -> None:
         shape = check_tensor("log_potentials", log_potentials).shape
         if len(shape) != 3 or shape[1] != shape[2] or shape[1] == 0:
-            hint = ": sum labels out by log_potentials.logsumexp(-1)" if len(shape) == 4 else ""
+            hint = ": sum over the labels with log_potentials.logsumexp(-1)" if len(shape) == 4 else ""
             raise ValueError(f"log_potentials must have shape (B, N, N) with N >= 1, got {tuple(shape)}{hint}")
         self.multiroot = multiroot
         super().__init__(log_potentials, lengths, shape[1], args)
@@ -474,7 +495,7 @@ class DependencyCRF(StructDistribution):
 
     @staticmethod
     def to_event(sequence: Tensor, extra: object = None, lengths: Tensor | None = None) -> Tensor:
-        """Heads (B, N), counted from 1 and 0 for a root, as an event (B, N, N), int64; 0 past the lengths."""
+        """Convert heads (B, N), numbered from 1, 0 for a root, to an event (B, N, N), int64, 0 in the padding."""
         words = torch.arange(sequence.shape[1] + 1, device=sequence.device)
         arcs = sequence.unsqueeze(1) == words.unsqueeze(-1)
         if lengths is not None:
@@ -483,12 +504,15 @@ class DependencyCRF(StructDistribution):
 
     @staticmethod
     def from_event(event: Tensor) -> tuple[Tensor, None]:
-        """The heads (B, N) int64 of an event (B, N, N), counted from 1, 0 for a root and past the end; and None."""
+        """Return the heads (B, N) int64 of an event (B, N, N), and None.
+
+        Heads are numbered from 1. They are 0 for a root and in the padding.
+        """
         words = torch.arange(1, event.shape[-1] + 1, device=event.device)
         heads = words.unsqueeze(-1) * (words.unsqueeze(-1) != words)
         return ((event != 0) * heads).sum(-2), None
 
 
 def _roots_on_diagonal(arcs: Tensor) -> Tensor:
-    """Arcs (..., N + 1, N) ``[head, modifier]``, the root first, as (..., N, N)."""
+    """Convert arcs (..., N + 1, N) ``[head, modifier]``, with the root as head 0, to torch-struct's (..., N, N)."""
     return arcs[..., 1:, :] + torch.diag_embed(arcs[..., 0, :])

@@ -1,6 +1,6 @@
-"""Functions of ``torchaudio.functional``, for batches of any size and with right second derivatives.
+"""Replacements for functions of ``torchaudio.functional``, for batches of any size, with correct second derivatives.
 
-As in torchaudio, wrong shapes, dtypes, lengths and blanks raise ``RuntimeError``, and wrong labels and options
+As in torchaudio, wrong shapes, dtypes, lengths and blanks raise ``RuntimeError``. Wrong labels and options raise
 ``ValueError``.
 """
 
@@ -29,17 +29,21 @@ def forced_align(
     target_lengths: Tensor | None = None,
     blank: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The best alignment of CTC, with the arguments and results of ``torchaudio.functional.forced_align``.
+    """Return the best CTC alignment, with the arguments and results of ``torchaudio.functional.forced_align``.
 
-    Differences: B may be any number, with lengths that differ. Past the frames of a sequence labels are the blank, and
-    scores 0. Padding of targets may hold anything. Among alignments with the same score another one may be chosen.
+    Differences from the original:
+
+    - The batch may have any size, and sequences of different lengths. In the padding, labels are the blank and scores
+      are 0.
+    - The padding of targets is not checked.
+    - If several alignments have the same score, the result can differ from torchaudio's.
 
     Args:
-        log_probs: (B, T, C).
-        targets: integers (B, L), without the blank.
-        input_lengths: (B,), the frames of each sequence; T by default.
-        target_lengths: (B,), the labels of each sequence; L by default.
-        blank: the class that stands for no label.
+        log_probs: Log-probabilities (B, T, C).
+        targets: Integers (B, L), without the blank.
+        input_lengths: The number of frames (B,) of each sequence, default T.
+        target_lengths: The number of labels (B,) of each sequence, default L.
+        blank: The class of the blank, default 0.
 
     Returns:
         The label of each frame (B, T), of the targets' dtype, and its log-probability (B, T).
@@ -66,15 +70,15 @@ def forced_align(
     p = CTC(log_probs, targets, lengths=(frames, count), blank=blank, omega="hard")
     labels = p.best_labels()
     if is_checked(labels) and bool((labels[:, :1] < 0).any()):
-        where = int((labels[:, 0] < 0).nonzero()[0])
-        frames, count = p.lengths[where].tolist()
-        repeats = int((p.targets[where, :count].diff() == 0).sum())
-        got = f"got {count} labels, {repeats} of them equal to the one before, for {frames} frames of sequence {where}"
+        sequence = int((labels[:, 0] < 0).nonzero()[0])
+        frames, count = p.lengths[sequence].tolist()
+        repeats = int((p.targets[sequence, :count].diff() == 0).sum())
+        got = f"got {count} labels with {repeats} adjacent repeats for {frames} frames of sequence {sequence}"
         _check(count + repeats <= frames, f"targets length is too long for CTC: {got}")
         raise ValueError(f"targets must have an alignment of finite score, {got}")
-    past = labels < 0
-    labels = labels.masked_fill(past, blank)
-    scores = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(past, 0)
+    is_padding = labels < 0
+    labels = labels.masked_fill(is_padding, blank)
+    scores = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(is_padding, 0)
     return labels.to(targets.dtype), scores
 
 
@@ -92,12 +96,14 @@ class TokenSpan:
 
 
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
-    """The tokens of an alignment with their frames, as ``torchaudio.functional.merge_tokens`` gives them.
+    """Merge repeated labels and remove blanks: return the tokens of an alignment with their frames.
+
+    The arguments and results are those of ``torchaudio.functional.merge_tokens``.
 
     Args:
-        tokens: (T,), the label of each frame, as from :func:`forced_align` for one sequence.
-        scores: (T,), of each frame: log-probabilities, or probabilities.
-        blank: the class that stands for no label.
+        tokens: The label (T,) of each frame, such as the result of :func:`forced_align` for one sequence.
+        scores: The log-probability or probability (T,) of each frame.
+        blank: The class of the blank, default 0.
 
     """
     if tokens.ndim != 1 or scores.shape != tokens.shape:
@@ -121,21 +127,21 @@ def rnnt_loss(
     reduction: str = "mean",
     fused_log_softmax: bool = True,
 ) -> Tensor:
-    """The loss of a transducer, −log p(targets), as ``torchaudio.functional.rnnt_loss``.
+    """Return the transducer loss −log p(targets), as ``torchaudio.functional.rnnt_loss`` does.
 
-    The loss has the dtype of the logits. Unlike in torchaudio, second derivatives are right, integers may have any
-    integer type, and on the CPU labels are checked.
+    The loss has the dtype of the logits. Unlike in torchaudio, second derivatives are correct, integers may have any
+    integer type, and labels are checked on the CPU.
 
     Args:
-        logits: (B, T, U + 1, V), the output of the joint network.
-        targets: integers (B, U), without the blank; past their length anything.
-        logit_lengths: integers (B,), the frames of each sequence.
-        target_lengths: integers (B,), the labels of each sequence.
-        blank: the class of the blank; a negative one counts from the last, so that −1 is V − 1.
-        clamp: the gradient of each sequence's loss is cut to [−clamp, clamp], if above 0; there is no second derivative
-            then.
-        reduction: "none", "mean" or "sum" over the batch.
-        fused_log_softmax: whether logits are normalised here; if not, they are log-probabilities already.
+        logits: The output (B, T, U + 1, V) of the joint network.
+        targets: Integers (B, U), without the blank. The padding may have any values.
+        logit_lengths: The number of frames of each sequence, integers (B,).
+        target_lengths: The number of labels of each sequence, integers (B,).
+        blank: The class of the blank. A negative value counts from the end, so the default −1 is V − 1.
+        clamp: The bound of the gradient: if positive, the gradient of each sequence's loss is clamped to
+            [−clamp, clamp], and there is no second derivative. Default −1.
+        reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
+        fused_log_softmax: If True (the default), normalise the logits. If False, they are log-probabilities.
 
     >>> logits = torch.zeros(1, 4, 3, 5, requires_grad=True)
     >>> targets, frames, labels = torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])
@@ -158,7 +164,7 @@ def rnnt_loss(
         options: Any = {"blank": blank % classes, "normalized": not fused_log_softmax}
         return -Transducer.from_logits(logits, targets, lengths=(logit_lengths, target_lengths), **options).value
 
-    loss = _Clamped.apply(logits, costs, clamp) if clamp > 0 else costs(logits)
+    loss = _ClampedGradient.apply(logits, costs, clamp) if clamp > 0 else costs(logits)
     if reduction != "none":
         loss = loss.mean() if reduction == "mean" else loss.sum()
     return loss.to(logits.dtype)
@@ -179,47 +185,53 @@ class RNNTLoss(nn.Module):
         self.blank, self.clamp, self.reduction, self.fused_log_softmax = blank, clamp, reduction, fused_log_softmax
 
     def forward(self, logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-        """The loss of logits (B, T, U + 1, V) and targets (B, U), whose lengths are (B,)."""
+        """Return the loss of targets (B, U) for logits (B, T, U + 1, V), with lengths (B,), see :func:`rnnt_loss`."""
         options = self.blank, self.clamp, self.reduction, self.fused_log_softmax
         return rnnt_loss(logits, targets, logit_lengths, target_lengths, *options)
 
 
-def _check(is_right: bool, message: str) -> None:
-    if not is_right:
+def _check(condition: bool, message: str) -> None:
+    """Raise ``RuntimeError``, as torchaudio does, if the condition is False."""
+    if not condition:
         raise RuntimeError(message)
 
 
-def _check_integers(name: str, given: Tensor, scores: Tensor) -> None:
-    is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    _check(is_integer, f"{name} must hold integers, got dtype {given.dtype}")
+def _check_integers(name: str, tensor: Tensor, scores: Tensor) -> None:
+    """Raise ``RuntimeError`` if a tensor is not of an integer type, or not on the device of the scores."""
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    _check(is_integer, f"{name} must hold integers, got dtype {tensor.dtype}")
     device = scores.device
-    _check(given.device == device, f"{name} must be on the device of the scores, {device}, got {given.device}")
+    _check(tensor.device == device, f"{name} must be on the device of the scores, {device}, got {tensor.device}")
 
 
-def _check_lengths(name: str, given: Tensor | None, scores: Tensor, least: int, most: int) -> None:
-    if given is None:
+def _check_lengths(name: str, lengths: Tensor | None, scores: Tensor, minimum: int, maximum: int) -> None:
+    """Raise ``RuntimeError`` if lengths are not integers (B,) from ``minimum`` to ``maximum``."""
+    if lengths is None:
         return
     batch = len(scores)
-    _check(given.shape == (batch,), f"{name} must have shape (B,) with B = {batch}, got {tuple(given.shape)}")
-    _check_integers(name, given, scores)
-    if is_checked(given):
+    _check(lengths.shape == (batch,), f"{name} must have shape (B,) with B = {batch}, got {tuple(lengths.shape)}")
+    _check_integers(name, lengths, scores)
+    if is_checked(lengths):
         try:
-            check_lengths(name, given, least, most)
+            check_lengths(name, lengths, minimum, maximum)
         except ValueError as error:
             raise RuntimeError(str(error)) from None
 
 
-class _Clamped(torch.autograd.Function):
-    """Costs (B,) of logits, whose gradients are cut before they are weighted."""
+class _ClampedGradient(torch.autograd.Function):
+    """Costs (B,) of logits, with gradients clamped before they are multiplied by the incoming gradient.
+
+    Autograd could only clamp the product. The forward pass computes the gradient, so it is once differentiable.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, costs: Any, clamp: float) -> Tensor:
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
-            found: Tensor = costs(leaf)
-            (gradient,) = torch.autograd.grad(found.sum(), leaf)
+            values: Tensor = costs(leaf)
+            (gradient,) = torch.autograd.grad(values.sum(), leaf)
         ctx.save_for_backward(gradient.clamp_(-clamp, clamp))
-        return found.detach()
+        return values.detach()
 
     @staticmethod
     @once_differentiable

@@ -12,23 +12,27 @@ from bellmax.transforms import is_readable
 class CRF(nn.Module):
     """A linear-chain CRF with the arguments, parameters and results of pytorch-crf's ``CRF``.
 
-    Shapes are (seq_length, batch_size, …), or (batch_size, seq_length, …) with ``batch_first``. A ``state_dict`` of the
-    original loads here, and vice versa.
+    Shapes are (seq_length, batch_size, …), or (batch_size, seq_length, …) with ``batch_first``. This class and the
+    original can load each other's ``state_dict``.
 
-    Differences: a mask may be bool or of any other type, and holes in it are skipped (the original scores the tag of a
-    hole as the previous tag, and takes the last tag from the wrong place); a tag out of range, also a negative one, is
-    a ``ValueError``, but masked tags are ignored; NaN emissions are a ``ValueError``; states that no path reaches get
-    zero gradients, not NaN; if no path exists, ``decode`` gives an empty list; half precision gives float32;
-    ``torch.jit.script`` does not compile it, ``torch.compile`` does.
+    Differences from the original:
+
+    - A mask may have any dtype. Gaps in a mask are skipped. (The original scores the tag in a gap as the previous tag,
+      and reads the last tag at the wrong step.)
+    - A tag out of range raises ``ValueError``, also a negative one. Masked tags are ignored. NaN emissions raise
+      ``ValueError``.
+    - States that no path reaches get zero gradients, not NaN. If no path exists, ``decode`` returns an empty list.
+    - Half precision gives float32.
+    - ``torch.compile`` works, ``torch.jit.script`` does not.
 
     Args:
-        num_tags: S.
-        batch_first: whether the batch is the first dimension.
+        num_tags: The number S of tags.
+        batch_first: If True, the batch is the first dimension. Default False.
 
     Attributes:
-        start_transitions: (S,), the score of beginning with each tag.
-        end_transitions: (S,), the score of ending with it.
-        transitions: (S, S) ``[previous, current]``.
+        start_transitions: The scores (S,) of the first tag.
+        end_transitions: The scores (S,) of the last tag.
+        transitions: The scores (S, S) ``[previous, current]`` of two adjacent tags.
 
     >>> _ = torch.manual_seed(0)
     >>> crf = CRF(num_tags=3)
@@ -60,51 +64,58 @@ class CRF(nn.Module):
         return f"{type(self).__name__}(num_tags={self.num_tags})"
 
     def forward(self, emissions: Tensor, tags: Tensor, mask: Tensor | None = None, reduction: str = "sum") -> Tensor:
-        """Log-likelihood of ``tags`` given ``emissions``.
+        """Return the log-likelihood of ``tags`` given ``emissions``.
 
         Args:
-            emissions: (seq_length, batch_size, S), or batch first.
-            tags: of an integer type, (seq_length, batch_size), or batch first.
-            mask: of the tags' shape, True at the steps to keep; all by default. The first step must be kept.
-            reduction: "none" for (batch_size,), "sum", "mean" over the batch, or "token_mean" over the steps kept.
+            emissions: The scores (seq_length, batch_size, S), or batch first.
+            tags: Integers (seq_length, batch_size), or batch first.
+            mask: A mask of the tags' shape, True at the steps to keep, default all. It must be True at the first step.
+            reduction: "none" for the shape (batch_size,), "sum" (the default), "mean" over the batch, or "token_mean"
+                over the unmasked steps.
         """
         self._validate(emissions, tags, mask)
         if reduction not in ("none", "sum", "mean", "token_mean"):
             raise ValueError(f"invalid reduction: {reduction}")
         p = self._distribution(emissions, mask)
-        kept = p._unmasked
+        is_step = p._unmasked
         tags = (tags if self.batch_first else tags.T).long()
-        self._check_tags(tags, kept)
-        likelihood = p._score_of(tags.masked_fill(~kept, 0)).to(p.value.dtype) - p.value
+        self._check_tags(tags, is_step)
+        likelihood = p._score_of(tags.masked_fill(~is_step, 0)).to(p.value.dtype) - p.value
         if reduction == "none":
             return likelihood
         if reduction == "mean":
             return likelihood.mean()
-        return likelihood.sum() if reduction == "sum" else likelihood.sum() / kept.sum()
+        return likelihood.sum() if reduction == "sum" else likelihood.sum() / is_step.sum()
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """The best tags of each sequence, as lists: one tag for every step kept. Arguments as in ``forward``."""
+        """Return the best tags of each sequence as a list, with one tag for each unmasked step.
+
+        The arguments are those of ``forward``.
+        """
         self._validate(emissions, None, mask)
         best = self._distribution(emissions, mask).best_sequence()
         return [[tag for tag in sequence if tag >= 0] for sequence in best.tolist()]
 
     def _distribution(self, emissions: Tensor, mask: Tensor | None) -> ScoredChain:
+        """Return the distribution over sequences of tags, with the batch as the first dimension."""
         if not self.batch_first:
             emissions, mask = emissions.transpose(0, 1), None if mask is None else mask.T
         mask = None if mask is None else mask.bool()
         start, end = self.start_transitions, self.end_transitions
         return ScoredChain(emissions, self.transitions.T, start=start, end=end, mask=mask)
 
-    def _check_tags(self, tags: Tensor, kept: Tensor) -> None:
-        outside = kept & ((tags < 0) | (tags >= self.num_tags))
-        if is_readable(outside) and bool(outside.any()):
-            sequence, place = outside.nonzero()[0].tolist()
+    def _check_tags(self, tags: Tensor, mask: Tensor) -> None:
+        """Raise ``ValueError`` if an unmasked tag is out of range. Both arguments are (batch_size, seq_length)."""
+        is_invalid = mask & ((tags < 0) | (tags >= self.num_tags))
+        if is_readable(is_invalid) and bool(is_invalid.any()):
+            sequence, step = is_invalid.nonzero()[0].tolist()
             raise ValueError(
                 f"tags must be from 0 to {self.num_tags - 1}, "
-                f"got {int(tags[sequence, place])} in sequence {sequence} at step {place}"
+                f"got {int(tags[sequence, step])} in sequence {sequence} at step {step}"
             )
 
     def _validate(self, emissions: Tensor, tags: Tensor | None, mask: Tensor | None) -> None:
+        """Check shapes, the dtype of the tags and the first step of the mask, with the original's messages."""
         if emissions.dim() != 3:
             raise ValueError(f"emissions must have dimension of 3, got {emissions.dim()}")
         if emissions.size(2) != self.num_tags:
@@ -113,11 +124,11 @@ class CRF(nn.Module):
             raise ValueError(f"tags must be of an integer type, got {tags.dtype}")
         if not emissions.size(1 if self.batch_first else 0):
             raise ValueError(f"emissions must have at least one step, got shape {tuple(emissions.shape)}")
-        for name, given in (("tags", tags), ("mask", mask)):
-            if given is not None and given.shape != emissions.shape[:2]:
+        for name, tensor in (("tags", tags), ("mask", mask)):
+            if tensor is not None and tensor.shape != emissions.shape[:2]:
                 raise ValueError(
                     f"the first two dimensions of emissions and {name} must match, "
-                    f"got {tuple(emissions.shape[:2])} and {tuple(given.shape)}"
+                    f"got {tuple(emissions.shape[:2])} and {tuple(tensor.shape)}"
                 )
         if mask is not None and is_readable(mask) and not (mask[:, 0] if self.batch_first else mask[0]).all():
             raise ValueError("mask of the first timestep must all be on")

@@ -1,4 +1,4 @@
-"""A replacement for ``tslearn.metrics``: the one class of tslearn 0.10 that is a PyTorch module."""
+"""A replacement for ``tslearn.metrics.SoftDTWLossPyTorch``, the only PyTorch module of tslearn 0.10."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from bellmax.compat.soft_dtw_cuda import DistFunc, soft_dtw, squared_euclidean
 class SoftDTWLossPyTorch(nn.Module):
     """Soft-DTW of two batches of series, with the arguments and results of tslearn's ``SoftDTWLossPyTorch``.
 
-    Differences: float64 is computed in float64; second derivatives are right; if infinite distances leave no path, the
-    value is +∞, not NaN; the matrix that ``dist_func`` returns is not modified; failed assertions and raised
-    ``RuntimeWarning`` of the original are a ``ValueError``; numba is not needed.
+    Differences from the original:
+
+    - float64 is computed in float64, and second derivatives are correct.
+    - If infinite distances forbid all paths, the value is +∞, not NaN.
+    - The matrix that ``dist_func`` returns is not modified.
+    - Where the original fails an assertion or raises ``RuntimeWarning``, this class raises ``ValueError``.
+    - numba is not needed.
 
     Args:
-        gamma: the smoothing, > 0.
-        normalize: whether to take the debiased divergence, sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)).
-        dist_func: from series (B, N, D) and (B, M, D) to distances (B, N, M); squared Euclidean by default.
-        global_constraint: "sakoe_chiba", "itakura" or None; None is inferred from the other two.
-        sakoe_chiba_radius: how far a cell may be from the diagonal, widened by \\|N − M\\| on the longer side; 1 by
-            default.
-        itakura_max_slope: the greatest slope of the parallelogram; 2 by default.
+        gamma: The smoothing strength, > 0, default 1.
+        normalize: If True, return the debiased divergence sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)). Default False.
+        dist_func: A function from series (B, N, D) and (B, M, D) to distances (B, N, M), default squared Euclidean.
+        global_constraint: "sakoe_chiba", "itakura" or None. None (the default) is inferred from the next two arguments.
+        sakoe_chiba_radius: The largest allowed distance of a cell from the diagonal, default 1. The band is wider by
+            \\|N − M\\| on the side of the longer series.
+        itakura_max_slope: The largest slope of the Itakura parallelogram, default 2.
 
     >>> x, y = torch.zeros(4, 3, 2, requires_grad=True), torch.arange(24).reshape(4, 3, 2)
     >>> SoftDTWLossPyTorch(gamma=0.1)(x, y).mean()
@@ -57,25 +61,31 @@ class SoftDTWLossPyTorch(nn.Module):
         self.itakura_max_slope = itakura_max_slope
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The values (B,) for x (B, N, D) and y (B, M, D)."""
-        return soft_dtw(x, y, self.gamma, self.normalize, self.dist_func, self._allowed, ("x", "y"))
+        """Return the values (B,) for x (B, N, D) and y (B, M, D)."""
+        return soft_dtw(x, y, self.gamma, self.normalize, self.dist_func, self._cell_mask, ("x", "y"))
 
-    def _allowed(self, rows: int, columns: int) -> Tensor | None:
-        radius, slope, named = self.sakoe_chiba_radius, self.itakura_max_slope, self.global_constraint
-        if named == "sakoe_chiba" or (not named and radius is not None):
-            return _sakoe_chiba(rows, columns, 1 if radius is None else radius)
-        if named == "itakura" or slope is not None:
-            return _itakura(rows, columns, 2.0 if slope is None else slope)
+    def _cell_mask(self, rows: int, columns: int) -> Tensor | None:
+        """Return the mask (rows, columns) of the cells that the constraint allows, or None without a constraint."""
+        radius, slope, constraint = self.sakoe_chiba_radius, self.itakura_max_slope, self.global_constraint
+        if constraint == "sakoe_chiba" or (not constraint and radius is not None):
+            return _sakoe_chiba_mask(rows, columns, 1 if radius is None else radius)
+        if constraint == "itakura" or slope is not None:
+            return _itakura_mask(rows, columns, 2.0 if slope is None else slope)
         return None
 
 
-def _sakoe_chiba(rows: int, columns: int, radius: int) -> Tensor:
-    ahead = torch.arange(columns) - torch.arange(rows).unsqueeze(1)
-    return (ahead >= min(columns - rows, 0) - radius) & (ahead <= max(columns - rows, 0) + radius)
+def _sakoe_chiba_mask(rows: int, columns: int, radius: int) -> Tensor:
+    """Return the mask (rows, columns) of tslearn's Sakoe–Chiba band."""
+    offset = torch.arange(columns) - torch.arange(rows).unsqueeze(1)
+    return (offset >= min(columns - rows, 0) - radius) & (offset <= max(columns - rows, 0) + radius)
 
 
-def _itakura(rows: int, columns: int, max_slope: float) -> Tensor:
-    """The cells between the lines through either corner, of slopes from 1/max_slope to max_slope, to two decimals."""
+def _itakura_mask(rows: int, columns: int, max_slope: float) -> Tensor:
+    """Return the mask (rows, columns) of tslearn's Itakura parallelogram.
+
+    Its sides are the lines of slopes 1/max_slope and max_slope through the first and through the last cell. As in
+    tslearn, they are rounded to two decimals.
+    """
     row, column = np.arange(rows)[:, None], np.arange(columns)
     steep, flat = max_slope * (rows / columns), 1 / max_slope * (rows / columns)
     from_start = np.round(flat * column, 2), np.round(steep * column, 2)
@@ -84,7 +94,7 @@ def _itakura(rows: int, columns: int, max_slope: float) -> Tensor:
         np.round(rows - 1 - flat * (columns - 1) + flat * column, 2),
     )
     lower, upper = np.maximum(from_start[0], to_end[0]), np.minimum(from_start[1], to_end[1])
-    kept = (row >= np.ceil(lower)) & (row <= np.floor(upper))
-    if not (kept.any(0).all() and kept.any(1).all()):
+    mask = (row >= np.ceil(lower)) & (row <= np.floor(upper))
+    if not (mask.any(0).all() and mask.any(1).all()):
         raise ValueError(f"itakura_max_slope must leave a path for lengths {rows} and {columns}, got {max_slope}")
-    return torch.from_numpy(kept)
+    return torch.from_numpy(mask)
