@@ -174,7 +174,7 @@ def test_series_of_equal_channels_and_other_lengths_may_be_transposed() -> None:
         bx.dtw_cdist(cases)
     with pytest.raises(ValueError, match=r"ys\[0\] must have 5 features like xs\[0\], " + hint):
         bx.dtw_neighbors(cases[:1], cases[1:], k=1)
-    with pytest.raises(ValueError, match=r"X\[0\] must have 5 features, as those in fit, " + hint):
+    with pytest.raises(ValueError, match=r"X\[0\] must have 5 features, as the series of fit, " + hint):
         DTWNeighborsClassifier(1).fit(cases[:1], [0]).predict(cases[1:])
     with pytest.raises(ValueError, match=r"must have 5 features like xs\[0\], got 3\. If"):
         bx.dtw_cdist(cases[:1], [cases[0].T])

@@ -210,14 +210,17 @@ def test_errors_are_those_published(monkeypatch: pytest.MonkeyPatch) -> None:
 def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     X, y = waves(6)
     broken = [*X[:2], np.array([1.0, np.nan, 2.0])]
-    yield lambda: DTWKMeans(2).fit(broken), r"X\[2\] must be finite up to its end, .* got NaN or inf at step 1"
+    yield (
+        lambda: DTWKMeans(2).fit(broken),
+        r"X\[2\] must be finite, except for NaN padding at its end, got NaN or inf at step 1",
+    )
     yield lambda: DTWNeighborsClassifier().fit([], []), "X must hold at least one series, got none"
     yield lambda: DTWNeighborsClassifier().fit(X, y[:4]), "inconsistent numbers of samples"
     yield lambda: DTWNeighborsClassifier().fit(X, None), "requires y to be passed"
     yield lambda: DTWNeighborsRegressor().fit(X, [*y[:5], np.nan]), "y must be finite, got NaN or inf"
     yield (
         lambda: DTWNeighborsClassifier().fit(X, y).predict([np.zeros((4, 2))]),
-        r"X\[0\] must have 1 features, as those in fit, got 2",
+        r"X\[0\] must have 1 features, as the series of fit, got 2",
     )
     yield lambda: DTWNeighborsClassifier(7).fit(X, y).predict(X), "n_neighbors must be from 1 to 6, .* got 7"
     yield lambda: DTWNeighborsClassifier(6).fit(X, y).kneighbors(), "n_neighbors must be from 1 to 5, .* got 6"

@@ -1,4 +1,4 @@
-"""What the estimators share: collections of series checked as scikit-learn wants it, and the options of a measure."""
+"""Base class of the estimators: validation of collections of series, and the options of the distance."""
 
 from __future__ import annotations
 
@@ -35,32 +35,44 @@ class SeriesEstimator(BaseEstimator):
     n_jobs: int | None
     verbose: int
 
-    def _take(self, parameters: dict[str, Any]) -> None:
-        """The arguments of ``__init__``, as they are and under their names, as scikit-learn wants them."""
-        self.__dict__.update({name: given for name, given in parameters.items() if name != "self"})
+    def _store_parameters(self, parameters: dict[str, Any]) -> None:
+        """Store the arguments of ``__init__``, from its ``locals()``, as attributes with the same names.
+
+        scikit-learn requires that ``__init__`` stores its arguments unchanged.
+        """
+        self.__dict__.update({name: value for name, value in parameters.items() if name != "self"})
 
     # --- data
 
     def _read(self, X: Collection, *, reset: bool) -> Series:
-        """The series (length, features) of X, finite and of one dtype."""
+        """Return the series (length, features) of X as tensors on the CPU, all finite and of one dtype.
+
+        ``reset`` is True in ``fit``, which determines the number of features, and False later, as in scikit-learn.
+        """
         if isinstance(X, Tensor):
             X = X.detach().cpu().numpy()
-        given = X
+        collection = X
         if _is_table(X):
-            given = validate_data(self, X, reset=reset, dtype=(np.float64, np.float32), ensure_all_finite=False)
-        series = [promote_half(s.detach().cpu()) for s in as_floating(as_collection("X", given))]
+            collection = validate_data(self, X, reset=reset, dtype=(np.float64, np.float32), ensure_all_finite=False)
+        series = [promote_half(s.detach().cpu()) for s in as_floating(as_collection("X", collection))]
         if reset:
             if not series:
                 raise ValueError("X must hold at least one series, got none")
             self._features = series[0].shape[1]
-            self._is_flat = np.ndim(X[0]) == 1 if isinstance(X, list | tuple) else getattr(given, "ndim", 0) == 2
+            if isinstance(X, list | tuple):
+                self._is_univariate = np.ndim(X[0]) == 1
+            else:
+                self._is_univariate = getattr(collection, "ndim", 0) == 2
             if not _is_table(X):
-                self._count_steps(series)
-        _check(series, self._features)
+                self._set_n_features_in(series)
+        _check_series(series, self._features)
         return series
 
-    def _count_steps(self, series: Series) -> None:
-        """What scikit-learn calls the features of a table, by which a later one is checked; none if lengths differ."""
+    def _set_n_features_in(self, series: Series) -> None:
+        """Set ``n_features_in_`` to the number of steps if X was not a table: scikit-learn checks later tables by it.
+
+        If lengths differ or series are multivariate, a later X may have any number of steps.
+        """
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
         lengths = {len(s) for s in series}
@@ -68,6 +80,7 @@ class SeriesEstimator(BaseEstimator):
             (self.n_features_in_,) = lengths
 
     def _read_with_targets(self, X: Collection, y: Any) -> tuple[Series, Any]:
+        """Return the series of X and the validated targets y, in ``fit``."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         series = self._read(X, reset=True)
@@ -81,36 +94,40 @@ class SeriesEstimator(BaseEstimator):
             check_classification_targets(targets)
         return series, targets
 
-    def _laid_out(self, series: Tensor) -> Any:
-        """Series as an array of X's layout: (..., time) if its series were (time,)."""
-        return (series.squeeze(-1) if self._is_flat else series).numpy()
+    def _as_input_layout(self, series: Tensor) -> Any:
+        """Convert series (..., time, features) to an array in the layout of X: (..., time) if it was univariate."""
+        return (series.squeeze(-1) if self._is_univariate else series).numpy()
 
-    # --- the measure
+    # --- the distance
 
     @property
     def _omega(self) -> Regularizer:
+        """The regularizer. "hard" ignores γ here, so that a grid search can combine all names with all γ."""
         if isinstance(self.omega, Regularizer):
             return self.omega
         return resolve(self.omega, None if self.omega == "hard" else self.gamma)
 
-    def _measure(self) -> dict[str, Any]:
+    def _measure_options(self) -> dict[str, Any]:
+        """Return the keyword arguments that :func:`bellmax.dtw_cdist` and its relatives have in common."""
         return {"cost": self.cost, "band": self.band, "omega": self._omega, "divergence": self.divergence}
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """With ``n_jobs`` threads."""
-        before = torch.get_num_threads()
+        """Run the body with ``n_jobs`` threads of torch, then restore the number of threads."""
+        num_threads = torch.get_num_threads()
         if self.n_jobs is not None:
             torch.set_num_threads(effective_n_jobs(self.n_jobs))
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(num_threads)
 
 
 def _is_table(X: Any) -> bool:
-    """Whether X is rows of numbers, which scikit-learn can check: no list, no array (n, time, features), no series in
-    cells."""
+    """True if X is a table of numbers, which scikit-learn's ``validate_data`` accepts.
+
+    False for a list, an array (n, time, features) and a frame whose cells contain series.
+    """
     if isinstance(X, list | tuple):
         return False
     cells = X.to_numpy() if hasattr(X, "iloc") else X
@@ -119,13 +136,12 @@ def _is_table(X: Any) -> bool:
     return getattr(cells, "ndim", 2) != 3
 
 
-def _check(series: Series, features: int) -> None:
-    for k, one in enumerate(series):
-        if one.shape[1] != features:
-            hint = transposed(min(features, one.shape[1]) > 1)
-            raise ValueError(f"X[{k}] must have {features} features, as those in fit, got {one.shape[1]}{hint}")
-        if not bool(one.isfinite().all()):
-            step = int((~one.isfinite()).any(1).nonzero()[0])
-            raise ValueError(
-                f"X[{k}] must be finite up to its end, past which there may be NaN; got NaN or inf at step {step}"
-            )
+def _check_series(series: Series, features: int) -> None:
+    """Raise ``ValueError`` if a series has another number of features, or a value that is not finite."""
+    for k, x in enumerate(series):
+        if x.shape[1] != features:
+            hint = transposed(min(features, x.shape[1]) > 1)
+            raise ValueError(f"X[{k}] must have {features} features, as the series of fit, got {x.shape[1]}{hint}")
+        if not bool(x.isfinite().all()):
+            step = int((~x.isfinite()).any(1).nonzero()[0])
+            raise ValueError(f"X[{k}] must be finite, except for NaN padding at its end, got NaN or inf at step {step}")

@@ -1,4 +1,4 @@
-"""Barycenters as models: k-means, and the nearest barycenter of a class."""
+"""Models based on DTW barycenters: k-means clustering, and classification by the nearest barycenter."""
 
 from __future__ import annotations
 
@@ -22,27 +22,33 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class _Centers(SeriesEstimator):
+    """Base class of the estimators that fit barycenters."""
+
     length: int | None
 
-    def _length(self, series: Series) -> int:
+    def _center_length(self, series: Series) -> int:
+        """Return the length of the centers: the parameter ``length``, or the median length of the series."""
         return median_low(map(len, series)) if self.length is None else self.length
 
     def _distances(self, series: Series, centers: Tensor) -> Tensor:
-        """(n, centers)."""
+        """Return the distance of each series from each center, (n, centers), without gradient."""
         with torch.no_grad():
-            distances: Tensor = dtw_cdist(series, centers.unbind(), **self._measure())
+            distances: Tensor = dtw_cdist(series, centers.unbind(), **self._measure_options())
         return distances
 
     def _barycenter(self, series: Series, init: Tensor, max_iter: int) -> Tensor:
-        return dtw_barycenter(series, init=init, max_iter=max_iter, **self._measure())
+        """Return the barycenter (length, features) of series, optimised from ``init``."""
+        return dtw_barycenter(series, init=init, max_iter=max_iter, **self._measure_options())
 
 
-def _stretched(series: Series, length: int) -> Tensor:
-    """Their mean after each was stretched linearly."""
+def _stretched_mean(series: Series, length: int) -> Tensor:
+    """Return the mean (length, features) of the series after linear interpolation to ``length`` steps."""
     return dtw_barycenter(series, length=length, max_iter=0)
 
 
 class _Run(NamedTuple):
+    """The result of k-means from one start."""
+
     inertia: float
     labels: Tensor  # (n,)
     centers: Tensor  # (k, length, features)
@@ -50,27 +56,33 @@ class _Run(NamedTuple):
 
 
 class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, _Centers):
-    """k-means with barycenters under a smoothed DTW: it lowers Σ dtw(x, nearest center).
+    """k-means clustering of series with barycenters under a smoothed DTW.
+
+    It minimises the inertia Σ dtw(x, nearest center).
 
     Args:
-        n_clusters: how many clusters.
-        init: "k-means++", "random", or centers as a collection of ``n_clusters`` series of one length.
-        n_init: how many starts; the one of least inertia is kept. Given centers are one start.
-        max_iter: how many times at most series are assigned and centers moved.
-        max_iter_barycenter: how many iterations of L-BFGS a center is moved each time.
-        tol: the relative decrease of the inertia below which to stop.
-        length: of the centers; the median length of the series by default.
-        cost: what a match of two elements costs, as in :func:`bellmax.dtw`.
-        band: half the width of the Sakoe-Chiba band in steps, as in :class:`bellmax.DTW`; None for no band.
-        omega: a :class:`bellmax.Regularizer` or its name.
-        gamma: strength of the smoothing, beside a name of Ω; "hard" ignores it.
-        divergence: as in :func:`bellmax.dtw`. The value itself, None, may be negative, and so may the inertia.
-        n_jobs: how many threads; None for as many as torch uses, −1 for all processors.
-        random_state: a seed or a generator of NumPy's, for the starts.
-        verbose: whether to print the inertia of each iteration.
+        n_clusters: The number of clusters, default 8.
+        init: "k-means++" (the default), "random", or the initial centers as a collection of ``n_clusters`` series of
+            one length.
+        n_init: The number of starts, default 1. The result with the lowest inertia is used. Ignored if ``init`` is a
+            collection.
+        max_iter: The maximum number of iterations, default 50. Each iteration assigns all series and updates all
+            centers.
+        max_iter_barycenter: The number of L-BFGS iterations of a center's update, default 10.
+        tol: The relative decrease of the inertia below which to stop, default 1e-6.
+        length: The length of the centers, default the median length of the series.
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
+        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
+        divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default), distances and the inertia can be
+            negative.
+        n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
+        random_state: A seed or a NumPy generator for the starts.
+        verbose: If nonzero, print the inertia of each iteration. Default 0.
 
-    After ``fit``: ``cluster_centers_`` (n_clusters, length) or (n_clusters, length, features), ``labels_``,
-    ``inertia_`` and ``n_iter_``.
+    After ``fit``, the estimator has the attributes ``cluster_centers_`` (n_clusters, length) or
+    (n_clusters, length, features), ``labels_``, ``inertia_`` and ``n_iter_``.
 
     >>> X = [[0, 1, 2, 1], [5, 5, 6], [0, 1, 1], [5, 6, 6], [0, 2, 2]]
     >>> model = DTWKMeans(2, gamma=0.1, random_state=0).fit(X)
@@ -97,11 +109,11 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self._take(locals())
+        self._store_parameters(locals())
 
     @property
     def _n_features_out(self) -> int:
-        return len(self._kept)
+        return len(self._centers)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKMeans:
         series = self._read(X, reset=True)
@@ -110,48 +122,55 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
             needed = f"n_clusters must be from 1 to the number of series, n_samples={len(series)}"
             raise ValueError(f"{needed}, got {self.n_clusters}")
         with self._threads():
-            starts = self.n_init if isinstance(self.init, str) else 1
-            runs = (self._in_both_precisions(series, self._start(series, rng)) for _ in range(starts))
+            num_starts = self.n_init if isinstance(self.init, str) else 1
+            runs = (self._run_in_two_precisions(series, self._initial_centers(series, rng)) for _ in range(num_starts))
             best = min(runs, key=lambda run: run.inertia)
         self.inertia_, self.n_iter_ = best.inertia, max(1, best.iterations)
         self.labels_ = best.labels.numpy()
-        self._kept = best.centers
-        self.cluster_centers_ = self._laid_out(best.centers)
+        self._centers = best.centers
+        self.cluster_centers_ = self._as_input_layout(best.centers)
         return self
 
-    def _start(self, series: Series, rng: Any) -> Tensor:
-        length = self._length(series)
+    def _initial_centers(self, series: Series, rng: Any) -> Tensor:
+        """Return the centers (n_clusters, length, features) of a new start, by the parameter ``init``."""
+        length = self._center_length(series)
         if not isinstance(self.init, str):
-            given = torch.stack(as_collection("init", self.init)).to(series[0])
-            if len(given) != self.n_clusters or given.shape[2] != self._features:
+            centers = torch.stack(as_collection("init", self.init)).to(series[0])
+            if len(centers) != self.n_clusters or centers.shape[2] != self._features:
                 needed = f"({self.n_clusters}, length, {self._features})"
-                raise ValueError(f"init must have shape {needed}, got {tuple(given.shape)}")
-            return given
+                raise ValueError(f"init must have shape {needed}, got {tuple(centers.shape)}")
+            return centers
         check_choice("init", self.init, ("k-means++", "random"), "a collection or ")
-        chosen = (
-            rng.choice(len(series), self.n_clusters, replace=False)
-            if self.init == "random"
-            else self._spread(series, rng)
-        )
-        return torch.stack([_stretched([series[k]], length) for k in chosen])
+        if self.init == "random":
+            chosen = rng.choice(len(series), self.n_clusters, replace=False)
+        else:
+            chosen = self._k_means_plus_plus(series, rng)
+        return torch.stack([_stretched_mean([series[k]], length) for k in chosen])
 
-    def _spread(self, series: Series, rng: Any) -> list[int]:
-        """k-means++: each next one with a probability in proportion to its classical distance from those chosen."""
+    def _k_means_plus_plus(self, series: Series, rng: Any) -> list[int]:
+        """Return the indices of ``n_clusters`` series, chosen one after the other.
+
+        The probability of a series is proportional to its classical DTW distance from the nearest series chosen so far.
+        """
         chosen = [int(rng.randint(len(series)))]
         nearest = np.full(len(series), np.inf)
         while len(chosen) < self.n_clusters:
             with torch.no_grad():
-                latest = dtw_cdist(series, [series[chosen[-1]]], cost=self.cost, band=self.band, omega="hard")
-            nearest = np.minimum(nearest, latest.squeeze(1).numpy())
+                distances = dtw_cdist(series, [series[chosen[-1]]], cost=self.cost, band=self.band, omega="hard")
+            nearest = np.minimum(nearest, distances.squeeze(1).numpy())
             nearest[chosen] = 0
             total = nearest.sum()
-            others = np.setdiff1d(np.arange(len(series)), chosen)
-            shares = nearest[others] / total if total > 0 else None
-            chosen.append(int(rng.choice(others, p=shares)))
+            candidates = np.setdiff1d(np.arange(len(series)), chosen)
+            probabilities = nearest[candidates] / total if total > 0 else None
+            chosen.append(int(rng.choice(candidates, p=probabilities)))
         return chosen
 
-    def _in_both_precisions(self, series: Series, centers: Tensor) -> _Run:
-        """In float32, which is several times as fast; if float64 was given, on from there, unless that is still."""
+    def _run_in_two_precisions(self, series: Series, centers: Tensor) -> _Run:
+        """Run k-means from these centers: first in float32, which is several times as fast, then in float64.
+
+        Only one run is needed if the series are float32, or overflow in float32. The run in float64 stops at its first
+        iteration if it changes nothing.
+        """
         single = [s.float() for s in series]
         if centers.dtype == torch.float32 or not all(bool(s.isfinite().all()) for s in single):
             return self._run(series, centers)
@@ -160,63 +179,68 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return second._replace(iterations=first.iterations + second.iterations)
 
     def _run(self, series: Series, centers: Tensor, inertia: float = np.inf, labels: Tensor | None = None) -> _Run:
-        """From given centers on, and what is known of them."""
+        """Run k-means from these centers. ``inertia`` and ``labels`` are those of an earlier run, for the stop rule."""
         for iteration in range(self.max_iter + 1):
             distances = self._distances(series, centers)
-            before, (nearest, found) = inertia, distances.min(1)
+            previous, (nearest, nearest_centers) = inertia, distances.min(1)
             inertia = float(nearest.sum())
             if self.verbose:
                 print(f"iteration {iteration}: inertia {inertia:.6g}")
-            is_still = labels is not None and found.equal(labels) and before - inertia <= self.tol * abs(before)
-            labels = found
-            if is_still or iteration == self.max_iter:
+            has_same_labels = labels is not None and nearest_centers.equal(labels)
+            labels = nearest_centers
+            has_converged = has_same_labels and previous - inertia <= self.tol * abs(previous)
+            if has_converged or iteration == self.max_iter:
                 break
-            centers = self._moved(series, centers, labels, nearest)
-        return _Run(inertia, found, centers, iteration)
+            centers = self._update_centers(series, centers, labels, nearest)
+        return _Run(inertia, nearest_centers, centers, iteration)
 
-    def _moved(self, series: Series, centers: Tensor, labels: Tensor, nearest: Tensor) -> Tensor:
-        """A barycenter for each cluster; one without members goes to the series that is farthest from its center."""
-        far = iter(nearest.argsort(descending=True).tolist())
-        moved = []
+    def _update_centers(self, series: Series, centers: Tensor, labels: Tensor, nearest: Tensor) -> Tensor:
+        """Return the barycenter of each cluster, (n_clusters, length, features).
+
+        An empty cluster gets the series that is farthest from its center, by the distances ``nearest`` (n,).
+        """
+        farthest = iter(nearest.argsort(descending=True).tolist())
+        updated = []
         for k, center in enumerate(centers):
             members = [series[n] for n in (labels == k).nonzero().squeeze(1).tolist()]
             if members:
-                moved.append(self._barycenter(members, center, self.max_iter_barycenter))
+                updated.append(self._barycenter(members, center, self.max_iter_barycenter))
             else:
-                moved.append(_stretched([series[next(far)]], len(center)))
-        return torch.stack(moved)
+                updated.append(_stretched_mean([series[next(farthest)]], len(center)))
+        return torch.stack(updated)
 
     def transform(self, X: Collection) -> NDArray[Any]:
-        """The distance from every center, (n, n_clusters)."""
+        """Return the distance from every center, (n, n_clusters)."""
         check_is_fitted(self)
         with self._threads():
-            distances: NDArray[Any] = self._distances(self._read(X, reset=False), self._kept).numpy()
+            distances: NDArray[Any] = self._distances(self._read(X, reset=False), self._centers).numpy()
         return distances
 
     def predict(self, X: Collection) -> NDArray[np.int64]:
-        """The index of the nearest center, (n,)."""
+        """Return the index of the nearest center, (n,)."""
         labels: NDArray[np.int64] = self.transform(X).argmin(1)
         return labels
 
     def score(self, X: Collection, y: Any = None) -> float:
-        """Minus the inertia of X."""
+        """Return the negative inertia of X."""
         return -float(self.transform(X).min(1).sum())
 
 
 class DTWBarycenterClassifier(ClassifierMixin, _Centers):
-    """The class whose barycenter is nearest.
+    """Classification by the nearest class barycenter.
 
     Args:
-        length: of the barycenters; the median length of the series by default.
-        max_iter_barycenter: how many iterations of L-BFGS a barycenter takes at most.
-        cost: what a match of two elements costs, as in :func:`bellmax.dtw`.
-        band: half the width of the Sakoe-Chiba band in steps, as in :class:`bellmax.DTW`; None for no band.
-        omega: a :class:`bellmax.Regularizer` or its name.
-        gamma: strength of the smoothing, beside a name of Ω; "hard" ignores it.
-        divergence: as in :func:`bellmax.dtw`.
-        n_jobs: how many threads; None for as many as torch uses, −1 for all processors.
+        length: The length of the barycenters, default the median length of the series.
+        max_iter_barycenter: The maximum number of L-BFGS iterations for a barycenter, default 100.
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
+        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
+        divergence: The divergence, as in :func:`bellmax.dtw`. Default None.
+        n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
 
-    After ``fit``: ``classes_`` and ``barycenters_`` (classes, length) or (classes, length, features).
+    After ``fit``, the estimator has the attributes ``classes_`` and ``barycenters_`` (classes, length) or
+    (classes, length, features).
 
     >>> X, y = [[0, 1, 2, 1], [5, 5, 6], [0, 1, 1], [5, 6]], ["low", "high", "low", "high"]
     >>> DTWBarycenterClassifier(gamma=0.1).fit(X, y).predict([[6, 6, 6], [0, 2]]).tolist()
@@ -235,25 +259,25 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
         divergence: str | None = None,
         n_jobs: int | None = None,
     ) -> None:
-        self._take(locals())
+        self._store_parameters(locals())
 
     def fit(self, X: Collection, y: Any) -> DTWBarycenterClassifier:
         series, labels = self._read_with_targets(X, y)
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
-        length = self._length(series)
+        self.classes_, class_indices = np.unique(labels, return_inverse=True)
+        length = self._center_length(series)
         centers = []
         with self._threads():
-            for number in range(len(self.classes_)):
-                members = [series[n] for n in np.flatnonzero(numbers == number)]
-                centers.append(self._barycenter(members, _stretched(members, length), self.max_iter_barycenter))
-        self._kept = torch.stack(centers)
-        self.barycenters_ = self._laid_out(self._kept)
+            for k in range(len(self.classes_)):
+                members = [series[n] for n in np.flatnonzero(class_indices == k)]
+                centers.append(self._barycenter(members, _stretched_mean(members, length), self.max_iter_barycenter))
+        self._centers = torch.stack(centers)
+        self.barycenters_ = self._as_input_layout(self._centers)
         return self
 
     def predict(self, X: Collection) -> NDArray[Any]:
-        """The class of the nearest barycenter, (n,)."""
+        """Return the class of the nearest barycenter, (n,)."""
         check_is_fitted(self)
         with self._threads():
-            nearest = self._distances(self._read(X, reset=False), self._kept).argmin(1)
+            nearest = self._distances(self._read(X, reset=False), self._centers).argmin(1)
         labels: NDArray[Any] = self.classes_[nearest.numpy()]
         return labels

@@ -1,4 +1,4 @@
-"""Kernels of series, for support vector machines."""
+"""Kernels between series, for support vector machines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimator):
-    """exp(−D(x/√γ, y/√γ)) of each series x with each series y of ``fit``, for ``SVC(kernel="precomputed")``.
+    """Kernel matrix exp(−D(x/√γ, y/√γ)) of series x and the series y of ``fit``, for ``SVC(kernel="precomputed")``.
 
-    With the parameters as they are, D is the debiased soft-DTW at γ = 1, and the kernel is positive definite: the
-    normalised global alignment kernel. For other costs, Ω and divergences there is no such proof.
+    With the default parameters, D is the debiased soft-DTW at γ = 1, and the kernel is positive definite: it is the
+    normalised global alignment kernel. For other costs, Ω and divergences, positive definiteness is not proven.
 
     Args:
-        gamma: what squared distances are divided by, > 0; "scale" for the variance of the elements, summed over the
-            features, times the median length.
-        cost: what a match of two elements costs, as in :func:`bellmax.dtw`.
-        band: half the width of the Sakoe-Chiba band in steps, as in :class:`bellmax.DTW`; None for no band.
-        omega: a name of Ω, at γ = 1, or a :class:`bellmax.Regularizer`; "hard" for classical DTW.
-        divergence: as in :func:`bellmax.dtw`.
-        n_jobs: how many threads; None for as many as torch uses, −1 for all processors.
-        verbose: whether to draw a progress bar, which needs ``pip install 'bellmax[progress]'``.
+        gamma: The divisor γ of squared distances, > 0, or "scale" (the default) for the variance of the elements,
+            summed over the features, times the median length.
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
+        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax" at smoothing
+            strength 1, or "hard" for classical DTW.
+        divergence: The divergence, as in :func:`bellmax.dtw`. Default "debiased".
+        n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
+        verbose: If nonzero, show a progress bar, which needs ``pip install 'bellmax[progress]'``. Default 0.
 
     >>> from sklearn.pipeline import make_pipeline
     >>> from sklearn.svm import SVC
@@ -52,7 +53,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self._take(locals())
+        self._store_parameters(locals())
 
     @property
     def _n_features_out(self) -> int:
@@ -60,6 +61,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
 
     @property
     def _omega(self) -> Regularizer:
+        """The regularizer. Here the parameter ``gamma`` is a scale of the series, not the smoothing strength."""
         return resolve(self.omega)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKernel:
@@ -71,17 +73,18 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
             raise ValueError(f"gamma must be 'scale' or a number > 0, got {self.gamma!r}")
         else:
             self.gamma_ = float(self.gamma)
-        self._series = self._scaled(series)
+        self._series = self._divide_by_root_gamma(series)
         return self
 
-    def _scaled(self, series: Series) -> Series:
+    def _divide_by_root_gamma(self, series: Series) -> Series:
+        """Return x/√γ for each series x, which divides squared distances by γ."""
         return [s / self.gamma_**0.5 for s in series]
 
     def transform(self, X: Collection) -> NDArray[np.floating[Any]]:
-        """(n, n of ``fit``)."""
+        """Return the kernel matrix (n, number of series in ``fit``)."""
         check_is_fitted(self)
-        given = self._scaled(self._read(X, reset=False))
+        series = self._divide_by_root_gamma(self._read(X, reset=False))
         with self._threads(), torch.no_grad():
-            distances = dtw_cdist(given, self._series, progress=bool(self.verbose), **self._measure())
+            distances = dtw_cdist(series, self._series, progress=bool(self.verbose), **self._measure_options())
             kernel: NDArray[np.floating[Any]] = distances.neg_().exp_().numpy()
         return kernel

@@ -1,4 +1,4 @@
-"""Nearest neighbours under DTW."""
+"""Nearest neighbours under DTW: classification, regression, and sparse graphs for other estimators."""
 
 from __future__ import annotations
 
@@ -19,35 +19,50 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class _Neighbors(SeriesEstimator):
+    """Base class of the estimators that search the series of ``fit``."""
+
     n_neighbors: int
 
-    def _keep(self, series: Series) -> None:
+    def _store_series(self, series: Series) -> None:
+        """Set the series to search in."""
         self._series, self.n_samples_fit_ = series, len(series)
 
     def kneighbors(
         self, X: Collection | None = None, n_neighbors: int | None = None, return_distance: bool = True
     ) -> Any:
-        """The distances to the nearest series of ``fit`` and their indices, nearest first, each (n, n_neighbors).
+        """Return the distances to the nearest series of ``fit`` and their indices, nearest first.
 
-        Without X, of each series of ``fit`` among the others. Distances are sums of costs, without a square root.
+        Both arrays have shape (n, n_neighbors). Distances are sums of costs, without a square root.
+
+        Args:
+            X: The collection of queries. If None (the default), search the neighbours of each series of ``fit`` among
+                the other series.
+            n_neighbors: The number of neighbours, default the parameter of the estimator.
+            return_distance: If False, return the indices only. Default True.
+
         """
         check_is_fitted(self)
         k = self.n_neighbors if n_neighbors is None else n_neighbors
-        most = self.n_samples_fit_ - (X is None)
-        if not 1 <= k <= most:
-            raise ValueError(f"n_neighbors must be from 1 to {most}, the number of series to choose from, got {k}")
+        num_candidates = self.n_samples_fit_ - (X is None)
+        if not 1 <= k <= num_candidates:
+            needed = f"from 1 to {num_candidates}, the number of series to choose from"
+            raise ValueError(f"n_neighbors must be {needed}, got {k}")
         queries, candidates = (self._series, None) if X is None else (self._read(X, reset=False), self._series)
         with self._threads():
-            found = dtw_neighbors(queries, candidates, k=k, progress=bool(self.verbose), **self._measure())
-        distances, indices = found.distances.numpy(), found.indices.numpy()
+            neighbors = dtw_neighbors(queries, candidates, k=k, progress=bool(self.verbose), **self._measure_options())
+        distances, indices = neighbors.distances.numpy(), neighbors.indices.numpy()
         return (distances, indices) if return_distance else indices
 
     def kneighbors_graph(
         self, X: Collection | None = None, n_neighbors: int | None = None, mode: str = "connectivity"
     ) -> csr_matrix:
-        """The same as a sparse matrix (n, n_samples_fit_) of ones (``mode="connectivity"``) or distances ("distance").
+        """Return the neighbours as a sparse matrix (n, n_samples_fit_), for estimators with ``metric="precomputed"``.
 
-        Other estimators take it with ``metric="precomputed"``.
+        Args:
+            X: The collection of queries, as in :meth:`kneighbors`.
+            n_neighbors: The number of neighbours, default the parameter of the estimator.
+            mode: The entries of the matrix: ones for "connectivity" (the default), distances for "distance".
+
         """
         check_choice("mode", mode, ("connectivity", "distance"))
         distances, indices = self.kneighbors(X, n_neighbors)
@@ -58,6 +73,8 @@ class _Neighbors(SeriesEstimator):
 
 
 class _Voting(_Neighbors):
+    """Base class of the estimators that average the targets of the nearest neighbours."""
+
     weights: str
 
     def __init__(
@@ -73,34 +90,35 @@ class _Voting(_Neighbors):
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self._take(locals())
+        self._store_parameters(locals())
 
-    def _votes(self, X: Collection) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Weights of sum 1 and indices of the neighbours, each (n, n_neighbors)."""
+    def _weighted_neighbors(self, X: Collection) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return weights, which sum to 1 in each row, and indices of the neighbours, each (n, n_neighbors)."""
         check_choice("weights", self.weights, ("uniform", "distance"))
         distances, indices = self.kneighbors(X)
         if self.weights == "uniform":
             return np.full_like(distances, 1 / indices.shape[1]), indices
         if self.divergence is None and (distances < 0).any():
             raise ValueError("weights='distance' needs distances of at least 0: use omega='hard' or a divergence")
-        equal = distances <= 0  # by rounding, or a sparse Ω, a divergence may be just below
-        shares = np.where(equal.any(1, keepdims=True), equal, 1 / np.where(equal, 1, distances))
-        return shares / shares.sum(1, keepdims=True), indices
+        is_zero = distances <= 0  # rounding, or a sparse Ω, can make a divergence slightly negative
+        weights = np.where(is_zero.any(1, keepdims=True), is_zero, 1 / np.where(is_zero, 1, distances))
+        return weights / weights.sum(1, keepdims=True), indices
 
 
 class DTWNeighborsClassifier(ClassifierMixin, _Voting):
-    """The label of most of the nearest series. One neighbour under classical DTW is the usual baseline.
+    """Classification by a vote of the nearest series. One neighbour under classical DTW is the usual baseline.
 
     Args:
-        n_neighbors: how many series vote.
-        weights: "uniform", or "distance" for votes that are inverse to distances.
-        cost: what a match of two elements costs, as in :func:`bellmax.dtw`.
-        band: half the width of the Sakoe-Chiba band in steps, as in :class:`bellmax.DTW`; None for no band.
-        omega: "hard" for classical DTW, searched with lower bounds; a :class:`bellmax.Regularizer` or its name.
-        gamma: strength of the smoothing, beside a name of Ω; "hard" ignores it.
-        divergence: as in :func:`bellmax.dtw`.
-        n_jobs: how many threads; None for as many as torch uses, −1 for all processors.
-        verbose: whether to draw a progress bar, which needs ``pip install 'bellmax[progress]'``.
+        n_neighbors: The number of series that vote, default 1.
+        weights: "uniform" (the default), or "distance" to weight each vote by the inverse of its distance.
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
+        omega: "hard" (the default) for classical DTW, whose search uses lower bounds; or a
+            :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax".
+        gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
+        divergence: The divergence, as in :func:`bellmax.dtw`. Default None.
+        n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
+        verbose: If nonzero, show a progress bar, which needs ``pip install 'bellmax[progress]'``. Default 0.
 
     >>> model = DTWNeighborsClassifier(band=2).fit([[0, 1, 2, 1], [5, 5, 6], [0, 1, 1]], ["low", "high", "low"])
     >>> model.predict([[6, 6, 6], [0, 2]]).tolist()
@@ -110,26 +128,26 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
     def fit(self, X: Collection, y: Any) -> DTWNeighborsClassifier:
         series, labels = self._read_with_targets(X, y)
         self.classes_, self._labels = np.unique(labels, return_inverse=True)
-        self._keep(series)
+        self._store_series(series)
         return self
 
     def predict_proba(self, X: Collection) -> NDArray[np.float64]:
-        """The share of each class in the votes, (n, classes)."""
+        """Return the fraction of the votes for each class, (n, classes)."""
         check_is_fitted(self)
-        shares, indices = self._votes(X)
+        weights, indices = self._weighted_neighbors(X)
         votes = np.zeros((len(indices), len(self.classes_)))
-        np.add.at(votes, (np.arange(len(indices))[:, None], self._labels[indices]), shares)
+        np.add.at(votes, (np.arange(len(indices))[:, None], self._labels[indices]), weights)
         return votes
 
     def predict(self, X: Collection) -> NDArray[Any]:
-        """The class with the largest share, (n,); the first of those that share it."""
-        shares = self.predict_proba(X).round(12)  # sums of equal shares in another order are equal
-        labels: NDArray[Any] = self.classes_[shares.argmax(1)]
+        """Return the class with the most votes, (n,). Ties go to the class that sorts first."""
+        probabilities = self.predict_proba(X).round(12)  # so that ties do not depend on the order of summation
+        labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return labels
 
 
 class DTWNeighborsRegressor(RegressorMixin, _Voting):
-    """The mean target of the nearest series. Parameters are those of :class:`DTWNeighborsClassifier`.
+    """Regression by the mean target of the nearest series, with the parameters of :class:`DTWNeighborsClassifier`.
 
     >>> model = DTWNeighborsRegressor(2).fit([[0, 1, 2, 1], [5, 5, 6], [0, 1, 1]], [1.0, 7.0, 2.0])
     >>> model.predict([[0, 2]])
@@ -138,35 +156,36 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
 
     def fit(self, X: Collection, y: Any) -> DTWNeighborsRegressor:
         series, self._targets = self._read_with_targets(X, y)
-        self._keep(series)
+        self._store_series(series)
         return self
 
     def predict(self, X: Collection) -> NDArray[np.float64]:
-        """The weighted mean of the neighbours' targets, (n,)."""
+        """Return the weighted mean of the neighbours' targets, (n,)."""
         check_is_fitted(self)
-        shares, indices = self._votes(X)
-        means: NDArray[np.float64] = (shares * self._targets[indices]).sum(1)
+        weights, indices = self._weighted_neighbors(X)
+        means: NDArray[np.float64] = (weights * self._targets[indices]).sum(1)
         return means
 
 
 class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Neighbors):
-    """The sparse graph of nearest series, for estimators with ``metric="precomputed"``: DBSCAN, UMAP, t-SNE, spectral
-    clustering.
+    """The sparse graph of nearest series, for DBSCAN, UMAP, t-SNE and others with ``metric="precomputed"``.
 
-    As in scikit-learn's ``KNeighborsTransformer``, a series of ``fit`` that is transformed is its own first neighbour
-    under hard DTW or a divergence, unless another one equals it, and with ``mode="distance"`` one neighbour more is
-    kept for it. Other measures can be below 0, which most estimators refuse.
+    As in scikit-learn's ``KNeighborsTransformer``, if you transform the series of ``fit``, the first neighbour of each
+    series is the series itself, or an equal one. So with ``mode="distance"``, rows have n_neighbors + 1 entries. This
+    holds for hard DTW and for divergences. Smoothed DTW without a divergence can be negative, which most estimators
+    reject.
 
     Args:
-        n_neighbors: how many neighbours.
-        mode: "distance", or "connectivity" for ones.
-        cost: what a match of two elements costs, as in :func:`bellmax.dtw`.
-        band: half the width of the Sakoe-Chiba band in steps, as in :class:`bellmax.DTW`; None for no band.
-        omega: "hard" for classical DTW, searched with lower bounds; a :class:`bellmax.Regularizer` or its name.
-        gamma: strength of the smoothing, beside a name of Ω; "hard" ignores it.
-        divergence: as in :func:`bellmax.dtw`.
-        n_jobs: how many threads; None for as many as torch uses, −1 for all processors.
-        verbose: whether to draw a progress bar, which needs ``pip install 'bellmax[progress]'``.
+        n_neighbors: The number of neighbours, default 5.
+        mode: The entries of the matrix: "distance" (the default), or "connectivity" for ones.
+        cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
+        omega: "hard" (the default) for classical DTW, whose search uses lower bounds; or a
+            :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax".
+        gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
+        divergence: The divergence, as in :func:`bellmax.dtw`. Default None.
+        n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
+        verbose: If nonzero, show a progress bar, which needs ``pip install 'bellmax[progress]'``. Default 0.
 
     >>> from sklearn.cluster import DBSCAN
     >>> from sklearn.pipeline import make_pipeline
@@ -188,17 +207,17 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         n_jobs: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self._take(locals())
+        self._store_parameters(locals())
 
     @property
     def _n_features_out(self) -> int:
         return self.n_samples_fit_
 
     def fit(self, X: Collection, y: Any = None) -> DTWNeighborsTransformer:
-        self._keep(self._read(X, reset=True))
+        self._store_series(self._read(X, reset=True))
         return self
 
     def transform(self, X: Collection) -> csr_matrix:
-        """A sparse matrix (n, n_samples_fit_)."""
+        """Return the graph as a sparse matrix (n, n_samples_fit_)."""
         check_is_fitted(self)
         return self.kneighbors_graph(X, self.n_neighbors + (self.mode == "distance"), self.mode)
