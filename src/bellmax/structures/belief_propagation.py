@@ -1,4 +1,7 @@
-"""Belief propagation on any pairwise graph, unrolled: a dynamic program on the computation trees of its nodes."""
+"""Unrolled belief propagation on any graph with pairwise scores.
+
+It is a dynamic program on the computation tree of each node: the tree of all walks into the node.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,40 @@ from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_h
 from bellmax.transforms import is_checked, is_readable
 
 
-class _Routes(NamedTuple):
-    """Messages: one each way along each edge, first all from its first node. A message is made of others."""
+class _MessageGraph(NamedTuple):
+    """The 2E messages of a graph with E edges, and the messages that each one depends on.
+
+    Message e < E goes from the first to the second node of edge e, message E + e the other way. A message depends on
+    all messages that arrive at its source, except for the one from its target.
+    """
 
     source: Tensor
+    """The node (2E,) that sends each message."""
     target: Tensor
+    """The node (2E,) that receives each message."""
     message: Tensor
-    other: Tensor
+    """The indices (P,) of messages, one for each pair of a message and a message that it depends on."""
+    dependency: Tensor
+    """The indices (P,) of the messages that they depend on."""
 
-    def on(self, device: torch.device) -> _Routes:
-        return _Routes(*(part.to(device) for part in self))
+    def to(self, device: torch.device) -> _MessageGraph:
+        return _MessageGraph(*(indices.to(device) for indices in self))
 
 
 class BeliefPropagation:
-    """Messages along the edges of a graph of V nodes, for a fixed number of iterations.
+    """Belief propagation along the edges of a graph of V nodes, for a fixed number of iterations.
 
-    On a tree the beliefs are the marginals, once there are as many iterations as edges between the two nodes that are
-    furthest apart. On a graph with cycles they are an approximation. They are plain torch: derivatives, of any order,
-    go through the iterations.
+    On a tree, the beliefs are the marginals if there are at least as many iterations as edges on the longest path. On a
+    graph with cycles, they are an approximation. The iterations are plain torch operations, which autograd can
+    differentiate to any order.
 
     Args:
-        edges: (E, 2), two nodes an edge, each pair once, in either order.
+        edges: The two nodes of each edge, (E, 2), each pair once, in either order.
 
     >>> import bellmax as bx
     >>> triangle = bx.BeliefPropagation([(0, 1), (1, 2), (2, 0)])
-    >>> unary = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])          # node 0 likes state 0
-    >>> agree = torch.tensor([[1.0, 0.0], [0.0, 1.0]])                      # neighbours like to agree
+    >>> unary = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])          # node 0 prefers state 0
+    >>> agree = torch.tensor([[1.0, 0.0], [0.0, 1.0]])                      # neighbours prefer equal states
     >>> triangle(unary, agree, iterations=20).beliefs
     tensor([[0.7681, 0.2319],
             [0.6649, 0.3351],
@@ -50,11 +61,11 @@ class BeliefPropagation:
     """
 
     def __init__(self, edges: Tensor | Sequence[Sequence[int]]) -> None:
-        ends = as_lengths("edges", edges, torch.device("cpu"))
-        ends = ends if ends.numel() else ends.reshape(0, 2)
-        _check_edges(ends)
-        self._edges, self._nodes = len(ends), int(ends.max()) + 1 if len(ends) else 0
-        self._routes = _routes(ends, self._nodes)
+        pairs = as_lengths("edges", edges, torch.device("cpu"))
+        pairs = pairs if pairs.numel() else pairs.reshape(0, 2)
+        _check_edges(pairs)
+        self._num_edges, self._num_nodes = len(pairs), int(pairs.max()) + 1 if len(pairs) else 0
+        self._graph = _message_graph(pairs, self._num_nodes)
 
     @answers_near_misses
     def __call__(
@@ -67,35 +78,40 @@ class BeliefPropagation:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Beliefs:
-        """Return the beliefs after some iterations. They are computed now: later changes of the scores do not count.
+        """Return the beliefs after ``iterations`` updates of all messages.
+
+        They are computed immediately, so later in-place changes of the scores have no effect.
 
         Args:
-            unary: (..., V, K), the score of each state at each node; −∞ forbids a state.
-            pairwise: (K, K) for all edges, or (..., E, K, K) ``[edge, state of its first node, state of its second]``.
-            iterations: how often every message is renewed; messages begin at 0.
-            damping: from 0 to below 1, the share of the old message that is kept. More than 0 helps where messages do
-                not settle.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            unary: The score (..., V, K) of each state at each node. −∞ forbids a state.
+            pairwise: The scores (K, K) ``[state of the first node, state of the second node]`` of all edges, or
+                (..., E, K, K) with different scores for each edge.
+            iterations: The number of updates of each message, default 10. Messages start at 0.
+            damping: The weight of the old message in an update, 0 ≤ damping < 1, default 0. Positive values help if
+                messages do not converge.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         """
         self._check(unary, pairwise, iterations, damping)
         omega = resolve(omega, gamma)
-        by_edge = pairwise.expand(*unary.shape[:-2], self._edges, *pairwise.shape[-2:])
-        nodes = divide_by_gamma(promote_half(unary), _with_dims(omega.gamma, 2))
-        edges = divide_by_gamma(promote_half(torch.cat([by_edge, by_edge.mT], -3)), _with_dims(omega.gamma, 3))
-        state = _State(self._routes.on(unary.device), nodes, edges, omega.at_unit_gamma())
+        by_edge = pairwise.expand(*unary.shape[:-2], self._num_edges, *pairwise.shape[-2:])
+        by_message = torch.cat([by_edge, by_edge.mT], -3)
+        node_scores = divide_by_gamma(promote_half(unary), _unsqueeze_gamma(omega.gamma, 2))
+        edge_scores = divide_by_gamma(promote_half(by_message), _unsqueeze_gamma(omega.gamma, 3))
+        messages = _Messages(self._graph.to(unary.device), node_scores, edge_scores, omega.at_unit_gamma())
         for _ in range(iterations):
-            state.renew(damping)
-        found = Beliefs(state, omega, unary.dtype)
+            messages.update(damping)
+        beliefs = Beliefs(messages, omega, unary.dtype)
         if is_checked(unary):
-            reject_overflow(found.value.detach())
-        return found
+            reject_overflow(beliefs.value.detach())
+        return beliefs
 
     def _check(self, unary: Tensor, pairwise: Tensor, iterations: int, damping: float) -> None:
+        """Raise ``ValueError`` if a shape, a dtype, a device, a score or an option is invalid."""
         shape = check_tensor("unary", unary).shape
-        if len(shape) < 2 or shape[-1] == 0 or shape[-2] < self._nodes:
-            raise ValueError(f"unary must have shape (..., V >= {self._nodes}, K >= 1), got {tuple(shape)}")
-        states, edges = shape[-1], self._edges
+        if len(shape) < 2 or shape[-1] == 0 or shape[-2] < self._num_nodes:
+            raise ValueError(f"unary must have shape (..., V >= {self._num_nodes}, K >= 1), got {tuple(shape)}")
+        states, edges = shape[-1], self._num_edges
         needed = (states, states), (*shape[:-2], edges, states, states)
         if check_tensor("pairwise", pairwise).shape not in needed:
             raise ValueError(f"pairwise must have shape {needed[0]} or {needed[1]}, got {tuple(pairwise.shape)}")
@@ -112,111 +128,126 @@ class BeliefPropagation:
             raise ValueError(f"damping must be a number from 0 to below 1, got {damping!r}")
 
 
-def _check_edges(ends: Tensor) -> None:
-    if ends.ndim != 2 or ends.shape[1] != 2:
-        raise ValueError(f"edges must have shape (E, 2), got {tuple(ends.shape)}")
-    for number in (ends < 0).any(1).nonzero().flatten().tolist():
-        raise ValueError(f"edges must hold nodes >= 0, got {int(ends[number].min())} in edge {number}")
-    for number in (ends[:, 0] == ends[:, 1]).nonzero().flatten().tolist():
-        raise ValueError(f"edges must join two nodes, got edge {number} from {int(ends[number, 0])} to itself")
-    pairs, counts = ends.sort(1).values.unique(dim=0, return_counts=True)
-    for a, b in pairs[counts > 1].tolist():
+def _check_edges(pairs: Tensor) -> None:
+    """Raise ``ValueError`` for a wrong shape, a negative node, a self-loop or a repeated edge."""
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise ValueError(f"edges must have shape (E, 2), got {tuple(pairs.shape)}")
+    for edge in (pairs < 0).any(1).nonzero().flatten().tolist():
+        raise ValueError(f"edges must hold nodes >= 0, got {int(pairs[edge].min())} in edge {edge}")
+    for edge in (pairs[:, 0] == pairs[:, 1]).nonzero().flatten().tolist():
+        raise ValueError(f"edges must join two nodes, got edge {edge} from {int(pairs[edge, 0])} to itself")
+    distinct, counts = pairs.sort(1).values.unique(dim=0, return_counts=True)
+    for a, b in distinct[counts > 1].tolist():
         raise ValueError(f"edges must name each pair of nodes once, got {a} and {b} more than once")
 
 
-def _routes(ends: Tensor, nodes: int) -> _Routes:
-    """A message is made of those that arrive at its source, but for the one from its target."""
-    source, target = torch.cat([ends, ends.flip(1)]).T
-    by_target, arriving = target.argsort(), target.bincount(minlength=nodes)
-    first, count = (arriving.cumsum(0) - arriving)[source], arriving[source]
+def _message_graph(pairs: Tensor, num_nodes: int) -> _MessageGraph:
+    """Return the messages along the edges (E, 2), and their dependencies."""
+    source, target = torch.cat([pairs, pairs.flip(1)]).T
+    by_target, num_arriving = target.argsort(), target.bincount(minlength=num_nodes)
+    first, count = (num_arriving.cumsum(0) - num_arriving)[source], num_arriving[source]
     message = torch.arange(len(source)).repeat_interleave(count)
-    place = torch.arange(len(message)) - (count.cumsum(0) - count)[message]
-    other = by_target[first[message] + place]
-    kept = source[other] != target[message]
-    return _Routes(source, target, message[kept], other[kept])
+    nth = torch.arange(len(message)) - (count.cumsum(0) - count)[message]
+    dependency = by_target[first[message] + nth]
+    is_other_edge = source[dependency] != target[message]
+    return _MessageGraph(source, target, message[is_other_edge], dependency[is_other_edge])
 
 
-class _State:
-    """The messages of a graph, at γ = 1."""
+class _Messages:
+    """The messages (..., 2E, K) of belief propagation, at γ = 1. Each update shifts their maximum to 0."""
 
-    def __init__(self, routes: _Routes, unary: Tensor, pairwise: Tensor, omega: Regularizer) -> None:
-        self.routes, self.unary, self.pairwise, self.omega = routes, unary, pairwise, omega
+    def __init__(self, graph: _MessageGraph, unary: Tensor, pairwise: Tensor, omega: Regularizer) -> None:
+        self.graph, self.unary, self.pairwise, self.omega = graph, unary, pairwise, omega
         self.messages = unary.new_zeros(pairwise.shape[:-1])
         self.constants = unary.new_zeros(pairwise.shape[:-2])
-        """(..., 2E), what was taken from each message: unscaled, they grow with the number of walks."""
+        """(..., 2E), subtracted from the messages, which would otherwise grow with the number of walks."""
         self.residual = unary.new_zeros(unary.shape[:-2])
-        self._join()
+        self._update_joint()
 
-    def _join(self) -> None:
-        """(..., 2E, K, K) ``[state of the source, state of the target]``, of which messages are the smoothed max."""
-        _, _, message, other = self.routes
-        known = self.unary.index_select(-2, self.routes.source)
-        known = known.index_add(-2, message, self.messages.index_select(-2, other))
-        self.joint = self.pairwise + known.unsqueeze(-1)
+    def _update_joint(self) -> None:
+        """Set ``joint``, (..., 2E, K, K) ``[state of the source, state of the target]``.
 
-    def renew(self, damping: float) -> None:
-        self._join()
-        _, _, message, other = self.routes
+        A new message is the smoothed max of its joint over the states of the source.
+        """
+        at_source = self.unary.index_select(-2, self.graph.source)
+        arriving = self.messages.index_select(-2, self.graph.dependency)
+        self.joint = self.pairwise + at_source.index_add(-2, self.graph.message, arriving).unsqueeze(-1)
+
+    def update(self, damping: float) -> None:
+        """Update all messages at once, and set ``residual`` to their largest change, (...)."""
+        self._update_joint()
         new = self.omega.max(self.joint, dim=-2)
-        top = new.detach().amax(-1)
-        top = top.masked_fill(top == -math.inf, 0)
-        constants = top.index_add(-1, message, self.constants.index_select(-1, other))
-        old, self.messages = self.messages, _mixed(new - top.unsqueeze(-1), self.messages, damping)
-        self.constants = _mixed(constants, self.constants, damping)
+        maximum = new.detach().amax(-1)
+        maximum = maximum.masked_fill(maximum == -math.inf, 0)
+        earlier = self.constants.index_select(-1, self.graph.dependency)
+        constants = maximum.index_add(-1, self.graph.message, earlier)
+        old, self.messages = self.messages, _damp(new - maximum.unsqueeze(-1), self.messages, damping)
+        self.constants = _damp(constants, self.constants, damping)
         if new.shape[-2]:
             change = (self.messages - old).detach().masked_fill(self.messages == old, 0)
             self.residual = change.abs().flatten(-2).amax(-1)
 
 
-def _mixed(new: Tensor, old: Tensor, damping: float) -> Tensor:
+def _damp(new: Tensor, old: Tensor, damping: float) -> Tensor:
+    """Return the weighted mean of new and old values. Without damping, infinite old values must not give NaN."""
     return (1 - damping) * new + damping * old if damping else new
 
 
-def _with_dims(gamma: Gamma, dims: int) -> Gamma:
-    """γ of the batch shape in one that broadcasts against ``dims`` more dimensions."""
+def _unsqueeze_gamma(gamma: Gamma, dims: int) -> Gamma:
+    """Append ``dims`` dimensions of size 1 to a tensor γ, to broadcast against scores. Return a number unchanged."""
     return gamma.reshape(*gamma.shape, *[1] * dims) if isinstance(gamma, Tensor) else gamma
 
 
 class Beliefs:
-    """What :class:`BeliefPropagation` arrives at.
+    """The result of :class:`BeliefPropagation`.
 
-    Node u believes in the solution of DP_Ω on its *computation tree*: all walks into u, as many steps long as there
-    were iterations (without damping). For a sparse Ω, two nodes therefore speak of two programs.
+    The beliefs of node u are the solution of DP_Ω on its *computation tree*: all walks into u, with as many steps as
+    there were iterations (without damping). Different nodes have different trees. So under a sparse Ω, the beliefs of
+    two nodes can be inconsistent.
     """
 
-    def __init__(self, state: _State, omega: Regularizer, dtype: torch.dtype) -> None:
-        self._state, self.omega, self._dtype = state, omega, dtype
-        self._scores = state.unary.index_add(-2, state.routes.target, state.messages)
+    def __init__(self, messages: _Messages, omega: Regularizer, dtype: torch.dtype) -> None:
+        self._messages, self.omega, self._dtype = messages, omega, dtype
+        self._scores = messages.unary.index_add(-2, messages.graph.target, messages.messages)
 
     @cached_property
     def beliefs(self) -> Tensor:
-        """(..., V, K), the probability of each state at each node; 0 for all if no state is possible."""
-        return self._state.omega.argmax(self._scores).to(self._dtype)
+        """The probability of each state at each node, (..., V, K). All are 0 if every state is forbidden."""
+        return self._messages.omega.argmax(self._scores).to(self._dtype)
 
     @cached_property
     def edge_beliefs(self) -> Tensor:
-        """(..., E, K, K), the probability of the states of both nodes, as the second node of each edge believes."""
-        joint, target = self._state.joint, self._state.routes.target
+        """The joint probability of the states of both nodes of each edge, (..., E, K, K).
+
+        It is computed on the tree of the second node, so the sums over the first node are the second node's beliefs.
+        """
+        joint, target = self._messages.joint, self._messages.graph.target
         edges = len(target) // 2
-        given = self._state.omega.argmax(joint.narrow(-3, 0, edges), dim=-2)
-        return given.to(self._dtype) * self.beliefs.index_select(-2, target[:edges]).unsqueeze(-2)
+        conditional = self._messages.omega.argmax(joint.narrow(-3, 0, edges), dim=-2)
+        return conditional.to(self._dtype) * self.beliefs.index_select(-2, target[:edges]).unsqueeze(-2)
 
     @cached_property
     def value(self) -> Tensor:
-        """(..., V), DP_Ω on the computation tree of each node. Its gradient counts copies: it may exceed 1."""
-        state = self._state
-        constants = state.unary.new_zeros(state.unary.shape[:-1])
-        constants = constants.index_add(-1, state.routes.target, state.constants)
-        value = state.omega.max(self._scores) + constants
-        return multiply_by_gamma(value, _with_dims(self.omega.gamma, 1))
+        """DP_Ω on the computation tree of each node, (..., V).
+
+        The tree has several copies of a node, and the gradient is summed over them, so it can exceed 1.
+        """
+        messages = self._messages
+        constants = messages.unary.new_zeros(messages.unary.shape[:-1])
+        constants = constants.index_add(-1, messages.graph.target, messages.constants)
+        value = messages.omega.max(self._scores) + constants
+        return multiply_by_gamma(value, _unsqueeze_gamma(self.omega.gamma, 1))
 
     @property
     def residual(self) -> Tensor:
-        """(...), the greatest change of a message in the last iteration, without gradient: small if they settled."""
-        return self._state.residual
+        """The largest change of a message in the last iteration, (...), without gradient.
+
+        It is small if the messages have converged.
+        """
+        return self._messages.residual
 
     def best_labels(self) -> Tensor:
-        """(..., V) int64, the state that each node believes in most."""
+        """Return the most probable state of each node, (..., V) int64."""
         return self._scores.detach().argmax(-1)
 
     def __repr__(self) -> str:

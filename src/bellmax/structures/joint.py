@@ -1,6 +1,7 @@
-"""The log-softmax of a joint (..., V) at two of its classes, without ever writing out the others.
+"""Log-softmax of a transducer's joint (..., V) at two of its V classes, without storing the other classes.
 
-Its memory is a number a row, beside the joint and, for derivatives, its gradient, which is written once.
+In addition to the joint, the forward pass needs memory for one number per row. The backward pass writes the gradient of
+the joint once.
 """
 
 from __future__ import annotations
@@ -15,114 +16,117 @@ from torch import Tensor
 from bellmax.tensors import promote_half
 from bellmax.transforms import is_transformed
 
-_CHUNK = 1 << 17  # entries at a time: a part of the joint stays in the cache until it is done with
+_CHUNK = 1 << 17  # entries per chunk, so that each chunk of the joint stays in the cache
 
 
 def log_softmax_at(joint: Tensor, label: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """log_softmax(joint)[..., blank] and [..., label], each (...), for a joint (..., V) and labels (...).
+    """Return log_softmax(joint) at the blank and at the label of each row, both (...).
 
-    In float32 for half precision. A row that holds nothing but −∞ stays −∞.
+    The joint is (..., V), the labels are int64 (...). Half precision becomes float32. A row that is all −∞ gives −∞.
     """
     if is_transformed(joint):
         rows = promote_half(joint)
         norm = finite(rows.logsumexp(-1))
         return rows[..., blank] - norm, rows.gather(-1, label.unsqueeze(-1)).squeeze(-1) - norm
-    of_blank, of_label = _At.apply(joint.reshape(-1, joint.shape[-1]), label.reshape(-1), blank)
-    return of_blank.reshape(label.shape), of_label.reshape(label.shape)
+    at_blank, at_label = _LogSoftmaxAt.apply(joint.reshape(-1, joint.shape[-1]), label.reshape(-1), blank)
+    return at_blank.reshape(label.shape), at_label.reshape(label.shape)
 
 
 def log_sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """log Σ_v exp(a[..., t, v] + b[..., u, v]), (..., T, U), for a (..., T, V) and b (..., U, V), by a matrix product.
+    """Return log Σ_v exp(a[..., t, v] + b[..., u, v]), (..., T, U), for a (..., T, V) and b (..., U, V).
 
-    Where the product of exponentials has no precision left, since the peaks of a and b are far apart, it is summed in
-    log space.
+    This is the logarithm of a matrix product of exponentials. If the large entries of a and b are at different v, the
+    product underflows. Such entries are summed in log space.
     """
-    top_a, top_b = (finite(x.detach().amax(-1, keepdim=True)) for x in (a, b))
-    product = (a - top_a).exp() @ (b - top_b).exp().mT
+    max_a, max_b = (finite(x.detach().amax(-1, keepdim=True)) for x in (a, b))
+    product = (a - max_a).exp() @ (b - max_b).exp().mT
     limits = torch.finfo(product.dtype)
     is_small = product < limits.tiny / limits.eps
-    total = product.masked_fill(is_small, 1).log() + top_a + top_b.mT
+    log_sums = product.masked_fill(is_small, 1).log() + max_a + max_b.mT
     if is_transformed(a, b):
-        return torch.where(is_small, _log_sum(a.unsqueeze(-2) + b.unsqueeze(-3)), total)
+        return torch.where(is_small, _logsumexp(a.unsqueeze(-2) + b.unsqueeze(-3)), log_sums)
     if not bool(is_small.any()):
-        return total
+        return log_sums
     *batch, t, u = is_small.nonzero().unbind(1)
-    whole_a, whole_b = a.expand(*total.shape[:-1], a.shape[-1]), b.expand(*total.shape[:-2], *b.shape[-2:])
-    return total.index_put((*batch, t, u), _log_sum(whole_a[(*batch, t)] + whole_b[(*batch, u)]))
+    a, b = a.expand(*log_sums.shape[:-1], a.shape[-1]), b.expand(*log_sums.shape[:-2], *b.shape[-2:])
+    return log_sums.index_put((*batch, t, u), _logsumexp(a[(*batch, t)] + b[(*batch, u)]))
 
 
-def _log_sum(x: Tensor) -> Tensor:
-    """logsumexp over the last dimension; a row of nothing but −∞ is −∞, and gets no gradient."""
-    lost = (x == -math.inf).all(-1)
-    return x.masked_fill(lost.unsqueeze(-1), 0).logsumexp(-1).masked_fill(lost, -math.inf)
+def _logsumexp(x: Tensor) -> Tensor:
+    """Return logsumexp over the last dimension, where a row that is all −∞ gets the gradient 0 instead of NaN."""
+    is_empty = (x == -math.inf).all(-1)
+    return x.masked_fill(is_empty.unsqueeze(-1), 0).logsumexp(-1).masked_fill(is_empty, -math.inf)
 
 
 def finite(norm: Tensor) -> Tensor:
-    """0 instead of −∞, which leaves −∞ − norm as it is."""
+    """Return the normalisers with −∞ replaced by 0, so that −∞ − norm is −∞ instead of NaN."""
     return norm.masked_fill(norm == -math.inf, 0)
 
 
 def _chunks(rows: int, classes: int) -> Iterator[slice]:
+    """Yield slices of the rows of a matrix (rows, classes), with about ``_CHUNK`` entries each."""
     step = max(1, _CHUNK // max(classes, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-class _At(torch.autograd.Function):
-    """(joint (R, V), labels (R), blank) → log_softmax at the blank and at the labels, (R) each."""
+class _LogSoftmaxAt(torch.autograd.Function):
+    """log_softmax of a joint (R, V) at the blank and at the labels (R,), both (R,), computed in chunks."""
 
     @staticmethod
     def forward(ctx: Any, joint: Tensor, label: Tensor, blank: int) -> tuple[Tensor, Tensor]:
         norm = joint.new_empty(len(joint), dtype=promote_half(joint[:0]).dtype)
-        for part in _chunks(*joint.shape):
-            torch.logsumexp(promote_half(joint[part]), -1, out=norm[part])
+        for chunk in _chunks(*joint.shape):
+            torch.logsumexp(promote_half(joint[chunk]), -1, out=norm[chunk])
         norm = finite(norm)
         ctx.save_for_backward(joint, label, norm)
         ctx.blank = blank
-        of_label = joint.gather(1, label.unsqueeze(1)).squeeze(1)
-        return joint[:, blank] - norm, of_label - norm
+        at_label = joint.gather(1, label.unsqueeze(1)).squeeze(1)
+        return joint[:, blank] - norm, at_label - norm
 
     @staticmethod
-    def backward(ctx: Any, of_blank: Tensor, of_label: Tensor) -> tuple[Tensor, None, None]:
-        arguments = *ctx.saved_tensors, ctx.blank, of_blank, of_label
-        gradient = _Spread.apply(*arguments) if torch.is_grad_enabled() else _spread(*arguments)
+    def backward(ctx: Any, grad_blank: Tensor, grad_label: Tensor) -> tuple[Tensor, None, None]:
+        arguments = *ctx.saved_tensors, ctx.blank, grad_blank, grad_label
+        gradient = _JointGradient.apply(*arguments) if torch.is_grad_enabled() else _joint_gradient(*arguments)
         return gradient, None, None
 
 
-def _spread(joint: Tensor, label: Tensor, norm: Tensor, blank: int, of_blank: Tensor, of_label: Tensor) -> Tensor:
-    """The transpose of the derivative of :class:`_At`: (R, V) from (R) each."""
-    gradient, total = torch.empty_like(joint), -(of_blank + of_label)
-    has_nan = not bool(norm.isfinite().all())  # in padding, whose gradient is 0
-    for part in _chunks(*joint.shape):
-        own = gradient[part] if joint.dtype == norm.dtype else norm.new_empty(joint[part].shape)
-        torch.sub(joint[part], norm[part, None], out=own)
-        own.exp_().mul_(total[part, None])
-        own[:, blank] += of_blank[part]
-        own.scatter_add_(1, label[part, None], of_label[part, None])
+def _joint_gradient(
+    joint: Tensor, label: Tensor, norm: Tensor, blank: int, grad_blank: Tensor, grad_label: Tensor
+) -> Tensor:
+    """Return the gradient (R, V) of the joint, from the gradients (R,) of the outputs of :class:`_LogSoftmaxAt`."""
+    gradient, total = torch.empty_like(joint), -(grad_blank + grad_label)
+    has_nan = not bool(norm.isfinite().all())  # NaN can only be in the padding, whose gradient is 0
+    for chunk in _chunks(*joint.shape):
+        rows = gradient[chunk] if joint.dtype == norm.dtype else norm.new_empty(joint[chunk].shape)
+        torch.sub(joint[chunk], norm[chunk, None], out=rows)
+        rows.exp_().mul_(total[chunk, None])
+        rows[:, blank] += grad_blank[chunk]
+        rows.scatter_add_(1, label[chunk, None], grad_label[chunk, None])
         if has_nan:
-            own.masked_fill_(~norm[part, None].isfinite(), 0)
-        if own.dtype != joint.dtype:
-            gradient[part] = own
+            rows.masked_fill_(~norm[chunk, None].isfinite(), 0)
+        if rows.dtype != joint.dtype:
+            gradient[chunk] = rows
     return gradient
 
 
-class _Spread(torch.autograd.Function):
-    """:func:`_spread`, whose own derivatives are plain torch."""
+class _JointGradient(torch.autograd.Function):
+    """:func:`_joint_gradient` with derivatives, for second derivatives of the log-softmax. They are not chunked."""
 
     @staticmethod
     def forward(
-        ctx: Any, joint: Tensor, label: Tensor, norm: Tensor, blank: int, of_blank: Tensor, of_label: Tensor
+        ctx: Any, joint: Tensor, label: Tensor, norm: Tensor, blank: int, grad_blank: Tensor, grad_label: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(joint, label, norm, of_blank, of_label)
+        ctx.save_for_backward(joint, label, norm, grad_blank, grad_label)
         ctx.blank = blank
-        return _spread(joint, label, norm, blank, of_blank, of_label)
+        return _joint_gradient(joint, label, norm, blank, grad_blank, grad_label)
 
     @staticmethod
     def backward(ctx: Any, z: Tensor) -> tuple[Tensor | None, ...]:
-        joint, label, norm, of_blank, of_label = ctx.saved_tensors
-        lost = (~norm.isfinite() | (promote_half(joint).amax(-1) == -math.inf)).unsqueeze(1)
-        softmax = promote_half(joint).masked_fill(lost, 0).softmax(-1).masked_fill(lost, 0)
+        joint, label, norm, grad_blank, grad_label = ctx.saved_tensors
+        is_empty = (~norm.isfinite() | (promote_half(joint).amax(-1) == -math.inf)).unsqueeze(1)
+        softmax = promote_half(joint).masked_fill(is_empty, 0).softmax(-1).masked_fill(is_empty, 0)
         z = z.to(softmax.dtype)
         mean = (softmax * z).sum(-1)
-        along = -(of_blank + of_label).unsqueeze(1) * softmax * (z - mean.unsqueeze(1))
-        at_label = z.gather(1, label.unsqueeze(1)).squeeze(1)
-        return along.to(joint.dtype), None, None, None, z[:, ctx.blank] - mean, at_label - mean
+        product = -(grad_blank + grad_label).unsqueeze(1) * softmax * (z - mean.unsqueeze(1))
+        z_label = z.gather(1, label.unsqueeze(1)).squeeze(1)
+        return product.to(joint.dtype), None, None, None, z[:, ctx.blank] - mean, z_label - mean

@@ -10,24 +10,26 @@ from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, read_lengths
 from bellmax.tensors import Gamma
 
-_LATTICE = Lattice([Move(1, 0), Move(1, 1)], node=cell("scores"))  # among equals, a frame stays with its token
+_LATTICE = Lattice([Move(1, 0), Move(1, 1)], node=cell("scores"))  # ties prefer the first move: stay with the token
 
 
 class Monotone(LatticePaths):
-    """A distribution over the monotone alignments of T frames with J tokens, given the score of each frame and token.
+    """A distribution over the monotone alignments of T frames with J tokens.
 
-    Each frame belongs to one token, the first to the first and the last to the last; tokens come in order, and none is
-    left out. As an event an alignment is a 0/1 tensor (T, J) with a 1 for each frame. ``best_path()`` is monotonic
-    alignment search, ``value`` under negentropy the forward sum, and ``expected_path`` (..., T, J) the probability of
-    each token at each frame, differentiable. A pair with more tokens than frames has no alignment, and the
-    value −∞. If ``lengths`` are not given, more tokens than frames raise a ``ValueError``.
+    Each frame has one token. The first frame has the first token, the last frame has the last token, tokens come in
+    order, and each token has at least one frame. The event of an alignment is a 0/1 tensor (T, J) with a 1 in each
+    frame. ``best_path()`` is monotonic alignment search, and ``value`` under negentropy is the forward sum.
+    ``expected_path`` (..., T, J) is the probability of each token at each frame. It is differentiable.
+
+    If a pair has more tokens than frames, it has no alignment, and its value is −∞. Without ``lengths``, more tokens
+    than frames raise ``ValueError``.
 
     Args:
-        scores: (..., T, J) ``[frame, token]``, usually log-likelihoods; −∞ forbids a frame for a token.
-        lengths: (frames, tokens), each integers of the batch shape or a number, at least 1. The rest is padding: it is
-            ignored, may hold NaN and gets no gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        scores: The scores (..., T, J) ``[frame, token]``, usually log-likelihoods. −∞ forbids a token at a frame.
+        lengths: A pair (frames, tokens) of integers ≥ 1, each of the batch shape or one number. By default T and J.
+            The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> scores = torch.tensor([[2.0, 0.0], [1.0, 1.5], [0.0, 1.0], [3.0, 0.0]])
@@ -55,23 +57,23 @@ class Monotone(LatticePaths):
         shape = check_tensor("scores", scores).shape
         if len(shape) < 2 or 0 in shape[-2:]:
             raise ValueError(f"scores must have shape (..., T, J) with T, J >= 1, got {tuple(shape)}")
-        # torch.export would take the comparison of two sizes for a constraint on them.
+        # Under torch.export, comparing two sizes would add a constraint on them.
         if lengths is None and not torch.compiler.is_compiling() and shape[-1] > shape[-2]:
             raise ValueError(
                 f"scores (..., T, J) must have at least as many frames as tokens, got {shape[-2]} frames and "
                 f"{shape[-1]} tokens. Each token takes a frame; if scores are [token, frame], pass scores.mT"
             )
-        own = read_lengths("scores", (scores, 2), lengths, (1, 1), (shape[-2], shape[-1]))
-        super().__init__(_LATTICE, {"scores": scores}, lengths=own, omega=omega, gamma=gamma)
+        tensors = read_lengths("scores", (scores, 2), lengths, (1, 1), (shape[-2], shape[-1]))
+        super().__init__(_LATTICE, {"scores": scores}, lengths=tensors, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:
-        """(..., 2) int64: the frames and the tokens of each pair."""
+        """The numbers of frames and tokens of each pair, (..., 2) int64."""
         return self._lengths
 
     def durations(self) -> Tensor:
-        """How many frames each token has on the best path, (..., J) int64; 0 for padding, and where there is no path.
+        """Return the number of frames of each token on the best path, (..., J) int64.
 
-        The expected durations are ``expected_path.sum(-2)``.
+        It is 0 for padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
         """
         return self.best_path().sum(-2).to(torch.int64)

@@ -1,8 +1,8 @@
-"""Which counts are those of a path, or a derivation, that can use an entry more than once.
+"""A search that decides whether a target is the event of a path or derivation that can use an entry more than once.
 
-That is hard in general: where an entry stands for a city, the counts 1, 1, …, 1 ask for a way through all cities. So
-the search adds up counts node by node, leaves out those from which the wanted ones are out of reach, and gives up
-past a number of steps.
+An event counts how often a path uses each entry of the scores. The decision is NP-hard: if each entry stands for a
+city, the counts 1, 1, …, 1 ask for a Hamiltonian path. So the search collects the counts that are possible at each
+node, drops those that cannot be completed to the target, and gives up after a number of steps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MOST_WORK = 500_000  # numbers looked at: about half a second
-_WORK_OF_AN_EDGE = 16
+_MAX_WORK = 500_000  # numbers to compare, about half a second
+_WORK_PER_EDGE = 16
 
 
 class Edge(NamedTuple):
-    """An edge from its tails to its head, and what it adds to each of the wanted counts, (K,)."""
+    """An edge from its tails to its head, and the number (K,) that it adds to each of the K counts."""
 
     head: int
     tails: Sequence[int]
@@ -29,49 +29,50 @@ class Edge(NamedTuple):
 
 
 Bounds = dict[int, tuple["NDArray[np.float64]", "NDArray[np.float64]"]]
+"""For each node, lower and upper bounds (K,) of the counts."""
 
 
 def is_long(edges: int, entries: int) -> bool:
-    """Whether so many edges are too many for a search."""
-    return edges * (entries + _WORK_OF_AN_EDGE) > _MOST_WORK
+    """True if a graph with this number of edges and counts is too large for a search."""
+    return edges * (entries + _WORK_PER_EDGE) > _MAX_WORK
 
 
-def is_sum(edges: Sequence[Edge], goal: int, wanted: NDArray[np.float64]) -> bool:
-    """Whether a derivation of the goal adds up to the wanted counts; True as well where that is too long to find out.
+def is_sum(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> bool:
+    """True if a derivation of the node ``goal`` has these counts (K,), or if the search gives up.
 
-    Edges are in order: those into a node come together, and after those into their tails.
+    The edges must be sorted: edges into the same node are adjacent, and come after all edges into their tails.
     """
-    if is_long(len(edges), len(wanted)):
+    if is_long(len(edges), len(counts)):
         return True
-    inside = _inside(edges)
-    if goal not in inside or not len(wanted):
+    inside = _inside_bounds(edges)
+    if goal not in inside or not len(counts):
         return goal in inside
-    outside = _outside(edges, goal, inside)
-    work, slack = 0, 1e-5 * (1 + np.abs(wanted))
-    sums: dict[int, NDArray[np.float64]] = {}
-    for head, into in groupby(edges, key=lambda edge: edge.head):
+    outside = _outside_bounds(edges, goal, inside)
+    work, slack = 0, 1e-5 * (1 + np.abs(counts))
+    possible: dict[int, NDArray[np.float64]] = {}  # for each node, the rows of counts that can reach the target
+    for head, edges_into_head in groupby(edges, key=lambda edge: edge.head):
         if head not in outside:
             continue
-        low, high = (wanted - bound for bound in outside[head][::-1])
-        found = []
-        for edge in into:
-            if any(tail not in sums for tail in edge.tails):
+        low, high = (counts - bound for bound in outside[head][::-1])
+        candidates = []
+        for edge in edges_into_head:
+            if any(tail not in possible for tail in edge.tails):
                 continue
-            work += len(wanted) * int(np.prod([len(sums[tail]) for tail in edge.tails]))
-            if work > _MOST_WORK:
+            work += len(counts) * int(np.prod([len(possible[tail]) for tail in edge.tails]))
+            if work > _MAX_WORK:
                 return True
             rows = edge.adds[None]
             for tail in edge.tails:
-                rows = (rows[:, None] + sums[tail]).reshape(-1, len(wanted))
-            found.append(rows[((rows >= low - slack) & (rows <= high + slack)).all(1)])
-        rows = np.unique(np.concatenate(found), axis=0) if found else wanted[None][:0]
+                rows = (rows[:, None] + possible[tail]).reshape(-1, len(counts))
+            candidates.append(rows[((rows >= low - slack) & (rows <= high + slack)).all(1)])
+        rows = np.unique(np.concatenate(candidates), axis=0) if candidates else counts[None][:0]
         if len(rows):
-            sums[head] = rows
-    return goal in sums
+            possible[head] = rows
+    return goal in possible
 
 
-def _inside(edges: Sequence[Edge]) -> Bounds:
-    """The least and the greatest counts of the derivations of each node that has any, entry by entry."""
+def _inside_bounds(edges: Sequence[Edge]) -> Bounds:
+    """Return bounds of the counts of all derivations of each node, for the nodes that have one."""
     bounds: Bounds = {}
     for edge in edges:
         if all(tail in bounds for tail in edge.tails):
@@ -79,19 +80,23 @@ def _inside(edges: Sequence[Edge]) -> Bounds:
     return bounds
 
 
-def _outside(edges: Sequence[Edge], goal: int, inside: Bounds) -> Bounds:
-    """The same of what a derivation of the goal has beside that of a node, for each node that is part of one."""
+def _outside_bounds(edges: Sequence[Edge], goal: int, inside: Bounds) -> Bounds:
+    """Return, for each node, bounds of the counts that a derivation of the goal adds outside the node's derivation.
+
+    Only nodes that can be part of a derivation of the goal have bounds.
+    """
     zero = np.zeros_like(inside[goal][0])
     bounds: Bounds = {goal: (zero, zero)}
     for edge in reversed(edges):
         if edge.head in bounds and all(tail in inside for tail in edge.tails):
-            whole = [bounds[edge.head][n] + edge.adds + sum(inside[tail][n] for tail in edge.tails) for n in (0, 1)]
+            total = [bounds[edge.head][n] + edge.adds + sum(inside[tail][n] for tail in edge.tails) for n in (0, 1)]
             for tail in edge.tails:
-                _widen(bounds, tail, *(whole[n] - inside[tail][n] for n in (0, 1)))
+                _widen(bounds, tail, *(total[n] - inside[tail][n] for n in (0, 1)))
     return bounds
 
 
 def _widen(bounds: Bounds, node: int, low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+    """Widen the bounds of a node, in place, to include counts from ``low`` to ``high``."""
     if node in bounds:
         low, high = np.minimum(bounds[node][0], low), np.maximum(bounds[node][1], high)
     bounds[node] = low, high
