@@ -1,4 +1,4 @@
-"""Alignments of two sequences with gaps: Needleman and Wunsch, Smith and Waterman, Gotoh, under any Ω."""
+"""Alignments of two sequences with affine gaps (Needleman–Wunsch, Smith–Waterman, Gotoh) under any Ω."""
 
 from __future__ import annotations
 
@@ -36,30 +36,34 @@ Gap = float | Tensor
 Gaps = tuple[Gap, Gap]
 
 MODES = ("global", "local", "semiglobal")
-_MATCH, _ROW, _COLUMN = range(3)  # states: a pair, a row without a partner, a column without one
-_MOVES = ((0, 3, 5), (1, 4, 6), (2, -1, 7))  # [from, to], by the order of the table
+_MATCH, _ROW, _COLUMN = range(3)  # states: a pair, a row in a gap, a column in a gap
+_MOVES = ((0, 3, 5), (1, 4, 6), (2, -1, 7))  # index of the move [from state, to state] in the lattice
 
 
 def _declare(mode: str, by_row: bool, by_column: bool, by_labels: bool) -> Lattice:
-    """No move leads from a column without a partner to such a row: an alignment is one path.
+    """Return the lattice of a mode, with gap scores by row or by column, and pair scores by labels, if True.
 
-    On N + 1 rows and M + 1 columns, which count what has been read, or for local ones on N rows and M columns.
+    The lattice of global and semiglobal alignments has N + 1 rows and M + 1 columns: node (i, j) has read i rows and j
+    columns. The lattice of local alignments has N rows and M columns. No move leads from a column in a gap to a row in
+    a gap, so each alignment is one path.
     """
-    off = 0 if mode == "local" else -1
-    score = cell("scores", off, off)
-    match = score + pair("matrix", "a", "b", off, off) if by_labels else score
+    offset = 0 if mode == "local" else -1
+    score = cell("scores", offset, offset)
+    match = score + pair("matrix", "a", "b", offset, offset) if by_labels else score
     gap = scalar("gap_open"), scalar("gap_extend")
-    row_open, row_extend = (row("row_open", off), row("row_extend", off)) if by_row else gap
-    column_open, column_extend = (column("column_open", off), column("column_extend", off)) if by_column else gap
-    is_free = mode == "semiglobal"
-    across = column("_inner_columns") if is_free else None
-    along = row("_inner_rows") if is_free else None
+    row_open, row_extend = (row("row_open", offset), row("row_extend", offset)) if by_row else gap
+    column_open, column_extend = gap
+    if by_column:
+        column_open, column_extend = column("column_open", offset), column("column_extend", offset)
+    has_free_ends = mode == "semiglobal"
+    is_inner_column = column("_inner_columns") if has_free_ends else None
+    is_inner_row = row("_inner_rows") if has_free_ends else None
     moves = [
         Move(1, 1, (_MATCH, _ROW, _COLUMN), _MATCH),
-        Move(1, 0, _MATCH, _ROW, row_open, across),
-        Move(1, 0, _ROW, _ROW, row_extend, across),
-        Move(0, 1, (_MATCH, _ROW), _COLUMN, column_open, along),
-        Move(0, 1, _COLUMN, _COLUMN, column_extend, along),
+        Move(1, 0, _MATCH, _ROW, row_open, is_inner_column),
+        Move(1, 0, _ROW, _ROW, row_extend, is_inner_column),
+        Move(0, 1, (_MATCH, _ROW), _COLUMN, column_open, is_inner_row),
+        Move(0, 1, _COLUMN, _COLUMN, column_extend, is_inner_row),
     ]
     if mode == "global":
         start, end = corner(_MATCH), corner(_MATCH, _ROW, _COLUMN)
@@ -71,11 +75,11 @@ def _declare(mode: str, by_row: bool, by_column: bool, by_labels: bool) -> Latti
     return Lattice(moves, states=3, node={_MATCH: match}, start=start, end=end)
 
 
-# By mode, and whether gaps are by row, by column, and scores by letters.
+# The keys are the arguments of _declare.
 _LATTICES = {
-    (mode, *given): _declare(mode, *given)
+    (mode, *options): _declare(mode, *options)
     for mode in MODES
-    for given in product((False, True), (False, True), (False, True))
+    for options in product((False, True), (False, True), (False, True))
 }
 
 
@@ -101,34 +105,36 @@ class AlignmentTargets(LatticeTargets):
 class Alignment(LatticePaths):
     """A distribution over the alignments of two sequences of N and M elements, given the score of each pair.
 
-    An alignment pairs elements in order; the others stand in gaps. It scores Σ ``scores`` over its pairs, and for each
-    gap of L elements ``gap_open`` + (L − 1) · ``gap_extend``, as in parasail and Biopython. (BLAST's costs of existence
-    e and extension x are ``gap_open=-(e + x)``, ``gap_extend=-x``.) Where a gap of rows meets one of columns, the rows
-    come first, so that an alignment is one path. As an event it is the 0/1 tensor (N, M) of its pairs, and
-    ``expected_path`` (..., N, M) the probability that two elements are a pair, differentiable.
+    An alignment pairs elements in order. The other elements are in gaps. Its score is the sum of ``scores`` over its
+    pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L elements, as in parasail and Biopython. (For
+    BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.) If a gap of rows
+    and a gap of columns are adjacent, the rows come first, so each alignment is one path. The event of an alignment is
+    the 0/1 tensor (N, M) of its pairs. ``expected_path`` (..., N, M) is the probability of each pair, and is
+    differentiable.
 
-    Under :class:`SquaredL2` every element of a path adds −γ/2, which favours few gaps; ``"sparsemax"`` is the same
-    without that.
+    Under :class:`SquaredL2`, every element of a path adds −γ/2, which favours few gaps. ``"sparsemax"`` has no such
+    offset.
 
     Args:
-        scores: (..., N, M); −∞ forbids a pair.
-        gap_open: Score of the first element of a gap, a number ≤ 0 or a tensor that broadcasts to the batch shape. It
-            is added, so a penalty is negative. A tensor, which may be learnt, may be positive.
-        gap_extend: Score of each additional gap element, a number ≤ 0 or a tensor.
-        row_gaps: (open, extend) by row: each a number or (..., N), the score of row i as the first or as a further
-            element of a gap. Instead of ``gap_open`` and ``gap_extend`` for gaps of rows.
-        column_gaps: the same by column, each a number or (..., M).
-        mode: "global" for all of both sequences; "local" for the best part of each, from a first pair to a last one;
-            "semiglobal" for all of both, where rows or columns before the start and behind the end cost nothing. Where
-            both sequences have some there, one of them is paid for; these alignments are more than one path.
-        lengths: (rows, columns), each integers of the batch shape or a number. The rest is padding: it is ignored, may
-            hold NaN and gets no gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        scores: The score (..., N, M) of each pair. −∞ forbids a pair.
+        gap_open: Score of the first element of a gap, default −11: a number ≤ 0 or a tensor that broadcasts to the
+            batch shape. It is added, so a penalty is negative. A tensor can be learnt, and may be positive.
+        gap_extend: Score of each additional gap element, default −1: a number ≤ 0 or a tensor.
+        row_gaps: A pair (open, extend) of scores for gaps of rows, instead of ``gap_open`` and ``gap_extend``. Each is
+            a number or a tensor (..., N): the score of row i as the first or as a further element of a gap.
+        column_gaps: A pair (open, extend) of scores for gaps of columns, each a number or a tensor (..., M).
+        mode: "global" (the default) aligns all of both sequences. "local" aligns one section of each sequence, from a
+            first pair to a last pair. "semiglobal" aligns all of both sequences, but gaps at both ends are free. If
+            both sequences have a gap at the same end, only one of the two gaps is free. Such an alignment is more than
+            one path.
+        lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M. The rest
+            is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    A local alignment has at least one pair, even where no score is positive. ``gradient`` has the expected number of
-    uses of each score: "scores", "matrix", "gap_open", "gap_extend", "row_open", "row_extend", "column_open",
-    "column_extend", as far as they were given.
+    A local alignment has at least one pair, even if no score is positive. ``gradient`` has the expected number of uses
+    of each score that was passed: "scores", "matrix", "gap_open", "gap_extend", "row_open", "row_extend",
+    "column_open", "column_extend".
 
     >>> import bellmax as bx
     >>> a, b = "GATTACA", "GCATGCA"
@@ -183,23 +189,23 @@ class Alignment(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Alignment:
-        """Alignments of sequences a (..., N) and b (..., M) of letters, given the score of each pair of letters.
+        """Return the distribution over alignments of two sequences of letters, with a substitution matrix.
+
+        Events, ``expected_path`` and ``gradient["scores"]`` have shape (..., N, M).
 
         Args:
-            matrix: (A, A), or (..., A, A), [letter of a, letter of b]: BLOSUM62, or learnt. Gradients reach it, and
-                ``p.gradient["matrix"]`` is the expected number of each pair of letters.
-            a: integers from 0 to A − 1; past its length anything.
-            b: the same.
-            gap_open: as in :class:`Alignment`, like the other arguments.
-            gap_extend: see there.
-            row_gaps: see there.
-            column_gaps: see there.
-            mode: see there.
-            lengths: see there.
-            omega: see there.
-            gamma: see there.
-
-        Events, ``expected_path`` and ``gradient["scores"]`` are (..., N, M) as for scores of pairs.
+            matrix: The substitution matrix (A, A) or (..., A, A) ``[letter of a, letter of b]``, such as BLOSUM62. It
+                can be learnt. ``p.gradient["matrix"]`` is the expected number of each pair of letters.
+            a: The first sequence (..., N), integers from 0 to A − 1. Padding may have any values.
+            b: The second sequence (..., M), integers from 0 to A − 1. Padding may have any values.
+            gap_open: Score of the first element of a gap, default −11.
+            gap_extend: Score of each additional gap element, default −1.
+            row_gaps: A pair (open, extend) of scores by row, as in :class:`Alignment`.
+            column_gaps: A pair (open, extend) of scores by column, as in :class:`Alignment`.
+            mode: "global" (the default), "local" or "semiglobal", as in :class:`Alignment`.
+            lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
         >>> p = bx.Alignment.from_sequences(torch.eye(4), torch.tensor([0, 2, 3]), torch.tensor([0, 3]), gap_open=-1.0)
@@ -229,54 +235,55 @@ class Alignment(LatticePaths):
         omega: str | Regularizer,
         gamma: Gamma | None,
     ) -> None:
+        """Initialize from the scores by name, for both constructors. The gap scores are in the constructors' order."""
         check_choice("mode", mode, MODES)
         self._mode = mode
         scores = tensors["scores"]
         rows, columns = scores.shape[-2:]
-        own = read_lengths("scores", (scores, 2), lengths, (1, 1) if mode == "local" else (0, 0), (rows, columns))
-        common_batch({"scores": (scores, 2)} | {f"lengths[{n}]": (part, 0) for n, part in enumerate(own or ())})
+        minimum = (1, 1) if mode == "local" else (0, 0)
+        sizes = read_lengths("scores", (scores, 2), lengths, minimum, (rows, columns))
+        common_batch({"scores": (scores, 2)} | {f"lengths[{n}]": (size, 0) for n, size in enumerate(sizes or ())})
         if "matrix" in tensors:
             for side, name in enumerate("ab"):
-                of_side = None if own is None else own[side]
-                check_labels(name, tensors[name], of_side, tensors["matrix"].shape[side - 2])
+                size = None if sizes is None else sizes[side]
+                check_labels(name, tensors[name], size, tensors["matrix"].shape[side - 2])
         tensors |= _read_gaps(gaps, scores)
         if mode == "semiglobal":
-            tensors |= _borders(scores, own)
+            tensors |= _free_end_tensors(scores, sizes)
         lattice = _LATTICES[mode, gaps[2] is not None, gaps[3] is not None, "matrix" in tensors]
-        counted = own if own is None or mode == "local" else (own[0] + 1, own[1] + 1)
-        super().__init__(lattice, tensors, lengths=counted, omega=omega, gamma=gamma)
+        node_counts = sizes if sizes is None or mode == "local" else (sizes[0] + 1, sizes[1] + 1)
+        super().__init__(lattice, tensors, lengths=node_counts, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:
-        """(..., 2) int64: how many rows and columns of each pair are aligned."""
+        """The numbers of rows and columns of each pair of sequences, (..., 2) int64."""
         return self._lengths if self._mode == "local" else self._lengths - 1
 
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """The pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
+        """Return the pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
 
-        −1 in one place stands for a gap, and (−1, −1) is padding. What a local or semi-global alignment leaves out
-        before its start and behind its end is not listed.
+        If one index is −1, the other element is in a gap. (−1, −1) is padding. Elements outside a local alignment, and
+        free gaps of a semiglobal alignment, are not listed.
         """
         return self._pairs_of(self.best_walk())
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Alignments drawn from the distribution, (*sample_shape, ..., N + M, 2), as in :meth:`best_alignment`."""
+        """Return random alignments, (*sample_shape, ..., N + M, 2) int64, in the form of :meth:`best_alignment`."""
         return self._pairs_of(self.sample_walks(sample_shape))
 
     def _pairs_of(self, walks: Tensor) -> Tensor:
-        most = sum(self.event_shape)
-        off = 0 if self._mode == "local" else 1  # the first node is the start, before any element
-        walks = walks[..., off : most + off, :]
-        i, j, state, _ = pad(walks, (0, 0, 0, most - walks.shape[-2]), value=-1).unbind(-1)
-        return torch.stack(
-            (
-                torch.where((i < 0) | (state == _COLUMN), -1, i - off),
-                torch.where((i < 0) | (state == _ROW), -1, j - off),
-            ),
-            -1,
+        """Convert walks (..., L, 4) of the lattice to pairs (..., N + M, 2), see :meth:`best_alignment`."""
+        max_pairs = sum(self.event_shape)
+        offset = 0 if self._mode == "local" else 1  # the first node is the start, before any element
+        walks = walks[..., offset : max_pairs + offset, :]
+        i, j, state, _ = pad(walks, (0, 0, 0, max_pairs - walks.shape[-2]), value=-1).unbind(-1)
+        i, j = (
+            torch.where((i < 0) | (state == _COLUMN), -1, i - offset),
+            torch.where((i < 0) | (state == _ROW), -1, j - offset),
         )
+        return torch.stack((i, j), -1)
 
     def _edges_of(self, path: Tensor) -> Tensor:
         """Take the pairs of an alignment, a 0/1 tensor (..., N, M), or a walk, int64 (..., L, 4).
@@ -289,106 +296,135 @@ class Alignment(LatticePaths):
         return super()._edges_of(path)
 
     def _walk_of(self, path: Tensor, is_path: Tensor | None = None) -> Tensor:
-        """The walk (..., L, 4) of pairs (..., N, M) that are an alignment; any where ``is_path`` denies it."""
-        order, state, exists, last = self._elements(path)
-        first = torch.zeros((*order.shape[:-1], 2), dtype=torch.int64, device=self.device)
+        """Convert pairs (..., N, M) to walks (..., L, 4) int64 of the lattice: row, column, state and move.
+
+        If ``is_path`` is False for a batch element, its walk is unspecified.
+        """
+        order, state, exists, num_pairs = self._elements(path)
+        start = torch.zeros((*order.shape[:-1], 2), dtype=torch.int64, device=self.device)
         if self._mode != "global":
-            before, after = exists & (order < 2), exists & (order >= 3 * last)
+            is_before, is_after = exists & (order < 2), exists & (order >= 3 * num_pairs)
             if self._mode == "semiglobal":
-                self._check_free(before, after, is_path)
-            first = torch.stack([(before & (state == kind)).sum(-1) for kind in (_ROW, _COLUMN)], -1)
-            exists = exists & ~before & ~after
-        place = torch.where(exists, order, 3 * order.shape[-1]).argsort(dim=-1, stable=True)
-        state, exists = state.gather(-1, place), exists.gather(-1, place)
-        i, j = ((exists & (state != other)).cumsum(-1) + first[..., n, None] for n, other in enumerate((_COLUMN, _ROW)))
-        came_from = torch.cat((torch.full_like(state[..., :1], _MATCH), state[..., :-1]), -1)
-        move = torch.tensor(_MOVES, device=self.device)[came_from, state]
+                self._check_free_ends(is_before, is_after, is_path)
+            start = torch.stack([(is_before & (state == gap)).sum(-1) for gap in (_ROW, _COLUMN)], -1)
+            exists = exists & ~is_before & ~is_after
+        by_order = torch.where(exists, order, 3 * order.shape[-1]).argsort(dim=-1, stable=True)
+        state, exists = state.gather(-1, by_order), exists.gather(-1, by_order)
+        i = (exists & (state != _COLUMN)).cumsum(-1) + start[..., 0, None]
+        j = (exists & (state != _ROW)).cumsum(-1) + start[..., 1, None]
+        previous_state = torch.cat((torch.full_like(state[..., :1], _MATCH), state[..., :-1]), -1)
+        move = torch.tensor(_MOVES, device=self.device)[previous_state, state]
         walk = torch.where(exists.unsqueeze(-1), torch.stack((i, j, state, move), -1), -1)
         if self._mode != "local":
-            return torch.cat((pad(pad(first, (0, 1), value=_MATCH), (0, 1), value=-1).unsqueeze(-2), walk), -2)
+            return torch.cat((pad(pad(start, (0, 1), value=_MATCH), (0, 1), value=-1).unsqueeze(-2), walk), -2)
         i, j, state, move = walk.unbind(-1)
         is_first = torch.arange(walk.shape[-2], device=self.device) == 0
         return torch.stack(((i - 1).clamp(min=-1), (j - 1).clamp(min=-1), state, move.masked_fill(is_first, -1)), -1)
 
     def _elements(self, path: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the rows and then the columns (..., N + M): their order in the alignment, 3 · (pairs before) + 0 for a row
-        without a partner, 1 for such a column, 2 for a pair; their states; whether they exist; and how many pairs
-        there are. A pair is listed by its row."""
-        batch = torch.broadcast_shapes(path.shape[:-2], self.batch_shape)
-        matched = path.expand(batch + self.event_shape) > 0
-        of_row, of_column = matched.any(-1), matched.any(-2)
-        before_row, before_column = (m.cumsum(-1) - m.long() for m in (of_row, of_column))
-        order = torch.cat((3 * before_row + 2 * of_row.long(), 3 * before_column + 1), -1)
-        state = torch.cat((torch.where(of_row, _MATCH, _ROW), torch.full_like(before_column, _COLUMN)), -1)
-        rows, columns = (
-            torch.arange(size, device=self.device) < own.unsqueeze(-1)
-            for size, own in zip(self.event_shape, self.lengths.expand(*batch, 2).unbind(-1), strict=True)
-        )
-        return order, state, torch.cat((rows, columns & ~of_column), -1), of_row.sum(-1, keepdim=True)
+        """Return the elements of alignments (..., N, M): first the rows, then the columns, (..., N + M).
 
-    def _check_free(self, before: Tensor, after: Tensor, is_path: Tensor | None) -> None:
+        Returns:
+            order: The sort key of each element: 3 · (number of pairs before it), plus 0 for a row in a gap, 1 for a
+                column in a gap, 2 for a pair.
+            state: The state of each element.
+            exists: False for padding, and for the column of a pair, since its row stands for the pair.
+            num_pairs: The number of pairs, (..., 1).
+
+        """
+        batch = torch.broadcast_shapes(path.shape[:-2], self.batch_shape)
+        is_pair = path.expand(batch + self.event_shape) > 0
+        row_has_pair, column_has_pair = is_pair.any(-1), is_pair.any(-2)
+        pairs_before_row, pairs_before_column = (m.cumsum(-1) - m.long() for m in (row_has_pair, column_has_pair))
+        order = torch.cat((3 * pairs_before_row + 2 * row_has_pair.long(), 3 * pairs_before_column + 1), -1)
+        state = torch.cat((torch.where(row_has_pair, _MATCH, _ROW), torch.full_like(pairs_before_column, _COLUMN)), -1)
+        is_row, is_column = (
+            torch.arange(size, device=self.device) < length.unsqueeze(-1)
+            for size, length in zip(self.event_shape, self.lengths.expand(*batch, 2).unbind(-1), strict=True)
+        )
+        exists = torch.cat((is_row, is_column & ~column_has_pair), -1)
+        return order, state, exists, row_has_pair.sum(-1, keepdim=True)
+
+    def _check_free_ends(self, is_before: Tensor, is_after: Tensor, is_path: Tensor | None) -> None:
+        """Raise ``ValueError`` if both rows and columns are in a gap at one end of a semiglobal alignment.
+
+        Then the pairs do not determine which of the two gaps is free. The masks (..., N + M) mark the elements before
+        the first and after the last pair.
+        """
         rows = self.event_shape[0]
-        for part in (before, after):
-            both = part[..., :rows].any(-1) & part[..., rows:].any(-1)
-            both = both if is_path is None else both & is_path
-            if is_readable(both) and bool(both.any()):
+        for is_outside in (is_before, is_after):
+            is_ambiguous = is_outside[..., :rows].any(-1) & is_outside[..., rows:].any(-1)
+            is_ambiguous = is_ambiguous if is_path is None else is_ambiguous & is_path
+            if is_readable(is_ambiguous) and bool(is_ambiguous.any()):
                 raise ValueError(
-                    "path must begin in the first row or column and end in the last, since other pairs do not tell "
-                    "which elements are free; for the log-probability of a sample, pass a walk from sample_walks()"
+                    "path must begin in the first row or column and end in the last, since other pairs do not "
+                    "determine which elements are free; for the log-probability of a sample, pass a walk from "
+                    "sample_walks()"
                 )
 
 
 def _read_gaps(gaps: tuple[Gap, Gap, Gaps | None, Gaps | None], scores: Tensor) -> dict[str, Any]:
-    """The gap scores by name; each is checked against the batch shape, or the batch shape with the positions."""
-    found: dict[str, Any] = {}
-    opening, extending, *by_position = gaps
+    """Return the gap scores by their names in the lattice.
+
+    ``gaps`` are the arguments gap_open, gap_extend, row_gaps and column_gaps. Raises ``ValueError`` if one is positive,
+    or does not broadcast to the batch shape (and the positions).
+    """
+    by_name: dict[str, Any] = {}
+    gap_open, gap_extend, *by_position = gaps
     batch = scores.shape[:-2]
     if None in by_position:
-        for name, given in (("gap_open", opening), ("gap_extend", extending)):
+        for name, gap in (("gap_open", gap_open), ("gap_extend", gap_extend)):
             advice = "row_gaps and column_gaps take a score for each position"
-            _check_gap(name, given, batch, f"a number or broadcast to the batch shape {tuple(batch)}; {advice}")
-            found[name] = given
-    for side, size, of_side in zip(("row", "column"), scores.shape[-2:], by_position, strict=True):
-        if of_side is None:
+            _check_gap(name, gap, batch, f"a number or broadcast to the batch shape {tuple(batch)}; {advice}")
+            by_name[name] = gap
+    for side, size, pair_of_gaps in zip(("row", "column"), scores.shape[-2:], by_position, strict=True):
+        if pair_of_gaps is None:
             continue
-        if not isinstance(of_side, tuple | list) or len(of_side) != 2:
-            raise ValueError(f"{side}_gaps must be a pair (open, extend), got {type(of_side).__name__}")
-        for name, given in zip(("open", "extend"), of_side, strict=True):
+        if not isinstance(pair_of_gaps, tuple | list) or len(pair_of_gaps) != 2:
+            raise ValueError(f"{side}_gaps must be a pair (open, extend), got {type(pair_of_gaps).__name__}")
+        for name, gap in zip(("open", "extend"), pair_of_gaps, strict=True):
             needed = (*batch, size)
             message = f"a number or broadcast to {needed}"
-            _check_gap(f"{side}_gaps, {name},", given, torch.Size(needed), message, size)
-            is_number = not isinstance(given, Tensor)
-            found[f"{side}_{name}"] = scores.new_full((size,), float(given)) if is_number else given
-    return found
+            _check_gap(f"{side}_gaps, {name},", gap, torch.Size(needed), message, size)
+            is_number = not isinstance(gap, Tensor)
+            by_name[f"{side}_{name}"] = scores.new_full((size,), float(gap)) if is_number else gap
+    return by_name
 
 
-def _check_gap(name: str, given: Gap, shape: torch.Size, needed: str, size: int | None = None) -> None:
-    if isinstance(given, int | float):
-        if given > 0:
-            hint = f"gap scores are added, so penalties are negative: pass {-given}"
-            raise ValueError(f"{name} must not be positive, got {given}: {hint}. A tensor may be positive")
+def _check_gap(name: str, gap: Gap, shape: torch.Size, needed: str, size: int | None = None) -> None:
+    """Raise ``ValueError`` if a gap score is a positive number, or a tensor that does not broadcast to ``shape``.
+
+    ``needed`` describes the valid values for the message. If ``size`` is passed, it must be the last dimension.
+    """
+    if isinstance(gap, int | float):
+        if gap > 0:
+            hint = f"gap scores are added, so penalties are negative: pass {-gap}"
+            raise ValueError(f"{name} must not be positive, got {gap}: {hint}. A tensor may be positive")
         return
-    got = check_tensor(name, given).shape
+    gap_shape = check_tensor(name, gap).shape
     try:
-        fits = torch.broadcast_shapes(got, shape) == shape
+        broadcasts = torch.broadcast_shapes(gap_shape, shape) == shape
     except RuntimeError:
-        fits = False
-    if not fits or (size is not None and got[-1:] != (size,)):
-        raise ValueError(f"{name} must be {needed}, got shape {tuple(got)}")
+        broadcasts = False
+    if not broadcasts or (size is not None and gap_shape[-1:] != (size,)):
+        raise ValueError(f"{name} must be {needed}, got shape {tuple(gap_shape)}")
 
 
-def _borders(scores: Tensor, lengths: tuple[Tensor, Tensor] | None) -> Mapping[str, Tensor]:
-    """Where semi-global alignments start and end, and where gaps are: not along the border, which is free."""
+def _free_end_tensors(scores: Tensor, lengths: tuple[Tensor, Tensor] | None) -> Mapping[str, Tensor]:
+    """Return the tensors that make gaps at the ends of a semiglobal alignment free.
+
+    Paths may start only in the first row or column and end only in the last, so the two "_not_..." tensors are −∞
+    elsewhere. Along these borders, the two "_inner_..." masks forbid gaps: a path starts later or ends earlier instead.
+    """
     sizes, device = scores.shape[-2:], scores.device
-    own = [torch.tensor(n, device=device) for n in sizes] if lengths is None else lengths
-    at = [torch.arange(n + 1, device=device) for n in sizes]
-    before = [a < n.unsqueeze(-1) for a, n in zip(at, own, strict=True)]
-    inner_rows, inner_columns = (b & (a > 0) for a, b in zip(at, before, strict=True))
-    both = before[0][..., :-1].unsqueeze(-1) & before[1][..., :-1].unsqueeze(-2)
-    closed = scores.new_zeros(()).expand(both.shape).masked_fill(both, -math.inf)
+    lengths_or_sizes = [torch.tensor(n, device=device) for n in sizes] if lengths is None else lengths
+    positions = [torch.arange(n + 1, device=device) for n in sizes]
+    is_before_last = [p < n.unsqueeze(-1) for p, n in zip(positions, lengths_or_sizes, strict=True)]
+    inner_rows, inner_columns = (before & (p > 0) for p, before in zip(positions, is_before_last, strict=True))
+    is_inside = is_before_last[0][..., :-1].unsqueeze(-1) & is_before_last[1][..., :-1].unsqueeze(-2)
     return {
         "_not_first": scores.new_full((), -math.inf).expand(sizes),
-        "_not_last": closed,
+        "_not_last": scores.new_zeros(()).expand(is_inside.shape).masked_fill(is_inside, -math.inf),
         "_inner_rows": inner_rows,
         "_inner_columns": inner_columns,
     }

@@ -1,4 +1,4 @@
-"""Transducers: sequences of blanks and labels over frames (Graves, 2012) under any Ω."""
+"""RNN transducers (Graves, 2012) under any Ω: alignments of labels with frames by blanks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bellmax.transforms import is_checked, is_readable
 
 _BLANK, _EMIT = 0, 1  # moves
 
-# A node (t, u) has read t frames and emitted u labels. No label follows the last blank.
+# Node (t, u) has read t frames and emitted u labels. The mask "_frames" forbids labels after the last blank.
 _LATTICE = Lattice(
     [Move(1, 0, score=cell("blank", -1, 0)), Move(0, 1, score=cell("emit", 0, -1), where=row("_frames"))]
 )
@@ -26,19 +26,19 @@ _LATTICE = Lattice(
 class Transducer(LatticePaths):
     """A distribution over the alignments of U labels with T frames, given the scores of blanks and of labels.
 
-    At each frame a path emits some labels, or none, and then a blank, which leads to the next frame; the last step is
-    the blank of the last frame. As an event it is a 0/1 tensor (T, U + 1) of its blanks ``[frame, labels before]``,
-    which determine the labels between. Under negentropy, for normalised scores, ``value`` is log p(labels | frames).
-    ``expected_path`` is the probability of each blank, and ``gradient["emit"]`` (..., T, U) that of each label at each
-    frame; both are differentiable.
+    At each frame, a path emits zero or more labels and then a blank, which leads to the next frame. The last step is
+    the blank of the last frame. The event of a path is a 0/1 tensor (T, U + 1) of its blanks ``[frame, number of labels
+    before]``, which determine where the labels are. Under negentropy and for normalised scores, ``value`` is
+    log p(labels | frames). ``expected_path`` is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is
+    the probability of each label at each frame. Both are differentiable.
 
     Args:
-        blank: (..., T, U + 1), the score of the blank at each frame after so many labels; −∞ forbids one.
-        emit: (..., T, U), the score of label u at each frame.
-        lengths: (frames, labels), each integers of the batch shape or a number: frames from 1 to T, labels from 0 to U.
-            The rest is padding: it is ignored, may hold NaN and gets no gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        blank: The score (..., T, U + 1) of the blank at each frame, after each number of labels. −∞ forbids a blank.
+        emit: The score (..., T, U) of label u at each frame.
+        lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
+            from 0 to U. By default T and U. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> p = bx.Transducer(torch.full((3, 2), 0.5).log(), torch.full((3, 1), 0.5).log())
@@ -66,12 +66,12 @@ class Transducer(LatticePaths):
         frames, labels = shape[-2], shape[-1] - 1
         if check_tensor("emit", emit).shape[-2:] != (frames, labels):
             raise ValueError(f"emit must have shape (..., {frames}, {labels}), got {tuple(emit.shape)}")
-        own = read_lengths("blank", (blank, 2), lengths, (1, 0), (frames, labels))
-        last = torch.tensor(frames, device=blank.device) if own is None else own[0]
-        within = torch.arange(frames + 1, device=blank.device) < last.unsqueeze(-1)
-        tensors = {"blank": blank, "emit": emit, "_frames": within}
-        counted = None if own is None else (own[0] + 1, own[1] + 1)
-        super().__init__(_LATTICE, tensors, lengths=counted, omega=omega, gamma=gamma)
+        sizes = read_lengths("blank", (blank, 2), lengths, (1, 0), (frames, labels))
+        num_frames = torch.tensor(frames, device=blank.device) if sizes is None else sizes[0]
+        is_frame = torch.arange(frames + 1, device=blank.device) < num_frames.unsqueeze(-1)
+        tensors = {"blank": blank, "emit": emit, "_frames": is_frame}
+        node_counts = None if sizes is None else (sizes[0] + 1, sizes[1] + 1)
+        super().__init__(_LATTICE, tensors, lengths=node_counts, omega=omega, gamma=gamma)
 
     @classmethod
     @answers_near_misses
@@ -86,18 +86,21 @@ class Transducer(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Transducer:
-        """A transducer from the output of its joint network, normalised over the classes here.
+        """Return a transducer from the output of its joint network, which is normalised over the classes.
 
-        Beside the joint and its gradient, memory is a few numbers for each frame and label: no log-softmax is built.
+        The log-softmax is not stored. In addition to the joint and its gradient, memory is a few numbers for each pair
+        of a frame and a label.
 
         Args:
-            logits: (..., T, U + 1, V).
-            targets: integers (..., U), the labels, without blanks; past their length anything.
-            blank: the class of the blank.
-            normalized: whether logits are log-probabilities already, or scores that are taken as they are.
-            lengths: (frames, labels), as in :class:`Transducer`.
-            omega: of the paths, as in :class:`Transducer`; the classes are normalised by a softmax.
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            logits: The output (..., T, U + 1, V) of the joint network.
+            targets: The labels (..., U), integers without the blank. Padding may have any values.
+            blank: The class of the blank, default 0.
+            normalized: If True, use the logits as scores, for example because they are log-probabilities. If False (the
+                default), normalise them with a softmax.
+            lengths: A pair (frames, labels), as in :class:`Transducer`.
+            omega: The Ω of the paths: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax",
+                "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
         >>> logits = torch.zeros(4, 3, 5)                  # 4 frames, 2 labels, 5 classes
@@ -110,15 +113,15 @@ class Transducer(LatticePaths):
         if not logits.is_floating_point():
             raise ValueError(f"logits must be floating point, got dtype {logits.dtype}")
         frames, _, classes = logits.shape[-3:]
-        own = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, logits.shape[-2] - 1))
-        labels, batch = _read_targets(targets, {"logits": (logits, 3)}, logits.shape[-2] - 1, classes, blank, own)
+        sizes = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, logits.shape[-2] - 1))
+        labels, batch = _read_targets(targets, {"logits": (logits, 3)}, logits.shape[-2] - 1, classes, blank, sizes)
         logits, labels = logits.expand(batch + logits.shape[-3:]), labels.expand(*batch, labels.shape[-1])
-        at = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
+        next_label = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
         if normalized:
-            of_blank, of_label = logits[..., blank], logits.gather(-1, at.unsqueeze(-1)).squeeze(-1)
+            blank_scores, label_scores = logits[..., blank], logits.gather(-1, next_label.unsqueeze(-1)).squeeze(-1)
         else:
-            of_blank, of_label = log_softmax_at(logits, at, blank)
-        return cls(of_blank, of_label[..., :-1], lengths=lengths, omega=omega, gamma=gamma)
+            blank_scores, label_scores = log_softmax_at(logits, next_label, blank)
+        return cls(blank_scores, label_scores[..., :-1], lengths=lengths, omega=omega, gamma=gamma)
 
     @classmethod
     @answers_near_misses
@@ -133,85 +136,95 @@ class Transducer(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Transducer:
-        """A transducer whose joint is a sum, logits[t, u] = am[t] + lm[u], which is never built.
+        """Return a transducer with the additive joint logits[t, u] = am[t] + lm[u], without storing the joint.
 
-        Its normaliser is a product of matrices of exponentials. A first pass that finds where to prune, as in k2.
+        The normaliser is a matrix product of exponentials. Use it as the first pass of a pruned transducer, as in k2,
+        see :meth:`prune`.
 
         Args:
-            am: (..., T, V), of the frames.
-            lm: (..., U + 1, V), of the labels before.
-            targets: integers (..., U), the labels, without blanks; past their length anything.
-            blank: the class of the blank.
-            lengths: (frames, labels), as in :class:`Transducer`.
-            omega: of the paths, as in :class:`Transducer`; the classes are normalised by a softmax.
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            am: The scores (..., T, V) of the frames, from the acoustic model.
+            lm: The scores (..., U + 1, V) of the label histories, from the language model.
+            targets: The labels (..., U), integers without the blank. Padding may have any values.
+            blank: The class of the blank, default 0.
+            lengths: A pair (frames, labels), as in :class:`Transducer`.
+            omega: The Ω of the paths: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax",
+                "hard". The classes are normalised by a softmax.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
         if check_tensor("am", am).ndim < 2 or 0 in am.shape[-2:]:
             raise ValueError(f"am must have shape (..., T, V), got {tuple(am.shape)}")
         if check_tensor("lm", lm).ndim < 2 or not lm.shape[-2] or lm.shape[-1] != am.shape[-1]:
             raise ValueError(f"lm must have shape (..., U + 1, {am.shape[-1]}), got {tuple(lm.shape)}")
-        own = read_lengths("am", (am, 2), lengths, (1, 0), (am.shape[-2], lm.shape[-2] - 1))
-        named = {"am": (am, 2), "lm": (lm, 2)}
-        labels, batch = _read_targets(targets, named, lm.shape[-2] - 1, am.shape[-1], blank, own)
+        sizes = read_lengths("am", (am, 2), lengths, (1, 0), (am.shape[-2], lm.shape[-2] - 1))
+        scores = {"am": (am, 2), "lm": (lm, 2)}
+        labels, batch = _read_targets(targets, scores, lm.shape[-2] - 1, am.shape[-1], blank, sizes)
         am, lm = promote_half(am), promote_half(lm)
-        if own is not None:  # NaN of padding must not reach the gradient of the rest
-            am = am.masked_fill(_is_past(am.shape[-2], own[0]), 0)
-            lm = lm.masked_fill(_is_past(lm.shape[-2], own[1] + 1), 0)
+        if sizes is not None:  # NaN in the padding must not reach other gradients
+            am = am.masked_fill(_is_padding(am.shape[-2], sizes[0]), 0)
+            lm = lm.masked_fill(_is_padding(lm.shape[-2], sizes[1] + 1), 0)
         norm = finite(log_sum_of_products(am, lm))
-        of_blank = am[..., blank].unsqueeze(-1) + lm[..., blank].unsqueeze(-2) - norm
+        blank_scores = am[..., blank].unsqueeze(-1) + lm[..., blank].unsqueeze(-2) - norm
         labels = labels.expand(*batch, labels.shape[-1])
-        frames = am.expand(*batch, *am.shape[-2:]).gather(-1, labels.unsqueeze(-2).expand(*batch, am.shape[-2], -1))
-        before = lm.expand(*batch, *lm.shape[-2:])[..., :-1, :].gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        emit = frames + before.unsqueeze(-2) - norm[..., :-1]
-        return cls(of_blank, emit, lengths=lengths, omega=omega, gamma=gamma)
+        label_am = am.expand(*batch, *am.shape[-2:]).gather(-1, labels.unsqueeze(-2).expand(*batch, am.shape[-2], -1))
+        label_lm = lm.expand(*batch, *lm.shape[-2:])[..., :-1, :].gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        emit = label_am + label_lm.unsqueeze(-2) - norm[..., :-1]
+        return cls(blank_scores, emit, lengths=lengths, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:
-        """(..., 2) int64: the frames and the labels of each sequence."""
+        """The numbers of frames and labels of each sequence, (..., 2) int64."""
         return self._lengths - 1
 
     # --- alignments
 
     def best_frames(self) -> Tensor:
-        """The frame that emits each label on the best path, (..., U) int64; −1 past the labels, or without a path."""
+        """Return the frame that emits each label on the best path, (..., U) int64.
+
+        It is −1 in the padding, and if no path exists.
+        """
         emitted = self._under(Hard()).gradient["emit"]
         return torch.where(emitted.any(-2), emitted.argmax(-2), -1)
 
     def prune(self, s_range: int) -> Tensor:
-        """For each frame the first of ``s_range`` neighbouring numbers of labels that hold most of the expected path.
+        """Return the start of a range of label positions for each frame, (..., T) int64, to prune a larger joint.
 
-        (..., T) int64. A larger joint is then needed at ``first + arange(s_range)`` alone. The first frame has 0, the
-        last one ends with all labels, and neighbouring ranges overlap, so that paths remain. After k2's pruned
-        transducer (Kuang et al., 2022). Past the last frame, the range is that of the last.
+        The range ``start + arange(s_range)`` contains as much of the expected path as possible, so the larger joint is
+        only needed there. The range of the first frame starts at 0, the range of the last frame ends with all labels,
+        and the ranges of adjacent frames overlap, so paths exist. Padding has the range of the last frame. This is the
+        method of k2's pruned transducer (Kuang et al., 2022).
+
+        Args:
+            s_range: The number of label positions per frame.
 
         >>> import bellmax as bx
         >>> am, lm = torch.zeros(6, 4), torch.zeros(5, 4)
         >>> bx.Transducer.from_additive(am, lm, torch.tensor([1, 2, 3, 1])).prune(3)
         tensor([0, 0, 1, 2, 2, 2])
+
         """
-        (frames, columns), (own_frames, own_labels) = self.event_shape, self.lengths.unbind(-1)
-        needed = 1 + -(-own_labels // own_frames)  # so that ranges overlap and reach the end
+        (frames, columns), (num_frames, num_labels) = self.event_shape, self.lengths.unbind(-1)
+        needed = 1 + -(-num_labels // num_frames)  # so that ranges overlap and reach the end
         if s_range < 1 or (is_readable(needed) and bool((needed > s_range).any())):
-            least = int(needed.max()) if needed.numel() and is_readable(needed) else 1
-            raise ValueError(f"s_range must be at least {least} for so many labels to a frame, got {s_range}")
+            minimum = int(needed.max()) if needed.numel() and is_readable(needed) else 1
+            raise ValueError(f"s_range must be at least {minimum} for so many labels to a frame, got {s_range}")
         with torch.no_grad():
-            mass = {name: pad(widen(g).cumsum(-1), (1, 0)) for name, g in self.gradient.items()}
-        last = (own_labels + 1 - s_range).clamp(min=0).unsqueeze(-1)
-        starts = torch.arange(columns, device=self.device)
-        within = mass["blank"].index_select(-1, (starts + s_range).clamp(max=columns)) - mass["blank"][..., :-1]
-        between = (starts + s_range - 1).clamp(max=columns - 1)
-        within = within + mass["emit"].index_select(-1, between) - mass["emit"]
-        first = within.masked_fill(starts > last.unsqueeze(-1), -1).argmax(-1)
+            cumulative = {name: pad(widen(g).cumsum(-1), (1, 0)) for name, g in self.gradient.items()}
+        blanks, emits = cumulative["blank"], cumulative["emit"]
+        candidate = torch.arange(columns, device=self.device)
+        mass = blanks.index_select(-1, (candidate + s_range).clamp(max=columns)) - blanks[..., :-1]
+        mass = mass + emits.index_select(-1, (candidate + s_range - 1).clamp(max=columns - 1)) - emits
+        last_start = (num_labels + 1 - s_range).clamp(min=0).unsqueeze(-1)
+        start = mass.masked_fill(candidate > last_start.unsqueeze(-1), -1).argmax(-1)
         frame = torch.arange(frames, device=self.device)
-        first = torch.where(frame >= (own_frames - 1).unsqueeze(-1), last, first).cummax(-1).values
-        reach = frame * (s_range - 1)
-        first = (first - reach).flip(-1).cummax(-1).values.flip(-1) + reach
-        return torch.minimum(first, reach).clamp(max=last)
+        start = torch.where(frame >= (num_frames - 1).unsqueeze(-1), last_start, start).cummax(-1).values
+        reach = frame * (s_range - 1)  # the largest start that overlapping ranges can have at each frame
+        start = (start - reach).flip(-1).cummax(-1).values.flip(-1) + reach
+        return torch.minimum(start, reach).clamp(max=last_start)
 
 
-def _is_past(size: int, length: Tensor) -> Tensor:
-    """(..., size, 1): the entries past the length."""
+def _is_padding(size: int, length: Tensor) -> Tensor:
+    """Mask (..., size, 1), True at positions from ``length`` (...) on."""
     return (torch.arange(size, device=length.device) >= length.unsqueeze(-1)).unsqueeze(-1)
 
 
@@ -223,7 +236,11 @@ def _read_targets(
     blank: int,
     lengths: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, torch.Size]:
-    """Labels (..., U) int64, 0 past their length, each one of the classes and not the blank; and the batch shape."""
+    """Return the targets as int64 (..., U), with 0 in the padding, and the batch shape.
+
+    Raises ``ValueError`` if the shape, the device or a label is wrong. ``scores`` holds the named score tensors with
+    their numbers of event dimensions, ``size`` is U, and ``lengths`` holds the numbers of frames and labels.
+    """
     if check_tensor("targets", targets).ndim < 1 or targets.shape[-1] != size:
         hint = f". If they are concatenated, pad them: {PADDED}" if targets.ndim == 1 else ""
         raise ValueError(
@@ -234,14 +251,14 @@ def _read_targets(
     device = next(iter(scores.values()))[0].device
     if targets.device != device:
         raise ValueError(f"targets must be on the device of the scores, {device}, got {targets.device}")
-    of_lengths = {f"lengths[{n}]": (own, 0) for n, own in enumerate(lengths or ())}
-    batch = common_batch(scores | {"targets": (targets, 1)} | of_lengths)
+    named_lengths = {f"lengths[{n}]": (length, 0) for n, length in enumerate(lengths or ())}
+    batch = common_batch(scores | {"targets": (targets, 1)} | named_lengths)
     check_labels("targets", targets, None if lengths is None else lengths[1], classes)
-    within = torch.arange(size, device=device) < (size if lengths is None else lengths[1].unsqueeze(-1))
+    is_label = torch.arange(size, device=device) < (size if lengths is None else lengths[1].unsqueeze(-1))
     if is_checked(targets):
-        bad = (targets == blank) & within
-        if bool(bad.any()):
-            *sequence, place = bad.nonzero()[0].tolist()
-            where = f"label {place}{of_sequence(sequence)}"
+        is_blank = (targets == blank) & is_label
+        if bool(is_blank.any()):
+            *sequence, position = is_blank.nonzero()[0].tolist()
+            where = f"label {position}{of_sequence(sequence)}"
             raise ValueError(f"targets must not hold the blank {blank}, got it at {where}")
-    return torch.where(within, targets, 0).to(torch.int64), batch
+    return torch.where(is_label, targets, 0).to(torch.int64), batch
