@@ -1,4 +1,4 @@
-"""Chains from scores, by the kernels of chains: emissions, transitions, start and end are handed over as they are."""
+"""Sweeps of chains from scores. The kernels of chains read emissions, transitions, start and end scores directly."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from bellmax.backends.triton.chain import Chain
 class ScoredChain(Chain):
     """Sweeps of :mod:`bellmax.programs.scored_chain`."""
 
-    order = (1, 0, 2, 3)  # the kernels' first is W, the transitions
+    order = (1, 0, 2, 3)  # for the kernels, transitions come before emissions

@@ -1,4 +1,4 @@
-"""Sweeps of which kernels run some, for some sizes, and another backend runs the rest."""
+"""Base class of sweeps that Triton kernels run for some sizes, and another backend for the rest."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
 BY_KERNELS = "empty_tape", "value", "forward", "backward", "hessian"
+"""The sweeps that kernels can run."""
 
 
 class PartialSweeps:
-    """A subclass has the sweeps that kernels run, each named with a "_" before it, and says by shape which θ they take.
+    """Sweeps by kernels, if ``takes(theta)``, or by the sweeps ``others`` of another backend.
 
-    The sizes alone decide, so that all the sweeps of one θ agree about its tape.
+    A subclass defines ``takes`` and the sweeps of ``BY_KERNELS``, each with a leading "_". ``takes`` may only depend on
+    the shape of θ, so that all sweeps of one θ use the same kind of tape. The remaining sweeps run on the other backend
+    and compute its tape first.
     """
 
     def __init__(self, program: Program, others: Sweeps) -> None:
         self.program, self.others = program, others
 
     def takes(self, theta: Tensors) -> bool:
-        """Whether kernels take θ."""
+        """True if the kernels support a θ of this shape."""
         raise NotImplementedError
 
     def check(self, theta: Tensors, index: Tensors) -> None:
-        if theta[0].device.type == "cpu":  # reading values elsewhere would make the host wait
+        if theta[0].device.type == "cpu":  # on a GPU, reading values would synchronize with the device
             self.program.check(theta, index)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,4 +46,5 @@ class PartialSweeps:
         return run
 
     def _tape_of_others(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        """Return the tape of the other backend, for the sweeps that have no kernel."""
         return self.others.forward(theta, index, omega)[1]

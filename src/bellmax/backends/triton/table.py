@@ -41,7 +41,10 @@ class Plan(NamedTuple):
     sign: int
     omega: int = 0
     read: tuple[int, ...] = ()  # slots with scores, but those of ends
-    kinds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # by slot, what scores, and their changes, depend on
+    kinds: tuple[tuple[int, ...], tuple[int, ...]] = (
+        (),
+        (),
+    )  # by slot, what scores, and their relative_tangents, depend on
     sums: tuple[int, ...] = ()  # by slot, which sum over rows its gradient is, or −1; then how many there are
 
 
@@ -314,7 +317,7 @@ def _at_start(cell: Cell, PLAN: tl.constexpr, WIDE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def without_top(tile: tl.tensor, DTYPE: tl.constexpr) -> tl.tuple:
+def subtract_max(tile: tl.tensor, DTYPE: tl.constexpr) -> tl.tuple:
     """The greatest of each lane, 0 where there is none, and the differences from it, in θ's dtype."""
     top = tl.max(tile, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -322,14 +325,14 @@ def without_top(tile: tl.tensor, DTYPE: tl.constexpr) -> tl.tuple:
 
 
 @triton.jit
-def argmax_of(tile: tl.tensor, OMEGA: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+def probabilities(tile: tl.tensor, OMEGA: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
     """q of what is along the first axis."""
-    _, r = without_top(tile, DTYPE)
+    _, r = subtract_max(tile, DTYPE)
     return sums_to_one(smooth_argmax(r, OMEGA, 0), 0)
 
 
 @triton.jit
-def changes(q: tl.tensor, y: tl.tensor) -> tl.tuple:
+def relative_tangents(q: tl.tensor, y: tl.tensor) -> tl.tuple:
     """The greatest change of what has a share, whether anything has, and the differences from it, in θ's dtype."""
     top = tl.max(tl.where(q > 0, y, float("-inf")), 0)
     reached = top > float("-inf")
@@ -354,7 +357,7 @@ def _choices(tape: tl.tensor, scores: tl.tuple, cell: Cell, PLAN: tl.constexpr) 
 @triton.jit
 def _shares(K: tl.constexpr, choices: tl.tuple, PLAN: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
     """q of what leads into a state: a tile."""
-    return argmax_of(_tile(choices[PLAN.choices[K] : PLAN.choices[K + 1]], float("-inf")), PLAN.omega, DTYPE)
+    return probabilities(_tile(choices[PLAN.choices[K] : PLAN.choices[K + 1]], float("-inf")), PLAN.omega, DTYPE)
 
 
 # --- forward: values, or their tangents
@@ -392,7 +395,7 @@ def _value(
     if len(xs) == 0:
         return none
     else:
-        top, r = without_top(_tile(xs, float("-inf")), DTYPE)
+        top, r = subtract_max(_tile(xs, float("-inf")), DTYPE)
         v = _with(top + smooth_max(r, PLAN.omega, 0).to(WIDE), read, K, PLAN)
         return tl.where(cell.inside, v, none)
 
@@ -414,7 +417,7 @@ def _tangent(
         return none
     else:
         q = _shares(K, choices, PLAN, DTYPE)
-        top, reached, y = changes(q, _tile(ys, 0.0))
+        top, reached, y = relative_tangents(q, _tile(ys, 0.0))
         return tl.where(reached, _plus(top + tl.sum(q * y, 0).to(none.dtype), z, K, cell, PLAN, 1), none)
 
 
@@ -475,7 +478,7 @@ def table_forward(
         if len(xs) == 1:
             found = xs[0]
         else:
-            top, r = without_top(_tile(xs, float("-inf")), DTYPE)
+            top, r = subtract_max(_tile(xs, float("-inf")), DTYPE)
             found = top + smooth_max(r, PLAN.omega, 0).to(WIDE)
         is_last = (last.i == region.rows - 1) & (last.j == region.columns - 1)
         tl.store(value + b + last.j * 0, (found * PLAN.sign).to(DTYPE), mask=is_last)
@@ -578,10 +581,10 @@ def _corner_masses(
         if tangents is not None:
             y = tl.load(tangents + at, mask=cell.inside, other=0.0)
             ys = ys + (_end_score(y, z, e, cell, PLAN, 1),)
-    q = argmax_of(_tile(xs, float("-inf")), PLAN.omega, seed.dtype)
+    q = probabilities(_tile(xs, float("-inf")), PLAN.omega, seed.dtype)
     found = _vectors(q * seed)[: len(xs)]
     if tangents is not None:
-        _, _, y = changes(q, _tile(ys, 0.0))
+        _, _, y = relative_tangents(q, _tile(ys, 0.0))
         found = found + _vectors(jacobian_product(q, y, PLAN.omega, 0) * seed)[: len(xs)]
     return found
 
@@ -626,7 +629,7 @@ def _changes_of_shares(
     for n in tl.static_range(len(PLAN.into[K])):
         y = _source(tangents, cell, PLAN.into[K][n], PLAN, cell.inside, 0.0)
         ys = ys + (_plus(y, z, PLAN.states + PLAN.into[K][n], cell, PLAN, 1),)
-    _, _, y = changes(q, _tile(ys, 0.0))
+    _, _, y = relative_tangents(q, _tile(ys, 0.0))
     return jacobian_product(q, y, PLAN.omega, 0)
 
 
