@@ -86,6 +86,7 @@ def _stack(name: str, entries: Sequence[Any]) -> Tensor:
 
 
 def _ragged_message(name: str) -> str:
+    """Return the error message for entries of different shapes."""
     return f"{name} must be a rectangular array, got entries of different shapes; dtw_cdist takes ragged collections"
 
 
@@ -258,7 +259,7 @@ def as_mask(name: str, mask: object, device: torch.device) -> Tensor:
 def _move_to_device(name: str, tensor: Tensor, argument: object, device: torch.device) -> Tensor:
     """Return ``tensor`` on ``device``, if the user's ``argument`` was a list or an array.
 
-    Raises ``ValueError`` if the argument was a tensor on another device, since a copy would hide a slow mistake.
+    Raises ``ValueError`` if the argument was a tensor on another device: a silent copy in each call would be slow.
     """
     if tensor.device == device:
         return tensor

@@ -21,7 +21,7 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
 
     Args:
         p: A distribution with an empty batch shape.
-        ax: The axes to draw on, default those of a new figure.
+        ax: The axes to draw on. Default None: a new figure.
         labels: The names of the nodes, default their indices.
 
     >>> import torch, bellmax as bx
@@ -101,7 +101,7 @@ def alignment(
         dtw: A distribution with an empty batch shape.
         x: The first series, (N,) or (N, D), drawn on the left from top to bottom. Not drawn if None.
         y: The second series, (M,) or (M, D), drawn above. Not drawn if None.
-        ax: The axes to draw on, default those of a new figure.
+        ax: The axes to draw on. Default None: a new figure.
 
     >>> import bellmax as bx
     >>> x, y = torch.tensor([0.0, 2.0, 5.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])

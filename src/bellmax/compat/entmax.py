@@ -29,7 +29,7 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa
 
 
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803
-    """Return 1.5-entmax of X along ``dim``, of X's shape. The arguments are those of :func:`sparsemax`.
+    """Return 1.5-entmax of X along ``dim``, of X's shape. See :func:`sparsemax` for the arguments.
 
     >>> import torch
     >>> entmax15(torch.tensor([1.0, 0.0, -4.0]))

@@ -88,7 +88,7 @@ class CTCLoss(nn.Module):
         input_lengths: Tensor | Sequence[int] | int,
         target_lengths: Tensor | Sequence[int] | int,
     ) -> Tensor:
-        """Return the loss. The arguments are those of :func:`ctc_loss`."""
+        """Return the loss. See :func:`ctc_loss` for the arguments."""
         options = self.blank, self.reduction, self.zero_infinity
         return ctc_loss(log_probs, targets, input_lengths, target_lengths, *options)
 

@@ -98,7 +98,7 @@ class TokenSpan:
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
     """Merge repeated labels and remove blanks: return the tokens of an alignment with their frames.
 
-    The arguments and results are those of ``torchaudio.functional.merge_tokens``.
+    It has the arguments and results of ``torchaudio.functional.merge_tokens``.
 
     Args:
         tokens: The label (T,) of each frame, such as the result of :func:`forced_align` for one sequence.

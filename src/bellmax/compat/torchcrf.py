@@ -90,7 +90,7 @@ class CRF(nn.Module):
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """Return the best tags of each sequence as a list, with one tag for each unmasked step.
 
-        The arguments are those of ``forward``.
+        See ``forward`` for the arguments.
         """
         self._validate(emissions, None, mask)
         best = self._distribution(emissions, mask).best_sequence()

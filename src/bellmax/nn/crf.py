@@ -25,9 +25,9 @@ _LOSSES = "surrogate", "relaxed"
 class CRF(Smoothed):
     """A linear-chain CRF layer: it learns the scores of tag transitions, computes a loss, and decodes.
 
-    The score of a sequence of tags is the sum of its emissions, of ``transition_scores`` (S, S) ``[current, previous]``
-    for each pair of adjacent tags, and of ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last tag.
-    All three parameters are initialized to 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual
+    The score of a sequence of tags is the sum of its emissions and of three parameters: ``transition_scores`` (S, S)
+    ``[current, previous]`` for adjacent tags, ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last
+    tag. The parameters are initialized to 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual
     CRF, and the loss is its negative log-likelihood.
 
     In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. The mask may have gaps

@@ -63,7 +63,7 @@ class CTCLoss(Smoothed):
     def distribution(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> CTC:
         """Return the distribution over alignments of the targets, for scores normalised by max_Ω of each frame.
 
-        It gives posteriors, best labels, samples and so on. The arguments are those of :meth:`forward`.
+        It gives posteriors, best labels, samples and so on. See :meth:`forward` for the arguments.
         """
         if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
             needed = "floating point of shape (..., T, V) with T, V >= 1"

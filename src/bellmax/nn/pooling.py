@@ -13,9 +13,9 @@ from bellmax.tensors import Gamma
 class SmoothedMax(Smoothed):
     """Smoothed max pooling: max_Ω over a dimension.
 
-    As γ → 0, the result tends to the max; as γ grows, it tends to the mean plus a constant. The gradient is distributed
-    over the entries near the maximum: over all entries under negentropy, over few under a sparse Ω. Entries of −∞ are
-    ignored. Under negentropy, n equal entries give their value plus γ log n.
+    As γ → 0, the result tends to the max. As γ grows, it tends to the mean, up to an additive constant. The gradient is
+    distributed over all entries under negentropy, and over few entries near the maximum under a sparse Ω. Entries of −∞
+    are ignored. Under negentropy, n equal entries give their value plus γ log n.
 
     Args:
         omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".

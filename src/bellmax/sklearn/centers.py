@@ -116,6 +116,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return len(self._centers)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKMeans:
+        """Compute the clusters of the series of X. ``y`` is ignored."""
         series = self._read(X, reset=True)
         rng = check_random_state(self.random_state)
         if not 1 <= self.n_clusters <= len(series):
@@ -179,7 +180,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return second._replace(iterations=first.iterations + second.iterations)
 
     def _run(self, series: Series, centers: Tensor, inertia: float = np.inf, labels: Tensor | None = None) -> _Run:
-        """Run k-means from these centers. ``inertia`` and ``labels`` are those of an earlier run, for the stop rule."""
+        """Run k-means from these centers. The stop rule uses ``inertia`` and ``labels`` of an earlier run."""
         for iteration in range(self.max_iter + 1):
             distances = self._distances(series, centers)
             previous, (nearest, nearest_centers) = inertia, distances.min(1)
@@ -262,6 +263,7 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
         self._store_parameters(locals())
 
     def fit(self, X: Collection, y: Any) -> DTWBarycenterClassifier:
+        """Compute the barycenter of each class, from the series of X and their labels y (n,)."""
         series, labels = self._read_with_targets(X, y)
         self.classes_, class_indices = np.unique(labels, return_inverse=True)
         length = self._center_length(series)

@@ -65,6 +65,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         return resolve(self.omega)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKernel:
+        """Set γ, and store the series of X. ``y`` is ignored."""
         series = self._read(X, reset=True)
         if self.gamma == "scale":
             variance = float(torch.cat(series).var(0, correction=0).sum())

@@ -126,6 +126,7 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
     """
 
     def fit(self, X: Collection, y: Any) -> DTWNeighborsClassifier:
+        """Store the series of X and their labels y (n,)."""
         series, labels = self._read_with_targets(X, y)
         self.classes_, self._labels = np.unique(labels, return_inverse=True)
         self._store_series(series)
@@ -155,6 +156,7 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
     """
 
     def fit(self, X: Collection, y: Any) -> DTWNeighborsRegressor:
+        """Store the series of X and their targets y (n,)."""
         series, self._targets = self._read_with_targets(X, y)
         self._store_series(series)
         return self
@@ -214,6 +216,7 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return self.n_samples_fit_
 
     def fit(self, X: Collection, y: Any = None) -> DTWNeighborsTransformer:
+        """Store the series of X. ``y`` is ignored."""
         self._store_series(self._read(X, reset=True))
         return self
 

@@ -37,6 +37,7 @@ class _MessageGraph(NamedTuple):
     """The indices (P,) of the messages that they depend on."""
 
     def to(self, device: torch.device) -> _MessageGraph:
+        """Return a copy on a device."""
         return _MessageGraph(*(indices.to(device) for indices in self))
 
 

@@ -334,7 +334,7 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
         edge_scores, edge_ranks = _best_derivations(sorted_theta, scores, index, group, max_tails)
         size = group.nodes.stop - group.nodes.start
         best = edge_scores.reshape(batch, size, group.degree * k).sort(dim=-1, descending=True, stable=True)
-        chosen = best.indices[..., :k]  # edge · k + rank of the derivation among those of the edge
+        chosen = best.indices[..., :k]  # edge · k + rank among the derivations of the edge
         begin = torch.arange(group.edges.start, group.edges.stop, group.degree, device=theta.device)
         scores[:, group.nodes] = best.values[..., :k]
         slot[:, group.nodes] = begin.unsqueeze(-1) + chosen // k
