@@ -142,7 +142,7 @@ class CRF(Smoothed):
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
         if self._tags is not None:
             masks = self.allowed_transitions, self.allowed_starts, self.allowed_ends
-            scores = tuple(score.masked_fill(~mask, -math.inf) for score, mask in zip(scores, masks, strict=True))
+            scores = tuple(score.masked_fill(~allowed, -math.inf) for score, allowed in zip(scores, masks, strict=True))
         transitions, start, end = scores
         p = Chain.from_scores(
             emissions, transitions, start=start, end=end, lengths=lengths, mask=mask, omega=self.omega

@@ -224,9 +224,10 @@ def log_transitions_vjp(
 
     def spread(group: Group, mass: Tensor) -> Tensor:
         x = _local_scores(sorted_theta, tape, group)
-        cotangents = sorted_cotangent[:, group.edges].unflatten(1, (-1, group.degree)).masked_fill(x == -math.inf, 0)
+        local_cotangent = sorted_cotangent[:, group.edges].unflatten(1, (-1, group.degree))
+        local_cotangent = local_cotangent.masked_fill(x == -math.inf, 0)
         q = omega.argmax(x)
-        return omega.log_argmax_vjp(q, cotangents) + q * mass.unsqueeze(-1)
+        return omega.log_argmax_vjp(q, local_cotangent) + q * mass.unsqueeze(-1)
 
     return [_propagate_back(_zeros(tape.shape, theta, tape, cotangent), index, theta, spread)]
 
