@@ -116,10 +116,12 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(file: IO[bytes]) -> None:
+        """Lock an open file without waiting. Raises ``OSError`` if another process or thread holds the lock."""
         file.seek(_LOCKED_BYTE)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
     def _unlock(file: IO[bytes]) -> None:
+        """Release the lock of an open file."""
         file.seek(_LOCKED_BYTE)
         msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
 
@@ -127,7 +129,9 @@ else:
     import fcntl
 
     def _lock(file: IO[bytes]) -> None:
+        """Lock an open file without waiting. Raises ``OSError`` if another process or thread holds the lock."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock(file: IO[bytes]) -> None:
+        """Release the lock of an open file."""
         fcntl.flock(file, fcntl.LOCK_UN)  # explicit: forked processes may still hold copies of the open file

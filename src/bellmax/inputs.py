@@ -137,8 +137,8 @@ def as_series(name: str, numbers: object) -> Tensor:
 def as_collection(name: str, series: object) -> list[Tensor]:
     """Return a list of tensors (length, features), one for each series of a collection.
 
-    A collection is an array (K, N) or (K, N, D), where NaN at the end of a series is padding; a pandas frame with one
-    series per row; or any iterable of series.
+    A collection is an array (K, N) or (K, N, D), a pandas frame with one series per row, or any iterable of series. In
+    an array or a frame, NaN at the end of a series is padding.
     """
     if hasattr(series, "iloc"):
         series = _pandas_rows(name, series)

@@ -93,6 +93,7 @@ def soft_dtw(
     x, y = x.to(dtype), y.to(dtype)
 
     def value(a: Tensor, b: Tensor) -> Tensor:
+        """Return the soft-DTW of two batches. Without a mask and a custom distance, it needs no cost matrix."""
         mask = cell_mask(a.shape[1], b.shape[1])
         if dist_func is squared_euclidean and mask is None:
             return dtw(a, b, omega=omega)

@@ -115,7 +115,7 @@ class CRF(Smoothed):
         return self._allowed.ends.to(self.transition_scores.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Before version 0.2, constraints were part of the state. Drop them: they are arguments of the constructor now.
+        """Load a state, without the constraints that versions before 0.2 saved. Warn if they differ from this CRF's."""
         saved = {name: state_dict.pop(f"{prefix}allowed_{name}", None) for name in TagConstraints._fields}
         ignored = [
             f"{prefix}allowed_{name}"

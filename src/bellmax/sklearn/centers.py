@@ -113,6 +113,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
     @property
     def _n_features_out(self) -> int:
+        """The number of columns of ``transform``, from which scikit-learn generates their names."""
         return len(self._centers)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKMeans:

@@ -57,6 +57,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
 
     @property
     def _n_features_out(self) -> int:
+        """The number of columns of ``transform``, from which scikit-learn generates their names."""
         return len(self._series)
 
     @property

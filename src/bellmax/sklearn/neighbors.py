@@ -213,6 +213,7 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     @property
     def _n_features_out(self) -> int:
+        """The number of columns of ``transform``, from which scikit-learn generates their names."""
         return self.n_samples_fit_
 
     def fit(self, X: Collection, y: Any = None) -> DTWNeighborsTransformer:

@@ -107,10 +107,11 @@ class Alignment(LatticePaths):
 
     An alignment pairs elements in order. The other elements are in gaps. Its score is the sum of ``scores`` over its
     pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L elements, as in parasail and Biopython. (For
-    BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.) If a gap of rows
-    and a gap of columns are adjacent, the rows come first, so each alignment is one path. The event of an alignment is
-    the 0/1 tensor (N, M) of its pairs. ``expected_path`` (..., N, M) is the probability of each pair, and is
-    differentiable.
+    BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.)
+
+    If a gap of rows and a gap of columns are adjacent, the rows come first, so each alignment is one path. The event of
+    an alignment is the 0/1 tensor (N, M) of its pairs. ``expected_path`` (..., N, M) is the probability of each pair,
+    and is differentiable.
 
     Under :class:`SquaredL2`, every element of a path adds −γ/2, which favours few gaps. ``"sparsemax"`` has no such
     offset.
@@ -357,9 +358,8 @@ class Alignment(LatticePaths):
             is_ambiguous = is_ambiguous if is_path is None else is_ambiguous & is_path
             if is_readable(is_ambiguous) and bool(is_ambiguous.any()):
                 raise ValueError(
-                    "path must begin in the first row or column and end in the last, since other pairs do not "
-                    "determine which elements are free; for the log-probability of a sample, pass a walk from "
-                    "sample_walks()"
+                    "path must begin in the first row or column and end in the last: other pairs do not determine "
+                    "which elements are free. For the log-probability of a sample, pass a walk from sample_walks()"
                 )
 
 
