@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from support.kernels import needs_kernels
+from support.inside import loading
+from support.kernels import needs_kernels, took
 from support.lattices import Lattice, Scores, at_one
 from support.problems import OMEGAS, Enumerated, one_of_each_kind
 from torch import Tensor
@@ -344,3 +345,38 @@ def test_tensors_that_hold_a_window_of_the_cells(batch: int, minimize: bool, nam
 
     for got, right in zip(all_of("native"), all_of("reference"), strict=True):
         torch.testing.assert_close(got, right, rtol=1e-8, atol=1e-10)
+
+
+# --- sizes of tapes, which Python computes for torch.compile, and kernels compute again
+
+
+def lattice_of_long_moves(rng: np.random.Generator, by_rows: bool) -> bx.Lattice:
+    """A lattice of up to three states, with moves of up to 80 rows and columns; ``by_rows``, each to a later row."""
+    places = bx.corner, bx.along_row, bx.along_column, bx.anywhere
+    while True:
+        states = int(rng.integers(1, 4))
+        moves = [] if by_rows else [bx.Move(0, 1)]
+        for _ in range(rng.integers(1, 5)):
+            di, dj = rng.choice([0, 1, 2, 7, 8, 9, 63, 64, 65, 80], size=2).tolist()
+            moves.append(bx.Move(max(di, 1) if by_rows else di, dj, *rng.integers(states, size=2).tolist()))
+        start, end = (places[rng.integers(4)](int(rng.integers(states))) for _ in range(2))
+        try:
+            return bx.Lattice(moves, states=states, node=bx.cell("scores"), start=start, end=end)
+        except ValueError:  # no path leads to the end, or a move stays at its node
+            continue
+
+
+@pytest.mark.parametrize("forward", ["lattice_forward", "rows_forward"])
+def test_python_and_kernels_agree_on_the_sizes_of_tapes(forward: str) -> None:
+    """A kernel refuses a tape of another size."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        lattice = lattice_of_long_moves(rng, by_rows=forward == "rows_forward")
+        scores = normal(rng, *rng.integers(1, 150, size=2).tolist()).requires_grad_()
+        with took(forward, times=1) as calls:
+            _ = lattice.paths({"scores": scores}).value
+        args = calls[0].args
+        (n,) = [n for n, arg in enumerate(args) if getattr(arg, "dtype", None) == torch.float64 and arg.ndim == 2]
+        assert args[n].numel()
+        with pytest.raises(ValueError, match="the tape does not fit the lattice"):
+            getattr(loading.kernels, forward)(*args[:n], args[n][:, 1:].contiguous(), *args[n + 1 :])
