@@ -189,7 +189,7 @@ def test_an_empty_sequence_is_one_gap(backend: str) -> None:
     assert p.best_alignment().tolist() == [[-1, 0], [-1, 1], [-1, 2], [-1, -1], [-1, -1]]
 
 
-def test_no_pair_at_all(backend: str) -> None:
+def test_no_aligned_pair(backend: str) -> None:
     closed = torch.full((2, 3), -math.inf, dtype=torch.float64, requires_grad=True)
     p = bx.Alignment(closed, **GAPS, mode="local")
     assert p.value == -math.inf
@@ -206,7 +206,7 @@ def test_no_pair_at_all(backend: str) -> None:
 # --- gaps
 
 
-def test_a_number_is_a_tensor_is_a_score_for_each_position(backend: str) -> None:
+def test_gaps_as_numbers_tensors_and_scores_per_position_agree(backend: str) -> None:
     scores = potentials(2, 3, 4)
     value = bx.Alignment(scores, gap_open=-2, gap_extend=-0.5).value
     gaps = torch.tensor([-2.0, -2.0]), torch.tensor(-0.5, dtype=torch.float64)
@@ -320,7 +320,7 @@ def test_the_loss_of_an_alignment(omega: bx.Regularizer, backend: str) -> None:
         ({"lengths": (3, 0), "mode": "local"}, r"lengths\[1\] must be from 1 to 4, got 0"),
     ],
 )
-def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_argument(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bx.Alignment(torch.zeros(2, 3, 4), **options)
 
@@ -331,7 +331,7 @@ def test_gap_scores_that_are_tensors_may_be_positive() -> None:
     assert bx.Alignment(torch.zeros(2, 2), gap_open=0, gap_extend=0.0).value.isfinite()
 
 
-def test_mistakes_in_sequences_are_named() -> None:
+def test_errors_in_sequences_name_their_position() -> None:
     matrix, a = torch.zeros(4, 4), torch.tensor([0, 4])
     with pytest.raises(ValueError, match="gap_open must not be positive, got 11"):
         bx.Alignment.from_sequences(matrix, a[:1], a[:1], gap_open=11, gap_extend=1)

@@ -137,7 +137,7 @@ def test_torch_func(omega: bx.Regularizer, backend: str) -> None:
     )
 
 
-def test_checks_let_nested_transforms_through(backend: str) -> None:
+def test_checks_allow_nested_transforms(backend: str) -> None:
     theta = potentials(3, 10)
     p = DIAMOND.paths(theta)
     best = p.best_path()
@@ -228,7 +228,7 @@ def test_compile_with_learnable_gamma(backend: str) -> None:
 
 
 @pytest.mark.parametrize("omega", ["l2"], indirect=True)
-def test_torch_func_inside_compile_gives_the_numbers_of_eager(omega: bx.Regularizer, backend: str) -> None:
+def test_torch_func_inside_compile_equals_eager(omega: bx.Regularizer, backend: str) -> None:
     theta, z = potentials(10), potentials(10, seed=1)
 
     def one(t: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def test_operators_pass_opcheck(backend: str) -> None:
             torch.library.opcheck(op.default, (*program, *args), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_looking_for_the_compiler_does_not_count_as_importing_it() -> None:
+def test_find_spec_does_not_count_as_importing_the_compiler() -> None:
     code = """
 import importlib.util, torch, bellmax as bx
 importlib.util.find_spec("torch._dynamo")

@@ -58,7 +58,7 @@ def marginals_by_enumeration(
 
 @pytest.mark.parametrize("omega", OMEGAS.values(), ids=OMEGAS)
 @pytest.mark.parametrize("edges", [TREE, LOOPY], ids=["tree", "loopy"])
-def test_value_is_that_of_the_computation_tree(edges: list[tuple[int, int]], omega: Regularizer) -> None:
+def test_value_equals_the_computation_tree(edges: list[tuple[int, int]], omega: Regularizer) -> None:
     unary, pairwise = scores(edges)
     for iterations in (0, 1, 4):
         found = bx.BeliefPropagation(edges)(unary, pairwise, iterations=iterations, omega=omega).value
@@ -107,7 +107,7 @@ def test_damping_has_the_same_fixed_point() -> None:
     assert torch.allclose(plain.beliefs, damped.beliefs)
 
 
-def test_batches_share_nothing() -> None:
+def test_members_of_a_batch_are_independent() -> None:
     unary, pairwise = scores(LOOPY, batch=(2, 3))
     gamma = torch.rand(2, 3, dtype=torch.float64) + 0.5
     graph = bx.BeliefPropagation(LOOPY)
@@ -118,7 +118,7 @@ def test_batches_share_nothing() -> None:
             assert torch.allclose(getattr(b, name)[place], getattr(one, name)), name
 
 
-def test_forbidden_states_and_lonely_nodes() -> None:
+def test_forbidden_states_and_isolated_nodes() -> None:
     unary, pairwise = scores(LOOPY)
     unary = torch.cat([unary, torch.tensor([[1.0, 1.0, -math.inf]])])
     unary[0, 1:] = -math.inf
@@ -202,7 +202,7 @@ def test_values_of_half_precision_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_that_overflow_are_an_error(dtype: torch.dtype) -> None:
+def test_scores_that_overflow_raise(dtype: torch.dtype) -> None:
     graph, most = bx.BeliefPropagation(LOOPY), torch.finfo(dtype).max
     large, zeros = torch.full((4, 2), most, dtype=dtype), torch.zeros(2, 2, dtype=dtype)
     with pytest.raises(ValueError, match=r"must add up to less than .* but they overflow"):

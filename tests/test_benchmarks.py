@@ -25,12 +25,12 @@ def measured(page: ModuleType) -> dict[str, object]:
     return {name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in page.NAMES}
 
 
-def test_readme_says_what_was_measured(page: ModuleType) -> None:
+def test_readme_states_the_measured_numbers(page: ModuleType) -> None:
     (written,) = page.BETWEEN.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert written == page.readme_table(measured(page))
 
 
-def test_page_says_what_was_measured(page: ModuleType) -> None:
+def test_page_states_the_measured_numbers(page: ModuleType) -> None:
     text = (RESULTS / "index.md").read_text(encoding="utf-8")
     assert text == "\n".join(page.markdown(measured(page))) + "\n"
     for picture in (*page.TITLES, "growth", "memory"):
@@ -38,7 +38,7 @@ def test_page_says_what_was_measured(page: ModuleType) -> None:
         assert (RESULTS / f"{picture}.svg").exists()
 
 
-def test_every_peer_is_drawn_and_losing_is_shown(page: ModuleType) -> None:
+def test_every_peer_is_drawn_including_faster_ones(page: ModuleType) -> None:
     rows = {"(1,2)": {"fast": 0.5, "slow": 40.0}, "(3,4)": {"slow": 3.0}}
     figure = page.draw_ratios({"value": rows})
     widths = [bar.get_width() for bar in figure.axes[0].patches if bar.get_width()]
@@ -49,7 +49,9 @@ def test_every_peer_is_drawn_and_losing_is_shown(page: ModuleType) -> None:
     assert slow[1:] == ["slow", "3.0×", "22×", "40×", "0 of 2"]
 
 
-def test_mistakes_of_peers_are_theirs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_peers_are_reported_as_theirs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     import mistakes
 

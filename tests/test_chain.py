@@ -209,7 +209,7 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 
 @two_kinds
 @pytest.mark.parametrize("batch", [2, 9])
-def test_no_path_beside_others(batch: int, omega: bx.Regularizer, backend: str) -> None:
+def test_a_sequence_without_a_path_in_a_batch(batch: int, omega: bx.Regularizer, backend: str) -> None:
     theta, z = potentials(batch, STEPS, STATES, STATES), potentials(batch, STEPS, STATES, STATES, seed=1)
     theta[1] = -math.inf
     others = torch.arange(batch) != 1
@@ -286,13 +286,13 @@ def test_huge_scales_in_float32(omega: bx.Regularizer, backend: str) -> None:
     torch.testing.assert_close(gradient, p.best_path(), rtol=0, atol=1e-3)
 
 
-def test_gamma_is_learnable_beside_nan_padding(backend: str) -> None:
+def test_gamma_is_learnable_with_nan_padding(backend: str) -> None:
     theta, lengths = problem()
     gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda g: bx.Chain(theta, lengths=lengths, omega=bx.Negentropy(g)).value, gamma)
 
 
-def test_bad_input_is_named(backend: str) -> None:
+def test_bad_input_raises_an_error_that_names_it(backend: str) -> None:
     theta = torch.zeros(2, 3, 4, 4)
     p = bx.Chain(theta)
     bad = theta.clone()

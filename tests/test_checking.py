@@ -10,13 +10,13 @@ from support.problems import OMEGAS
 import bellmax as bx
 
 
-def test_passes_what_ships(omega: bx.Regularizer) -> None:
+def test_shipped_regularizers_pass(omega: bx.Regularizer) -> None:
     state = torch.get_rng_state()
     bx.check_regularizer(omega)
     assert torch.get_rng_state().equal(state)
 
 
-def test_passes_gamma_as_a_tensor() -> None:
+def test_regularizers_with_tensor_gamma_pass() -> None:
     bx.check_regularizer(bx.Negentropy(torch.tensor([0.5, 2.0])))
 
 
@@ -99,12 +99,12 @@ class Sized(bx.Negentropy):
         (Sized, r"project\(x\) must be the gradient"),
     ],
 )
-def test_names_what_is_wrong(wrong: type[bx.Regularizer], message: str) -> None:
+def test_errors_name_the_wrong_method(wrong: type[bx.Regularizer], message: str) -> None:
     with pytest.raises(ValueError, match=f"(?s)^{wrong.__name__} is not a regularizer yet:.*{message}"):
         bx.check_regularizer(wrong())
 
 
-def test_infinity_that_is_not_zero() -> None:
+def test_a_probability_at_minus_infinity_that_is_not_zero() -> None:
     with pytest.raises(ValueError, match=r"project\(x\) must be 0 where x is -inf"):
         bx.check_regularizer(Clamped())
 
@@ -116,7 +116,7 @@ def test_infinity_that_is_not_zero() -> None:
         bx.check_regularizer(Leaking())
 
 
-def test_a_missing_method_says_which() -> None:
+def test_a_missing_method_is_named() -> None:
     class Empty(bx.Regularizer):
         pass
 

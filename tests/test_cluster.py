@@ -204,7 +204,7 @@ def test_series_are_sent_anew_if_no_worker_has_them() -> None:
         bx.dtw_cdist(series(), client=client)
 
 
-def test_of_a_lost_worker_one_sentence_is_said() -> None:
+def test_a_lost_worker_gives_a_one_line_error() -> None:
     block = jobs.Block(slice(0, 3), slice(6, 9))
     said = jobs.describe_failure(block, KilledWorker("task", SimpleNamespace(address="tcp://somewhere:1"), 3))
     assert said.startswith("rows 0–2 against columns 6–8 could not be computed: KilledWorker: Attempted to run task")
@@ -236,7 +236,7 @@ class Closed(Lazy):
         raise OSError("the loop is closed")
 
 
-def test_a_client_that_closes_is_an_error_and_no_wait() -> None:
+def test_a_client_that_closes_raises_at_once() -> None:
     with pytest.raises(
         RuntimeError, match=r"^rows 0–2 against columns 0–2 could not be computed: OSError: the loop is closed$"
     ):
@@ -253,7 +253,7 @@ def test_a_closed_client_is_refused(client: Client, function: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", ["scatter", "nthreads"])
-def test_a_lost_scheduler_is_one_sentence(method: str) -> None:
+def test_a_lost_scheduler_gives_a_one_line_error(method: str) -> None:
     class Lost(Lazy):
         def scatter(self, data: Any, broadcast: bool, hash: bool) -> Any:
             return self.answer("scatter", data)
@@ -312,7 +312,7 @@ def test_other_processes_use_the_backend_of_the_caller(client: Client, tmp_path:
     assert set(cost.notes.read_text().split()) == {"reference"}
 
 
-def test_an_interrupt_cancels_all_that_is_under_way() -> None:
+def test_an_interrupt_cancels_running_blocks() -> None:
     class Interrupted(Lazy):
         def __init__(self) -> None:
             super().__init__()
@@ -334,14 +334,14 @@ def test_an_interrupt_cancels_all_that_is_under_way() -> None:
     assert client.cancelled[:2] == [2, 3]
 
 
-def test_few_blocks_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_blocks_are_submitted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Lazy()
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     close(bx.dtw_cdist(series(), client=client), bx.dtw_cdist(series()), 0)
     assert client.most == 8
 
 
-def test_a_slow_block_does_not_keep_the_others_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+def test_a_slow_block_does_not_delay_the_others(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     checkpoint, found = tmp_path / "blocks", []
 
     def slow(block: str) -> None:
@@ -357,7 +357,7 @@ def test_a_slow_block_does_not_keep_the_others_back(tmp_path: Path, threads: Thr
 # --- folders
 
 
-def test_neighbours_go_on_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+def test_neighbours_resume_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     xs, checkpoint = series(), tmp_path / "found"
     expected = bx.dtw_neighbors(xs, k=2)
     assert bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint, client=threads).indices.equal(expected.indices)
@@ -372,7 +372,7 @@ def test_neighbours_go_on_from_a_folder(tmp_path: Path, threads: ThreadPoolExecu
     assert got[3:].equal(expected.indices[3:])
 
 
-def test_a_folder_of_others_is_not_touched(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     xs, checkpoint = series(), tmp_path / "blocks"
     bx.dtw_cdist(xs, checkpoint=checkpoint)
     for others, options in ((xs[1:], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
@@ -405,14 +405,14 @@ class Power:
 
 
 @pytest.mark.parametrize("function", [bx.dtw_cdist, partial(bx.dtw_neighbors, k=1)])
-def test_a_cost_of_the_same_name_is_another(function: Any, tmp_path: Path) -> None:
+def test_another_cost_of_the_same_name_has_another_fingerprint(function: Any, tmp_path: Path) -> None:
     function(series(), cost=Power(1), checkpoint=tmp_path)
     function(series(), cost=Power(1), checkpoint=tmp_path)
     with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
         function(series(), cost=Power(3), checkpoint=tmp_path)
 
 
-def test_where_the_sides_part_tells_calls_apart() -> None:
+def test_the_split_between_both_sides_changes_the_fingerprint() -> None:
     xs = series()
     calls = (xs,), (xs[:6], xs[6:]), (xs[:9], xs[9:]), (xs, xs)
     assert len({collections.pairs_job(*sides).fingerprint() for sides in calls}) == 4
@@ -497,7 +497,7 @@ def test_blocks_have_the_dtype_of_the_values(options: Any, tmp_path: Path) -> No
     close(bx.dtw_cdist(series(), checkpoint=tmp_path, **options), expected, 0)
 
 
-def test_blocks_of_the_format_before_are_computed_again(tmp_path: Path) -> None:
+def test_blocks_of_an_old_format_are_computed_again(tmp_path: Path) -> None:
     bx.dtw_cdist(series(), checkpoint=tmp_path)
     for file in tmp_path.glob("rows-*"):
         torch.save((torch.zeros(3, 3),), file.with_suffix(".pt"))
@@ -529,7 +529,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     close(bx.dtw_cdist(xs, checkpoint=tmp_path), bx.dtw_cdist(xs), 0)
 
 
-def test_a_client_that_breaks_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_finished_blocks_survive_a_broken_client(tmp_path: Path) -> None:
     class Broken(Lazy):
         def submit(self, function: Any, *arguments: Any) -> Any:
             if self.most == 3:
@@ -570,7 +570,7 @@ def test_tasks_can_be_pickled_and_run_anywhere(function: Any, tmp_path: Path) ->
         close(each, right, 0)
 
 
-def test_tasks_say_what_went_wrong(tmp_path: Path) -> None:
+def test_errors_of_plans_and_tasks(tmp_path: Path) -> None:
     tasks = bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "a", cost=Cost(tmp_path / "notes", fail))
     for task in tasks[:5]:
         task.run()

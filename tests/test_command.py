@@ -60,12 +60,12 @@ def test_help_of_an_application_imports_none_of_its_libraries(arguments: list[st
 
 
 @pytest.mark.parametrize("arguments", [["ner"], ["ner", "train", "data"], ["ner", "--help"]])
-def test_an_extra_that_is_missing_is_named(arguments: list[str]) -> None:
+def test_a_missing_extra_is_named(arguments: list[str]) -> None:
     done = run(arguments, "sys.modules['seqeval'] = None", "main()")
     assert done.returncode == 1
     assert done.stderr.strip() == "seqeval is not installed: try pip install 'bellmax[ner]'"
 
 
-def test_help_names_an_extra_that_is_missing() -> None:
+def test_help_names_a_missing_extra() -> None:
     shown = run(["--help"], "sys.modules['seqeval'] = None", "main()").stdout
     assert "(needs the extra ner)" in " ".join(shown.replace("│", " ").split())

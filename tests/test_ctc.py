@@ -153,7 +153,7 @@ def test_samples_follow_the_probabilities(backend: str, omega: bx.Regularizer) -
     assert p.support.check(p.sample((3, 2))).all()
 
 
-def test_what_is_no_path(backend: str) -> None:
+def test_tensors_that_are_not_paths(backend: str) -> None:
     p = bx.CTC(torch.zeros(5, 3), torch.tensor([1, 1]), lengths=(4, 2))
     one_hot = torch.nn.functional.one_hot
     good = [[0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1]]
@@ -308,7 +308,7 @@ def test_no_labels_one_class_one_frame(backend: str) -> None:
     assert empty.expected_path.shape == (0, 4, 3)
 
 
-def test_padding_holds_anything_and_gets_no_gradient(backend: str) -> None:
+def test_padding_may_hold_any_number_and_gets_no_gradient(backend: str) -> None:
     scores, targets, lengths = batch(6)
     filled = scores.masked_fill(scores.isnan(), 7.0).requires_grad_()
     scores.requires_grad_()
@@ -403,7 +403,7 @@ def test_errors_name_the_argument(name: str) -> None:
         call(torch.zeros(5, 4), torch.tensor([1, 2]))
 
 
-def test_mass_is_kept_along_a_hundred_thousand_frames() -> None:
+def test_probability_is_conserved_over_100_000_frames() -> None:
     """In float32 its error grows with the root of their number."""
     frames = 100_000
     log_probs = torch.randn(1, frames, 5).log_softmax(-1).requires_grad_()

@@ -71,7 +71,7 @@ def test_bad_graphs_are_named(edges, num_nodes: int | None, message: str) -> Non
         bx.DAG(edges, num_nodes)
 
 
-def test_a_cycle_behind_a_tail_is_found() -> None:
+def test_a_cycle_between_other_edges_is_reported() -> None:
     edges = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 2), (4, 5), (5, 6), (6, 7)]
     with pytest.raises(ValueError, match="cycle") as error:
         bx.DAG(edges)
@@ -140,7 +140,7 @@ def test_copies(duplicate: Callable[[bx.DAG], bx.DAG], backend: str) -> None:
     torch.testing.assert_close(torch.distributions.kl_divergence(p, q), torch.zeros(2, dtype=torch.float64))
 
 
-def test_a_copy_is_of_its_own() -> None:
+def test_a_copy_is_independent() -> None:
     dag = bx.DAG([(0, 1), (0, 1)])
     same = copy.deepcopy(dag)
     same.edges.zero_()
@@ -166,7 +166,7 @@ def test_groups_share_level_and_number_of_parents() -> None:
 @pytest.mark.parametrize(
     ("layers", "width", "backend"), [(20_000, 10, "native"), (40, 30, "reference")], indirect=["backend"]
 )
-def test_a_unit_flows_through_every_layer(layers: int, width: int, backend: str) -> None:
+def test_probabilities_of_every_layer_sum_to_one(layers: int, width: int, backend: str) -> None:
     dag = bx.DAG(layered_edges(layers, width))
     theta = potentials(dag.num_edges).float().requires_grad_()
     p = dag.paths(theta)
@@ -264,7 +264,7 @@ def test_losses_of_costs() -> None:
     assert (losses.surrogate(p, target, reduction="none") >= 0).all()
 
 
-def test_no_path_costs_infinitely_much(backend: str) -> None:
+def test_a_graph_without_paths_has_infinite_cost(backend: str) -> None:
     p = bx.DAG([(0, 1), (1, 2)]).paths(torch.tensor([math.inf, 1.0], requires_grad=True), minimize=True)
     assert p.value == math.inf
     assert not p.expected_path.any()
@@ -294,7 +294,7 @@ def pruned(is_kept: torch.Tensor) -> bx.DAG:
     return bx.DAG([next(part if kept else junk) for kept in is_kept.tolist()], start="s", end="t")
 
 
-def test_what_is_not_on_a_path_from_start_to_end_is_pruned(omega: bx.Regularizer, backend: str) -> None:
+def test_edges_off_the_paths_from_start_to_end_are_pruned(omega: bx.Regularizer, backend: str) -> None:
     is_kept = torch.tensor([0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0], dtype=torch.bool)
     whole, part = pruned(is_kept), bx.DAG(PART)
     weights, z = potentials(2, 13, seed=1).requires_grad_(), potentials(2, 13, seed=2)
@@ -338,7 +338,7 @@ def test_edges_that_are_pruned_are_on_no_path() -> None:
             p.log_prob(wrong.float())
 
 
-def test_one_end_may_be_given_alone() -> None:
+def test_start_or_end_may_be_passed_alone() -> None:
     edges = torch.tensor([(0, 1), (1, 3), (2, 3), (3, 4), (3, 5)])
     assert bx.DAG(edges, start=2, end=5).paths(torch.ones(5)).expected_path.tolist() == [0, 0, 1, 0, 1]
     assert bx.DAG(edges[:4], 7, start=0).paths(torch.ones(4)).expected_path.tolist() == [1, 1, 0, 1]

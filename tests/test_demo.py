@@ -26,19 +26,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "index.html").read_text(encoding="utf-8")
 
 
-def test_needs_nothing_else(page: str) -> None:
+def test_the_page_is_self_contained(page: str) -> None:
     assert not re.search(r"""(src|href)=["']|@import|url\(""", page)
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_has_everything_once(page: str) -> None:
+def test_the_page_has_each_section_once(page: str) -> None:
     long = [line for line in page.splitlines() if len(line) > 60]
     assert len(long) > 50
     assert [line for line in long if long.count(line) > 1] == []
     assert page.count("<h2>") == page.count("<section>") == 7
 
 
-def test_holds_what_the_library_found(page: str) -> None:
+def test_the_page_holds_the_results_of_the_library(page: str) -> None:
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.S)[1].replace("<\\/", "</"))
     sparse, dense = data["tag"]["models"]["l2"], data["tag"]["models"]["negentropy"]
     assert [reading["probability"] for reading in sparse["readings"]] == pytest.approx([0.6, 0.4], abs=0.02)

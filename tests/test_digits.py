@@ -36,7 +36,7 @@ def record(folder: Path, takes: range) -> Path:
     return folder
 
 
-def test_strings_have_their_digits_and_joins(digits: ModuleType, tmp_path: Path) -> None:
+def test_strings_keep_their_digits_and_boundaries(digits: ModuleType, tmp_path: Path) -> None:
     strings = digits.read_strings(record(tmp_path, range(4, 7)), takes=range(5, 1000), rounds=2, seed=0)
     assert 30 < sum(len(labels) for _, labels, _ in strings) <= 40
     for features, labels, joins in strings:
@@ -74,7 +74,7 @@ def test_a_blank_penalty_spreads_digits_over_their_sound(digits: ModuleType, tmp
     assert lengths[1] > 160
 
 
-def test_the_curve_under_negentropy_is_torchs(digits: ModuleType, tmp_path: Path) -> None:
+def test_the_curve_under_negentropy_equals_torch(digits: ModuleType, tmp_path: Path) -> None:
     strings = digits.read_strings(record(tmp_path, range(5, 7)), takes=range(5, 1000), rounds=3, seed=0)
     strings = [(features.double(), *others) for features, *others in strings]
     options = Namespace(output=tmp_path, epochs=5, penalty_epochs=0, minutes=60.0, seed=0, resume=False)
@@ -90,9 +90,7 @@ def test_the_curve_under_negentropy_is_torchs(digits: ModuleType, tmp_path: Path
     assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-def test_a_run_that_was_cut_short_goes_on(
-    digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_resumes(digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path, range(4, 6))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     command = [str(tmp_path), "--epochs", "2", "--penalty-epochs", "1"]

@@ -411,7 +411,7 @@ def test_strided_inputs(omega: bx.Regularizer, backend: str) -> None:
     assert torch.equal(p.hessian_product(z), copy.hessian_product(z.contiguous()))
 
 
-def test_infinite_direction_where_nothing_goes(backend: str) -> None:
+def test_infinite_direction_on_an_absent_edge(backend: str) -> None:
     theta = potentials(3, 10) * 20
     p = diamond().paths(theta, omega="l2")
     z = torch.where(p.expected_path > 0, 1.0, math.inf)
@@ -459,7 +459,7 @@ def test_inputs_are_not_changed(omega: bx.Regularizer, backend: str) -> None:
     assert not theta.requires_grad
 
 
-def test_changing_the_weights_in_place_is_seen(backend: str) -> None:
+def test_in_place_changes_of_the_weights_are_seen(backend: str) -> None:
     weights = potentials(10)
     p = diamond().paths(weights)
     before = p.value
@@ -764,7 +764,7 @@ def test_two_states_on_steps_of_any_strides() -> None:
     torch.testing.assert_close(p.expand((5,)).marginals, p.marginals.expand(5, 3, 2))
 
 
-def test_expanded_transitions_of_each_step_stay_of_each_step() -> None:
+def test_expanded_transitions_per_step() -> None:
     p = bx.Chain.from_scores(potentials(4, 2), potentials(3, 2, 2, seed=1), omega="l2")
     allowed = torch.tensor([[1, 1], [1, 0], [0, 1], [1, 1]]).bool()
     for count in (3, 5):
@@ -774,7 +774,7 @@ def test_expanded_transitions_of_each_step_stay_of_each_step() -> None:
         torch.testing.assert_close(kl_divergence(q, q), torch.zeros(count, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_a_first_look_from_a_transform_keeps_the_gradients(kind: str) -> None:
+def test_a_first_access_inside_a_transform_keeps_the_gradients(kind: str) -> None:
     p = some_distributions(requires_grad=True)[kind]
     _ = torch.func.grad(lambda s: (p.value * s).sum())(torch.tensor(1.0, dtype=torch.float64))
     assert p.value.requires_grad
@@ -862,7 +862,7 @@ def test_entropy_of_tied_scores_equals_enumeration(dtype: torch.dtype, omega: bx
 
 
 @needs_kernels
-def test_an_edge_of_probability_0_has_no_part_in_entropy_and_divergence() -> None:
+def test_an_edge_of_probability_0_does_not_change_entropy_and_divergence() -> None:
     # The sweep back leaves a mass of 3.5e-17 on an edge whose log q is −∞.
     theta = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [2.0, 1.0]]], dtype=torch.float64)
     theta.requires_grad_()
@@ -875,7 +875,7 @@ def test_an_edge_of_probability_0_has_no_part_in_entropy_and_divergence() -> Non
     assert kl_divergence(p, bx.Chain(away, omega="l2")) == math.inf
 
 
-def test_nan_inside_is_an_error_whatever_gamma_is(backend: str) -> None:
+def test_nan_raises_for_gamma_as_a_number_and_as_a_tensor(backend: str) -> None:
     def programs(gamma: float | torch.Tensor, bad: float) -> Iterator[Callable[[], bx.PathDistribution]]:
         def put(*shape: int) -> torch.Tensor:
             scores = potentials(*shape)
@@ -950,7 +950,7 @@ def test_a_gamma_that_makes_scores_overflow_is_named(name: str, gamma: float | t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_that_add_up_to_infinity_are_an_error_or_infinite(dtype: torch.dtype, backend: str) -> None:
+def test_scores_that_sum_to_infinity_raise_or_are_infinite(dtype: torch.dtype, backend: str) -> None:
     most = torch.full((3, 2, 2), torch.finfo(dtype).max, dtype=dtype)
     for name in ("negentropy", "l2", "hard"):
         low = bx.Chain(-most, omega=name)

@@ -376,7 +376,7 @@ OWN_MOVES = {
 
 @pytest.mark.parametrize("name", OWN_MOVES)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_own_moves_equal_enumeration(name: str, lengths: str, backend: str) -> None:
+def test_custom_moves_equal_enumeration(name: str, lengths: str, backend: str) -> None:
     cost, sides = problem(lengths)
     options = OWN_MOVES[name]
     opened = options.get("open_begin", False), options.get("open_end", False)
@@ -410,7 +410,7 @@ def test_own_moves_equal_enumeration(name: str, lengths: str, backend: str) -> N
 
 @pytest.mark.parametrize("omega", ["l2"], indirect=True)
 @pytest.mark.parametrize("name", OWN_MOVES)
-def test_own_moves_equal_the_grid(name: str, omega: bx.Regularizer, backend: str) -> None:
+def test_custom_moves_equal_the_grid(name: str, omega: bx.Regularizer, backend: str) -> None:
     cost, lengths = problem("own")
     z, options = potentials(*cost.shape, seed=4), OWN_MOVES[name]
     p = bx.DTW(cost, lengths=lengths, omega=omega, **options)
@@ -430,7 +430,7 @@ def test_own_moves_equal_the_grid(name: str, omega: bx.Regularizer, backend: str
 
 
 @two_kinds
-def test_own_moves_have_derivatives(omega: bx.Regularizer, backend: str) -> None:
+def test_custom_moves_have_derivatives(omega: bx.Regularizer, backend: str) -> None:
     cost, z = potentials(2, 2, 3, requires_grad=True), potentials(2, 2, 3, seed=1)
     weights, penalties = STEPS.clone().requires_grad_(), potentials(2, 3, seed=2, requires_grad=True)
 
@@ -494,7 +494,7 @@ def test_infinite_cells(options: dict, omega: bx.Regularizer, backend: str) -> N
 
 @one_of_each_kind
 @pytest.mark.parametrize("options", [{}, {"open_begin": True, "step_penalties": (1, 0, 0)}], ids=["cells", "moves"])
-def test_no_alignment_beside_a_normal_one(options: dict, omega: bx.Regularizer, backend: str) -> None:
+def test_a_pair_without_an_alignment_in_a_batch(options: dict, omega: bx.Regularizer, backend: str) -> None:
     cost = potentials(3, 3, 4)
     alone = bx.DTW(cost[1], omega=omega, **options)
     cost[0, 1] = cost[2, -1, -1] = math.inf
@@ -577,7 +577,7 @@ def test_padding_gets_no_gradient(options: dict, omega: bx.Regularizer, backend:
         assert not zero[padded].any()
 
 
-def test_what_a_band_hides_may_be_nan(backend: str) -> None:
+def test_cells_outside_the_band_may_be_nan(backend: str) -> None:
     hidden = ~is_kept(6, 9, 1)
     cost = potentials(2, 6, 9)
     p, clean = bx.DTW(cost.masked_fill(hidden, math.nan), band=1), bx.DTW(cost, band=1)
@@ -709,7 +709,7 @@ def test_inputs_are_not_changed(omega: bx.Regularizer, backend: str) -> None:
         assert not tensor.requires_grad
 
 
-def test_what_changes_in_place_is_seen_or_does_not_matter(backend: str) -> None:
+def test_in_place_changes_are_seen_or_have_no_effect(backend: str) -> None:
     cost, lengths = potentials(2, 3, 4), (torch.tensor([3, 2]), torch.tensor([2, 4]))
     p = bx.DTW(cost, lengths=lengths)
     before = p.expected_path
@@ -719,7 +719,7 @@ def test_what_changes_in_place_is_seen_or_does_not_matter(backend: str) -> None:
     close(p.value, bx.DTW(cost.clone(), lengths=(torch.tensor([3, 2]), lengths[1])).value)
 
 
-def test_an_omega_of_the_users(backend: str) -> None:
+def test_a_user_defined_omega(backend: str) -> None:
     class Own(bx.SquaredL2):
         pass
 
@@ -958,7 +958,7 @@ def test_bad_costs_are_named_by_cell(dtype: torch.dtype, bad: float, backend: st
 
 @pytest.mark.parametrize("band", [2.0**62, 2.0**63 - 1, sys.maxsize, 1e19, 1e30, 1e300])
 @pytest.mark.parametrize("omega", ["hard", "negentropy"])
-def test_a_huge_band_is_no_band(band: float, omega: str, backend: str) -> None:
+def test_a_huge_band_equals_no_band(band: float, omega: str, backend: str) -> None:
     series = [torch.arange(5.0), torch.arange(7.0), torch.zeros(1)]
     cost = torch.rand(2, 4, 6)
     close(bx.DTW(cost, band=band, omega=omega).value, bx.DTW(cost, omega=omega).value)
@@ -967,7 +967,7 @@ def test_a_huge_band_is_no_band(band: float, omega: str, backend: str) -> None:
         assert torch.equal(found, wanted)
 
 
-def test_mass_is_kept_along_a_hundred_thousand_steps() -> None:
+def test_probability_is_conserved_over_100_000_steps() -> None:
     """The mass of a step is 1. A quotient that is rounded down at every step would lose 8e-9 of it each time."""
     cost = torch.randn(1, 1, 100_000, requires_grad=True)
     (path,) = torch.autograd.grad(bx.DTW(cost).value.sum(), cost)
@@ -978,7 +978,7 @@ def test_mass_is_kept_along_a_hundred_thousand_steps() -> None:
 @pytest.mark.parametrize(
     "options", [{"step_weights": (2, 1, 1)}, {"step_penalties": (0, 1, 1)}, {"open_begin": True, "open_end": True}]
 )
-def test_moves_that_differ_and_open_ends_are_swept_once(options: dict) -> None:
+def test_custom_moves_and_open_ends_need_one_forward_sweep(options: dict) -> None:
     cost = potentials(2, 4, 5, requires_grad=True)
     p, z = bx.DTW(cost, omega="l2", **options), potentials(2, 4, 5, seed=1)
     with took("lattice_forward", times=1):
@@ -991,7 +991,7 @@ def test_moves_that_differ_and_open_ends_are_swept_once(options: dict) -> None:
     close(p.expected_path, bx.DTW(cost.detach().clone(), omega="l2", **options).expected_path)
 
 
-def test_a_change_of_the_step_weights_in_place_is_noticed(backend: str) -> None:
+def test_in_place_changes_of_step_weights_are_seen(backend: str) -> None:
     cost, weights = potentials(2, 4, 5), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
     p = bx.DTW(cost, step_weights=weights)
     _ = p.value, p.expected_path

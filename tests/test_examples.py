@@ -31,7 +31,7 @@ def test_figures_are_drawn(module: str, name: str, monkeypatch: pytest.MonkeyPat
     assert any(ax.has_data() for ax in axes)
 
 
-def test_noise_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_denoising_example_removes_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     denoise = import_module("denoise")
     omega = denoise.OMEGAS["negentropy"]

@@ -27,7 +27,7 @@ def test_random_programs_equal_the_list_of_their_paths(first: int) -> None:
     assert comparisons["too many paths"] == 0
 
 
-def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = next(
         s for s in range(300) if re.search(r": Chain, .* normal, eager, torch.float64", fuzzing.check(s).description)
     )

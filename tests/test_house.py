@@ -62,18 +62,18 @@ def floor(name: str) -> int:
     return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
 
 
-def test_no_import_leads_round_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert len(IMPORTS) > 60
     order = list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError
     assert order.index("bellmax.tensors") < order.index("bellmax.distribution")
 
 
-def test_imports_lead_down() -> None:
+def test_modules_import_only_lower_floors() -> None:
     up = [(name, other) for name, others in IMPORTS.items() for other in others if floor(other) > floor(name)]
     assert not up
 
 
-def test_backends_are_behind_their_registry() -> None:
+def test_backends_are_imported_through_their_registry() -> None:
     outside = {name for name in MODULES if not name.startswith("bellmax.backends")}
     assert not [name for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.reference")]
     inside = {other for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.native")}
@@ -81,7 +81,7 @@ def test_backends_are_behind_their_registry() -> None:
 
 
 @pytest.mark.parametrize("room", ["losses", "nn"])
-def test_losses_and_layers_know_no_structure(room: str) -> None:
+def test_losses_and_layers_do_not_check_for_structures(room: str) -> None:
     structures = {"PathDistribution"}
     for name, tree in MODULES.items():
         if name.startswith("bellmax.structures"):
@@ -94,7 +94,7 @@ def test_losses_and_layers_know_no_structure(room: str) -> None:
     assert not [str(path) for path in paths if asked.search(path.read_text())]
 
 
-def test_old_places_of_modules_still_import() -> None:
+def test_old_module_paths_still_import() -> None:
     import bellmax.chain
     import bellmax.dag
     import bellmax.dtw as module_or_function

@@ -92,7 +92,7 @@ def test_base_checkpoint_gives_a_fresh_crf(base, kind):
 
 
 @pytest.mark.parametrize("kind", [example.BertCRF, WithGamma])
-def test_what_was_learnt_survives(base, tmp_path, kind):
+def test_learnt_parameters_survive_saving(base, tmp_path, kind):
     model = kind.from_pretrained(base, **NAMES)
     randomize(model.crf)
     if kind is WithGamma:
@@ -108,7 +108,7 @@ def test_what_was_learnt_survives(base, tmp_path, kind):
     assert torch.equal(again(ids, mask, labels=labels).loss, model(ids, mask, labels=labels).loss)
 
 
-def test_only_what_is_missing_is_made_new(base, tmp_path):
+def test_only_missing_parameters_are_initialised(base, tmp_path):
     model = WithGamma.from_pretrained(base, **NAMES)
     randomize(model.crf)
     nn.init.constant_(model.crf.gamma, 0.7)
@@ -178,7 +178,7 @@ def test_deferred_initialisation():
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_attention_mask_as_it_is(dtype):
+def test_attention_mask_of_the_tokenizer(dtype):
     crf, emissions = CRF(len(LABELS), constraints=tag_constraints(LABELS)), torch.randn(3, 6, len(LABELS))
     randomize(crf)
     _, mask, _ = some_batch()
@@ -200,7 +200,7 @@ def test_labels_mask_like_a_mask():
     ("reduction", "compiled"),
     [("mean", False), ("sum", False), ("token_mean", False), ("mean", True), ("token_mean", True)],
 )
-def test_rows_without_labels_count_for_nothing(reduction, compiled):
+def test_rows_without_labels_have_no_effect(reduction, compiled):
     crf = CRF(len(LABELS), constraints=tag_constraints(LABELS))
     randomize(crf)
     _, _, labels = some_batch()

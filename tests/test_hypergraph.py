@@ -190,7 +190,7 @@ def test_kl_divergence_equals_enumeration(omega: bx.Regularizer, backend: str) -
 
 
 @pytest.mark.parametrize(("name", "sense"), [("negentropy", 0), ("l2", -1), ("tsallis2", 1)])
-def test_the_maximum_over_whole_derivations_is_another(name: str, sense: int, backend: str) -> None:
+def test_the_value_differs_from_a_maximum_over_whole_derivations(name: str, sense: int, backend: str) -> None:
     omega = OMEGAS[name]
     for problem, p in problems(omega, backend):
         for row, value in enumerate(p.value.tolist()):
@@ -277,7 +277,7 @@ def as_hypergraph(dag: bx.DAG) -> bx.Hypergraph:
     return bx.Hypergraph([(names.index(head), tuple(map(names.index, tails))) for head, tails in edges])
 
 
-def test_a_graph_is_the_case_of_one_tail(omega: bx.Regularizer, backend: str) -> None:
+def test_a_graph_is_a_hypergraph_with_one_tail_per_edge(omega: bx.Regularizer, backend: str) -> None:
     theta, z = potentials(2, 3, 10), potentials(2, 3, 10, seed=1)
     theta[0, 1, 4] = -math.inf
     p, q = diamond().paths(theta, omega=omega), as_hypergraph(diamond()).derivations(theta, omega=omega)
@@ -314,7 +314,7 @@ def test_shared_weights_are_gathered(omega: bx.Regularizer, backend: str) -> Non
     assert q.by_edge is q
 
 
-def test_shared_weights_that_tell_the_derivation(omega: bx.Regularizer, backend: str) -> None:
+def test_shared_weights_that_identify_the_derivation(omega: bx.Regularizer, backend: str) -> None:
     h, number = bracketings(5)
     p = h.derivations(potentials(2, len(number)), omega=omega)
     assert p.num_paths.tolist() == [14, 14]
@@ -333,7 +333,7 @@ def test_shared_weights_that_tell_the_derivation(omega: bx.Regularizer, backend:
         torch.testing.assert_close(distance, (p.expected_path - tree).square().sum(-1) / 2)
 
 
-def test_shared_weights_that_do_not() -> None:
+def test_shared_weights_that_do_not_identify_the_derivation() -> None:
     h = bx.Hypergraph([(0, ()), (0, ())], weight_of=[0, 0])
     p = h.derivations(torch.zeros(1))
     assert p.num_paths == 2
@@ -548,7 +548,7 @@ CHART += [("abc", ("a", "bc")), ("b", ())]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_does_not_derive_the_goal_is_pruned(omega: bx.Regularizer, backend: str, shared: bool) -> None:
+def test_edges_that_do_not_derive_the_goal_are_pruned(omega: bx.Regularizer, backend: str, shared: bool) -> None:
     order = torch.tensor([8, 0, 1, 9, 2, 3, 10, 4, 5, 11, 12, 6, 7])
     rows, is_kept = [(CHART + DEAD)[n] for n in order], order < 8
     weight_of = (order * 3) % 7 if shared else None
@@ -586,7 +586,7 @@ def test_what_does_not_derive_the_goal_is_pruned(omega: bx.Regularizer, backend:
     assert len(whole.derivation_edges(p.by_edge.best_path())[0]) == 5
 
 
-def test_a_goal_that_is_wrong_is_named() -> None:
+def test_a_wrong_goal_is_named() -> None:
     with pytest.raises(ValueError, match=r"exactly one goal .*, got 2: nodes dead, abc. .* one of them, pass goal="):
         bx.Hypergraph([*DEAD[:1], *CHART])
     with pytest.raises(ValueError, match="goal must be a node of the edges, got 'S'"):

@@ -51,7 +51,7 @@ def test_two_series_in_any_form(form: str) -> None:
     torch.testing.assert_close(SoftAlignment()(give(X), give(Y)), SoftAlignment()(series(X), series(Y)))
 
 
-def test_the_widest_type_wins_and_integers_have_none() -> None:
+def test_dtypes_are_promoted_and_integers_become_the_default() -> None:
     x, y = torch.tensor(X), np.array(Y)
     assert bx.dtw(x, y.astype(np.float32)).dtype == torch.float32
     assert bx.dtw(x, y).dtype == torch.float64
@@ -111,7 +111,7 @@ def test_a_frame_is_one_series_for_dtw() -> None:
     assert bx.dtw(frame, frame.iloc[:2]).equal(bx.dtw(torch.tensor(ROWS).T.double(), torch.tensor(ROWS).T[:2].double()))
 
 
-def test_what_arrays_and_frames_may_hold() -> None:
+def test_dtypes_of_arrays_and_frames() -> None:
     a = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     objects = np.empty(2, dtype=object)
     objects[0], objects[1] = a, 2 * a
@@ -241,7 +241,7 @@ def test_barycenter_of_frames_and_lists() -> None:
         (lambda: SegmentationAttention(2, 2)(np.zeros((1, 2)), torch.zeros(1, 2)), "queries must be a tensor"),
     ],
 )
-def test_what_is_no_data_is_named(call: Callable[[], Any], message: str) -> None:
+def test_invalid_data_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -341,7 +341,7 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: bx.Alignment.from_sequences(torch.eye(2), LABELS, LABELS, gap_extension=1), "use gap_extend="),
     ],
 )
-def test_words_of_other_libraries_are_answered(call: Callable[[], Any], message: str) -> None:
+def test_argument_names_of_other_libraries_get_a_hint(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
 
@@ -359,9 +359,7 @@ def test_words_of_other_libraries_are_answered(call: Callable[[], Any], message:
         (lambda: bx.dtw(X, Y, "cityblock"), r"dtw\(\) takes 2 positional arguments \(x, y\), got 3: .* cost="),
     ],
 )
-def test_arguments_that_are_keywords_are_named_when_they_are_given_by_position(
-    call: Callable[[], Any], message: str
-) -> None:
+def test_positional_use_of_keyword_arguments_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
 
@@ -378,12 +376,12 @@ def test_arguments_that_are_keywords_are_named_when_they_are_given_by_position(
         (lambda: bx.dtw(X, Y, gamma=-1), "gamma must be a finite number > 0, got -1"),
     ],
 )
-def test_near_misses_of_omega_are_answered(call: Callable[[], Any], message: str) -> None:
+def test_misspelt_names_of_omega_get_a_hint(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_gamma_beside_a_name_at_every_entry() -> None:
+def test_gamma_with_a_name_of_omega_is_accepted_everywhere() -> None:
     theta, scores, cost = torch.randn(3, 2, 2), torch.randn(3, 2), torch.rand(3, 4)
     dag, weights = bx.DAG([(0, 1), (0, 1)]), torch.tensor([0.0, 1.0])
     for name, omega in (

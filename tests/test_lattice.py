@@ -70,7 +70,7 @@ def first_and_second(value: Tensor, tensors: Tensors) -> list[Tensor]:
 
 @each_recursion
 @for_derivatives
-def test_value_and_derivatives_are_those_of_the_recursion(name: str, omega: bx.Regularizer, backend: str) -> None:
+def test_value_and_derivatives_equal_the_recursion(name: str, omega: bx.Regularizer, backend: str) -> None:
     one, compared = RECURSIONS[name], 0
     for rows, columns in sizes(one, SIZES if backend == "native" else SIZES[1:]):
         tensors = with_grad(one.tensors(rows, columns))
@@ -89,7 +89,7 @@ def test_value_and_derivatives_are_those_of_the_recursion(name: str, omega: bx.R
 
 @each_recursion
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
-def test_batches_of_lengths_in_a_band_are_lattices_of_their_own(name: str, omega: str, backend: str) -> None:
+def test_members_of_a_batch_with_lengths_and_a_band_equal_single_lattices(name: str, omega: str, backend: str) -> None:
     one, chosen = RECURSIONS[name], OMEGAS[omega]
     lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
     tensors = one.tensors(5, 6)
@@ -122,7 +122,7 @@ def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.R
 
 
 @each_recursion
-def test_shared_scores_gather_the_gradients_of_the_batch(name: str, backend: str) -> None:
+def test_gradients_of_shared_scores_are_sums_over_the_batch(name: str, backend: str) -> None:
     one = RECURSIONS[name]
     tensors = with_grad(one.tensors(4, 5))
     first = floats(tensors)[0]
@@ -193,7 +193,7 @@ def counted(
 
 
 @each_recursion
-def test_paths_are_those_of_an_enumeration(name: str, backend: str) -> None:
+def test_paths_equal_enumeration(name: str, backend: str) -> None:
     one, k = RECURSIONS[name], 6
     rows, columns = size_with_paths(name)
     tensors = one.tensors(rows, columns)
@@ -220,7 +220,7 @@ def test_paths_are_those_of_an_enumeration(name: str, backend: str) -> None:
     indirect=["backend"],
 )
 @pytest.mark.parametrize("omega", ["negentropy", "sparsemax"])
-def test_walks_are_drawn_by_their_probabilities(name: str, omega: str, backend: str) -> None:
+def test_walks_are_sampled_with_their_probabilities(name: str, omega: str, backend: str) -> None:
     one = RECURSIONS[name]
     rows, columns = size_with_paths(name)
     p = one.lattice.paths(one.tensors(rows, columns), lengths=(rows, columns), omega=omega)
@@ -324,7 +324,7 @@ WITHOUT_NUMBERS = [name for name, one in RECURSIONS.items() if "_1" not in one.l
 
 @pytest.mark.parametrize("name", WITHOUT_NUMBERS)
 @for_derivatives
-def test_least_costs_are_greatest_scores_of_the_other_sign(name: str, omega: bx.Regularizer, backend: str) -> None:
+def test_minimised_costs_equal_maximised_negated_scores(name: str, omega: bx.Regularizer, backend: str) -> None:
     one = RECURSIONS[name]
     assert len(WITHOUT_NUMBERS) >= 17
     (rows, columns) = sizes(one, [(4, 6)])[0]
@@ -346,7 +346,7 @@ def test_least_costs_are_greatest_scores_of_the_other_sign(name: str, omega: bx.
 
 
 @pytest.mark.parametrize("bad", [-math.inf, math.nan])
-def test_bad_costs_are_named_as_they_are(bad: float, backend: str) -> None:
+def test_bad_costs_are_reported_with_their_sign(bad: float, backend: str) -> None:
     for moves in ([bx.Move(1, 1), bx.Move(0, 1)], [bx.Move(1, 1), bx.Move(1, 0)]):
         costs = torch.zeros(2, 3, 3)
         costs[1, 1, 2] = bad
@@ -378,7 +378,7 @@ def test_costs_are_minimised(backend: str) -> None:
         ([bx.Move(1, 0, 0, 0)], "end must be reached by moves, but none leads from the start into state 1"),
     ],
 )
-def test_declarations_that_cannot_be(moves: list[bx.Move], message: str) -> None:
+def test_invalid_declarations(moves: list[bx.Move], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bx.Lattice(moves, states=2, end=bx.corner(1))
 
@@ -426,7 +426,7 @@ def test_padding_may_hold_nan(backend: str) -> None:
     assert not gradient[2:].any()
 
 
-def test_no_path_at_all(backend: str) -> None:
+def test_lattices_without_a_path(backend: str) -> None:
     lattice = bx.Lattice([bx.Move(1, 1)], node=bx.cell("scores"), start=bx.corner(0), end=bx.corner(0))
     scores = torch.zeros(2, 3, 4, requires_grad=True)
     p = lattice.paths({"scores": scores}, lengths=(torch.tensor([3, 2]), torch.tensor([3, 3])))
@@ -450,7 +450,7 @@ def test_paths_of_a_batch_whose_every_score_is_batched(backend: str) -> None:
         close(paths[b], alone[1])
 
 
-def test_a_direction_is_not_read_where_there_is_no_score(backend: str) -> None:
+def test_a_direction_is_not_read_at_missing_scores(backend: str) -> None:
     lattice = RECURSIONS["monotone"].lattice
     for dtype in (torch.float32, torch.float64):
         scores = torch.zeros(3, 2, dtype=dtype)
@@ -465,7 +465,7 @@ def test_an_empty_batch_has_every_verb(backend: str) -> None:
     assert p.sample_walks((2,)).shape[:2] == (2, 0)
 
 
-def test_classes_places_and_walks_that_are_none() -> None:
+def test_invalid_classes_offsets_and_walks() -> None:
     with pytest.raises(ValueError, match="the class of x must be at least 0, got -1"):
         bx.one_of("x", -1)
     with pytest.raises(ValueError, match="at least one state"):
@@ -483,7 +483,7 @@ def test_classes_places_and_walks_that_are_none() -> None:
 
 
 @needs_kernels
-def test_negative_views_are_read_as_they_are() -> None:
+def test_negative_views_are_read_correctly() -> None:
     scores = torch.ones(5, 4)
     close(bx.Monotone(torch._neg_view(-scores)).value, bx.Monotone(scores).value)
 
@@ -491,7 +491,7 @@ def test_negative_views_are_read_as_they_are() -> None:
 @needs_kernels
 @two_kinds
 @pytest.mark.parametrize("size", [3, 9])
-def test_a_node_without_a_way_that_is_forbidden_too(omega: bx.Regularizer, size: int) -> None:
+def test_an_unreachable_node_that_is_also_forbidden(omega: bx.Regularizer, size: int) -> None:
     # Of row 0 only the corner is reached; in the last column the only way in is forbidden as well.
     scores = torch.zeros(size, size)
     scores[:, -1] = -math.inf
@@ -520,7 +520,7 @@ def test_a_table_too_large_for_kernels_compiles() -> None:
     close(gradient, lattice.paths({"a": scores}).gradient["a"])
 
 
-def test_the_grid_of_a_tensor_that_is_read_at_several_places() -> None:
+def test_the_grid_of_a_tensor_that_is_read_at_several_offsets() -> None:
     joint, y = potentials(3, 4, 5), torch.tensor([1, 2, 1])
     usual = bx.Lattice([bx.Move(1, 0, score=bx.joint("s", 0, -1)), bx.Move(0, 1, score=bx.joint("s", "y", 0, -1))])
     with pytest.raises(ValueError, match="lengths must be given, since a tensor is read at several places: 3 × 4 to 4"):
@@ -539,7 +539,7 @@ def test_counts_of_paths() -> None:
 
 
 @two_kinds
-def test_flat_segments_are_the_factored_ones_under_negentropy_alone(omega: bx.Regularizer) -> None:
+def test_flat_and_factored_segments_agree_under_negentropy_only(omega: bx.Regularizer) -> None:
     flat, factored = segments(flat=True), segments(flat=False)
     tensors = factored.tensors(6, 1)
     values = [one.lattice.paths(tensors, omega=omega).value for one in (flat, factored)]
@@ -548,7 +548,7 @@ def test_flat_segments_are_the_factored_ones_under_negentropy_alone(omega: bx.Re
 
 
 @pytest.mark.parametrize("name", ["dtw", "open begin", "local", "semiglobal"])
-def test_ties_are_broken_alike_where_paths_begin_and_end_in_several_places(name: str) -> None:
+def test_backends_break_ties_of_several_starts_and_ends_alike(name: str) -> None:
     programs: dict[str, Callable[[Tensor], bx.PathDistribution]] = {
         "dtw": lambda x: bx.DTW(x, open_begin=True, open_end=True, omega="hard"),
         "open begin": lambda x: bx.DTW(x, open_begin=True, omega="hard"),
@@ -564,7 +564,7 @@ def test_ties_are_broken_alike_where_paths_begin_and_end_in_several_places(name:
             assert torch.equal(best, programs[name](scores).best_path())
 
 
-def test_a_forgotten_offset_is_seen_in_the_grid() -> None:
+def test_a_missing_offset_changes_the_grid() -> None:
     moves = [bx.Move(1, 0, score=-1.0), bx.Move(0, 1, score=-1.0)]
     scores = {"score": torch.zeros(2, 4, 5)}
     forgotten = bx.Lattice([bx.Move(1, 1, score=bx.cell("score")), *moves]).paths(scores)

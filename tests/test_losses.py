@@ -169,7 +169,7 @@ def test_surrogate_of_alignments(omega: bx.Regularizer, backend: str) -> None:
 
 
 @pytest.mark.parametrize("open_end", [False, True])
-def test_alignments_with_moves_of_their_own(open_end: bool, omega: bx.Regularizer, backend: str) -> None:
+def test_alignments_with_custom_moves(open_end: bool, omega: bx.Regularizer, backend: str) -> None:
     options = {"step_weights": (2.0, 1.0, 1.5), "step_penalties": (0.1, 0.2, 0.3), "open_end": open_end}
     p = alignment_problem(omega=omega, open_begin=True, **options)
     target = torch.tensor([[[0, 1], [1, 1], [2, 1]], [[0, 0], [1, 1], [2, 2]]])
@@ -180,7 +180,7 @@ def test_alignments_with_moves_of_their_own(open_end: bool, omega: bx.Regularize
 
 @pytest.mark.parametrize("open_begin", [False, True])
 @pytest.mark.parametrize("open_end", [False, True])
-def test_one_alignment_is_told_from_other_sets(open_begin: bool, open_end: bool) -> None:
+def test_one_alignment_is_distinguished_from_other_sets(open_begin: bool, open_end: bool) -> None:
     sets = torch.cartesian_prod(*[torch.tensor([False, True])] * 9).reshape(-1, 3, 3)
     for lengths in ((3, 3), (2, 3), (3, 1), (1, 2)):
         many = bx.DTW(torch.zeros(sets.shape), lengths=lengths, open_begin=open_begin, open_end=open_end)
@@ -244,7 +244,7 @@ def test_zero_at_the_optimum(omega: bx.Regularizer, backend: str) -> None:
         assert not torch.autograd.grad(loss(p, labels), only, retain_graph=True)[0].any()
 
 
-def test_names_people_search_for(backend: str) -> None:
+def test_losses_equal_their_definitions_in_the_literature(backend: str) -> None:
     theta = potentials(2, STEPS, STATES, STATES)
     p = bx.Chain(theta, omega="l2")
     labels = LABELS[:2]
@@ -328,7 +328,7 @@ def test_relaxed_of_paths(omega: bx.Regularizer, backend: str) -> None:
     close(losses.relaxed(grid, ALIGNMENTS, reduction="none"), of_cells)
 
 
-def test_relaxed_tells_an_alignment_from_one_within() -> None:
+def test_relaxed_distinguishes_an_alignment_from_a_subset() -> None:
     cost = torch.tensor([[0.0, -50.0], [50.0, 0.0]], dtype=torch.float64)  # by (0, 1), not along the diagonal
     assert losses.relaxed(bx.DTW(cost), torch.eye(2)) > 1
 
@@ -344,7 +344,7 @@ def test_alignment_area(omega: bx.Regularizer, backend: str) -> None:
     close(losses.alignment_area(p, p.alignment_to_path(ALIGNMENTS), reduction="sum"), got.sum())
 
 
-def test_area_and_deviation_agree_for_one_cell_a_row() -> None:
+def test_area_and_deviation_agree_for_one_cell_per_row() -> None:
     a, b = torch.tensor([0, 1, 2, 3, 3]), torch.tensor([0, 0, 1, 2, 3])
     rows = torch.arange(5)
     grid = torch.full((5, 4), 9.0, dtype=torch.float64)
@@ -605,12 +605,12 @@ def test_bad_input(call: Any, message: str) -> None:
         losses.alignment_area,
     ],
 )
-def test_scores_in_place_of_a_distribution_are_refused(loss: Callable[..., Tensor]) -> None:
+def test_scores_instead_of_a_distribution_are_refused(loss: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match=r"p must be a distribution such as bx\.Chain, got Tensor"):
         loss(torch.randn(4, 3), torch.tensor([0, 1, 1, 2]))
 
 
-def test_cells_past_the_lengths_are_not_looked_at() -> None:
+def test_cells_past_the_lengths_are_ignored() -> None:
     p = bx.DTW(torch.zeros(4, 4), lengths=(3, 3))
     pairs = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 2]])
     target = p.alignment_to_path(pairs)
@@ -622,7 +622,7 @@ def test_cells_past_the_lengths_are_not_looked_at() -> None:
             torch.testing.assert_close(loss(p, other), expected)
 
 
-def test_deviation_of_other_integers_is_an_error() -> None:
+def test_deviation_of_other_integers_raises() -> None:
     pairs = torch.tensor([[0, 0], [1, 0], [2, 1]])
     with pytest.raises(ValueError, match=r"must be floating point or bool for paths, .*, got dtype torch.int32"):
         losses.mean_absolute_deviation(pairs.int(), pairs)
@@ -659,7 +659,7 @@ def test_minus_100_masks_and_minus_1_is_any(loss: Callable[..., Tensor], from_sc
 @pytest.mark.parametrize(
     ("loss", "compiled"), [*((loss, False) for loss in LOSSES), (losses.surrogate, True), (losses.relaxed, True)]
 )
-def test_a_row_of_nothing_but_minus_100(loss: Callable[..., Tensor], compiled: bool) -> None:
+def test_a_row_with_all_labels_minus_100(loss: Callable[..., Tensor], compiled: bool) -> None:
     emissions = potentials(4, STEPS, STATES, requires_grad=True)
     transitions = potentials(STATES, STATES, seed=1)
     labels = torch.cat((LABELS, torch.full((1, STEPS), -100)))
@@ -681,7 +681,7 @@ def test_a_row_of_nothing_but_minus_100(loss: Callable[..., Tensor], compiled: b
     assert grad.isfinite().all()
 
 
-def test_length_0_is_left_out_of_the_mean() -> None:
+def test_sequences_of_length_0_are_excluded_from_the_mean() -> None:
     theta = potentials(3, STEPS, STATES, STATES)
     p = bx.Chain(theta, lengths=[2, 0, 3])
     each = losses.surrogate(p, LABELS, reduction="none")

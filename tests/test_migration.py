@@ -126,7 +126,7 @@ def test_open_ends_are_subsequence_of_tslearn(tslearn: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(20, 20, 20, 20), (20, 9, 14, 25)], ids=["equal", "ragged"])
-def test_cdist_is_that_of_tslearn(tslearn: ModuleType, lengths: tuple[int, ...]) -> None:
+def test_cdist_equals_tslearn(tslearn: ModuleType, lengths: tuple[int, ...]) -> None:
     xs = walks(*lengths, features=2)
     padded, omega = stacked(xs), bx.Negentropy(0.5)
     for collection in (xs, padded):
@@ -138,7 +138,7 @@ def test_cdist_is_that_of_tslearn(tslearn: ModuleType, lengths: tuple[int, ...])
 
 
 @pytest.mark.parametrize(("normalize", "divergence"), [(False, None), (True, "debiased")])
-def test_loss_is_that_of_tslearn_to_float32(tslearn: ModuleType, normalize: bool, divergence: str | None) -> None:
+def test_loss_equals_tslearn_to_float32(tslearn: ModuleType, normalize: bool, divergence: str | None) -> None:
     x, y = torch.stack(walks(15, 15, features=2)), torch.stack(walks(20, 20, features=2))
     loss = DTWLoss(bx.Negentropy(0.5), divergence=divergence, reduction="none")
     assert_equal(loss(x, y), tslearn.SoftDTWLossPyTorch(gamma=0.5, normalize=normalize)(x, y), rtol=1e-6)

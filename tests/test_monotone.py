@@ -119,7 +119,7 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
         ),
     ],
 )
-def test_mistakes_are_named(scores: Tensor, options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_argument(scores: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bx.Monotone(scores, **options)
 

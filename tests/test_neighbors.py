@@ -101,7 +101,7 @@ def test_other_measures_are_exact_too(options: dict[str, Any]) -> None:
         same(bx.dtw_neighbors(ys, xs, k=5, **options), by_sorting(ys, xs, k=5, **options))
 
 
-def test_what_people_have(backend: str) -> None:
+def test_inputs_of_any_type(backend: str) -> None:
     array = np.array([[0.0, 1.0, 2.0], [0.0, 2.0, np.nan], [5.0, 5.0, 6.0]])
     expected = by_sorting(array, k=1)
     same(bx.dtw_neighbors(array, k=1), expected)
@@ -111,7 +111,7 @@ def test_what_people_have(backend: str) -> None:
     assert bx.dtw_neighbors([], array, k=2).indices.shape == (0, 2)
 
 
-def test_infinite_series_are_far() -> None:
+def test_infinite_series_are_the_last_neighbours() -> None:
     ys = walks(5, 6, 7)
     ys[1][2] = math.inf
     distances, indices = bx.dtw_neighbors(ys[:1], ys, k=3)
@@ -121,7 +121,7 @@ def test_infinite_series_are_far() -> None:
 
 
 @needs_kernels
-def test_six_sets_with_few_cells() -> None:
+def test_pruning_leaves_few_cells_on_six_datasets() -> None:
     data, few = folder("timeseries"), 0
     for path in sorted(path for path in data.iterdir() if path.is_dir()):
         train, test = (np.loadtxt(path / f"{path.name}_{part}.tsv.gz")[:, 1:] for part in ("TRAIN", "TEST"))
@@ -166,7 +166,7 @@ def test_names_of_other_libraries() -> None:
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("band", [None, 0, 7, 200])
-def test_all_pairs_are_neighbours_of_which_all_are_wanted(band: float | None) -> None:
+def test_all_pairs_equal_a_search_for_all_neighbours(band: float | None) -> None:
     xs, ys = walks(*range(60, 100)), walks(70, 5, 90)
     for left, right in ((xs, None), (xs, ys), (ys, xs)):
         with took("dtw_neighbors") as calls:

@@ -13,14 +13,14 @@ FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_four() -> None:
+def test_there_are_four_notebooks() -> None:
     if not FOLDER.exists():
         pytest.skip("not run from a checkout")
     assert len(NOTEBOOKS) == 4
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_prints_what_it_shows(
+def test_notebooks_run_and_print_their_stored_outputs(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")

@@ -111,7 +111,7 @@ def test_scores_of_each_step_in_half_precision() -> None:
             torch.testing.assert_close(found, wanted)
 
 
-def test_what_does_not_export() -> None:
+def test_unsupported_programs_do_not_export() -> None:
     topk = translations()[torch.ops.bellmax.topk.default]
     for structure, k in (("scores", 2), ("chain", 1), ("dtw", 1)):
         with pytest.raises(ValueError, match=f"exports to ONNX, got k={k} for the structure '{structure}'"):

@@ -45,7 +45,7 @@ class Cost:
 
 
 @pytest.mark.parametrize("divergence", [None, "debiased", "sharp"])
-def test_tiles_are_the_whole(divergence: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_equal_the_whole_result(divergence: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     xs, ys = series(*LENGTHS), series(2, 6, 4, 4, seed=1)
     by_tiles = [bx.dtw_cdist(xs, ys, divergence=divergence), bx.dtw_cdist(xs, divergence=divergence)]
     monkeypatch.undo()
@@ -55,7 +55,7 @@ def test_tiles_are_the_whole(divergence: str | None, monkeypatch: pytest.MonkeyP
     assert divergence is None or not by_tiles[1].diagonal().any()
 
 
-def test_memory_of_the_caller(tmp_path: Path) -> None:
+def test_out_may_be_memory_of_the_caller(tmp_path: Path) -> None:
     xs, ys = series(*LENGTHS), series(2, 6, seed=1)
     for right, width in ((ys, 2), (None, 7)):
         expected = bx.dtw_cdist(xs, right)
@@ -73,7 +73,7 @@ def test_memory_of_the_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "zarr"])
-def test_a_call_goes_on_where_another_was_interrupted(suffix: str, tmp_path: Path) -> None:
+def test_an_interrupted_call_resumes(suffix: str, tmp_path: Path) -> None:
     if suffix == "zarr":
         pytest.importorskip("zarr")
     xs, path = series(*LENGTHS), tmp_path / f"pairs.{suffix}"
@@ -184,7 +184,7 @@ def test_bad_outputs_are_named(out: Any, message: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["None", "ThreadPoolExecutor(2)"])
-def test_memory_of_many_pairs_is_that_of_the_result(client: str) -> None:
+def test_memory_of_many_pairs_is_the_size_of_the_result(client: str) -> None:
     code = r"""
 from concurrent.futures import ThreadPoolExecutor
 import re, torch, bellmax as bx

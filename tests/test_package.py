@@ -19,7 +19,7 @@ def in_a_new_process(code: str) -> str:
     return done.stdout
 
 
-def test_needs_torch_and_numpy_alone_and_brings_the_rest_on_demand() -> None:
+def test_import_needs_only_torch_and_numpy_and_loads_the_rest_lazily() -> None:
     code = """
 import sys, torch, numpy
 before = set(sys.modules)
@@ -36,7 +36,7 @@ print(bx.nn.CRF(3), bx.compat.torchcrf.CRF(3), bx.plots.alignment.__name__)
     assert modules.startswith("CRF(3, omega=Negentropy(gamma=1.0), loss='surrogate') CRF(num_tags=3)")
 
 
-def test_what_is_not_there_says_so() -> None:
+def test_missing_attributes_raise() -> None:
     with pytest.raises(AttributeError, match="module 'bellmax' has no attribute 'crf'"):
         _ = bx.crf
     with pytest.raises(AttributeError, match=r"module 'bellmax.compat' has no attribute 'sktime'"):

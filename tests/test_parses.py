@@ -51,7 +51,7 @@ def test_numbers_of_trees() -> None:
 
 
 @of_cases
-def test_value_and_derivatives_are_those_of_the_recursion(case: str, omega: bx.Regularizer, backend: str) -> None:
+def test_value_and_derivatives_equal_the_recursion(case: str, omega: bx.Regularizer, backend: str) -> None:
     words = words_of(case)
     lengths = torch.tensor([words, words - 1, 1])
     scores = problem(case, 3).requires_grad_()
@@ -179,7 +179,7 @@ def test_gamma_has_a_gradient(kind: str) -> None:
 
 
 @of_all
-def test_padding_and_unused_scores_may_be_anything(kind: str, backend: str) -> None:
+def test_padding_and_unused_scores_may_hold_any_number(kind: str, backend: str) -> None:
     scores = potentials(2, 6, 6)
     spoilt = scores.clone()
     spoilt[1, 4:], spoilt[1, :, 4:] = math.nan, math.inf
@@ -197,7 +197,7 @@ def test_padding_and_unused_scores_may_be_anything(kind: str, backend: str) -> N
         close(p.entropy(), clean.entropy())
 
 
-def test_padding_and_unused_scores_of_labels_may_be_anything(backend: str) -> None:
+def test_padding_and_unused_scores_of_labels_may_hold_any_number(backend: str) -> None:
     scores, z = potentials(2, 4, 4, 3), potentials(2, 4, 4, 3, seed=1)
     spoilt = scores.clone()
     spoilt[1, 3:], spoilt[1, :, 3:] = math.nan, math.inf
@@ -212,7 +212,7 @@ def test_padding_and_unused_scores_of_labels_may_be_anything(backend: str) -> No
 
 @of_all
 @one_of_each_kind
-def test_no_tree_at_all(kind: str, omega: bx.Regularizer, backend: str) -> None:
+def test_sentences_without_a_tree(kind: str, omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(2, 4, 4)
     scores[1] = -math.inf
     scores.requires_grad_()
@@ -565,7 +565,7 @@ def test_a_parser_is_learnt() -> None:
         ([0, 2, 1, 1, 1, 1, 1], "is not a tree: word 2 is its own head"),
     ],
 )
-def test_a_gold_tree_that_is_none_says_why_and_where(heads: list[int], message: str) -> None:
+def test_invalid_gold_heads_raise_with_reason_and_position(heads: list[int], message: str) -> None:
     fine = [0, 1, 1, 1, 1, 1, 1]
     trees, gold = bx.DependencyTrees(torch.zeros(2, 8, 8)), torch.tensor([fine, heads])
     for loss in (bx.losses.surrogate, bx.losses.relaxed, bx.losses.path_nll):
@@ -584,7 +584,7 @@ def test_several_roots_are_a_tree_without_single_root() -> None:
     assert bx.losses.surrogate(bx.DependencyTrees(torch.zeros(5, 5), single_root=False), heads) > 0
 
 
-def test_an_arc_that_is_forbidden_is_named() -> None:
+def test_a_forbidden_arc_is_named() -> None:
     arcs = torch.zeros(2, 4, 4)
     arcs[1, 2, 3] = -math.inf
     with pytest.raises(ValueError, match=r"^target\[1\] is forbidden: arcs\[1, 2, 3\] is -inf$"):
@@ -596,13 +596,13 @@ def test_an_arc_that_is_forbidden_is_named() -> None:
         bx.losses.surrogate(bx.DependencyTrees(arcs), partly)
 
 
-def test_padding_of_gold_heads_is_not_looked_at() -> None:
+def test_padding_of_gold_heads_is_ignored() -> None:
     trees = bx.DependencyTrees(torch.zeros(1, 6, 6), lengths=[3])
     with pytest.raises(ValueError, match=r"^target\[0\] is not a tree: the arcs 1→2→1 form a cycle"):
         bx.losses.surrogate(trees, torch.tensor([[2, 1, 0, 9, 9]]))
 
 
-def test_gold_spans_that_are_no_tree_say_why() -> None:
+def test_gold_spans_that_do_not_form_a_tree_raise_with_the_reason() -> None:
     trees = bx.SpanTrees(torch.zeros(2, 4, 4))
     crossing, flat = torch.tensor([[0, 3], [0, 1], [1, 2]]), torch.tensor([[0, 3], [0, 2], [-1, -1]])
     lacking, fine = torch.tensor([[0, 1], [2, 3], [-1, -1]]), torch.tensor([[0, 3], [0, 1], [2, 3]])

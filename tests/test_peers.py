@@ -89,7 +89,7 @@ def test_dense_chain_has_value_and_gradient_of_pytorch_crf(backend: str, torchcr
 
 
 @pytest.mark.parametrize("kind", ["full", "lengths"])
-def test_log_prob_and_best_sequence_are_those_of_pytorch_crf(backend: str, torchcrf: ModuleType, kind: str) -> None:
+def test_log_prob_and_best_sequence_equal_pytorch_crf(backend: str, torchcrf: ModuleType, kind: str) -> None:
     emissions, transitions = leaf(BATCH, STEPS, STATES), leaf(STATES, STATES)
     start, end, mask = leaf(STATES), leaf(STATES), mask_of(kind)
     tags = torch.randint(STATES, (BATCH, STEPS))
@@ -104,7 +104,7 @@ def test_log_prob_and_best_sequence_are_those_of_pytorch_crf(backend: str, torch
 @pytest.mark.filterwarnings("ignore:.*arg_constraints:UserWarning")
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
 @pytest.mark.parametrize("form", ["dense", "scores"])
-def test_value_gradient_and_hessian_product_are_those_of_torch_struct(
+def test_value_gradient_and_hessian_product_equal_torch_struct(
     backend: str, torch_struct: ModuleType, form: str, lengths: Tensor | None
 ) -> None:
     """torch-struct has no first step of its own: the scores of starting join those of the second step."""

@@ -155,7 +155,7 @@ def test_no_labels(name: str) -> None:
         close(none, sum(frames) / 2 * math.log(4))
 
 
-def test_sequences_and_lengths_that_do_not_fit() -> None:
+def test_sequences_and_lengths_that_do_not_fit_raise() -> None:
     a, b = SEQUENCES
     align = bx.Alignment.from_sequences
     for name, given in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
@@ -171,7 +171,7 @@ def test_sequences_and_lengths_that_do_not_fit() -> None:
     close(align(MATRIX, padded.int(), b, lengths=([2, 3], [2, 2])).value[0], align(MATRIX, a[0, :2], b[0]).value)
 
 
-def test_a_gap_for_each_pair_is_none_for_each_position() -> None:
+def test_a_gap_per_pair_differs_from_a_gap_per_position() -> None:
     scores, gap = potentials(3, 3, 3), torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
     p = bx.Alignment(scores, gap_open=gap, gap_extend=-0.5)
     for b in range(3):
@@ -184,7 +184,7 @@ def test_a_gap_for_each_pair_is_none_for_each_position() -> None:
         bx.Alignment(scores[0], gap_open=gap)
 
 
-def test_padding_of_transducers_holds_anything() -> None:
+def test_padding_of_transducers_may_hold_any_number() -> None:
     blank, emit, am, lm = potentials(2, 4, 3), potentials(2, 4, 2), potentials(2, 4, 5), potentials(2, 3, 5)
     lengths, targets = ([4, 2], [2, 1]), torch.tensor([[1, 2], [3, 99]])
     inputs = [t.requires_grad_() for t in (blank, emit, am, lm)]
@@ -199,7 +199,7 @@ def test_padding_of_transducers_holds_anything() -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad((p.value + q.value).sum(), inputs))
 
 
-def test_a_wildcard_is_a_class_that_costs_nothing() -> None:
+def test_a_wildcard_is_a_class_with_score_0() -> None:
     log_probs = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.1, 0.1, 0.8], [0.1, 0.8, 0.1]]).log()
     with_star = torch.nn.functional.pad(log_probs, (0, 1))
     labels, scores = forced_align(with_star.unsqueeze(0), torch.tensor([[1, 3, 1]]))

@@ -73,7 +73,7 @@ def test_f1_counts_near_pairs(pairs: ModuleType) -> None:
     assert pairs.f1(alignment, truth, within=2) == pytest.approx(2 * 2 / 6)
 
 
-def test_the_best_alignments_are_those_of_parasail(pairs: ModuleType) -> None:
+def test_the_best_alignments_equal_parasail(pairs: ModuleType) -> None:
     some = pairs.read(lines())
     batch = pairs.collate(some)
     ours = pairs.best(pairs.blosum62(), pairs.GAPS, batch)
@@ -83,7 +83,9 @@ def test_the_best_alignments_are_those_of_parasail(pairs: ModuleType) -> None:
 
 @pytest.mark.parametrize("kind", ["matrix", "convolution"])
 @pytest.mark.parametrize("omega", ["negentropy", "sparsemax"])
-def test_gradients_of_gaps_are_differences(kind: str, omega: str, pairs: ModuleType, proteins: ModuleType) -> None:
+def test_gradients_of_gaps_equal_finite_differences(
+    kind: str, omega: str, pairs: ModuleType, proteins: ModuleType
+) -> None:
     torch.manual_seed(0)
     model = proteins.Substitution()
     model = (model if kind == "matrix" else proteins.Convolution(model)).double().eval()
@@ -110,7 +112,7 @@ def test_gradients_of_gaps_are_differences(kind: str, omega: str, pairs: ModuleT
 
 
 @pytest.mark.parametrize("omega", ["negentropy", "sparsemax"])
-def test_learning_helps(omega: str, pairs: ModuleType, proteins: ModuleType) -> None:
+def test_learning_improves_the_f1_score(omega: str, pairs: ModuleType, proteins: ModuleType) -> None:
     torch.manual_seed(0)
     model, some = proteins.Substitution(), pairs.read(lines())
     batch = pairs.collate(some)
@@ -122,7 +124,7 @@ def test_learning_helps(omega: str, pairs: ModuleType, proteins: ModuleType) -> 
     assert scores[1] > scores[0] + 0.02
 
 
-def test_the_command_learns_reports_draws_and_goes_on(
+def test_the_command_learns_reports_plots_and_resumes(
     proteins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, output = tmp_path / "pairs.txt", tmp_path / "run"

@@ -16,7 +16,7 @@ HOME = "https://github.com/bellmax/bellmax/"
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=range(len(CELLS)))
-def test_a_cell_pasted_into_an_empty_file_prints_what_it_says(cell: str, tmp_path: Path) -> None:
+def test_each_cell_runs_alone_and_prints_its_output(cell: str, tmp_path: Path) -> None:
     said = re.findall(r"^print\(.*\)  # (.*)$", cell, re.MULTILINE)
     assert said
     (tmp_path / "cell.py").write_text(cell, encoding="utf-8")

@@ -30,7 +30,7 @@ def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
 
 
 @pytest.mark.parametrize("condition", ["its instruments", "60 cents sharp", "all of it"])
-def test_the_true_times_are_found(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
+def test_estimated_times_are_close_to_the_truth(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
     path = music.write_midi(tmp_path / "a.mid", music.score(2, 24))
     found = dict(recordings.errors(path, condition, tones, seconds=7.0))
     assert list(found) == ["both", "harmonic", "chroma"]
@@ -39,7 +39,7 @@ def test_the_true_times_are_found(recordings: ModuleType, tmp_path: Path, condit
     assert recordings.table({(condition, name): [error] for name, error in found.items()}).count("|") > 8
 
 
-def test_conditions_do_what_they_say(recordings: ModuleType) -> None:
+def test_conditions_change_the_recording_as_named(recordings: ModuleType) -> None:
     audio = music.render(music.score(), music.warp(music.score()))
     rng = np.random.default_rng(0)
     plain, _ = recordings.recorded(audio, recordings.Condition(), rng)
@@ -60,7 +60,7 @@ def test_conditions_do_what_they_say(recordings: ModuleType) -> None:
         ("sounds", "name a soundfont with --sounds"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_a_missing_program_is_named(
     recordings: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -168,7 +168,7 @@ def test_tsallis_to_the_precision_of_the_dtype(alpha: float, dtype: torch.dtype)
     assert width < 100 * torch.finfo(dtype).eps / (alpha - 1)
 
 
-def test_tsallis_meets_its_neighbours() -> None:
+def test_tsallis_approaches_negentropy_and_l2() -> None:
     x = potentials(10, 6)
     torch.testing.assert_close(bx.Tsallis(1 + 1e-6).argmax(x), bx.Negentropy().argmax(x), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(bx.Tsallis(2.0, 0.7).max(x), bx.SquaredL2(0.7).max(x) + 0.35)
@@ -260,7 +260,7 @@ class Gini(bx.Regularizer):
         return s * (y - (s * y).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp(min=1))
 
 
-def test_own_regularizer_equals_tsallis() -> None:
+def test_custom_regularizer_equals_tsallis() -> None:
     own, ours = Gini(0.6), bx.Tsallis(2.0, 0.6)
     theta, z = potentials(3, 10, requires_grad=True), potentials(3, 10, seed=1)
     p, expected = DIAMOND.paths(theta, omega=own), DIAMOND.paths(theta, omega=ours)
@@ -277,7 +277,7 @@ def test_own_regularizer_equals_tsallis() -> None:
     assert gradgradcheck(lambda t: DIAMOND.paths(t, omega=own).expected_path, theta, fast_mode=True)
 
 
-def test_a_subclass_of_a_shipped_regularizer_is_the_users_own() -> None:
+def test_a_subclass_of_a_shipped_regularizer_is_a_custom_regularizer() -> None:
     class Doubled(bx.Negentropy):
         def penalty(self, q: torch.Tensor) -> torch.Tensor:
             return 2 * super().penalty(q)
@@ -295,12 +295,12 @@ def test_a_subclass_of_a_shipped_regularizer_is_the_users_own() -> None:
     torch.testing.assert_close(own.mode, expected.mode)
 
 
-def test_own_regularizer_under_vmap() -> None:
+def test_custom_regularizer_under_vmap() -> None:
     theta = potentials(3, 10)
     mapped = torch.func.vmap(torch.func.grad(lambda t: DIAMOND.paths(t, omega=Gini(0.6)).value))(theta)
     torch.testing.assert_close(mapped, DIAMOND.paths(theta, omega=Gini(0.6)).expected_path)
 
 
-def test_own_regularizer_with_learnable_gamma() -> None:
+def test_custom_regularizer_with_learnable_gamma() -> None:
     theta, gamma = potentials(3, 10), tensor([0.4, 0.8, 1.5]).requires_grad_()
     assert gradcheck(lambda g: DIAMOND.paths(theta, omega=Gini(g)).value, gamma)

@@ -333,7 +333,7 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 @two_kinds
 @pytest.mark.parametrize("batch", [2, 9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_path_beside_others(kind: str, batch: int, omega: bx.Regularizer, backend: str) -> None:
+def test_a_sequence_without_a_path_in_a_batch(kind: str, batch: int, omega: bx.Regularizer, backend: str) -> None:
     given = scores(kind)
     shared = [len(t) != 5 for t in given]
     for tensor, for_all in zip(given, shared, strict=True):
@@ -374,7 +374,7 @@ def test_empty_sequences_give_no_gradient(batch: int, omega: bx.Regularizer, bac
     assert bx.Chain.from_scores(torch.zeros(2, 0, 3), torch.zeros(3, 3)).sample_sequences((4,)).shape == (4, 2, 0)
 
 
-def test_what_changes_in_place_is_seen_or_does_not_matter(backend: str) -> None:
+def test_in_place_changes_are_seen_or_have_no_effect(backend: str) -> None:
     emissions, transitions, lengths = potentials(2, 5, 3), potentials(3, 3, seed=1), torch.tensor([2, 5])
     gamma = torch.tensor(1.0, dtype=torch.float64)
     p = bx.Chain.from_scores(emissions, transitions, lengths=lengths, omega=bx.Negentropy(gamma))
@@ -390,7 +390,7 @@ def test_what_changes_in_place_is_seen_or_does_not_matter(backend: str) -> None:
     torch.testing.assert_close(p.marginals, fresh.marginals)
 
 
-def test_entropy_beside_huge_scores(backend: str) -> None:
+def test_entropy_with_huge_scores(backend: str) -> None:
     emissions = torch.zeros(1, 4, 3)
     emissions[0, 2] = -1e30
     p = bx.Chain.from_scores(emissions, torch.full((3, 3), 1e20), start=torch.full((3,), 1e25))
@@ -486,7 +486,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("steps", [4, 5])
-def test_a_bare_tensor_as_direction_is_of_the_emissions(steps: int, backend: str) -> None:
+def test_a_tensor_as_direction_is_a_direction_of_the_emissions(steps: int, backend: str) -> None:
     p = bx.Chain.from_scores(potentials(steps, 3), potentials(3, 3))
     z = potentials(steps, 3, seed=1)
     for bare, whole in zip(p.hessian_product(z), p.hessian_product((z, None, None, None)), strict=True):
@@ -559,7 +559,7 @@ def tied(kind: str, dtype: torch.dtype, seed: int) -> list[Tensor]:
     + [("tenths", dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)],
 )
 @pytest.mark.parametrize("name", ["hard", "l2", "negentropy"])
-def test_one_program_answers_every_question(name: str, kind: str, dtype: torch.dtype, backend: str) -> None:
+def test_every_verb_of_one_program(name: str, kind: str, dtype: torch.dtype, backend: str) -> None:
     for seed in range(3):
         emissions, transitions, start, end = tied(kind, dtype, seed)
         p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=name)

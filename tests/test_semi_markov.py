@@ -173,7 +173,7 @@ def test_one_step_and_longer_durations_than_steps(backend: str) -> None:
         p.log_prob(torch.nn.functional.one_hot(torch.tensor([5]), 12).reshape(1, 4, 3).double())
 
 
-def test_no_path(backend: str) -> None:
+def test_sequences_without_a_path(backend: str) -> None:
     segments = torch.full((3, 2, 2), -math.inf, requires_grad=True)
     p = bx.SemiMarkov(segments, torch.zeros(2, 2))
     assert p.value == -math.inf
@@ -240,7 +240,7 @@ def test_the_surrogate_loss_is_the_likelihood(backend: str) -> None:
         ({"segments": torch.full((4, 3, 2), math.nan)}, "segments must be finite or -inf, got nan"),
     ],
 )
-def test_mistakes_are_named(change: dict[str, Tensor], message: str) -> None:
+def test_errors_name_the_argument(change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _ = model(scores(4, 3, 2) | change).value
 

@@ -53,7 +53,7 @@ def test_cost_is_its_formula(cost: str, features: int) -> None:
 
 @each_cost
 @pytest.mark.parametrize("features", [2, 40])
-def test_equal_points_cost_exactly_nothing(cost: str, features: int) -> None:
+def test_equal_points_have_cost_0(cost: str, features: int) -> None:
     x = (potentials(600, features) + 1e4).float()  # more cells than a block holds
     assert not pairwise(x, x.clone(), cost).diagonal().any()
 
@@ -98,7 +98,7 @@ def test_derivatives_of_costs(cost: str, features: int) -> None:
 
 @each_cost
 @pytest.mark.parametrize("features", [1, 3, 20])
-def test_no_slope_at_equal_points(cost: str, features: int) -> None:
+def test_the_gradient_at_equal_points_is_0(cost: str, features: int) -> None:
     x = potentials(1, 3, features).expand(2, 3, features).clone()
     x[:, 1] = 0
     x.requires_grad_()
@@ -110,7 +110,7 @@ def test_no_slope_at_equal_points(cost: str, features: int) -> None:
 
 
 @each_cost
-def test_gradient_in_float32_does_not_see_an_offset(cost: str) -> None:
+def test_gradient_in_float32_is_invariant_to_an_offset(cost: str) -> None:
     x, y = potentials(50, 2).float(), potentials(60, 2, seed=1).float()
     x, y = x + 1024 - 1024, y + 1024 - 1024  # what 1024 leaves of the digits
     weights, shift = potentials(50, 60, seed=2).float(), 0 if cost == "cosine" else 1024
@@ -139,7 +139,7 @@ def test_costs_under_torch_func(cost: str) -> None:
     close(forward_twice, (bend * z).sum())
 
 
-def test_cosine_of_nothing() -> None:
+def test_cosine_of_zero_vectors() -> None:
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     close(pairwise(x, x, "cosine"), torch.tensor([[0.0, 0.5], [0.5, 0.0]]), 0)
 
@@ -193,7 +193,7 @@ def test_derivatives(divergence: str | None, name: str) -> None:
 
 @pytest.mark.parametrize("divergence", [None, *DIVERGENCES])
 @pytest.mark.parametrize(("band", "name"), [(None, "negentropy"), (1, "negentropy"), (1, "l2")])
-def test_lengths_are_those_of_series_alone(divergence: str | None, band: float | None, name: str) -> None:
+def test_lengths_equal_series_without_padding(divergence: str | None, band: float | None, name: str) -> None:
     xs, ys = ragged(4, 1, 3, seed=2), ragged(2, 5, 4, seed=7)
     x = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan).requires_grad_()
     y = torch.nn.utils.rnn.pad_sequence(ys, True, padding_value=math.nan).requires_grad_()
@@ -263,7 +263,7 @@ def test_a_tensor_gamma_broadcasts_and_learns(backend: str) -> None:
 
 
 @pytest.mark.parametrize("divergence", [None, "sharp"])
-def test_pairs_that_no_alignment_joins(divergence: str | None) -> None:
+def test_pairs_without_an_alignment(divergence: str | None) -> None:
     x, y = potentials(2, 3, 1, requires_grad=True), potentials(2, 3, 1, seed=1)
 
     def cost(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -350,7 +350,7 @@ def test_cdist_keeps_gradients(divergence: str | None) -> None:
     close(mapped, torch.autograd.grad(bx.dtw_cdist(xs[:1], ys).sum(), xs[0])[0])
 
 
-def test_cdist_takes_what_people_have(backend: str) -> None:
+def test_cdist_takes_inputs_of_any_type(backend: str) -> None:
     xs = ragged(3, 5, 4, features=1)
     stacked = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan)
     expected = bx.dtw_cdist(xs)
@@ -514,7 +514,7 @@ def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
 # --- moves that differ
 
 
-def test_penalties_weights_and_open_ends_are_those_of_dtw() -> None:
+def test_penalties_weights_and_open_ends_equal_dtw() -> None:
     x, y = ragged(9, 12)
     penalty = torch.tensor([0.0, 0.3, 0.2], dtype=torch.float64, requires_grad=True)
     moves = {"step_weights": (2, 1, 1), "step_penalties": penalty, "open_end": True}

@@ -44,7 +44,7 @@ ALL = [
 
 
 @parametrize_with_checks(ALL)
-def test_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_estimators_pass_the_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
@@ -84,7 +84,7 @@ def test_collections(estimator: Any, train: Any, test: Any, y: Any) -> None:
         assert model.score(test, y[16:]) == 1
 
 
-def test_padding_and_frames_are_the_series() -> None:
+def test_padded_arrays_and_frames_equal_the_series() -> None:
     pandas = pytest.importorskip("pandas")
     X, y = waves()
     padded = np.full((len(X), 25), np.nan)
@@ -100,7 +100,7 @@ def test_padding_and_frames_are_the_series() -> None:
 
 @pytest.mark.parametrize("weights", ["uniform", "distance"])
 @pytest.mark.parametrize("measure", [{}, {"omega": "negentropy", "divergence": "debiased", "cost": "log_sqeuclidean"}])
-def test_neighbours_are_those_of_scikit_learn(weights: str, measure: dict[str, Any]) -> None:
+def test_neighbours_equal_scikit_learn(weights: str, measure: dict[str, Any]) -> None:
     X, y = waves(30)
     X[20] = X[3]  # at distance 0
     options: dict[str, Any] = {"band": 4, "omega": "hard", **measure}
@@ -118,7 +118,7 @@ def test_neighbours_are_those_of_scikit_learn(weights: str, measure: dict[str, A
 
 
 @pytest.mark.parametrize("mode", ["distance", "connectivity"])
-def test_the_graph_is_that_of_scikit_learn(mode: str) -> None:
+def test_the_graph_equals_scikit_learn(mode: str) -> None:
     X, _ = waves()
     theirs = KNeighborsTransformer(n_neighbors=3, mode=mode, metric="precomputed")
     expected = theirs.fit_transform(bx.dtw_cdist(X, omega="hard").abs().numpy())
@@ -193,7 +193,7 @@ def test_as_many_threads_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernels
-def test_errors_are_those_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_rates_equal_the_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     data = folder("timeseries")
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")

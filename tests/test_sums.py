@@ -127,7 +127,7 @@ def _every_search_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @each
 @pytest.mark.usefixtures("_every_search_ends")
-def test_events_that_are_drawn_are_events(made: Callable[[], PathDistribution], backend: str) -> None:
+def test_sampled_events_are_in_the_support(made: Callable[[], PathDistribution], backend: str) -> None:
     p = made()
     torch.manual_seed(0)
     assert p.support.check(p.sample((40,))).all()
@@ -135,7 +135,7 @@ def test_events_that_are_drawn_are_events(made: Callable[[], PathDistribution], 
 
 @each
 @pytest.mark.usefixtures("_every_search_ends")
-def test_events_are_the_sums_of_paths_and_no_others(made: Callable[[], PathDistribution]) -> None:
+def test_the_support_is_the_set_of_sums_of_paths(made: Callable[[], PathDistribution]) -> None:
     whole = made()
     for p in whole if whole.batch_shape else [whole]:
         events = all_events(p)
@@ -162,7 +162,7 @@ def test_a_search_that_gives_up_accepts_the_event(limit: int, programs: int, mon
     assert abandoned >= programs
 
 
-def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, "work of a search for a sum", 0)
 @pytest.mark.parametrize("made", SHARED, ids=lambda made: made.__name__)
 @pytest.mark.parametrize("most", [0, 600])
@@ -227,7 +227,7 @@ def test_targets_of_negated_costs(backend: str) -> None:
         bx.losses.surrogate(both_signs(), torch.ones(3))
 
 
-def test_a_coefficient_of_zero_is_no_use() -> None:
+def test_a_coefficient_of_zero_does_not_count_as_use() -> None:
     s = bx.pair("s", "a", "b", -1, -1)
     lattice = by_moves(s, 0.0 * s + bx.row("r", -1), bx.column("c", -1))
     letters = {"a": torch.tensor([0, 1, 0]), "b": torch.tensor([0, 1, 1])}
@@ -236,7 +236,7 @@ def test_a_coefficient_of_zero_is_no_use() -> None:
     assert bool(bx.losses.path_nll(p, p.best_path()).isfinite())
 
 
-def test_losses_take_events_of_negated_scores_and_no_counts_of_no_path() -> None:
+def test_losses_take_events_of_negated_scores_and_refuse_counts_without_a_path() -> None:
     letters = {"a": torch.tensor([0, 0]), "b": torch.tensor([0, 0])}
     s = bx.pair("s", "a", "b", -1, -1)
     for sign in (1, -1):

@@ -241,7 +241,7 @@ def test_pruned_ranges_keep_paths() -> None:
                 close(pruned.value, p.value)
 
 
-def test_pruning_keeps_the_likely_path_and_knows_lengths() -> None:
+def test_pruning_keeps_the_likely_path_and_respects_lengths() -> None:
     path = torch.tensor([0, 0, 1, 3, 3, 4])
     blank = torch.where(torch.arange(6)[:5] == path[:, None], 0.0, -20.0).expand(2, 6, 5)
     p = bx.Transducer(blank, torch.zeros(2, 6, 4), lengths=([6, 5], [4, 3]))
@@ -269,13 +269,13 @@ def test_pruning_keeps_the_likely_path_and_knows_lengths() -> None:
         (TARGETS, {"lengths": ([4, 4, 4], [1, 4, 1])}, r"lengths\[1\] must be from 0 to 3, got 4"),
     ],
 )
-def test_mistakes_are_named(targets: Tensor, options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_argument(targets: Tensor, options: dict[str, Any], message: str) -> None:
     options = {"lengths": LENGTHS} | options
     with pytest.raises(ValueError, match=message):
         bx.Transducer.from_logits(joints(), targets, **options)
 
 
-def test_time_first_logits_are_told_from_their_lengths() -> None:
+def test_time_first_logits_are_detected_by_their_lengths() -> None:
     logits, targets = joints().transpose(0, 1), TARGETS
     assert logits.shape[:2] == (4, 3)
     for lengths in (None, LENGTHS):
@@ -283,7 +283,7 @@ def test_time_first_logits_are_told_from_their_lengths() -> None:
             bx.Transducer.from_logits(logits, targets, lengths=lengths)
 
 
-def test_mistakes_in_shapes_are_named() -> None:
+def test_errors_in_shapes_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"emit must have shape \(..., 3, 2\), got \(3, 3\)"):
         bx.Transducer(torch.zeros(3, 3), torch.zeros(3, 3))
     with pytest.raises(ValueError, match=r"lm must have shape \(..., U \+ 1, 4\)"):

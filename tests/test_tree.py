@@ -361,7 +361,7 @@ def test_losses_take_labels(omega: bx.Regularizer, backend: str) -> None:
     assert losses.hamming_cost(p, target).equal((1 - one_hot).double())
 
 
-def test_targets_that_are_none() -> None:
+def test_invalid_targets_raise() -> None:
     p = bx.Tree([-1, 0]).labels(torch.zeros(3, 2, 2), torch.zeros(2, 2))
     with pytest.raises(
         ValueError, match="target must be from 0 to 1, or -1 or -100 for any, got 2 at node 1 of sequence 2"

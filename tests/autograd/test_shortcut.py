@@ -54,7 +54,7 @@ def test_second_derivatives_with_padded_labels(options: dict) -> None:
     assert torch.autograd.gradgradcheck(loss, e)
 
 
-def test_no_step_at_all() -> None:
+def test_a_sequence_without_steps() -> None:
     crf = CRF(3)
     for batch in ((), (2,), (2, 3), (0,)):
         e = torch.zeros(*batch, 0, 3, requires_grad=True)
@@ -74,7 +74,7 @@ def test_a_default_device_does_not_matter() -> None:
 
 
 @needs_kernels
-def test_tensors_that_hold_no_numbers_themselves() -> None:
+def test_tensor_subclasses_and_lazy_views() -> None:
     x, z = torch.randn(4, 3, 3), torch.randn(2, 4, 3)
     wanted = bx.Chain(x).value
     pair = bx.Chain(TwoTensor(x, x.clone())).value

@@ -174,7 +174,7 @@ def test_an_operation_that_mixes_devices_raises() -> None:
     assert (here + 1).tolist() == [2, 2, 2]
 
 
-def test_a_kernel_that_is_given_its_tensors_raises() -> None:
+def test_a_native_kernel_refuses_its_tensors() -> None:
     theta = torch.zeros(1, 2, 2, 2, device=HERE)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         BACKENDS["native"].sweeps("chain").forward([theta], (), bx.Negentropy())
@@ -186,7 +186,7 @@ def test_a_kernel_that_is_given_its_tensors_raises() -> None:
 @pytest.mark.usefixtures("_dtypes")
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
 @every_structure
-def test_all_is_as_on_the_cpu(build: Build, omega: str) -> None:
+def test_results_equal_the_cpu(build: Build, omega: str) -> None:
     assert build(on_device, omega)[0].backend == "detour"
     same(verbs(build, on_device, omega), verbs(build, on_cpu, omega))
 
@@ -201,7 +201,7 @@ def test_losses(build: Build, omega: str) -> None:
 @pytest.mark.parametrize("_dtypes", [True], indirect=True)
 @pytest.mark.usefixtures("_dtypes")
 @every_structure
-def test_the_reference_needs_no_float64_where_there_is_none(build: Build) -> None:
+def test_the_reference_runs_without_float64(build: Build) -> None:
     wanted = verbs(build, on_cpu, "negentropy")
     with bx.use_backend("reference"):
         assert build(on_device, "negentropy")[0].backend == "reference"
@@ -271,7 +271,7 @@ def test_torch_compile() -> None:
     same({"gradient": gradient(on_device)}, {"gradient": gradient(on_cpu)})
 
 
-def test_the_tape_is_where_shapes_without_numbers_say() -> None:
+def test_fake_tapes_have_the_device_and_shape_of_real_ones() -> None:
     for build in STRUCTURES:
         p, _ = build(on_device, "negentropy")
         tape, empty = tapes(p, "detour")
@@ -288,7 +288,7 @@ def crossed(program: Callable[[], object]) -> list[tuple[str, tuple[int, ...]]]:
     return [(to, shape) for to, shape, _ in device.copies]
 
 
-def test_scores_cross_once() -> None:
+def test_scores_are_copied_once() -> None:
     theta = scores(2, 4, 3, 3).to(HERE).requires_grad_()
     there, back = ("cpu", (2, 4, 3, 3)), (device.NAME, (2, 4, 3, 3))
     p = bx.Chain(theta)
@@ -300,7 +300,7 @@ def test_scores_cross_once() -> None:
     assert crossed(lambda: p.value) == [there, (device.NAME, (2,))]
 
 
-def test_what_torch_does_not_count_is_seen_by_the_next_program() -> None:
+def test_changes_of_data_are_seen_by_the_next_program() -> None:
     theta, lengths = torch.zeros(1, 3, 2, 2, device=HERE), torch.tensor([3], device=HERE)
     values = [bx.Chain(theta, lengths=lengths).value.item()]
     theta.data.add_(1)
@@ -309,7 +309,7 @@ def test_what_torch_does_not_count_is_seen_by_the_next_program() -> None:
     assert values == pytest.approx([math.log(8), math.log(4) + 2])
 
 
-def test_a_copy_goes_with_its_tensor() -> None:
+def test_a_copy_is_freed_with_its_tensor() -> None:
     before = copies_on_cpu()
     theta = scores(2, 4, 3, 3).to(HERE)
     value = bx.Chain(theta).value
@@ -318,14 +318,14 @@ def test_a_copy_goes_with_its_tensor() -> None:
     assert copies_on_cpu() == before
 
 
-def test_in_inference_mode_changes_in_place_are_seen() -> None:
+def test_in_place_changes_are_seen_in_inference_mode() -> None:
     with torch.inference_mode():
         theta = torch.zeros(2, 2, 2, device=HERE)
         values = [bx.Chain(theta).value.item(), bx.Chain(theta.add_(1)).value.item()]
     assert values == pytest.approx([math.log(4), math.log(4) + 2])
 
 
-def test_what_a_graph_is_made_of_crosses_once() -> None:
+def test_indices_of_a_graph_are_copied_once() -> None:
     graph = diamond().to(HERE)
     crossed(lambda: graph.paths(scores(2, 10).to(HERE)).value)
     again = crossed(lambda: graph.paths(scores(2, 10).to(HERE)).value)
@@ -335,7 +335,7 @@ def test_what_a_graph_is_made_of_crosses_once() -> None:
 # --- errors, choice, the warning
 
 
-def test_errors_are_those_of_the_cpu() -> None:
+def test_errors_equal_the_errors_on_the_cpu() -> None:
     def messages(put: Put) -> list[str]:
         bad, found = torch.zeros(2, 3, 2, 2), []
         bad[1, 2, 0, 1] = math.inf
@@ -355,7 +355,7 @@ def test_errors_are_those_of_the_cpu() -> None:
     assert messages(on_device) == messages(on_cpu)
 
 
-def test_which_backend_runs_where() -> None:
+def test_backends_of_devices() -> None:
     class Own(bx.Negentropy):
         pass
 
@@ -375,7 +375,7 @@ def test_which_backend_runs_where() -> None:
                 program()
 
 
-def test_one_warning_a_process() -> None:
+def test_one_warning_per_process() -> None:
     warn_again()
     theta = torch.zeros(3, 2, 2, device=HERE)
     with warnings.catch_warnings(record=True) as caught:

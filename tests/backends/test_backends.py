@@ -63,7 +63,7 @@ def test_the_kernels_for_gpus_do_not_run_on_the_cpu() -> None:
         bx.DTW(torch.ones(2, 3))
 
 
-def test_an_omega_that_a_backend_lacks_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_omega_runs_on_the_next_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BACKENDS["native"], "serves", lambda structure, device, kernel: kernel == ("hard", ()))
     monkeypatch.setattr(BACKENDS["detour"], "serves", lambda structure, device, kernel: kernel is not None)
     p = bx.DTW(torch.ones(2, 3), omega="hard")
@@ -92,7 +92,7 @@ for name in ("reference", "fast"):
 
 
 @pytest.mark.slow
-def test_an_empty_environment_variable_is_none() -> None:
+def test_an_empty_environment_variable_is_ignored() -> None:
     told = python('import os; os.environ["BELLMAX_BACKEND"] = ""; import bellmax; print(bellmax.backend_info()["cpu"])')
     assert told.stdout == "native\n", told.stderr
 
@@ -130,7 +130,7 @@ except ValueError as error:
     assert second == "backend 'native' is not available: not compiled"
 
 
-def test_a_backend_is_used_for_what_it_serves() -> None:
+def test_a_backend_runs_the_structures_that_it_supports() -> None:
     """A backend that is preferred, and knows chains under negentropy alone: the others fall back."""
     chains = type("Chains", (), {})()
     chains.name, chains.status = "chains", "available"

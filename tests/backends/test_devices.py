@@ -80,7 +80,7 @@ def test_the_reference_serves_other_devices() -> None:
     assert gradient.device.type == "meta"
 
 
-def test_checks_read_no_value_elsewhere() -> None:
+def test_checks_read_no_value_on_other_devices() -> None:
     make = lambda *shape: torch.ones(shape, device="meta")  # noqa: E731
     lengths = make(2).long()
     for structure, p in {
@@ -91,7 +91,7 @@ def test_checks_read_no_value_elsewhere() -> None:
         BACKENDS["reference"].sweeps(structure).check(scores(p), index(p))  # reading one would raise
 
 
-def test_the_kernels_are_for_the_cpu(backend: str) -> None:
+def test_the_native_kernels_need_the_cpu(backend: str) -> None:
     cost = torch.ones(3, 4, device="meta")
     if backend == "native":
         with pytest.raises(ValueError, match="the native backend runs on the CPU, got tensors on meta"):

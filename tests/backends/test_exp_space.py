@@ -85,7 +85,7 @@ def test_states_that_cannot_be_reached(batch, states, threads):
 @pytest.mark.parametrize("batch", [1, 6, 40])
 @pytest.mark.parametrize("states", [3, 18])
 @pytest.mark.parametrize("what", ["emission", "transition", "end"])
-def test_what_underflows_is_mended(what, states, batch, threads):
+def test_underflows_are_repaired(what, states, batch, threads):
     emissions, transitions, start, end = (t.float() for t in scores(batch, 20, states))
     if what == "emission":
         emissions[-1, 5, 0] -= 150
@@ -109,7 +109,7 @@ def test_transitions_of_each_sequence(batch, threads):
     assert_agree((emissions, transitions, start, end))
 
 
-def test_no_path_beside_others(threads):
+def test_a_sequence_without_a_path_in_a_batch(threads):
     given = scores(40, 9, 4)
     given[0][3, 4] = -math.inf
     given[0][39, 0] = -math.inf

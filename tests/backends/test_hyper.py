@@ -165,7 +165,7 @@ def test_best_derivations(dtype: torch.dtype) -> None:
                     assert not count.any()
 
 
-def test_no_derivation_at_all(unit_omega: bx.Regularizer) -> None:
+def test_a_graph_without_derivations(unit_omega: bx.Regularizer) -> None:
     graph = Hypergraph(3, [(0, ()), (2, (0, 1))], [0, 1])  # node 1 has no edges
     run = Kernels(graph, torch.ones(1, 2, dtype=torch.float64), unit_omega)
     assert run.value.item() == -math.inf
@@ -173,7 +173,7 @@ def test_no_derivation_at_all(unit_omega: bx.Regularizer) -> None:
     assert not run.by_weight("hessian", torch.ones(1, dtype=torch.float64), torch.ones_like(run.theta)).any()
 
 
-def test_bad_numbers_are_seen() -> None:
+def test_bad_numbers_are_detected() -> None:
     graph = Hypergraph(1, [(0, ()), (0, ())], [0, 1])
     tape, value = torch.empty(1, 2, 4, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     for bad in (math.nan, math.inf):

@@ -135,7 +135,7 @@ def test_results_are_right_after_a_signal_whose_handler_returns() -> None:
     torch.testing.assert_close(calls[0], 3 * torch.tensor(2.0).log().item())
 
 
-def test_kernels_of_other_threads_go_on() -> None:
+def test_kernels_of_other_threads_continue() -> None:
     """Signals are handled by the main thread of Python alone."""
     cost, found = torch.randn(1, 1500, 1500), []
     wanted = bx.DTW(cost, omega=bx.Tsallis(1.3)).value

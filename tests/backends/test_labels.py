@@ -63,7 +63,7 @@ def test_derivatives_of_second_order(gamma: float) -> None:
     assert gradgradcheck(loss, tensors)
 
 
-def test_labels_that_mask_steps_take_it_too() -> None:
+def test_labels_that_mask_steps_use_the_kernel() -> None:
     crf, emissions = bx.nn.CRF(3), torch.randn(2, 4, 3)
     tags = torch.tensor([[0, -100, 2, 1], [1, 1, 0, -100]])
     with took("scored_chain_score", times=1):
@@ -71,7 +71,7 @@ def test_labels_that_mask_steps_take_it_too() -> None:
     assert got.equal(crf(emissions, tags.clamp(min=0), mask=tags >= 0))
 
 
-def test_others_go_the_general_way() -> None:
+def test_other_programs_use_the_general_sweeps() -> None:
     crf, emissions = bx.nn.CRF(3), torch.randn(2, 4, 3)
     with took("scored_chain_score", times=0):
         crf(emissions, torch.tensor([[0, -1, 2, 1], [1, 1, 0, 0]]))  # any state

@@ -142,7 +142,7 @@ for name, work in works.items():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
-def test_memory():
+def test_blocks_need_little_memory():
     """Megabytes that a large pair needs at its peak, beyond what a small one of its kind has left."""
     alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}  # what is freed goes back, so the peak is what is in use
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=alone)

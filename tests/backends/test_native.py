@@ -42,7 +42,7 @@ def test_exp2_and_log2_are_accurate(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_exp2_and_log2_at_the_edges(dtype: type) -> None:
+def test_exp2_and_log2_at_the_limits_of_their_range(dtype: type) -> None:
     x = np.array([0, -1e4, -np.inf, -0.0, 1, np.nan, 3, -2, 10], dtype)
     assert applied("exp2", x).tolist() == [1, 0, 0, 1, 2, 0, 8, 0.25, 1024]
     assert applied("log2", np.array([1, 0, 2, 0.125], dtype)).tolist() == [0, -math.inf, 1, -3]
@@ -68,7 +68,7 @@ def test_float32_over_a_long_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(OMEGAS))
 @pytest.mark.parametrize("scale", [1e16, 1e20, 1e30])
-def test_weights_that_swallow_the_threshold(name: str, scale: float) -> None:
+def test_weights_much_larger_than_the_threshold(name: str, scale: float) -> None:
     dag, theta = bx.DAG(layered_edges(4, 3)), potentials(20, 33) * scale
     theta[:, ::5] = -scale  # a common way to say "never"
     p = dag.paths(theta, omega=OMEGAS[name])
@@ -102,7 +102,7 @@ def test_a_node_with_many_parents_in_float32(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_want_of_memory_is_an_exception() -> None:
+def test_running_out_of_memory_raises() -> None:
     code = """
 import resource, torch, bellmax as bx
 dag = bx.DAG([(i, i + 1) for i in range(2000) for _ in range(2)])

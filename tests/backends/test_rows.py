@@ -111,7 +111,7 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
 
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
 @pytest.mark.parametrize("labels", [0, 1, 9, 60])
-def test_floats_are_as_good_as_doubles(labels: int, omega: str) -> None:
+def test_float32_is_as_accurate_as_float64(labels: int, omega: str) -> None:
     """Frames that spell the target at once, so that the rest of it is thousands below the best of its row."""
     torch.manual_seed(labels)
     scores = 10 * torch.randn(2, 800, 8)
@@ -130,7 +130,7 @@ def test_walks_are_drawn_by_their_probability() -> None:
     assert bool((walks[:, 0, :2] == 0).all())
 
 
-def test_gradients_of_scores_that_a_batch_shares_are_sums() -> None:
+def test_gradients_of_shared_scores_are_sums_over_the_batch() -> None:
     torch.manual_seed(0)
     scores, y = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), torch.tensor([[1, 1, 2], [3, 4, 3]])
     (shared,) = torch.autograd.grad(bx.CTC(scores, y).value.sum(), scores)

@@ -35,7 +35,7 @@ def test_equals_the_sweeps_over_cost_matrices(
     torch.testing.assert_close(got, by_sweeps(monkeypatch, xs, ys, cost=cost, omega=omega), rtol=1e-12, atol=1e-12)
 
 
-def test_products_and_values_in_float() -> None:
+def test_float32_by_products_and_by_values() -> None:
     """In float, negentropy is swept by products, unless costs are too large for them."""
     for scale in (1.0, 3000.0):
         xs = [scale * x for x in collection(20, 30, 1, torch.float32)]
@@ -45,7 +45,7 @@ def test_products_and_values_in_float() -> None:
         torch.testing.assert_close(got.double(), precise, rtol=3e-6, atol=3e-5)
 
 
-def test_euclidean_of_numbers_and_a_divergence_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_euclidean_cost_of_one_feature_and_zero_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     xs = collection(40, 20, 1, torch.float32)
     with took("dtw_short_pairs"):
         got = bx.dtw_cdist(xs, omega="hard", cost="euclidean")
@@ -64,6 +64,7 @@ def test_gamma_may_be_a_tensor_if_no_gradient_is_recorded(gamma: torch.Tensor) -
 
 
 def test_others_take_the_sweeps() -> None:
+def test_other_pairs_use_the_sweeps() -> None:
     xs = collection(10, 12, 2)
     with took("dtw_short_pairs", times=0):
         learnt = torch.tensor(2.0, requires_grad=True)

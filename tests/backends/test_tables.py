@@ -260,7 +260,7 @@ def test_strips_and_chunks_fit_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
-def test_time_warping_is_a_table(name: str) -> None:
+def test_dtw_equals_its_table(name: str) -> None:
     rng, omega = np.random.default_rng(5), at_one(OMEGAS[name])
     cost = normal(rng, 2, 130, 140).abs()
     lengths = [(130, 140), (70, 129)]
@@ -310,7 +310,7 @@ def test_draws_follow_the_probabilities(name: str, table: str) -> None:
             assert (a - b).abs().max() <= 0.06 * b.abs().max().clamp(min=1)
 
 
-def test_bad_numbers_are_seen_and_padding_is_not_read() -> None:
+def test_bad_numbers_are_detected_and_padding_is_not_read() -> None:
     lattice = dtw(np.random.default_rng(0))
     scores = lattice.scores[0]
     assert scores is not None
@@ -327,7 +327,7 @@ def test_bad_numbers_are_seen_and_padding_is_not_read() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(("batch", "minimize", "name"), [(1, True, "negentropy"), (2, False, "l2")])
-def test_tensors_that_hold_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
+def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
     """Read and written where they are; elsewhere nodes have score 0, and there are no moves."""
     moves = [bx.Move(1, 1, score=bx.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
     lattice = bx.Lattice(moves, node=bx.cell("own", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))

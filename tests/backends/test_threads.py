@@ -41,7 +41,7 @@ def compute(queue: multiprocessing.Queue) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_fork_after_more_than_one_thread() -> None:
+def test_forked_processes_work_after_several_threads() -> None:
     """The threads stay behind in the parent; the child must not wait for them."""
     expected = [v.tolist() for v in values()]
     context = multiprocessing.get_context("fork")

@@ -86,7 +86,7 @@ def test_forbidden_states(monkeypatch, omega):
 
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
 @pytest.mark.parametrize("forbidden", ["a step", "a transition", "an end"])
-def test_the_kernel_leaves_what_it_cannot_do_to_the_general_sweeps(omega, forbidden):
+def test_unsupported_programs_use_the_general_sweeps(omega, forbidden):
     emissions, transitions, start, end = (g.detach() for g in scores(4, 5))
     place = {"a step": emissions[1, 3], "a transition": transitions[0, 1:], "an end": end[:1]}[forbidden]
     place.fill_(-math.inf)
@@ -96,7 +96,7 @@ def test_the_kernel_leaves_what_it_cannot_do_to_the_general_sweeps(omega, forbid
     torch.testing.assert_close(marginals, path.sum(-1))
 
 
-def test_nan_is_named():
+def test_nan_raises_an_error_with_its_position():
     emissions, *rest = (g.detach() for g in scores(2, 3))
     emissions[1, 2, 0] = math.nan
     with pytest.raises(ValueError, match=r"emissions must be finite or -inf, got nan at event index \(2, 0\)"):

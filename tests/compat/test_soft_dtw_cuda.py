@@ -83,7 +83,7 @@ def test_soft_dtw_cuda(
         assert_same(actual, expected, (x, y))
 
 
-def test_use_cuda_does_not_matter_and_attributes_are_the_originals() -> None:
+def test_use_cuda_is_ignored_and_attributes_equal_the_original() -> None:
     x, y = series(3, 4)
     module = SoftDTW(use_cuda=True, gamma=0.5)
     assert torch.equal(module(x, y), SoftDTW(use_cuda=False, gamma=0.5)(x, y))
@@ -183,7 +183,7 @@ def test_cells_that_tslearn_keeps(tslearn: ModuleType, constraint: str) -> None:
             assert torch.equal(torch.ones_like(expected) if mask is None else mask, expected)
 
 
-def test_float64_values_are_those_of_tslearns_own_float64(tslearn: ModuleType) -> None:
+def test_float64_values_equal_tslearn_in_float64(tslearn: ModuleType) -> None:
     x, y = series(7, 9)
     actual = SoftDTWLossPyTorch(gamma=0.3)(x, y).detach()
     for b in range(2):

@@ -88,7 +88,7 @@ def test_no_labels_and_no_frames(backend: str) -> None:
     assert not torch.autograd.grad(loss.sum(), x)[0][:, [0, 2]].any()
 
 
-def test_the_gradient_is_that_of_the_loss_in_its_own_argument() -> None:
+def test_the_gradient_is_with_respect_to_the_log_probabilities() -> None:
     log_probs = logits().detach().log_softmax(-1).requires_grad_()
     loss: Callable[[Tensor], Tensor] = lambda x: ctc_loss(x, TARGETS, FRAMES, LABELS, reduction="sum")  # noqa: E731
     assert gradcheck(loss, log_probs, fast_mode=True)

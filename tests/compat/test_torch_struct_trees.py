@@ -208,7 +208,7 @@ def test_the_original_shares_its_roots(original: ModuleType) -> None:
         close(many.partition.exp().detach(), [count])
 
 
-def test_the_original_has_no_number_for_forbidden_arcs(original: ModuleType) -> None:
+def test_the_original_gives_nan_for_forbidden_arcs(original: ModuleType) -> None:
     theta = problem("roots", 1)
     theta[0, 0, 1] = -math.inf
     theta.requires_grad_()
@@ -287,7 +287,7 @@ def _hmm(**changed: Any) -> HMM:
     return HMM(**{**given, "observations": torch.tensor([[0, 1]]), **changed})
 
 
-def test_small_ones() -> None:
+def test_small_problems() -> None:
     close(SemiMarkovCRF(torch.zeros(2, 0, 2, 3, 3)).partition.exp(), [3.0, 3.0], 1e-6)
     assert TreeCRF(torch.zeros(0, 3, 3, 2)).marginals.shape == (0, 3, 3, 2)
     assert DependencyCRF(torch.zeros(0, 3, 3)).argmax.shape == (0, 3, 3)

@@ -30,7 +30,7 @@ def test_equals_the_loop(blank: int) -> None:
     close(*(torch.autograd.grad(g.pow(3).sum(), logits)[0] for g in first))
 
 
-def test_log_probabilities_are_taken_as_they_are() -> None:
+def test_log_probabilities_are_not_normalised_again() -> None:
     logits = potentials(2, 4, 4, 5)
     fused = rnnt_loss(logits, TARGETS, FRAMES, LABELS, 0)
     close(rnnt_loss(logits.log_softmax(-1), TARGETS, FRAMES, LABELS, 0, fused_log_softmax=False), fused)
@@ -49,7 +49,7 @@ def test_equals_torchaudio() -> None:
     close(rnnt_loss(logits, TARGETS, FRAMES, LABELS), audio.rnnt_loss(logits, TARGETS, FRAMES, LABELS), 1e-5)
 
 
-def test_mistakes_are_named() -> None:
+def test_errors_name_the_argument() -> None:
     logits = torch.zeros(2, 4, 4, 5)
     with pytest.raises(RuntimeError, match="blank must be from -5 to 4, got 5"):
         rnnt_loss(logits, TARGETS, FRAMES, LABELS, 5)

@@ -65,7 +65,7 @@ def test_one_step_and_one_tag(backend: str, steps: int, states: int) -> None:
     assert ours.decode(emissions, mask) == theirs.decode(emissions, mask)
 
 
-def test_decodes_ties_alike(backend: str) -> None:
+def test_ties_are_decoded_as_in_the_original(backend: str) -> None:
     ours, theirs = pair()
     for crf in (ours, theirs):
         for parameter in crf.parameters():
@@ -93,7 +93,7 @@ def test_loads_a_trained_state_dict_and_decodes_identically(backend: str) -> Non
     original.CRF(TAGS).load_state_dict(ours.state_dict())
 
 
-def test_initialisation_and_repr_are_the_originals() -> None:
+def test_initialisation_and_repr_equal_the_original() -> None:
     torch.manual_seed(3)
     ours = CRF(5)
     torch.manual_seed(3)
@@ -120,7 +120,7 @@ ERRORS: dict[str, Callable[[type], object]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_are_the_originals(name: str) -> None:
+def test_errors_equal_the_original(name: str) -> None:
     messages = []
     for crf in (CRF, original.CRF):
         with pytest.raises(ValueError) as caught:  # noqa: PT011  the text is compared below
@@ -133,12 +133,12 @@ def test_errors_are_the_originals(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_tags_that_are_no_numbers(dtype: torch.dtype) -> None:
+def test_tags_that_are_not_numbers(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=f"tags must be of an integer type, got {dtype}"):
         CRF(3)(torch.zeros(2, 1, 3), torch.ones(2, 1, dtype=dtype))
 
 
-def test_no_steps() -> None:
+def test_sequences_without_steps() -> None:
     with pytest.raises(ValueError, match=r"emissions must have at least one step, got shape \(0, 2, 3\)"):
         CRF(3).decode(torch.zeros(0, 2, 3))
 
@@ -177,7 +177,7 @@ def test_unreachable_tags_have_zero_gradient(backend: str) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in crf.parameters())
 
 
-def test_no_path_at_all(backend: str) -> None:
+def test_sequences_without_a_path(backend: str) -> None:
     crf, (emissions, _, _) = CRF(TAGS), batch(False)
     emissions[1, 2] = -math.inf
     assert [len(best) for best in crf.decode(emissions)] == [STEPS, STEPS, 0, STEPS]

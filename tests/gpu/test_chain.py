@@ -63,7 +63,7 @@ def test_sweeps(omega: str, dtype: torch.dtype, kept: str, states: int, launches
 
 
 @slow
-def test_no_path_at_all(launches: Log) -> None:
+def test_sequences_without_a_path(launches: Log) -> None:
     theta = torch.full((2, 3, 2, 2), -math.inf)
     theta[1, 0] = 0.0
     p = bx.Chain(theta.requires_grad_())
@@ -111,7 +111,7 @@ def test_long_chains_lose_no_mass(omega: str, launches: Log) -> None:
     torch.testing.assert_close(path.sum((2, 3)), torch.ones(2, 300), rtol=0, atol=4e-6)
 
 
-def test_others_do_what_kernels_do_not(launches: Log) -> None:
+def test_unsupported_chains_use_other_backends(launches: Log) -> None:
     """More states than 64, another Ω, no step: whole; samples, the k best and densities: of the same problem."""
 
     def answers(p: bx.Chain) -> list[Any]:
@@ -131,7 +131,7 @@ def test_others_do_what_kernels_do_not(launches: Log) -> None:
 
 
 @slow
-def test_gradients_of_many_states_go_elsewhere(launches: Log) -> None:
+def test_gradients_of_many_states_use_another_backend(launches: Log) -> None:
     theta = torch.randn(1, 2, 65, 65, requires_grad=True)
     bx.Chain(theta).value.sum().backward()
     assert theta.grad is not None

@@ -103,7 +103,7 @@ def variants() -> Iterator[Any]:
     ("name", "size", "omega", "dtype", "targets"),
     [(*QUICK, ["sm_80"]), *(pytest.param(*variant, TARGETS, marks=pytest.mark.slow_gpu) for variant in variants())],
 )
-def test_every_kernel_fits(
+def test_every_kernel_fits_the_limits_of_a_gpu(
     name: str, size: int, omega: str, dtype: torch.dtype, targets: Iterable[str], tmp_path: Path
 ) -> None:
     with emulated(executes=False) as log, bx.use_backend("triton"):
@@ -159,7 +159,7 @@ def a_step(name: str, size: int) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "size"), [pytest.param(*key, marks=[pytest.mark.slow_gpu] * (key != QUICK[:2])) for key in BUDGETS]
 )
-def test_a_step_costs_what_it_did(name: str, size: int) -> None:
+def test_the_cost_of_a_step_has_not_grown(name: str, size: int) -> None:
     for (sweep, counts), (instructions, barriers) in zip(a_step(name, size).items(), BUDGETS[name, size], strict=True):
         assert counts["instructions"] <= 1.1 * instructions, sweep
         assert counts["barriers"] <= barriers, sweep

@@ -51,12 +51,12 @@ def test_a_kernel_runs_and_is_counted() -> None:
         assert not log
 
 
-def test_a_length_past_the_end_is_found() -> None:
+def test_a_length_past_the_end_is_detected() -> None:
     with emulated(), pytest.raises(KernelError, match=r"out of bounds.*ld.global.*test_driver.py"):
         run_sums(torch.randn(1, 50), 51)
 
 
-def test_a_missing_barrier_is_found_though_the_values_are_right() -> None:
+def test_a_missing_barrier_is_detected_even_if_the_values_are_right() -> None:
     def table() -> Tensor:
         return torch.cat([torch.arange(60.0)[None], torch.empty(5, 60)])
 
@@ -70,7 +70,7 @@ def test_a_missing_barrier_is_found_though_the_values_are_right() -> None:
     assert torch.equal(right, wrong)
 
 
-def test_a_tape_that_nobody_wrote_is_found() -> None:
+def test_an_uninitialised_tape_is_detected() -> None:
     with emulated():
         tape = torch.empty(2, 50)
         with pytest.raises(KernelError, match="unwritten global memory is read"):
@@ -85,13 +85,13 @@ def test_a_tape_that_nobody_wrote_is_found() -> None:
             run_sums(half)
 
 
-def test_a_grid_of_nothing_runs_nothing() -> None:
+def test_an_empty_grid_launches_nothing() -> None:
     with emulated() as log:
         run_sums(torch.empty(0, 50))
     assert not log
 
 
-def test_all_is_as_before_afterwards() -> None:
+def test_the_emulator_restores_the_driver_after_an_error() -> None:
     backend = BACKENDS["triton"]
     before = triton.runtime.driver._active, set(backend.devices)
     with pytest.raises(KernelError), emulated():

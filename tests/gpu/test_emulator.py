@@ -97,7 +97,7 @@ def test_two_operands(code: str, expected: Callable[..., Any]) -> None:
         np.testing.assert_array_equal(computed(f"{code} %y, %x0, %x1;", kind, a, b), expected(a, b))
 
 
-def test_whole_numbers_divide_towards_zero() -> None:
+def test_integers_divide_towards_zero() -> None:
     a, b = np.array([7, -7, 7, -7], np.int32), np.array([2, 2, -2, -2], np.int32)
     np.testing.assert_array_equal(computed("div.s32 %y, %x0, %x1;", "s32", a, b)[:4], [3, -3, -3, 3])
     np.testing.assert_array_equal(computed("rem.s32 %y, %x0, %x1;", "s32", a, b)[:4], [1, -1, 1, -1])
@@ -125,7 +125,7 @@ def test_a_fused_product_is_rounded_once() -> None:
         ("sqrt.approx.f32", np.sqrt),
     ],
 )
-def test_approximate_functions_are_off_by_little(code: str, exact: Callable[..., Any]) -> None:
+def test_approximate_functions_have_small_errors(code: str, exact: Callable[..., Any]) -> None:
     x = np.linspace(0.1, 20, THREADS).astype(np.float32)
     found = computed(f"{code} %y, %x0;", "f32", x)
     np.testing.assert_allclose(found, exact(x), rtol=3e-7)
@@ -134,7 +134,7 @@ def test_approximate_functions_are_off_by_little(code: str, exact: Callable[...,
     np.testing.assert_array_equal(special, np.array([1, INF, 0, NAN], np.float32))
 
 
-def test_a_reciprocal_of_a_few_bits() -> None:
+def test_the_approximate_reciprocal() -> None:
     x = np.linspace(0.1, 20, THREADS)
     found = computed("rcp.approx.ftz.f64 %y, %x0;", "f64", x)
     np.testing.assert_allclose(found, 1 / x, rtol=2.0**-19)
@@ -142,7 +142,7 @@ def test_a_reciprocal_of_a_few_bits() -> None:
 
 
 @pytest.mark.parametrize("how", ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "geu", "num", "nan"])
-def test_comparisons_of_numbers_that_may_be_none(how: str) -> None:
+def test_comparisons_with_nan(how: str) -> None:
     a, b = numbers("f32")
     a[-1] = b[-1]
     none = np.isnan(a) | np.isnan(b)
@@ -271,7 +271,7 @@ done: mad.wide.u32 %at0, %t, 4, %out; st.global.b32 [%at0], %s0;
 """
 
 
-def test_threads_part_and_meet_again() -> None:
+def test_divergent_threads_reconverge() -> None:
     out = np.zeros(THREADS, np.uint32)
     counts = launch(program(LOOP, "out"), out).counts
     np.testing.assert_array_equal(out, np.arange(THREADS))
@@ -300,12 +300,12 @@ NEIGHBOUR = OTHER.replace("128", "4")
         ("tex.2d.v4.f32.f32 %s0, %s1;", "unknown instruction: tex"),
     ],
 )
-def test_what_a_gpu_would_refuse(body: str, fault: str) -> None:
+def test_programs_that_a_gpu_would_refuse(body: str, fault: str) -> None:
     with pytest.raises(KernelError, match=fault):
         launch(program(body, "out"), np.zeros(THREADS, np.int32))
 
 
-def test_a_loop_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "LIMIT", 100)
     with pytest.raises(KernelError, match="still runs after 100"):
         launch(program("again: bra.uni again;", "out"), np.zeros(1))
@@ -336,13 +336,13 @@ def test_a_loop_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_barrier_makes_the_difference(body: str, race: str) -> None:
+def test_a_barrier_prevents_a_race(body: str, race: str) -> None:
     out = np.zeros(THREADS, np.int32)
     assert not launch(program(body.format("bar.sync 0;"), "out"), out).findings
     assert f"race between {race}" in " ".join(launch(program(body.format(""), "out"), out).findings)
 
 
-def test_a_barrier_of_warps_is_enough_for_lanes() -> None:
+def test_a_warp_barrier_is_enough_for_lanes() -> None:
     body = f"{ROOM} {{}} st.shared.b32 [%s1], %t; bar.warp.sync -1; ld.shared.b32 %s4, [%s3];"
     assert not launch(program(body.format(NEIGHBOUR), "out"), np.zeros(1)).findings
     assert launch(program(body.format(OTHER), "out"), np.zeros(1)).findings
@@ -362,13 +362,13 @@ def test_no_barrier_orders_blocks(first: str) -> None:
     )
 
 
-def test_threads_of_one_instruction_that_disagree() -> None:
+def test_conflicting_writes_of_one_instruction() -> None:
     found = launch(program("st.global.b32 [%out], %t;", "out"), np.zeros(1, np.int32)).findings
     assert "race between threads in global memory, two values at once" in " ".join(found)
     assert not launch(program("st.global.b32 [%out], 5;", "out"), np.zeros(1, np.int32)).findings
 
 
-def test_memory_that_nobody_wrote() -> None:
+def test_reads_of_uninitialised_memory() -> None:
     read = f"{PLACE} ld.global.b32 %s0, [%at0];"
     out, written = np.zeros(THREADS, np.int32), np.zeros(4 * THREADS, bool)
     assert "unwritten global memory is read" in next(
@@ -381,7 +381,7 @@ def test_memory_that_nobody_wrote() -> None:
     assert "unwritten shared memory is read" in next(iter(shared))
 
 
-def test_arrays_that_overlap_are_one_memory() -> None:
+def test_overlapping_arrays_share_memory() -> None:
     whole = np.zeros(2 * THREADS, np.int32)
     body = f"{PLACE} st.global.b32 [%at0], %t; {FAR.replace('%out', '%again')} ld.global.b32 %s3, [%at1];"
     assert launch(program(body, "out", "again"), whole[THREADS:], whole[THREADS:]).findings

@@ -58,7 +58,7 @@ def test_hypergraphs(weight_of: list[int] | None, omega: str, launches: Log) -> 
 
 
 @slow
-def test_a_launch_a_level(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_per_level(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host reads a graph once."""
     searches = count_level_searches(monkeypatch)
     found, find = [], graph._compute_levels
@@ -80,7 +80,7 @@ def test_many_edges_into_a_node(launches: Log) -> None:
     assert launches
 
 
-def test_too_many_edges_are_left_to_torch(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_edges_are_summed_by_torch(launches: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, "edges into a node on a GPU", 1)
     monkeypatch.setattr(graph, "_MAX_EDGES", 1)
     dag = bx.DAG([(0, 1), (0, 1), (1, 2)])

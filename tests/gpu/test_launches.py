@@ -27,7 +27,7 @@ every_problem = pytest.mark.parametrize(
 
 
 @every_problem
-def test_one_launch_a_sweep(problem: Problem) -> None:
+def test_one_launch_per_sweep(problem: Problem) -> None:
     """Or one a level of a graph, and one where edges share weights. A Hessian product is a sweep each way."""
     with emulated(executes=False) as log, bx.use_backend("triton"):
         found = launches_by_sweep(log, problem, 5, SIZES[problem.name])
@@ -64,7 +64,7 @@ class Calls(list[tuple[str, tuple[Any, ...]]]):
 
 
 @every_problem
-def test_the_host_reads_no_number(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reads_no_values(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps run on tensors without any, on a device that is the current one for each launch."""
     if problem.name in ("graph", "trees of words"):
         pytest.skip("the host reads the integers of a graph, once")
@@ -111,6 +111,6 @@ def test_kernels_need_float64(has_float64: bool, backend: str, monkeypatch: pyte
     assert bx.backend_info("xpu:0")["xpu:0"] == backend
 
 
-def test_who_has_no_gpu_does_not_import_triton() -> None:
+def test_triton_is_not_imported_without_a_gpu() -> None:
     code = "import sys, torch, bellmax as bx; bx.Chain(torch.zeros(3, 2, 2)).value; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -78,7 +78,7 @@ def test_the_first_of_equal_maxima(launches: Log) -> None:
     assert (value.item(), q.tolist()) == (2.0, [0.0, 1.0, 0.0, 0.0])
 
 
-def test_no_vector_needs_more_rounds_than_there_are(launches: Log) -> None:
+def test_every_vector_converges_within_the_rounds(launches: Log) -> None:
     """Candidates one after the other just outside the support of those before: l2 takes them out one by one."""
     x = -torch.tensor([2.0**-n for n in range(15, -1, -1)]).cumsum(0)
     for kernel in (Kernel("l2"), Kernel("tsallis", (1.5,))):

@@ -68,7 +68,7 @@ def test_wide_ranges(omega: str, launches: Log) -> None:
 
 
 @slow
-def test_unused_transitions_may_be_anything(launches: Log) -> None:
+def test_unused_transitions_may_hold_any_number(launches: Log) -> None:
     emissions = torch.randn(2, 1, 3, requires_grad=True)
     transitions = torch.full((3, 3), math.nan)
     p = bx.Chain.from_scores(emissions, transitions)

@@ -62,7 +62,7 @@ def test_costs_that_are_not_contiguous(launches: Log) -> None:
     assert_sweeps(WARPING.name, [torch.rand(7, 5, 2).permute(2, 1, 0)], (), bx.SquaredL2())
 
 
-def test_an_empty_batch_is_another_backends(launches: Log) -> None:
+def test_an_empty_batch_uses_another_backend(launches: Log) -> None:
     assert bx.DTW(torch.zeros(0, 3, 4)).value.shape == (0,)
     assert not launches
 
@@ -235,7 +235,7 @@ def test_any_table(seed: int, launches: Log) -> None:
 
 
 @slow
-def test_a_table_that_looks_too_far_back_is_another_backends(launches: Log) -> None:
+def test_a_table_with_too_long_moves_uses_another_backend(launches: Log) -> None:
     far = Step(40, 0, 0, 0, (), None)
     nodes = (Term(0, 1.0, (Axis("i"), Axis("j"))),)
     corner = Ends("corner", ((),))

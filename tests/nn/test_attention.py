@@ -60,7 +60,7 @@ def test_equals_the_list_of_all_segmentations(bilinear: bool, backend: str) -> N
 
 
 @pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
-def test_masked_keys_are_as_if_removed(name: str, backend: str) -> None:
+def test_masked_keys_equal_removed_keys(name: str, backend: str) -> None:
     attention, (queries, keys, values) = layer(name), data(3)
     keys[~MASK], values[~MASK] = torch.nan, torch.nan
     context, weights = attention(queries, keys, values, mask=MASK)
@@ -90,7 +90,7 @@ def test_masked_keys_get_no_gradient(bilinear: bool, backend: str) -> None:
 @pytest.mark.parametrize("omega", [*SMOOTH, bx.Negentropy(0.01), bx.Tsallis(2.0, gamma=0.3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
-def test_kernel_of_its_own_equals_the_general_sweeps(
+def test_the_fused_kernel_equals_the_general_sweeps(
     monkeypatch: pytest.MonkeyPatch, omega: bx.Regularizer, dtype: torch.dtype, masked: bool
 ) -> None:
     attention = SegmentationAttention(1, 1, omega=omega).to(dtype)
@@ -181,7 +181,7 @@ def test_second_derivatives_keep_the_backend_of_the_weights() -> None:
         torch.autograd.grad(weights.square().sum(), scores, create_graph=True)
 
 
-def test_no_key_at_all(backend: str) -> None:
+def test_queries_without_keys(backend: str) -> None:
     queries = potentials(4, 2, requires_grad=True)
     context, weights = layer()(queries, torch.zeros(0, 3, dtype=torch.float64))
     assert weights.shape == (4, 0)
@@ -201,7 +201,9 @@ def test_no_key_at_all(backend: str) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_marginals_of_nothing_give_zeros(name: str, dtype: torch.dtype, low: float, backend: str) -> None:
+def test_queries_that_attend_to_no_segment_get_zero_weights(
+    name: str, dtype: torch.dtype, low: float, backend: str
+) -> None:
     attention = SegmentationAttention(1, 1, omega=name).to(dtype)
     torch.nn.init.ones_(attention.weight)
     with torch.no_grad():
@@ -244,7 +246,7 @@ def test_batches_queries_and_values(omega: bx.Regularizer, backend: str) -> None
     torch.testing.assert_close(attention(queries, keys)[0], weights @ keys)
 
 
-def test_transitions_of_zero_leave_every_key_on_its_own() -> None:
+def test_zero_transitions_make_keys_independent() -> None:
     attention = SegmentationAttention(2, 3).double()
     queries, keys, _ = data()
     sigmoid = (queries @ attention.weight @ keys.mT).sigmoid()

@@ -118,7 +118,7 @@ def test_learns_a_constrained_task(omega: bx.Regularizer, loss: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["IOB2", "IOBES"])
-def test_never_emits_what_is_forbidden(scheme: str, omega: bx.Regularizer, backend: str) -> None:
+def test_never_emits_forbidden_tags(scheme: str, omega: bx.Regularizer, backend: str) -> None:
     labels = LABELS if scheme == "IOB2" else ["O", "B-X", "I-X", "E-X", "S-X"]
     allowed = tag_constraints(labels, scheme)
     crf, emissions = layer(allowed, omega=omega), 5 * scores(40)
@@ -194,7 +194,7 @@ def test_sets_of_allowed_tags(backend: str) -> None:
 
 @BOTH_LOSSES
 @TWO_OMEGAS
-def test_zero_gradient_where_forbidden_and_none_missing(name: str, loss: str, backend: str) -> None:
+def test_forbidden_transitions_have_zero_gradient_and_others_do_not(name: str, loss: str, backend: str) -> None:
     crf = layer(omega=name, loss=loss)
     crf(scores(4), gold(crf, MASK), mask=MASK).backward()
     for parameter in crf.parameters():
@@ -218,7 +218,7 @@ def test_small_sizes(loss: str, omega: bx.Regularizer, backend: str) -> None:
     assert five(scores(2, steps=1), torch.ones(2, 1, dtype=torch.int64)).isfinite()
 
 
-def test_no_allowed_sequence_at_all() -> None:
+def test_batches_without_an_allowed_sequence() -> None:
     crf = CRF(2, constraints=tag_constraints(["B-X", "I-X"], "IOBES"))  # nothing ever ends
     emissions = torch.randn(2, 3, 2)
     assert (crf.decode(emissions) == -1).all()
@@ -560,7 +560,7 @@ def test_meta_device_and_deferred_initialisation() -> None:
     assert pair.gamma.tolist() == [1.0, 3.0]
 
 
-def test_attention_masks_as_tokenizers_give_them() -> None:
+def test_attention_masks_of_tokenizers() -> None:
     crf, emissions, tags = layer(), scores(4), gold(layer(), MASK).masked_fill(~MASK, 0)
     assert crf(emissions, tags, mask=MASK.long()).equal(crf(emissions, tags, mask=MASK))
     assert crf.decode(emissions, mask=MASK.to(torch.uint8)).equal(crf.decode(emissions, mask=MASK))

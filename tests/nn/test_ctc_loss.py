@@ -47,7 +47,7 @@ PROVEN = {"negentropy": 0.0, "sparsemax": 0.0, "entmax": 0.0, "l2": 0.5, "hard":
 
 
 @pytest.mark.parametrize("name", PROVEN)
-def test_is_never_below_what_the_proof_says(name: str) -> None:
+def test_is_never_below_its_proven_bound(name: str) -> None:
     """Σ_t max_Ω(θ_t) ≥ DP_Ω: given the state at t + 1, the candidates at t have different labels (and Jensen)."""
     least = math.inf
     for seed, (classes, labels) in enumerate(((2, 1), (2, 3), (3, 4), (4, 2), (7, 5))):
@@ -122,7 +122,7 @@ def test_compiles() -> None:
     close(*(torch.autograd.grad(loss, x)[0] for loss in losses), 1e-6)
 
 
-def test_constants_of_frames_change_nothing_and_float32_keeps_small_losses() -> None:
+def test_the_loss_is_invariant_to_a_constant_per_frame_and_accurate_in_float32() -> None:
     labels = torch.tensor([0, 1, 1, 0, 2, 0] * 100)
     scores = 12 * functional.one_hot(labels, 3).double() + 50 * torch.randn(600, 1, dtype=torch.float64)
     targets = torch.tensor([1, 2] * 100)
@@ -164,7 +164,7 @@ def test_concatenated_targets_are_refused_for_a_batch() -> None:
     assert CTCLoss()(scores, targets.unsqueeze(0)).isfinite()  # one target for the batch
 
 
-def test_time_first_scores_are_told_from_their_lengths() -> None:
+def test_time_first_scores_are_detected_by_their_lengths() -> None:
     scores, targets = torch.randn(50, 16, 20), torch.randint(1, 20, (16, 10))
     for lengths in (None, ([50] * 16, [10] * 16)):
         with pytest.raises(ValueError, match="bellmax is batch-first"):

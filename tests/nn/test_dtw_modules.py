@@ -87,7 +87,7 @@ def test_padding_gets_no_gradient(backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [DTWLoss, SoftAlignment])
-def test_costs_and_gamma_are_part_of_the_module(kind: type[nn.Module]) -> None:
+def test_costs_and_gamma_are_parameters_of_the_module(kind: type[nn.Module]) -> None:
     x, y = series()
     made = [kind(bx.Negentropy(nn.Parameter(torch.tensor(gamma).double())), Learned()) for gamma in (2.0, 1.0)]
     file = io.BytesIO()
@@ -168,7 +168,7 @@ def test_errors(x: Tensor, y: Tensor, lengths: object, message: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 50), (8, 40)])
-def test_a_loss_of_batch_and_time_alone_is_refused(shape: tuple[int, int]) -> None:
+def test_series_without_a_feature_dimension_are_refused(shape: tuple[int, int]) -> None:
     hint = r"x and y must have shape \(batch, length, features\), got \(8, 50\) .*unsqueeze\(-1\).*unsqueeze\(0\)"
     x, y = torch.randn(8, 50), torch.randn(shape)
     with pytest.raises(ValueError, match=hint):

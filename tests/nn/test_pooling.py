@@ -25,7 +25,7 @@ def test_gradients(omega: bx.Regularizer) -> None:
     assert gradgradcheck(SmoothedMax(omega), x)
 
 
-def test_rows_of_nothing() -> None:
+def test_rows_of_minus_infinity() -> None:
     x = torch.full((2, 3), -torch.inf, requires_grad=True)
     value = SmoothedMax()(x)
     assert torch.equal(value, x.detach()[:, 0])
@@ -78,7 +78,7 @@ def test_learnt_gamma_may_be_parametrized_and_replicated() -> None:
     assert torch.autograd.grad(found, layer.parametrizations.gamma.original)[0] != 0
 
 
-def test_gamma_below_zero_is_named_when_it_is_used() -> None:
+def test_negative_gamma_raises_at_the_first_use() -> None:
     gamma = torch.tensor(1.0)
     layer = SmoothedMax(bx.Negentropy(gamma))
     layer.load_state_dict({"gamma": torch.tensor(-1.0)})
@@ -88,5 +88,5 @@ def test_gamma_below_zero_is_named_when_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["negentropy", "l2"])
-def test_nan_goes_through(name: str) -> None:
+def test_nan_propagates(name: str) -> None:
     assert SmoothedMax(name)(torch.tensor([torch.nan, 0.0])).isnan()

@@ -41,7 +41,7 @@ def written(scheme: str, count: int, found: list[tuple[int, int, str]]) -> tuple
 
 
 @pytest.mark.parametrize("scheme", PREFIXES)
-def test_allows_what_the_scheme_can_write_and_nothing_else(scheme: str) -> None:
+def test_constraints_allow_exactly_the_sequences_of_the_scheme(scheme: str) -> None:
     labels = ["O", *(f"{p}-{kind}" for kind in ("X", "Y-Z") for p in PREFIXES[scheme])]
     allowed = tag_constraints(labels, scheme)
     assert allowed.transitions.shape == (len(labels), len(labels))
@@ -56,7 +56,7 @@ def test_allows_what_the_scheme_can_write_and_nothing_else(scheme: str) -> None:
         assert got == valid
 
 
-def test_prefixes_alone_are_of_one_type() -> None:
+def test_prefixes_without_a_type() -> None:
     plain, typed = tag_constraints("BMES", "BMES"), tag_constraints(["B-W", "M-W", "E-W", "S-W"], "BMES")
     for a, b in zip(plain, typed, strict=True):
         assert torch.equal(a, b)
