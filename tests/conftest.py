@@ -21,7 +21,7 @@ collect_ignore = ["fuzz_readers.py"]  # it needs atheris
 
 TESTS = Path(__file__).parent
 
-# Not run by --quick, nor are tests of the compiler, further Ω, and tests with the mark "slow".
+# Not run by --quick. It also skips tests of the compiler, Ω other than negentropy, l2 and hard, and marked tests.
 SLOW_FOLDERS = "apps", "compat", "gpu"
 SLOW_FILES = "benchmarks", "cluster", "command", "demo", "digits", "distributed", "examples", "fuzz_readers"
 SLOW_FILES += "huggingface", "interrupts", "notebooks", "onnx", "package", "peers", "proteins", "readme"

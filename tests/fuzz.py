@@ -1,4 +1,4 @@
-"""Random programs against the list of their paths, for as long as you like: python tests/fuzz.py --minutes 60"""
+"""Compare random programs with enumeration of their paths: python tests/fuzz.py --minutes 60"""
 
 from __future__ import annotations
 

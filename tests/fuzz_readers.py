@@ -1,6 +1,6 @@
-"""Readers of files on bytes that no program wrote: python tests/fuzz_readers.py midi --minutes 10
+"""Fuzz the readers of files: python tests/fuzz_readers.py midi --minutes 10
 
-Bytes on which a reader errs are kept in a folder. Those on which it hangs, crashes or takes much memory end the search.
+Inputs that raise an unexpected exception are saved in a folder. A hang, a crash or excessive memory ends the search.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ for function in (torch._weights_only_unpickler.Unpickler.load, numpy.lib.format.
 
 
 class Search:
-    """Tries bytes on a reader until the time is over, and keeps those on which it errs, one for each place."""
+    """Runs a reader on mutated inputs until the time is over, and saves one input for each place of an error."""
 
     def __init__(self, reader: str, findings: Path, minutes: float) -> None:
-        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a disk takes longer to write than a reader to read
+        # In memory: writing to a disk takes longer than reading.
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._place = Path(tempfile.mkdtemp(dir=memory))
         self._reader, self._findings = reader, findings
         self._folder = Folder(reader, self._place / "folder")
@@ -66,7 +67,7 @@ class Search:
             print(f"{self._reader}: {self._tried} files, of which {self._refused} were refused, {count} findings")
             sys.stdout.flush()
             shutil.rmtree(self._place)
-            os._exit(min(count, 1))  # atheris would go on
+            os._exit(min(count, 1))  # atheris would continue
 
     def _keep(self, data: bytes, error: Exception) -> None:
         frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
@@ -78,7 +79,7 @@ class Search:
             print(f"{path}: {type(error).__name__}: {str(error)[:300]} ({where})", flush=True)
 
     def _changed(self, data: bytes, most: int, number: int) -> bytes:
-        """Half of the time from a file that can be read: most bytes that reach new code are refused early."""
+        """Mutate a valid file half of the time, because most mutated inputs are refused early."""
         rng = random.Random(number)
         data = rng.choice(self._folder.seeds) if rng.random() < 0.5 else data
         return data[:1] + atheris.Mutate(data[1:], most - 1)

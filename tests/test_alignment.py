@@ -21,7 +21,7 @@ GAPS = {"gap_open": -1.1, "gap_extend": -0.4}
 
 
 def all_alignments(n: int, m: int) -> list[list[tuple[int, int]]]:
-    """Every set of pairs in order."""
+    """Every alignment, as pairs in order."""
     return [
         list(zip(rows, columns, strict=True))
         for count in range(min(n, m) + 1)
@@ -35,7 +35,7 @@ def gap(length: int, opening: float, extending: float) -> float:
 
 
 def score_of(pairs: list[tuple[int, int]], scores: Tensor, mode: str, opening: float, extending: float) -> float:
-    """By its definition: pairs, and a gap between neighbours for each sequence."""
+    """Score of an alignment by definition: aligned pairs, and a gap between neighbouring pairs in each sequence."""
     n, m = scores.shape
     total = sum(float(scores[pair]) for pair in pairs)
     places = pairs if mode == "local" else [(-1, -1), *pairs, (n, m)]
@@ -45,7 +45,7 @@ def score_of(pairs: list[tuple[int, int]], scores: Tensor, mode: str, opening: f
 
 
 class ByHand:
-    """The graph of an alignment, node by node, with what each edge is the sum of."""
+    """The graph of an alignment, node by node, with the terms of each edge."""
 
     def __init__(self, n: int, m: int, mode: str) -> None:
         size = (n, m) if mode == "local" else (n + 1, m + 1)
@@ -301,7 +301,7 @@ def test_the_loss_of_an_alignment(omega: bx.Regularizer, backend: str) -> None:
     close(gradient, (p.expected_path - target).detach())
 
 
-# --- mistakes
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
     lengths = tuple(torch.tensor([len(text) for text in side]) for side in sides)
     p = bx.Alignment.from_sequences(blosum, one, other, mode=mode, lengths=lengths, omega="hard")
     found = torch.tensor([score[mode](a, b, 11, 1, parasail.blosum62).score for a, b in pairs])
-    # parasail's semi-global alignments have a pair; here, no pair at all is one.
+    # Semi-global alignments of parasail have at least one pair; here the empty alignment counts.
     assert p.value.equal((found.clamp(min=0) if mode == "semiglobal" else found).float())
     assert p.value.tolist() == [aligner.score(a, b) for a, b in pairs]
 

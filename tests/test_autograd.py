@@ -1,4 +1,4 @@
-"""The wiring: every transform of torch, and the numbers it gives."""
+"""Autograd: every transform of torch against analytic results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_gradcheck_and_gradgradcheck(function, omega: bx.Regularizer, backend: s
     assert gradcheck(run, theta, check_forward_ad=True, fast_mode=True)
     # Second derivatives of the value, third of the expected path.
     assert gradgradcheck(run, theta, fast_mode=True)
-    # The kernels have the third order from the reference, and the other functions what the entropy is made of.
+    # Third derivatives of the kernels come from the reference; the other functions cover the terms of the entropy.
     if function in (value, path, entropy) and is_one_of_a_kind(omega) and backend == "native":
         assert gradcheck(run, theta[0].detach().requires_grad_(), check_forward_ad=True)
         assert gradgradcheck(run, theta[0].detach().requires_grad_())
@@ -89,7 +89,7 @@ def test_grad_modes(backend: str) -> None:
         assert not p.value.requires_grad
     with torch.inference_mode():
         assert not p.expected_path.requires_grad
-    assert p.value.requires_grad  # what was computed without gradients is not reused with them
+    assert p.value.requires_grad  # results without gradients are not reused with gradients
     (gradient,) = torch.autograd.grad(p.value, theta)
     torch.testing.assert_close(gradient, p.expected_path)
 

@@ -1,4 +1,4 @@
-"""Belief propagation against recursion over walks, and against enumeration on trees."""
+"""Belief propagation against the computation tree, and against enumeration on trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and the page of benchmarks say is what was measured."""
+"""The README and the page of benchmarks state the measured numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chain against the DAG engine on the explicit trellis, and its own conveniences."""
+"""Chains against the DAG engine on the explicit trellis, and conveniences of chains."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None
 
     def run(t: torch.Tensor) -> torch.Tensor:
         p = bx.Chain(t, lengths=torch.tensor([3, 2]), omega=omega)
-        if backend == "reference":  # it serves the third order to both
+        if backend == "reference":  # third derivatives of both backends come from the reference
             return p.value
         return p.value + (p.expected_path * along).sum((1, 2, 3))
 
@@ -258,7 +258,7 @@ def test_compiles(backend: str) -> None:
 
 
 def test_compiles_to_code() -> None:
-    """By the compiler that torch takes by default, which takes long: once in all tests."""
+    """With the default compiler of torch, which is slow and used in this test only."""
     theta = potentials(2, 4, 3, 3, requires_grad=True)
 
     def loss(t: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""check_regularizer: passes what is right, and names what is wrong."""
+"""check_regularizer accepts correct regularizers and names the fault of wrong ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Unsummed(bx.Negentropy):
 
 
 class Sized(bx.Negentropy):
-    def project(self, x):  # off by a little: what an approximation that stops early gives
+    def project(self, x):  # slightly wrong, like an approximation that stops early
         q = super().project(x)
         return 0.999 * q + 0.001 / x.shape[-1]
 

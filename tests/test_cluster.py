@@ -1,4 +1,4 @@
-"""Calls on workers of a client and as tasks, which lose workers and drivers, against one process."""
+"""Calls on a cluster, by a client and by tasks, with killed workers and drivers, against one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 import bellmax as bx
 
-BLOCKS = 21  # three of 18 series on each side
+BLOCKS = 21  # 18 series in tiles of three
 SIXTH = "rows-0-columns-15"
 
 
@@ -38,7 +38,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """Two processes, which come back after they were killed."""
+    """A client of two worker processes that are restarted if they are killed."""
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as found:
         yield found
 
@@ -50,19 +50,19 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def series() -> Tensor:
-    """(18, 5), and each begins with its number."""
+    """Series (18, 5); each begins with its index."""
     numbers = torch.arange(18.0)
     return torch.stack([numbers, *torch.randn(4, 18, generator=torch.Generator().manual_seed(0))], 1)
 
 
 class Cost:
-    """The squared distance, which is asked once for each block, and notes it in a file; ``event`` may do more."""
+    """A squared distance that notes each block in a file and then calls ``event``."""
 
     def __init__(self, notes: Path, event: Any = None) -> None:
         self.notes, self.event = notes, event
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        if len(x) > 1:  # one pair alone is how the driver tells a function from others
+        if len(x) > 1:  # the driver evaluates one pair for the fingerprint of the cost
             block = f"rows-{int(x[0, 0, 0])}-columns-{int(y[0, 0, 0])}"
             with self.notes.open("a") as file:
                 file.write(f"{block}\n")
@@ -76,7 +76,7 @@ class Cost:
 
 
 class Kill:
-    """Kills a process, or that in which it is, once, when some blocks were kept; notes those."""
+    """Kills a process, by default its own, once, after some blocks were saved, and notes these blocks."""
 
     def __init__(self, checkpoint: Path, pid: int | None = None) -> None:
         self.checkpoint, self.pid, self.notes = checkpoint, pid, checkpoint.with_name("killed")
@@ -92,13 +92,13 @@ class Kill:
 
 
 def kept(checkpoint: Path) -> list[str]:
-    """The blocks in a folder, as they are noted."""
+    """Names of the blocks in a folder."""
     names = (path.stem.split("-") for path in checkpoint.glob("*.block"))
     return sorted(f"rows-{row}-columns-{column}" for _, row, _, _, column, _ in names)
 
 
 def wait_for(checkpoint: Path) -> None:
-    """Wait until three blocks were kept, but not for ever."""
+    """Wait until three blocks were saved, with a timeout."""
     until = time.monotonic() + 120
     while len(kept(checkpoint)) < 3 and time.monotonic() < until:
         time.sleep(0.01)
@@ -110,7 +110,7 @@ def fail(block: str) -> None:
 
 
 class Lazy:
-    """A client that computes a block when it is asked for it."""
+    """A client that computes a block when its result is requested."""
 
     def __init__(self) -> None:
         self.under_way, self.most = 0, 0
@@ -225,7 +225,7 @@ def test_a_client_computes_what_one_process_does(which: str, request: pytest.Fix
 
 
 class Closed(Lazy):
-    """A client whose futures cannot be asked or cancelled any more."""
+    """A client whose futures can be neither read nor cancelled."""
 
     def submit(self, function: Any, *arguments: Any) -> Any:
         future = super().submit(function, *arguments)
@@ -274,7 +274,7 @@ def test_a_lost_scheduler_gives_a_one_line_error(method: str) -> None:
 
 
 def backend_of_workers(client: Any, **options: Any) -> set[str]:
-    """The backends that workers use in a call within ``bx.use_backend("reference")``."""
+    """Backends that workers use in a call within ``bx.use_backend("reference")``."""
     found = set()
 
     def cost(x: Tensor, y: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def test_workers_use_the_backend_of_the_caller(threads: ThreadPoolExecutor) -> N
 
 
 class Backend:
-    """A cost that notes the backend of the process in which it is asked."""
+    """A cost that notes the backend of its process."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -366,7 +366,7 @@ def test_neighbours_resume_from_a_folder(tmp_path: Path, threads: ThreadPoolExec
     files[3].unlink()
     folder = jobs.Folder(checkpoint, (checkpoint / "fingerprint").read_text())
     first = jobs.Block(slice(0, 3), slice(0, 18))
-    folder.write(first, (torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)))  # which is taken as it is
+    folder.write(first, (torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int64)))  # must not be computed again
     got = bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint).indices
     assert not got[:3].any()
     assert got[3:].equal(expected.indices[3:])
@@ -395,7 +395,7 @@ def test_a_foreign_folder_is_not_changed(tmp_path: Path) -> None:
 
 
 class Power:
-    """A cost with a number of its own."""
+    """A cost with a parameter."""
 
     def __init__(self, power: float) -> None:
         self.power = power

@@ -1,4 +1,4 @@
-"""The command ``bellmax``: what its help imports, and what it says without an extra."""
+"""The command ``bellmax``: imports of its help, and messages for missing extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bx.CTC against the usual recursion over 2L + 1 places, every sequence of labels, and torch's own loss."""
+"""bx.CTC against the usual recursion over 2L + 1 positions, enumeration of label sequences, and torch's loss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch.nn.functional import ctc_loss
 
 import bellmax as bx
 
-# Repeats, neighbours that differ, none, one, and one that its frames just suffice for.
+# Targets with repeats, without repeats, empty, of one label, and one that just fits its frames.
 TARGETS = [[1, 1], [3, 0, 3], [], [3], [1, 0, 0, 1]]
 FRAMES = [5, 6, 3, 4, 5]
 BLANK, CLASSES = 2, 4
 
 
 def batch(seed: int = 0, missing: float = 0.0) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Log-probabilities with NaN past the frames, targets padded with anything, lengths."""
+    """Log-probabilities with NaN past the frames, padded targets, and lengths."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(len(FRAMES), max(FRAMES), CLASSES, generator=generator, dtype=torch.float64)
     scores[torch.rand(scores.shape, generator=generator) < missing] = -math.inf
@@ -43,7 +43,7 @@ def solved(scores: Tensor, omega: bx.Regularizer) -> list[Alignments]:
 
 
 def by_position(one: Alignments) -> np.ndarray:
-    """(T, L): the probability of each position of the target at each frame, over all alignments."""
+    """Probability of each target position at each frame, (T, L)."""
     labels = np.array([path.argmax(-1) for path in one.paths])  # (paths, T)
     begins = (labels != BLANK) & (labels != np.pad(labels, ((0, 0), (1, 0)), constant_values=BLANK)[:, :-1])
     position = np.where(labels == BLANK, -1, begins.cumsum(1) - 1)
@@ -52,7 +52,7 @@ def by_position(one: Alignments) -> np.ndarray:
 
 
 def padded(rows: np.ndarray) -> Tensor:
-    """(..., frames, V) with zeros up to the longest."""
+    """Pad (..., frames, V) with zeros to the longest number of frames."""
     return torch.nn.functional.pad(torch.from_numpy(rows), (0, 0, 0, max(FRAMES) - rows.shape[-2]))
 
 
@@ -128,7 +128,7 @@ def test_best_paths(backend: str) -> None:
 
 
 def test_confidence_is_by_position_in_the_target(backend: str, omega: bx.Regularizer) -> None:
-    """Frames where either of two equal labels may be count for each of them separately."""
+    """Two equal labels have separate confidences."""
     target, frames = [1, 1], 8
     scores = torch.zeros(frames, CLASSES, dtype=torch.float64)
     scores[:, 1] += torch.linspace(0.3, 0.5, frames)
@@ -253,7 +253,7 @@ def test_losses_take_alignments(backend: str, omega: bx.Regularizer) -> None:
     close(bx.losses.expected_cost(p, cost, reduction="none"), (p.expected_path * cost).sum((-2, -1)))
 
 
-# --- shapes and traps
+# --- shapes and edge cases
 
 
 def test_batches_broadcast(backend: str) -> None:
@@ -404,7 +404,7 @@ def test_errors_name_the_argument(name: str) -> None:
 
 
 def test_probability_is_conserved_over_100_000_frames() -> None:
-    """In float32 its error grows with the root of their number."""
+    """The rounding error in float32 grows with the square root of the number of frames."""
     frames = 100_000
     log_probs = torch.randn(1, frames, 5).log_softmax(-1).requires_grad_()
     (path,) = torch.autograd.grad(bx.CTC(log_probs, torch.randint(1, 5, (1, 20))).value.sum(), log_probs)

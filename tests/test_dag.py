@@ -1,4 +1,4 @@
-"""Making graphs: order, conversions, messages."""
+"""Construction of graphs: order of edges, conversions, error messages."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_probabilities_of_every_layer_sum_to_one(layers: int, width: int, backen
     theta = potentials(dag.num_edges).float().requires_grad_()
     p = dag.paths(theta)
     (path,) = torch.autograd.grad(p.value, theta)
-    # What leaves the source, crosses each layer and enters the sink is one unit.
+    # The probabilities of the edges between two layers sum to 1.
     cuts = path.double()[width:-width].reshape(layers - 1, -1).sum(1)
     assert (cuts - 1).abs().max() < 2e-6
     product = p.hessian_product(torch.ones_like(theta))  # every path has the same number of edges
@@ -289,7 +289,7 @@ PART = [("s", "a"), ("s", "b"), ("a", "b"), ("a", "t"), ("b", "t"), ("b", "t")]
 
 
 def pruned(is_kept: torch.Tensor) -> bx.DAG:
-    """Edges of PART where they are kept, and edges of JUNK between them."""
+    """A graph with the edges of PART where ``is_kept``, and the edges of JUNK between them."""
     part, junk = iter(PART), iter(JUNK)
     return bx.DAG([next(part if kept else junk) for kept in is_kept.tolist()], start="s", end="t")
 
@@ -331,7 +331,7 @@ def test_edges_that_are_pruned_are_on_no_path() -> None:
     path = torch.tensor([1, 0, 0, 1, 0, 0] + [0] * 7)
     p = dag.paths(torch.zeros(13))
     assert p.support.check(path)
-    for other in ([9, 10], [6], [11]):  # a cycle, a dead end, beyond the end
+    for other in ([9, 10], [6], [11]):  # a cycle, a dead end, and edges past the end
         wrong = path.index_fill(0, torch.tensor(other), 1)
         assert not p.support.check(wrong)
         with pytest.raises(ValueError, match="path is not a path of the graph"):

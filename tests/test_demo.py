@@ -1,4 +1,4 @@
-"""The page of ``make demo``: its numbers, and, where there is a browser, its controls."""
+"""The page of ``make demo``: its numbers, and its controls if a browser is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/digits.py on tones: a digit is a pitch."""
+"""examples/digits.py on synthetic tones, one pitch per digit."""
 
 from __future__ import annotations
 

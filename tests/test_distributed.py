@@ -1,4 +1,4 @@
-"""The programs of the page about more than one machine run."""
+"""The programs of the documentation of distributed training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(e
 
 
 def test_trainings_run_and_resume(tmp_path: Path) -> None:
-    """As one process of one, which is told what ``torchrun`` tells it; Lightning is not among what the tests need."""
+    """Run a program as the only process of ``torchrun``, without Lightning, which is not a test dependency."""
     assert set(PROGRAMS) == {"model.py", "train.py", "accelerated.py", "lightning_train.py"}
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)

@@ -1,4 +1,4 @@
-"""Every operation of a path distribution against enumeration, and the paper's propositions about DP_Ω."""
+"""Every verb of a path distribution against enumeration, and the paper's propositions about DP_Ω."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def enumerate_problems(omega: bx.Regularizer) -> list[Problem]:
 
 
 def problems(omega: bx.Regularizer, backend: str) -> Iterator[tuple[Problem, bx.PathDistribution]]:
-    """All graphs for the kernels, and some for the reference, with which they are compared elsewhere."""
+    """Yield all graphs for the kernels, and some for the reference, which other tests compare with the kernels."""
     for problem in enumerate_problems(omega)[: GRAPHS if backend == "native" else SOME_GRAPHS]:
         yield problem, problem.dag.paths(problem.weights, omega=omega)
 
@@ -193,7 +193,7 @@ def graphs(draw: st.DrawFn, rows: int = 1) -> tuple[bx.DAG, torch.Tensor]:
     edges = [(j, i) for i in range(1, count) for j in sorted(draw(st.sets(st.integers(0, i - 1), min_size=1)))]
     childless = set(range(count - 1)) - {j for j, _ in edges}
     edges += [(j, count - 1) for j in sorted(childless)]
-    edges += edges[: draw(st.integers(0, 1))]  # two that are parallel
+    edges += edges[: draw(st.integers(0, 1))]  # a parallel edge
     weights = draw(arrays(np.float64, (rows, len(edges)), elements=st.floats(-5, 5)))
     return bx.DAG(edges, count), torch.from_numpy(weights)
 
@@ -303,11 +303,11 @@ def test_proposition_3_expected_path_is_in_the_hull(problem) -> None:
         assert entering == pytest.approx(leaving, abs=1e-12)
 
 
-# --- what torch.distributions expects, and the corners
+# --- the interface of torch.distributions, and edge cases
 
 
 def test_follows_torch_distributions(omega: bx.Regularizer, backend: str) -> None:
-    dag, theta = diamond(), 0.3 * potentials(2, 3, 10, seed=1)  # where the best path is not the mode of l2
+    dag, theta = diamond(), 0.3 * potentials(2, 3, 10, seed=1)  # here the best path is not the mode under l2
     p = dag.paths(theta, omega=omega)
     assert (p.batch_shape, p.event_shape) == ((2, 3), (10,))
     assert p.sample((4, 5)).shape == (4, 5, 2, 3, 10)
@@ -591,11 +591,11 @@ def test_bad_weights_are_named_by_index(bad: float, omega: bx.Regularizer, backe
         _ = p.value
 
 
-# --- torch habits
+# --- conventions of torch
 
 
 def some_distributions(requires_grad: bool = False) -> dict[str, bx.PathDistribution]:
-    """A batch (2, 3) of each structure, γ ≠ 1, with what is shared and what is not."""
+    """A batch (2, 3) of each structure with γ ≠ 1, with and without shared scores."""
     scores = potentials(2, 3, 5, 4, requires_grad=requires_grad)
     transitions = potentials(4, 4, seed=1, requires_grad=requires_grad)
     mask = torch.tensor([1, 0, 1, 1, 0]).bool().expand(2, 3, 5)
@@ -640,6 +640,8 @@ def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize(  # the other kinds make a graph each time they are asked
     ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "lattice")]
+@pytest.mark.parametrize(  # the other kinds make a graph at each access
+    ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "dtw")]
 )
 def test_the_sweep_runs_once(kind: str, structure: str) -> None:
     p = some_distributions(requires_grad=True)[kind]
@@ -733,7 +735,7 @@ def test_enumeration_of_different_or_too_many_paths() -> None:
         bx.Chain(theta, mask=[[1, 1, 0, 0], [0, 0, 1, 1]]).enumerate_support(expand=False)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, where the graph breaks
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a warning of torch at a graph break
 def test_own_omega_under_compile() -> None:
     class Own(bx.Negentropy):
         pass
@@ -751,7 +753,7 @@ def test_own_omega_under_compile() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad(value(theta), theta)[0])
 
 
-# --- what a review found
+# --- regressions
 
 
 def test_two_states_on_steps_of_any_strides() -> None:
@@ -944,7 +946,7 @@ def test_a_gamma_that_makes_scores_overflow_is_named(name: str, gamma: float | t
                 ValueError, match=r"gamma must be large enough .* got a score of -?1e\+30 and gamma=1e-30"
             ):
                 ask(make())
-    # Masks stay masks: a quotient of −∞ removes the edge.
+    # A mask that overflows to −∞ after division by γ removes the edge.
     masked = torch.tensor([[[0.0, -1e30], [1.0, -1e30]]] * 3)
     assert bx.Chain(masked, omega=name, gamma=gamma).value.isfinite()
 

@@ -1,4 +1,4 @@
-"""Dynamic time warping against the DAG engine on a grid written out here, and against all alignments, listed."""
+"""DTW against the DAG engine on an explicit grid, and against enumeration of alignments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTHS = {"full": ([4, 4], [5, 5]), "own": ([3, 2], [4, 5])}
 SHAPE = ROWS, COLUMNS
 
 
-# --- the two definitions
+# --- two oracles
 
 
 @lru_cache
@@ -70,7 +70,7 @@ def problem(name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
 
 @lru_cache
 def by_engine(name: str, band: float | None, omega: bx.Regularizer) -> list[dict[str, Tensor]]:
-    """What the DAG engine says of each pair, on the backend that is there."""
+    """Results of the DAG engine for each pair, on the current backend."""
     cost, z, results = problem(name)[0], potentials(2, ROWS, COLUMNS, seed=4), []
     for b, (n, m) in enumerate(zip(*LENGTHS[name], strict=True)):
         g, z_edges = grid(n, m), grid(n, m).on_edges(z[b, :n, :m])
@@ -99,7 +99,7 @@ def by_engine(name: str, band: float | None, omega: bx.Regularizer) -> list[dict
 
 @lru_cache
 def by_enumeration(name: str, band: float | None, omega: bx.Regularizer) -> list[dict[str, Tensor]]:
-    """The same from all alignments, of which every one has its path and its probability at the end."""
+    """The same results by enumeration of all alignments, and the probability of each alignment."""
     cost, z, results = problem(name)[0], potentials(2, ROWS, COLUMNS, seed=4), []
     for b, (n, m) in enumerate(zip(*LENGTHS[name], strict=True)):
         own = cost[b, :n, :m].masked_fill(~is_kept(n, m, band), math.inf)
@@ -250,7 +250,7 @@ def test_torch_func(backend: str) -> None:
     own = bx.DTW(cost, lengths=lengths, band=1)
     mapped = torch.func.vmap(lambda c, n, m: bx.DTW(c, lengths=(n, m), band=1).value)(cost, *lengths)
     close(mapped, own.value)
-    unseen = potentials(2, 3, 11)  # of a size whose grid is first made under a transform
+    unseen = potentials(2, 3, 11)  # a size whose index is first built inside a transform
     got = torch.func.vmap(torch.func.grad(lambda c: bx.DTW(c).entropy()))(unseen)
     close(got, torch.func.grad(lambda c: bx.DTW(c).entropy().sum())(unseen))
     opened = bx.DTW(cost, open_end=True, step_weights=STEPS)
@@ -298,7 +298,7 @@ def test_value_alone_keeps_no_tape(omega: bx.Regularizer) -> None:
             close(got, graph.value, 1e-14)
     assert calls[0].args[2].numel() > 0
     with torch.no_grad():
-        assert torch.equal(alone.expected_path, graph.expected_path)  # which needs a tape after all
+        assert torch.equal(alone.expected_path, graph.expected_path)  # needs a tape
     with torch.inference_mode():
         close(bx.DTW(cost.detach(), lengths=lengths, omega=omega).value, value, 1e-14)
 
@@ -361,7 +361,7 @@ def test_ties(backend: str) -> None:
     torch.testing.assert_close(even.expected_path, torch.tensor([[1, 1 / 3], [1 / 3, 1]]))
 
 
-# --- moves that differ, open ends
+# --- custom moves, open ends
 
 STEPS = torch.tensor([2.0, 0.7, 1.3], dtype=torch.float64)
 PENALTIES = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
@@ -459,7 +459,7 @@ def test_custom_moves_have_derivatives(omega: bx.Regularizer, backend: str) -> N
 
 def test_diagonals_may_cost_two_steps(backend: str) -> None:
     p = bx.DTW(torch.ones(3, 5), step_weights=(2, 1, 1), omega="hard")
-    assert p.value == 7  # whichever way it goes
+    assert p.value == 7  # the same for every path
     assert bx.DTW(torch.ones(3, 5), omega="hard").value == 5
     query = bx.DTW((torch.tensor([1.0, 2.0])[:, None] - torch.tensor([5.0, 9.0, 1.0, 2.0, 7.0])).square(),
                    open_begin=True, open_end=True, omega="hard")  # fmt: skip
@@ -467,7 +467,7 @@ def test_diagonals_may_cost_two_steps(backend: str) -> None:
     assert query.best_alignment()[:2].tolist() == [[0, 2], [1, 3]]
 
 
-# --- corners
+# --- edge cases
 
 
 @one_of_each_kind
@@ -654,7 +654,7 @@ def test_huge_scales_in_float32(omega: bx.Regularizer, backend: str) -> None:
     p = bx.DTW(cost, omega=scaled(omega, 1e-3))
     with took("lattice_backward", times=int(backend == "native")) as backward:
         (gradient,) = torch.autograd.grad(p.value.sum(), cost)
-    assert not any(in_two_numbers(call).any() for call in backward)  # which are for smaller numbers
+    assert not any(in_two_numbers(call).any() for call in backward)  # products are used for smaller numbers only
     torch.testing.assert_close(gradient, p.best_path(), rtol=0, atol=1e-3)
     torch.testing.assert_close(p.value, (p.best_path() * cost).sum((1, 2)), rtol=1e-5, atol=0)
     assert p.hessian_product(torch.ones_like(cost)).isfinite().all()
@@ -678,7 +678,7 @@ def test_huge_costs_among_normal_ones(dtype: torch.dtype, huge: float, omega: bx
     ):
         close(got, wanted, tolerance)
     assert not p.expected_path[high].any()
-    cost[:, 3] = huge  # and one of them must be paid
+    cost[:, 3] = huge  # one huge cost is unavoidable
     forced = bx.DTW(cost, omega=omega)
     path = forced.expected_path
     torch.testing.assert_close(forced.value, torch.full((2,), huge, dtype=dtype), rtol=1e-6, atol=0)
@@ -688,7 +688,7 @@ def test_huge_costs_among_normal_ones(dtype: torch.dtype, huge: float, omega: bx
     assert (path.sum(-1) > 1 - 1e-5).all()
     if huge == 1e8 and dtype == torch.float64:
         moved = cost.clone()
-        moved[:, 3] = 100  # far enough for only one to be paid
+        moved[:, 3] = 100  # far enough apart that a path contains only one
         close(path, bx.DTW(moved, omega=omega).expected_path, 1e-6)
 
 
@@ -797,6 +797,8 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
         with threads(1):
             # Moves with weights, even of 1, are swept by the loops for any table.
             with took("lattice_backward"), took("lattice_hessian", times):
+            # Step weights, even of 1, select the DAG engine.
+            with took("dtw_backward", times=0), took("lattice_backward"), took("lattice_hessian", times):
                 wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
             with took("lattice_backward") as backward, took("lattice_hessian", times):
                 single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)
@@ -812,7 +814,7 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
                     torch.testing.assert_close(a, b[pairs], rtol=1e-9, atol=1e-9)
     close(single[0].double(), wanted[0], 1e-5)
     close(single[1].double(), wanted[1], 1e-5)
-    if isinstance(omega, bx.Negentropy):  # the Hessians of the others jump
+    if isinstance(omega, bx.Negentropy):  # the Hessian of a sparse Ω is discontinuous
         scale = wanted[2].abs().max().clamp(min=1)
         close(single[2].double() / scale, wanted[2] / scale, 1e-5)
 
@@ -968,7 +970,7 @@ def test_a_huge_band_equals_no_band(band: float, omega: str, backend: str) -> No
 
 
 def test_probability_is_conserved_over_100_000_steps() -> None:
-    """The mass of a step is 1. A quotient that is rounded down at every step would lose 8e-9 of it each time."""
+    """The probabilities of each step sum to 1. A quotient rounded down at every step would lose 8e-9 per step."""
     cost = torch.randn(1, 1, 100_000, requires_grad=True)
     (path,) = torch.autograd.grad(bx.DTW(cost).value.sum(), cost)
     close(path, torch.ones_like(path), 1e-6)

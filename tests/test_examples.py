@@ -1,4 +1,4 @@
-"""The examples that draw the figures of the pages draw something."""
+"""The examples that draw the figures of the documentation run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few of the random programs of ``tests/fuzz.py``, always the same."""
+"""Some random programs of ``tests/fuzz.py`` with fixed seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers of ``tests/fuzz_readers.py`` on a few bytes, always the same."""
+"""The readers of ``tests/fuzz_readers.py`` on fixed damaged files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import bellmax.apps.ner.data as columns
 
 
 def changed(data: bytes, rng: random.Random) -> bytes:
-    """The same part of a folder, cut short or with other bytes somewhere."""
+    """Truncated and changed versions of each target of a folder."""
     place = rng.randrange(1, len(data))
     if rng.random() < 0.2:
         return data[:place]

@@ -1,4 +1,4 @@
-"""The arrows of the house: which module may import which, lazy imports and those for type checkers included."""
+"""Layers of the package: modules import only lower layers, including lazy and type-checking imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import bellmax
 
 SOURCE = Path(bellmax.__file__).parent
 
-# A module imports its own floor and those below.
+# A module may import modules of the same floor and of lower floors.
 FLOORS = (
     ("tensors", "transforms", "files"),
     ("regularizers",),
@@ -43,7 +43,7 @@ MODULES = modules()
 
 
 def imported(name: str, tree: ast.Module) -> set[str]:
-    """The modules of the package that a module imports, wherever in it."""
+    """Modules of the package that a module imports, at any place in it."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -164,7 +164,7 @@ def test_private_uses_are_detected(code: str, uses: list[str]) -> None:
 
 
 def test_only_the_support_of_the_tests_uses_private_names() -> None:
-    """The applications have tests of their own."""
+    """Private names of the library are used in ``support/`` only. (The tests of the applications are separate.)"""
     code = {str(path.relative_to(TESTS)): path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)}
     code = {name: text for name, text in code.items() if not re.match(r"(support|apps)\b", name)}
     assert len(code) > 100

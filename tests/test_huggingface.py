@@ -1,4 +1,4 @@
-"""A CRF as the head of a model of transformers, which builds on the meta device and fills in what is missing."""
+"""A CRF as the head of a transformers model, which is built on the meta device before weights are loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCORES = "transition_scores", "start_scores", "end_scores"
 
 
 class WithGamma(example.BertCRF):
-    """γ is learnt. Its tensor says device="cpu": on the meta device it would have no value to begin with."""
+    """A model with learnable γ. Its tensor has device="cpu", because a meta tensor has no initial value."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -41,14 +41,14 @@ class WithGamma(example.BertCRF):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """The folder of a checkpoint that has no CRF."""
+    """Path of a checkpoint without a CRF."""
     folder = tmp_path_factory.mktemp("base")
     hf.BertModel(hf.BertConfig(**SIZE)).save_pretrained(folder)
     return folder
 
 
 def dirty_memory():
-    """Leave large numbers and NaN where the next small tensors will be."""
+    """Fill freed memory with large numbers and NaN."""
     shapes = (len(LABELS), len(LABELS)), (len(LABELS),), ()
     for value in (1e38, float("nan")):
         held = [torch.full(shape, value) for shape in shapes for _ in range(500)]
@@ -71,7 +71,7 @@ def assert_constrained(crf):
 
 
 def some_batch():
-    """Input, the mask of a tokenizer (int64), and labels with special tokens, a continued word and padding."""
+    """Input ids, an attention mask (int64), and labels with special tokens, a continued word and padding."""
     ids = torch.randint(4, 40, (3, 6))
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
     labels = torch.tensor(
@@ -125,7 +125,7 @@ def test_only_missing_parameters_are_initialised(base, tmp_path):
 
 def test_checkpoints_do_not_hold_the_constraints(base, tmp_path):
     model = example.BertCRF.from_pretrained(base, **NAMES)
-    model.crf = CRF(len(LABELS))  # trained without
+    model.crf = CRF(len(LABELS))  # trained without constraints
     randomize(model.crf)
     model.save_pretrained(tmp_path)
     assert not any("allowed" in name for name in safetensors.load_file(tmp_path / "model.safetensors"))
@@ -163,7 +163,7 @@ def test_meta_device():
 
 
 def test_deferred_initialisation():
-    """As FSDP and others do: the whole model without memory, then every module resets its own parameters."""
+    """As in FSDP: build on the meta device, then each module resets its parameters."""
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(3, len(LABELS)), CRF(len(LABELS), constraints=tag_constraints(LABELS)))
     model.to_empty(device="cpu")
@@ -218,7 +218,7 @@ def test_rows_without_labels_have_no_effect(reduction, compiled):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
 def test_batch_without_labels(reduction):
-    """A batch of nothing but overflow: a step of the optimizer must not become NaN."""
+    """The gradient of a batch without labels is 0, not NaN."""
     crf = CRF(len(LABELS))
     emissions = torch.randn(2, 3, len(LABELS), requires_grad=True)
     loss = crf(emissions, torch.full((2, 3), -100), reduction=reduction)
@@ -228,7 +228,7 @@ def test_batch_without_labels(reduction):
 
 
 def test_accumulated_batches_are_one_batch():
-    """``sum`` over the number of labels in all parts is ``token_mean`` of the whole, however uneven the parts."""
+    """``sum`` divided by the number of labels of all micro-batches is ``token_mean`` of the whole batch."""
     crf, emissions = CRF(len(LABELS), constraints=tag_constraints(LABELS)), torch.randn(3, 6, len(LABELS))
     _, _, labels = some_batch()
     count = (labels != -100).sum()
@@ -247,7 +247,7 @@ class Accumulated(example.BertCRF):
 
 
 def test_trainer_accumulates_batches(tmp_path):
-    """Four parts of two, of uneven lengths and one without labels, make the step that one batch of eight makes."""
+    """Four micro-batches of two, with uneven lengths and one without labels, give the step of one batch of eight."""
     ids, mask, labels = (torch.cat((given,) * 3)[:8] for given in some_batch())
     labels[5] = -100
     rows = [{"input_ids": i, "attention_mask": m, "labels": t} for i, m, t in zip(ids, mask, labels, strict=True)]
@@ -278,7 +278,7 @@ def test_trainer_accumulates_batches(tmp_path):
 
 @pytest.fixture
 def tagger():
-    """An untrained model with a CRF that is far from the identity, and a tokenizer that cuts at 16 pieces."""
+    """An untrained model with a random CRF, and a tokenizer that truncates to 16 tokens."""
     hf.set_seed(0)
     tokenizer = example.make_tokenizer()
     tokenizer.model_max_length = 16
@@ -317,7 +317,7 @@ def test_trainer_evaluates_and_predicts_what_the_crf_decodes(tagger, tmp_path):
     corpus = sentences(5)
     rows = [example.encode(tokenizer, *pair) for pair in corpus]
     trainer = example.train(model, tokenizer, rows, tmp_path, 1, 0)
-    trainer.args.per_device_eval_batch_size = 2  # so that batches of different lengths are joined
+    trainer.args.per_device_eval_batch_size = 2  # joins batches of different lengths
     predicted = trainer.predict(rows)
     wanted = example.tag(model, tokenizer, [words for words, _ in corpus])
     for found, row, tags in zip(predicted.predictions, rows, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""Hypergraphs against enumeration of all derivations, and against graphs as the case of one tail an edge."""
+"""Hypergraphs against enumeration of derivations, and against graphs (one tail per edge)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Problem(NamedTuple):
         return self.weights[row][self.graph.weight]
 
     def scores(self, row: int) -> Array:
-        """Of each derivation."""
+        """Score of each derivation."""
         weights = self.by_edge(row)
         return np.array([weights[d > 0] @ d[d > 0] for d in self.graph.derivations])
 
@@ -202,7 +202,7 @@ def test_the_value_differs_from_a_maximum_over_whole_derivations(name: str, sens
 
 
 def small(shared: bool = False) -> bx.Hypergraph:
-    """11 derivations, of 2 to 8 edges; node 1 may occur three times."""
+    """A hypergraph with 11 derivations of 2 to 8 edges, in which node 1 may occur three times."""
     edges = [(0, ()), (0, ()), (1, (0,)), (1, ()), (2, (1, 1)), (2, (0,)), (3, (2, 1)), (3, (2,)), (3, ())]
     return bx.Hypergraph(edges, weight_of=[0, 1, 2, 3, 0, 4, 2, 5, 1] if shared else None)
 
@@ -266,7 +266,7 @@ def test_gamma_is_learnt_and_costs_are_minimised(backend: str) -> None:
     assert (p.topk(4)[0].diff(dim=-1) >= 0).all()
 
 
-# --- graphs as the case of one tail
+# --- graphs: one tail per edge
 
 
 def as_hypergraph(dag: bx.DAG) -> bx.Hypergraph:
@@ -352,7 +352,7 @@ def test_shared_weights_that_do_not_identify_the_derivation() -> None:
 def test_losses(omega: bx.Regularizer, backend: str) -> None:
     h, theta = small(), potentials(3, 9, requires_grad=True)
     p = h.derivations(theta, omega=omega)
-    # The best derivation but one that has nothing beside it: a node that occurs twice is derived in one way.
+    # A derivation in which a node that occurs twice is derived in one way, so that no other one has these edges.
     target = torch.tensor([2.0, 0, 2, 0, 1, 0, 0, 1, 0]).expand(3, 9)
     assert p.support.check(target).all()
     loss = losses.surrogate(p, target, reduction="none")
@@ -373,7 +373,7 @@ def test_losses(omega: bx.Regularizer, backend: str) -> None:
         losses.surrogate(p, torch.zeros(9))
 
 
-# --- making hypergraphs
+# --- construction
 
 
 def test_any_order_and_numbering(backend: str) -> None:
@@ -472,7 +472,7 @@ def test_bad_weights_are_named(backend: str) -> None:
         _ = h.derivations(torch.zeros(9)).variance
 
 
-# --- corners
+# --- edge cases
 
 
 def test_corners(omega: bx.Regularizer, backend: str) -> None:
@@ -497,7 +497,7 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 
 
 def test_many_derivations(backend: str) -> None:
-    """Each node is twice the one before: 2^(2^9 − 1)… derivations of 511 edges."""
+    """Each node has the one before twice as its tails: 2^(2^9 − 1)… derivations of 511 edges."""
     depth = 9
     edges: list[tuple[int, tuple[int, ...]]] = [(0, ()), (0, ())]
     edges += [(n, (n - 1, n - 1)) for n in range(1, depth)]

@@ -1,4 +1,4 @@
-"""The door for data: whatever people bring gives what the same numbers give as tensors."""
+"""Input conversion: lists, arrays, frames and tensors of the same numbers give the same results."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_the_layout_of_aeon_is_named(call: Callable[..., Tensor]) -> None:
     call(cases.swapaxes(1, 2))
     with pytest.raises(ValueError, match=r"xs and ys must hold"):
         bx.dtw_cdist(cases, cases)
-    assert bx.dtw_cdist([[1.0], [2.0]]).shape == (2, 2)  # of one feature, there is nothing to confuse
+    assert bx.dtw_cdist([[1.0], [2.0]]).shape == (2, 2)  # with one feature the layout is unambiguous
 
 
 def test_barycenter_of_frames_and_lists() -> None:
@@ -303,7 +303,7 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         bx.Chain(torch.zeros(2, 4, 3, 3), **steps)
 
 
-# --- what people type
+# --- common mistakes
 
 
 @pytest.mark.parametrize(

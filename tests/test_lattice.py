@@ -1,4 +1,4 @@
-"""Lattices, against the same recursions written by hand, their graphs, and each other."""
+"""Lattices against hand-written recursions and their graphs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reversed_band(n: int, m: int, band: float) -> object:
 
 
 def first_and_second(value: Tensor, tensors: Tensors) -> list[Tensor]:
-    """The gradient in every score, and the Hessian product along numbers that depend on the entry."""
+    """Gradients of all scores, and a Hessian product along cos(0), cos(1), …."""
     own = [t for t in tensors.values() if t.requires_grad]
     if not value.requires_grad:
         return [torch.zeros_like(t) for t in 2 * own]
@@ -105,7 +105,7 @@ def test_members_of_a_batch_with_lengths_and_a_band_equal_single_lattices(name: 
 @needs_kernels
 @each_recursion
 def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.Regularizer) -> None:
-    """Kernels against ``lattice.dag``: its end is a node of its own even where paths end at one node."""
+    """Kernels against ``lattice.dag``, which has a separate end node even if paths end at one node."""
     one = RECURSIONS[name]
     lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
     n, m = torch.tensor(lengths).unbind(1)
@@ -139,7 +139,7 @@ def test_gradients_of_shared_scores_are_sums_over_the_batch(name: str, backend: 
 
 @each_recursion
 def test_gradcheck(name: str) -> None:
-    """By whichever backend serves; both are compared with the recursions above."""
+    """On the default backend; the tests above compare both backends with the recursions."""
     one, omega = RECURSIONS[name], "tsallis1.5"
     tensors, size = with_grad(one.tensors(3, 3)), sizes(one, [(3, 3)])[0]
     wanted = floats(tensors)
@@ -171,7 +171,7 @@ def test_float32_and_half(backend: str) -> None:
 def counted(
     one: Recursion, tensors: Tensors, rows: int, columns: int
 ) -> list[tuple[float, tuple[tuple[int, ...], ...]]]:
-    """Every path by hand: its score and its nodes."""
+    """Score and nodes of every path, sorted by score."""
     begin = dict(one.starts(tensors, rows, columns))
     ends = dict(one.ends(tensors, rows, columns))
 
@@ -315,7 +315,7 @@ def test_vmap_and_functional_gradients(backend: str) -> None:
     close(slopes, one.lattice.paths(t | {"match": match}).expected_path)
 
 
-# --- what cannot be
+# --- negated scores, invalid input, edge cases
 
 
 # Lattices without numbers in their declaration, which would have to change their sign.
@@ -492,7 +492,7 @@ def test_negative_views_are_read_correctly() -> None:
 @two_kinds
 @pytest.mark.parametrize("size", [3, 9])
 def test_an_unreachable_node_that_is_also_forbidden(omega: bx.Regularizer, size: int) -> None:
-    # Of row 0 only the corner is reached; in the last column the only way in is forbidden as well.
+    # Only the corner of row 0 is reachable, and the only move into the last column is forbidden.
     scores = torch.zeros(size, size)
     scores[:, -1] = -math.inf
     lattice = bx.Lattice([bx.Move(1, 1, score=bx.cell("a")), bx.Move(1, 0, score=bx.cell("a"))], end=bx.along_row(0))
@@ -532,7 +532,7 @@ def test_the_grid_of_a_tensor_that_is_read_at_several_offsets() -> None:
 
 
 def test_counts_of_paths() -> None:
-    """Three moves list an alignment of three and three elements more than once; affine gaps list it once."""
+    """Lattices with three moves contain an alignment more than once; with affine gaps they contain it once."""
     for name, size, count in (("Needleman-Wunsch", 4, 63), ("affine gaps", 4, 20), ("Smith-Waterman", 3, 19)):
         one = RECURSIONS[name]
         assert one.lattice.paths(one.tensors(size, size)).num_paths == count
@@ -585,7 +585,7 @@ KNAPSACK = bx.Lattice(
 
 
 def knapsack(worth: Tensor) -> Tensors:
-    """Items by row, so that no tensor has the columns, which are weights from 0 to the capacity."""
+    """A knapsack: rows are items, columns are weights from 0 to the capacity, and no tensor has the columns."""
     return {"worth": worth, **{f"weighs {w}": torch.tensor([w == own for own in WEIGHTS]) for w in WEIGHTS}}
 
 

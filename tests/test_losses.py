@@ -1,4 +1,4 @@
-"""Every loss against its definition by enumeration, and what the paper says of it."""
+"""Every loss against its definition by enumeration, and the paper's statements about it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chain_value(theta: torch.Tensor, omega: bx.Regularizer) -> float:
 
 
 def alignment_value(cost: torch.Tensor, omega: bx.Regularizer, moves: set[Any] | None = None) -> float:
-    """DTW_Ω of costs (N, M) on the explicit graph, of the given moves (from, to) between cells if any."""
+    """DTW_Ω of costs (N, M) on the explicit graph, optionally restricted to moves (from, to) between cells."""
     g = grid(*cost.shape)
     cells = [divmod(n, cost.shape[1]) for n in range(cost.numel())]
     exists = [moves is None or a == 0 or (cells[a - 1], cells[b - 1]) in moves for a, b in g.edges]
@@ -51,7 +51,7 @@ def cells_of(pairs: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def chain_problem(kept_by: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Potentials (3, T, S, S) with −∞ and with NaN where nothing counts, and the steps that do."""
+    """Potentials (3, T, S, S) with −∞, and NaN at masked steps; and the mask."""
     kept = KEPT[kept_by]
     theta = potentials(3, STEPS, STATES, STATES, seed=5)
     theta[:, 1:, 0, 1] = -math.inf
@@ -77,7 +77,7 @@ def test_surrogate_of_graphs(omega: bx.Regularizer, backend: str) -> None:
     free = Enumerated(dag.edges.tolist(), dag.num_nodes, weights.tolist(), omega)
     augmented = Enumerated(dag.edges.tolist(), dag.num_nodes, (weights + cost).tolist(), omega)
     paths = torch.from_numpy(free.all_paths)
-    targets = torch.cat((paths, torch.maximum(paths[:1], paths[1:])))  # and pairs of paths
+    targets = torch.cat((paths, torch.maximum(paths[:1], paths[1:])))  # also for pairs of paths
     p = dag.paths(weights.expand(len(targets), -1), omega=omega)
     plain, with_cost = (losses.surrogate(p, targets, c, reduction="none") for c in (None, cost))
     for b, target in enumerate(targets):
@@ -142,7 +142,7 @@ def test_chains_from_scores(by_step: bool, omega: bx.Regularizer, backend: str) 
         for loss in (losses.relaxed, losses.path_nll):
             close(loss(p, target, reduction="none"), loss(q, target, reduction="none"))
     one_path = path.bool()
-    close(losses.surrogate(q, LABELS), losses.surrogate(q, one_path))  # a sum against a program
+    close(losses.surrogate(q, LABELS), losses.surrogate(q, one_path))  # an explicit sum against a program
     close(losses.expected_cost(p, cost), losses.expected_cost(q, cost.unsqueeze(-1).expand(q.potentials.shape)))
     if isinstance(omega, bx.Negentropy):
         close(losses.path_nll(p, LABELS, reduction="none"), -q.log_prob(path))
@@ -329,7 +329,7 @@ def test_relaxed_of_paths(omega: bx.Regularizer, backend: str) -> None:
 
 
 def test_relaxed_distinguishes_an_alignment_from_a_subset() -> None:
-    cost = torch.tensor([[0.0, -50.0], [50.0, 0.0]], dtype=torch.float64)  # by (0, 1), not along the diagonal
+    cost = torch.tensor([[0.0, -50.0], [50.0, 0.0]], dtype=torch.float64)  # via (0, 1), not along the diagonal
     assert losses.relaxed(bx.DTW(cost), torch.eye(2)) > 1
 
 
@@ -421,7 +421,7 @@ def test_gradients(name: str, omega: bx.Regularizer, backend: str) -> None:
     mask = KEPT["mask"]
     if name == "path_nll" and isinstance(omega, bx.Hard):
         pytest.skip("0 or infinite")
-    scale = 0.03 if name == "path_nll" else 1.0  # nearly all paths have a probability then
+    scale = 0.03 if name == "path_nll" else 1.0  # so that nearly all paths have a positive probability
 
     def chain(t: torch.Tensor) -> torch.Tensor:
         return loss(bx.Chain(scale * t, mask=mask, omega=omega), LABELS, reduction="none")
@@ -529,7 +529,7 @@ SCORED = bx.Chain.from_scores(torch.zeros(2, 3, 2), torch.tensor([[0.0, 0.0], [-
 WALL = torch.tensor([[0.0, math.inf], [0.0, 0.0]])
 DAG = bx.DAG([(0, 1), (0, 1), (1, 2)]).paths(torch.tensor([0.0, -math.inf, 0.0]))
 ZEROS = torch.zeros(2, 3, dtype=torch.int64)
-APART = torch.zeros(2, 3, 2, 2)  # edges (state, state before) of which the second does not begin where the first ends
+APART = torch.zeros(2, 3, 2, 2)  # two edges (state, previous state) that are not consecutive
 APART[:, 0, 0, 0] = APART[:, 1, 0, 1] = APART[:, 2, 0, 0] = 1
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import bellmax as bx
 from bellmax.nn import DTWLoss
 
-SHAPES = [(20, 20, 1), (17, 17, 3), (25, 18, 1), (12, 30, 2)]  # lengths of x and y, features
+SHAPES = [(20, 20, 1), (17, 17, 3), (25, 18, 1), (12, 30, 2)]  # length of x, length of y, features
 EQUAL = [shape for shape in SHAPES if shape[0] == shape[1]]
 GAMMAS = [0.01, 1.0, 10.0]
 
@@ -25,7 +25,7 @@ def tslearn() -> ModuleType:
 
 @pytest.fixture
 def dtaidistance() -> ModuleType:
-    """Its functions for series of several features, which take one feature too."""
+    """The functions of dtaidistance for several features, which also take one."""
     return pytest.importorskip("dtaidistance.dtw_ndim", reason="dtaidistance is not installed")
 
 
@@ -53,7 +53,7 @@ def pairs_of(p: bx.DTW) -> list[tuple[int, int]]:
 
 
 def stacked(series: list[Tensor]) -> np.ndarray:
-    """Padded with NaN, as tslearn has it."""
+    """An array padded with NaN, the format of tslearn."""
     return torch.nn.utils.rnn.pad_sequence(series, batch_first=True, padding_value=torch.nan).numpy()
 
 
@@ -74,7 +74,8 @@ def test_root_of_hard_value_is_dtw_of_tslearn(tslearn: ModuleType, shape: tuple[
 def test_cost_is_metric_of_tslearn(tslearn: ModuleType, metric: str) -> None:
     x, y = pair((25, 18, 3))
     _, value = tslearn.dtw_path_from_metric(x.numpy(), y.numpy(), metric=metric)
-    assert_equal(bx.dtw(x, y, cost=metric, omega="hard"), value, rtol=1e-13)  # scikit-learn's distances are less exact
+    # Distances of scikit-learn are less accurate.
+    assert_equal(bx.dtw(x, y, cost=metric, omega="hard"), value, rtol=1e-13)
 
 
 @pytest.mark.parametrize("radius", [0, 1, 4])

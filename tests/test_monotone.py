@@ -1,4 +1,4 @@
-"""Monotone alignments against all of them, and graphs written by hand."""
+"""Monotone alignments against enumeration and hand-written graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import bellmax as bx
 
 
 def all_alignments(frames: int, tokens: int) -> Tensor:
-    """(K, T, J): where each token but the first begins."""
+    """Every alignment as an event, (K, T, J), by the first frames of the tokens."""
     found = []
     for begins in combinations(range(1, frames), tokens - 1):
         token = torch.zeros(frames, dtype=torch.int64)
@@ -27,7 +27,7 @@ def all_alignments(frames: int, tokens: int) -> Tensor:
 
 
 def by_hand(scores: Tensor, omega: bx.Regularizer) -> tuple[Enumerated, list[tuple[int, int]]]:
-    """The graph, whose node 0 is the source, and the cells of the others."""
+    """The graph, whose node 0 is the source, and the cell of each other node."""
     frames, tokens = scores.shape
     cells = [(t, j) for t in range(frames) for j in range(min(t + 1, tokens))]
     number = {cell: 1 + n for n, cell in enumerate(cells)}

@@ -1,4 +1,4 @@
-"""The nearest series, against all pairs and a stable sort."""
+"""Nearest neighbours against all pairs and a stable sort."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def walks(*lengths: int, features: int = 1, dtype: torch.dtype = torch.float64) 
 def by_sorting(xs: Any, ys: Any = None, *, k: int, **options: Any) -> tuple[Tensor, Tensor]:
     values = bx.dtw_cdist(xs, ys, **{"omega": "hard", **options})
     if ys is None:
-        values.fill_diagonal_(math.nan)  # comes last
+        values.fill_diagonal_(math.nan)  # NaN is sorted to the end
     distances, indices = values.sort(dim=1, stable=True)
     return distances[:, :k], indices[:, :k]
 

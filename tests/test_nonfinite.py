@@ -1,4 +1,4 @@
-"""NaN, infinities and overflow everywhere in every structure: an error or a right answer, and no kernel that hangs."""
+"""NaN, infinities and overflow in every structure give an error or a correct result, and no kernel hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ of_all = pytest.mark.parametrize("name", STRUCTURES)
 
 @pytest.fixture(autouse=True)
 def _watchdog() -> Iterator[None]:
-    """End the process if a kernel does not return: it would not see a signal."""
+    """End the process if a kernel does not return; a hanging kernel would ignore signals."""
     faulthandler.dump_traceback_later(120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -170,7 +170,7 @@ def test_a_gamma_that_float32_rounds_to_0_gives_no_nan(gamma: float) -> None:
 
 @pytest.mark.parametrize("omega", ["negentropy", "l2", "hard"])
 def test_a_sum_that_overflows_in_the_middle_of_a_graph_is_refused(omega: str, backend: str) -> None:
-    """The last edges are absent or negative, so that the value does not show it."""
+    """The last edges are absent or negative, so the overflow does not show in the value."""
     high = torch.finfo(torch.float64).max
     dag = bx.DAG([(0, 1), (1, 2), (2, 3), (0, 3)])
     for last in (-math.inf, -high):

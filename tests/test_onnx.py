@@ -1,4 +1,4 @@
-"""Decoding in onnxruntime, against the same in torch. Each module is exported once."""
+"""Decoding in onnxruntime against torch. Each module is exported once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 from bellmax.onnx import translations
 
-# torch's own, from torch.onnx.export
+# a warning of torch.onnx.export
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 SIZES = [(1, 1), (1, 7), (2, 1), (3, 2), (4, 6), (9, 25)]
@@ -49,7 +49,7 @@ def layer(tags: int, **options: Any) -> CRF:
 
 
 def some_mask(batch: int, steps: int) -> Tensor:
-    """Left padding, right padding and nothing that counts in the first rows, as far as there are any; then holes."""
+    """Masks with left padding, right padding and no step in the first three rows; then with holes."""
     step = torch.arange(steps)
     mask = torch.rand(batch, steps) < 0.6
     for row, kept in enumerate((step >= steps // 2, step <= steps // 2, step < 0)[:batch]):
@@ -80,8 +80,8 @@ def test_all_steps_count() -> None:
 
 
 def test_ties_and_no_path() -> None:
-    """The first of equal states is taken, and where the constraints leave nothing there is −1."""
-    allowed = torch.ones(3, 3, dtype=torch.bool).tril()  # a state is followed by itself or a higher one
+    """The first of equal states wins, and the result is −1 if the constraints allow no sequence."""
+    allowed = torch.ones(3, 3, dtype=torch.bool).tril()  # only the same or a higher state may follow
     crf = CRF(3, constraints=(allowed, torch.tensor([True, True, False]), torch.tensor([True, False, True])))
     module = Decoder(lambda emissions, lengths: crf.decode(emissions, lengths=lengths), crf)
     lengths = torch.tensor([4, 2, 0, 1, 3])

@@ -1,4 +1,4 @@
-"""All pairs in memory of the caller's and at paths, in little memory, and calls that go on where others stopped."""
+"""dtw_cdist with ``out=`` (memory of the caller, or a file): results, memory, and resumed calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cost:
-    """The squared distance, until it was asked so many times; counts how often it was."""
+    """A squared distance that counts its calls and fails after a number of them."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.calls, self.limit = 0, limit
@@ -88,13 +88,13 @@ def test_an_interrupted_call_resumes(suffix: str, tmp_path: Path) -> None:
     listed = Path(f"{second}.blocks")
     assert 1 < len(listed.read_text().splitlines()) < 7
     with listed.open("a") as file:
-        file.write("3:6 6")  # as if killed while writing
+        file.write("3:6 6")  # simulates a kill while writing
     got = bx.dtw_cdist(xs, cost=rest, divergence="debiased", max_cells=1, out=second)
     close(torch.as_tensor(np.asarray(got)), expected, 0)
-    assert rest.calls < whole.calls / 2 + 7  # what was left, and the terms of one series
+    assert rest.calls < whole.calls / 2 + 7  # the remaining tiles, and the terms of single series
     assert len(listed.read_text().splitlines()) == 7  # all tiles, after the fingerprint
     bx.dtw_cdist(xs, cost=none, divergence="debiased", max_cells=1, out=second)
-    assert none.calls == 1 + 7  # for the fingerprint, and as above
+    assert none.calls == 1 + 7  # one for the fingerprint, and the terms of single series
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``import bellmax`` brings, and what it does not."""
+"""Modules that ``import bellmax`` loads, lazy attributes, and the version."""
 
 from __future__ import annotations
 

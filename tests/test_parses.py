@@ -1,4 +1,4 @@
-"""Trees of spans and of arcs against enumeration, recursions, and hypergraphs written by hand."""
+"""Span and dependency trees against enumeration, recursions and hand-written hypergraphs."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def spans_by_hand(scores: Tensor) -> tuple[list[Any], list[Any]]:
 
 
 def arcs_by_hand(scores: Tensor) -> tuple[list[Any], list[Any]]:
-    """Eisner's items for a single root, with the score that an edge has or None."""
+    """Edges of Eisner's algorithm for a single root, each with its arc or None."""
     n = len(scores) - 1
     edges: list[Any] = [((kind, i, i), ()) for kind in "RL" for i in range(n + 1) if kind == "R" or i]
     places: list[Any] = [None] * len(edges)
@@ -175,7 +175,7 @@ def test_gamma_has_a_gradient(kind: str) -> None:
     assert gradcheck(run, gamma)
 
 
-# --- odd numbers
+# --- unusual numbers
 
 
 @of_all
@@ -413,7 +413,7 @@ def test_bad_input(call: Callable[[], object], message: str) -> None:
 
 
 def grammar(rng: torch.Generator, words: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """A sentence of a toy grammar and its brackets: S → A B | A S, A → a b | b, B → c | c d A."""
+    """A random sentence of a toy grammar and its brackets: S → A B | A S, A → a b | b, B → c | c d A."""
 
     def draw(symbol: str, left: int) -> tuple[list[int], list[tuple[int, int]]]:
         coin = float(torch.rand((), generator=rng))
@@ -474,7 +474,7 @@ def test_a_grammar_is_learnt() -> None:
     for _ in range(60):
         optimizer.zero_grad()
         p = bx.SpanTrees(scorer(words[train]), lengths=lengths[train])
-        # The grammar's trees are binary but for one rule with three parts, which may be split either way.
+        # Trees of the grammar are binary, except for one ternary rule, which may be binarised in two ways.
         loss = bx.losses.surrogate(p, _compatible(gold[train], lengths[train]))
         loss.backward()
         optimizer.step()
@@ -485,7 +485,7 @@ def test_a_grammar_is_learnt() -> None:
 
 
 def _compatible(gold: Tensor, lengths: Tensor) -> Tensor:
-    """Spans that cross no bracket of a tree."""
+    """Mask of the spans that cross no bracket of a tree."""
     place = torch.arange(gold.shape[-1])
     i, j = place[:, None, None, None], place[None, :, None, None]
     a, b = place[None, None, :, None], place[None, None, None, :]
@@ -494,7 +494,7 @@ def _compatible(gold: Tensor, lengths: Tensor) -> Tensor:
 
 
 def language(rng: torch.Generator) -> tuple[list[int], list[int]]:
-    """Words and heads: a verb, nouns before and after it, each with articles and adjectives before it."""
+    """Random words and heads: a verb with nouns before and after it, each with articles and adjectives."""
     words, heads = [], []
     nouns: list[int] = []
     sizes = [

@@ -1,4 +1,4 @@
-"""Against peers, where they are installed: chains under negentropy in float64, and soft-DTW to its own precision."""
+"""Comparison with installed peers: chains under negentropy in float64, and soft-DTW to the precision of the peer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def crf_of(module: ModuleType, transitions: Tensor, start: Tensor, end: Tensor) 
 
 
 def mask_of(kind: str) -> Tensor:
-    """(BATCH, STEPS). pytorch-crf wants every sequence to begin with True."""
+    """Masks (BATCH, STEPS). pytorch-crf requires that every sequence begins with True."""
     if kind == "full":
         return torch.ones(BATCH, STEPS, dtype=torch.bool)
     mask = torch.arange(STEPS) < LENGTHS.unsqueeze(-1)
@@ -107,7 +107,7 @@ def test_log_prob_and_best_sequence_equal_pytorch_crf(backend: str, torchcrf: Mo
 def test_value_gradient_and_hessian_product_equal_torch_struct(
     backend: str, torch_struct: ModuleType, form: str, lengths: Tensor | None
 ) -> None:
-    """torch-struct has no first step of its own: the scores of starting join those of the second step."""
+    """torch-struct has no separate first step: its scores are added to the second step."""
     if form == "dense":
         inputs = (leaf(BATCH, STEPS, STATES, STATES),)
         p = bx.Chain(*inputs, lengths=lengths)

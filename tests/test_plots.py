@@ -1,4 +1,4 @@
-"""Figures: what is drawn, not how it looks."""
+"""Contents of the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named programs alike: under transforms and compilers, for members of a batch, for what is copied and moved."""
+"""Tests of all named programs: transforms, compilation, batch members, copies and moves."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ WITH_LABELS: dict[str, Callable[..., object]] = {
     "forced_align": lambda y, lengths=([5, 5], [2, 2]): forced_align(CTC, y, *map(torch.tensor, lengths)),
     "rnnt_loss": lambda y, lengths=([5, 5], [2, 2]): rnnt_loss(JOINT, y, *map(torch.tensor, lengths), blank=0),
 }
-AS_TORCHAUDIO = "forced_align", "rnnt_loss"  # which raises a RuntimeError for lengths and devices
+AS_TORCHAUDIO = "forced_align", "rnnt_loss"  # torch raises a RuntimeError for lengths and devices
 of_labels = pytest.mark.parametrize("name", WITH_LABELS)
 
 
@@ -125,7 +125,7 @@ def test_bad_labels_and_lengths_are_named(name: str) -> None:
     ):
         with pytest.raises(error, match=message):
             call(TARGETS, lengths=lengths)
-    if name != "ctc_loss":  # where torch too moves them
+    if name != "ctc_loss":  # as torch does
         with pytest.raises(error, match=r"targets must be on the .*device.* cpu, got meta"):
             call(TARGETS.to("meta"))
 
@@ -147,7 +147,7 @@ def test_labels_of_other_integers_are_cast(name: str, dtype: torch.dtype) -> Non
 def test_no_labels(name: str) -> None:
     call, frames = WITH_LABELS[name], [5, 3]
     none = value_of(call(torch.tensor([[0, 99], [-1, 0]]), lengths=(frames, [0, 0])))
-    if name in ("CTC", "ctc_loss", "forced_align"):  # scores as they are
+    if name in ("CTC", "ctc_loss", "forced_align"):  # unnormalised scores
         assert not none.any()
     elif name in ("from_logits", "from_additive"):
         close(none, -torch.tensor(frames) * math.log(4))

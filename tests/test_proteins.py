@@ -1,4 +1,4 @@
-"""The example that learns to align proteins, on a few pairs that are made here."""
+"""The example that learns to align proteins, on synthetic pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a ch
 
 
 def lines(number: int = 8, seed: int = 0) -> list[str]:
-    """Proteins and copies of them, half of whose residues have changed, and which lack a piece."""
+    """Lines of pairs: random proteins, and copies with half of the residues mutated and a piece deleted."""
     draw = random.Random(seed)
     found = []
     for n in range(number):
@@ -94,7 +94,7 @@ def test_gradients_of_gaps_equal_finite_differences(
     def loss() -> torch.Tensor:
         return 1 - proteins.soft_f1(model(batch, proteins.OMEGAS[omega]), batch.truth).mean()
 
-    with torch.no_grad():  # less certain, so that every gap matters under a sparse Ω too
+    with torch.no_grad():  # less certain, so that every gap has a gradient under a sparse Ω
         model.matrix.mul_(0.2)
         model.gaps.mul_(0.2)
     loss().backward()

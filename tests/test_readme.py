@@ -1,4 +1,4 @@
-"""The README: its cells run in empty files and print what they say, and its links work on a package index."""
+"""The README: each cell runs alone and prints its output, and links work on a package index."""
 
 from __future__ import annotations
 

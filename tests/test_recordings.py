@@ -1,4 +1,4 @@
-"""``examples/recordings.py``, with tones in place of instruments."""
+"""``examples/recordings.py`` with synthetic tones instead of instruments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
-    """At 44.1 kHz, as an octave lower at half the rate and twice the time."""
+    """Render at 44.1 kHz by rendering an octave lower at half the rate and twice the duration."""
     score = music.Score.of([(2 * n.start, 2 * n.end, n.pitch - 12) for i in midi.instruments for n in i.notes])
     return music.render(score, np.append(score.onsets, score.end))
 

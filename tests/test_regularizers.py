@@ -1,4 +1,4 @@
-"""Smoothed max operators: Lemma 1, derivatives, corners, and an Ω of the user's own."""
+"""Smoothed max operators: Lemma 1, derivatives, edge cases, and user-defined Ω."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_derivatives(name: str) -> None:
     for function in (omega.max, omega.argmax, omega.min, omega.argmin):
         assert gradcheck(function, x, check_forward_ad=True)
         assert gradgradcheck(function, x)
-    if not isinstance(omega, bx.Hard):  # whose Hessian has no graph
+    if not isinstance(omega, bx.Hard):  # the Hessian of hard has no graph
         assert gradgradcheck(lambda t: omega.hessian_product(omega.argmax(t), potentials(3, 5, seed=1)), x)
 
 
@@ -122,7 +122,7 @@ def test_along_any_dim(name: str) -> None:
         torch.testing.assert_close(omega.hessian_product(q, x, dim), moved)
 
 
-# --- corners
+# --- edge cases
 
 
 @each_omega
@@ -240,7 +240,7 @@ def test_repr() -> None:
     assert repr(made) == shown
 
 
-# --- a user's own Ω
+# --- user-defined Ω
 
 
 class Gini(bx.Regularizer):

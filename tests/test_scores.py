@@ -1,4 +1,4 @@
-"""Chains from scores against dense chains whose potentials are added up here, step by step."""
+"""Chains from scores against dense chains with the summed potentials."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None
     def run(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> Tensor:
         lengths = torch.tensor([3, 2])
         p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, lengths=lengths, omega=omega)
-        if backend == "reference":  # it serves the third order to both
+        if backend == "reference":  # third derivatives of both backends come from the reference
             return p.value
         return p.value + (p.marginals * along).sum((1, 2))
 
@@ -188,7 +188,7 @@ def large(batch: int, steps: int, states: int, spread: float = 1.0) -> tuple[Ten
     return emissions, transitions, start, end
 
 
-# Sequences in the lanes and states in the lanes; in exp space and, where transitions spread widely, out of it.
+# Sequences in lanes and states in lanes; in exp space and, if transitions differ widely, in log space.
 @needs_kernels
 @pytest.mark.parametrize("spread", [1.0, 400.0])
 @pytest.mark.parametrize("shape", [(21, 9, 11), (2, 9, 19), (1, 40, 9), (9, 6, 2)])
@@ -233,7 +233,7 @@ def test_sampling_frequencies(omega: bx.Regularizer, backend: str) -> None:
 def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
     emissions, transitions, start, end = (t.requires_grad_() for t in scores("step"))
     with torch.no_grad():
-        transitions[0, 3] = transitions[3] = math.nan  # of a step past the end, and of one that is the only one
+        transitions[0, 3] = transitions[3] = math.nan  # a step past the end, and the only step
     mask = MASKS.clone()
     mask[0, 4] = False
     p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=mask, omega=omega)
@@ -341,7 +341,7 @@ def test_a_sequence_without_a_path_in_a_batch(kind: str, batch: int, omega: bx.R
             tensor[1] = -math.inf
 
     def run(rows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """What each sequence has of its own, and what it shares."""
+        """Gradients and Hessian products of scores per sequence and of shared scores, for some rows."""
         leaves = [(t if s else t[rows]).clone().requires_grad_() for t, s in zip(given, shared, strict=True)]
         z = [t.detach().nan_to_num(1.0, neginf=2.0) for t in leaves]
         p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=MASKS[rows], omega=omega)
@@ -482,7 +482,7 @@ assert emissions.grad.isfinite().all() and potentials.grad.isfinite().all()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 250_000  # KB, with the dense potentials and their gradient, of 64 MB each
+    assert int(done.stdout) < 250_000  # KB; the dense potentials and their gradient would need 64 MB each
 
 
 @pytest.mark.parametrize("steps", [4, 5])
@@ -547,12 +547,12 @@ def test_bad_input_is_named(backend: str) -> None:
 
 
 def tied(kind: str, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """Emissions, transitions, start and end of 32 chains, most of which have best sequences that are equally good."""
+    """Emissions, transitions, start and end of 32 chains, most of which have several best sequences."""
     drawn = [potentials(*shape, seed=seed + n) for n, shape in enumerate(((32, 7, 3), (3, 3), (3,), (3,)))]
     return [{"integers": (2 * x).round(), "tenths": (4 * x).round() / 10, "normal": x}[kind].to(dtype) for x in drawn]
 
 
-# Sums of tenths are rounded. In half precision they are sums in float32 of numbers that have few digits.
+# Sums of tenths are rounded; in half precision, sums in float32 are exact.
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [(kind, dtype) for kind in ("integers", "normal") for dtype in (torch.float32, torch.float64)]

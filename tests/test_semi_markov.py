@@ -1,4 +1,4 @@
-"""Semi-Markov models against all segmentations, and graphs written by hand."""
+"""Semi-Markov models against enumeration of segmentations and hand-written graphs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def by_hand(tensors: dict[str, Tensor], omega: bx.Regularizer) -> tuple[Enumerat
             for b, a in product(range(labels), repeat=2):
                 add(("behind", i, a), ("before", i, b), "transitions", b, a)
     weights = [float(tensors[name][place]) for name, place in terms]
-    if labels == 1:  # what the last node is worth is a constant
+    if labels == 1:  # the last node would only add a constant
         return Enumerated(edges, len(number), weights, omega), terms
     for b in range(labels):
         add(("behind", steps, b), "sink", "end", b)
@@ -114,7 +114,7 @@ def test_values_are_sums_over_segmentations(backend: str) -> None:
     expected = torch.stack([score_of(s, tensors) for s in every])
     paths = torch.stack([as_path(s, p.event_shape) for s in every])
     assert int(p.num_paths) == len(every)
-    close(p.value, expected.logsumexp(0))  # the flat form, with moves for segment and transition at once
+    close(p.value, expected.logsumexp(0))  # the flat form: one move for a segment and its transition
     close(p.log_prob(paths), expected.log_softmax(0))
     close(p.expected_path, (expected.softmax(0)[:, None, None, None] * paths).sum(0))
     close(p.topk(4)[0], expected.topk(4).values)
@@ -221,7 +221,7 @@ def test_hessian_products_by_name(omega: bx.Regularizer, backend: str) -> None:
         assert product_.shape == tensors[name].shape
 
 
-# --- losses, mistakes
+# --- losses, errors
 
 
 def test_the_surrogate_loss_is_the_likelihood(backend: str) -> None:

@@ -1,4 +1,4 @@
-"""Distances, divergences and barycenters of series, against naive formulas, enumeration and loops."""
+"""Distances, divergences and barycenters of series against formulas, enumeration and loops."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_small_distances_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_close_points_of_many_features_keep_their_digits(share: float) -> None:
-    """By products, but for the cells that would lose digits; by differences if those are many."""
+    """Costs use matrix products, except for cells that would lose digits; if these are many, differences."""
     x, y = (potentials(2, 60, 80, seed=seed).float() + 30 for seed in (0, 1))
     n = int(share * 60)
     y[:, : n + 1] = x[:, : n + 1] + 1e-3 * potentials(2, n + 1, 80, seed=2).float()
@@ -112,7 +112,7 @@ def test_the_gradient_at_equal_points_is_0(cost: str, features: int) -> None:
 @each_cost
 def test_gradient_in_float32_is_invariant_to_an_offset(cost: str) -> None:
     x, y = potentials(50, 2).float(), potentials(60, 2, seed=1).float()
-    x, y = x + 1024 - 1024, y + 1024 - 1024  # what 1024 leaves of the digits
+    x, y = x + 1024 - 1024, y + 1024 - 1024  # float32 has this accuracy at an offset of 1024
     weights, shift = potentials(50, 60, seed=2).float(), 0 if cost == "cosine" else 1024
 
     def gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -511,7 +511,7 @@ def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
         call()
 
 
-# --- moves that differ
+# --- custom moves
 
 
 def test_penalties_weights_and_open_ends_equal_dtw() -> None:

@@ -1,4 +1,4 @@
-"""The site: every page is in its navigation, and every picture in the gallery, with the code that drew it."""
+"""The documentation site: every page is in the navigation, and every picture in the gallery with its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators: scikit-learn's own checks, and its estimators on matrices of all pairs."""
+"""Estimators: the checks of scikit-learn, and comparison with its estimators on precomputed distances."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_estimators_pass_the_checks_of_scikit_learn(estimator: Any, check: Calla
 
 
 def waves(count: int = 24, features: int = 1, ragged: bool = True, seed: int = 0) -> tuple[list[Any], Any]:
-    """Slow and fast waves, and which is which."""
+    """Slow and fast waves, and their classes."""
     rng = np.random.default_rng(seed)
     X, y = [], np.arange(count) % 2
     for speed in 1 + y:
@@ -158,7 +158,7 @@ def test_means_lower_their_inertia(options: dict[str, Any], capsys: pytest.Captu
     X, y = waves(14, features=2)
     model = DTWKMeans(2, random_state=1, verbose=1, **options).fit(X)
     printed = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
-    assert (np.diff(printed) <= 1e-4 * np.abs(printed[1:])).all()  # it begins anew in float64
+    assert (np.diff(printed) <= 1e-4 * np.abs(printed[1:])).all()  # the second run is in float64
     assert len(printed) > 1
     apart = bx.dtw_cdist(X, model.cluster_centers_, **options)
     assert model.inertia_ == pytest.approx(float(apart.amin(1).sum()))

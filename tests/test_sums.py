@@ -1,4 +1,4 @@
-"""Which events are those of a path, where a path can use an entry of its score more than once."""
+"""Support checks of programs whose paths can use an entry of a score more than once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRID = [bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)]
 
 
 def by_moves(*scores: bx.Score | str | float | None) -> bx.Lattice:
-    """A grid whose moves (1, 1), (1, 0), (0, 1) have these scores."""
+    """A lattice with the moves (1, 1), (1, 0) and (0, 1)."""
     return bx.Lattice([bx.Move(m.di, m.dj, score=score) for m, score in zip(GRID, scores, strict=True)])
 
 
@@ -84,7 +84,7 @@ def within_a_cell() -> PathDistribution:
 
 
 def shared_graph() -> PathDistribution:
-    """A graph in which edges share weights: three steps, each by one of two or three edges."""
+    """A graph with shared weights: three steps of two or three parallel edges."""
     edges = [(0, ()), (1, (0,)), (1, (0,)), (2, (1,)), (2, (1,)), (2, (0,)), (3, (2,)), (3, (2,))]
     return bx.Hypergraph(edges, weight_of=[0, 1, 2, 1, 2, 3, 3, 2]).derivations(potentials(2, 4))
 
@@ -152,7 +152,7 @@ def test_the_support_is_the_set_of_sums_of_paths(made: Callable[[], PathDistribu
 
 @pytest.mark.parametrize(("limit", "programs"), [(0, 10), (600, 2)])
 def test_a_search_that_gives_up_accepts_the_event(limit: int, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some events need no search: at least so many programs must have searches that give up."""
+    """Some events need no search. Searches of at least ``programs`` programs must give up."""
     abandoned = 0
     for make in SHARED:
         searches = count_abandoned_searches(monkeypatch, limit)

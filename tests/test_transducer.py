@@ -1,4 +1,4 @@
-"""Transducers against all paths, a plain loop, and graphs written by hand."""
+"""Transducers against enumeration, a plain loop and hand-written graphs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def joints(seed: int = 0, classes: int = 4) -> Tensor:
 
 
 def all_paths(frames: int, labels: int) -> Tensor:
-    """(K, T, U + 1): the blanks, by the number of labels before each; all labels come before the last."""
+    """Every path as an event, (K, T, U + 1): the number of labels before the blank of each frame."""
     counts = combinations_with_replacement(range(labels + 1), frames - 1)
     return torch.stack([torch.eye(labels + 1, dtype=torch.float64)[[*count, labels]] for count in counts])
 
 
 def by_hand(blank: Tensor, emit: Tensor, omega: bx.Regularizer) -> tuple[Enumerated, list[tuple[str, int, int]]]:
-    """Nodes (t, u) that lie on a path, behind a source."""
+    """The graph over nodes (t, u) with a source, its weights, and the terms of each edge."""
     frames, labels = emit.shape
     nodes = [(t, u) for t in range(frames) for u in range(labels + 1)] + [(frames, labels)]
     number = {node: 1 + n for n, node in enumerate(nodes)}
@@ -195,7 +195,7 @@ def test_no_labels(backend: str) -> None:
     assert p.best_frames().shape == (2, 0)
 
 
-# --- from a sum
+# --- additive joint networks
 
 
 @pytest.mark.parametrize("spread", [1.0, 300.0])
@@ -252,7 +252,7 @@ def test_pruning_keeps_the_likely_path_and_respects_lengths() -> None:
         p.prune(1)
 
 
-# --- mistakes
+# --- errors
 
 
 @pytest.mark.parametrize(

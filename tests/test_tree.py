@@ -1,4 +1,4 @@
-"""Labels on trees against all labellings, and against chains on paths."""
+"""Labels on trees against enumeration of labellings, and against chains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Enumerated(NamedTuple):
 
 
 def enumerate_labels(parents: list[int], unary: Tensor, pairwise: Tensor, omega: bx.Regularizer) -> Enumerated:
-    """By the recursion itself: q[u][s] is the distribution of u's label given s at its parent, 0 above the root."""
+    """q by the recursion: q[u][s] is the distribution of u's label given the parent's label s (0 for the root)."""
     size, states = unary.shape
     pairs = pairwise if pairwise.ndim == 3 else pairwise.expand(size, states, states)
     q: dict[tuple[int, int], list[float]] = {}
@@ -168,9 +168,9 @@ def test_a_path_is_a_chain(omega: bx.Regularizer, backend: str) -> None:
     emissions, transitions = potentials(2, steps, states), potentials(states, states, seed=1)
     emissions[0, 1, 2] = transitions[1, 0] = -math.inf
     chain = bx.Chain.from_scores(emissions, transitions, omega=omega)
-    # The root is the last step, whose message comes from the one before, and so on.
+    # The root is the last step, and each step is the parent of the step before.
     tree = bx.Tree([*range(1, steps), -1]).labels(emissions, transitions, omega=omega)
-    vertex = 0.45 if isinstance(omega, bx.SquaredL2) else 0.0  # a chain has a node more, at its start
+    vertex = 0.45 if isinstance(omega, bx.SquaredL2) else 0.0  # a chain has one more node, at its start
     close(tree.value, chain.value + vertex)
     close(tree.marginals, chain.marginals)
     close(tree.edge_marginals[:, :-1], chain.pairwise_marginals)
@@ -308,7 +308,7 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize("parents", [[-1, *[0] * 300], [*range(1, 300), -1], [-1, *[n // 2 for n in range(300)]]])
 def test_large_trees(parents: list[int]) -> None:
-    """A star, a path and a binary tree, in float32 beside the reference in float64."""
+    """A star, a path and a binary tree in float32, against the reference in float64."""
     unary, pairwise = potentials(2, len(parents), 4), potentials(4, 4, seed=1)
     tree = bx.Tree(parents)
     with took("dag_forward"), took("dag_backward"):
@@ -381,7 +381,7 @@ def test_invalid_targets_raise() -> None:
         p.log_prob(torch.ones(2, 2))
 
 
-# --- making trees
+# --- construction
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_bad_scores_are_named(backend: str) -> None:
         with pytest.raises(ValueError, match=message):
             tree.labels(unary, pairwise)
     bad = torch.zeros(3, 2, 2)
-    bad[0] = math.inf  # the root's
+    bad[0] = math.inf  # of the root
     assert tree.labels(torch.zeros(3, 2), bad).value.isfinite()
     bad[2, 1, 0] = math.nan
     with pytest.raises(ValueError, match=r"pairwise must be finite or -inf, got nan at event index \(2, 1, 0\)"):

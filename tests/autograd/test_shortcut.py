@@ -1,4 +1,4 @@
-"""Kernels first, the general way for the rest: inputs that depend on each other, and tensors of unusual kinds."""
+"""Fused kernels with a differentiable fallback: inputs that depend on each other, and unusual kinds of tensors."""
 
 from __future__ import annotations
 

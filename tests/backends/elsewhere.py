@@ -1,4 +1,4 @@
-"""Programs on a device without kernels, against the CPU. ``test_detour.py`` runs these in a process of their own."""
+"""Programs on a device without kernels, against the CPU. ``test_detour.py`` runs this file in a separate process."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def on_device(tensor: Tensor) -> Tensor:
 
 
 def verbs(build: Build, put: Put, omega: str) -> dict[str, Tensor]:
-    """What a distribution has to say, without chance."""
+    """All deterministic results of a distribution, by name."""
     p, theta = build(put, omega)
     found = {"value": p.value, "path": p.expected_path, "best": p.best_path(), "entropy": p.entropy()}
     found["scores of the best"], found["best paths"] = p.topk(3)
@@ -193,7 +193,8 @@ def test_results_equal_the_cpu(build: Build, omega: str) -> None:
 
 @pytest.mark.usefixtures("_dtypes")
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
-@pytest.mark.parametrize("build", [build for build in STRUCTURES if build is not chain])  # which has an empty one
+# The chain has an empty sequence.
+@pytest.mark.parametrize("build", [build for build in STRUCTURES if build is not chain])
 def test_losses(build: Build, omega: str) -> None:
     same(losses(build, on_device, omega), losses(build, on_cpu, omega))
 
@@ -296,7 +297,7 @@ def test_scores_are_copied_once() -> None:
     assert crossed(lambda: p.value) == [there, (device.NAME, (2,))]
     assert crossed(lambda: p.value.sum().backward()) == [seed, back]
     with torch.no_grad():
-        theta.mul_(2)  # and what was copied is out of date
+        theta.mul_(2)  # the copy is outdated
     assert crossed(lambda: p.value) == [there, (device.NAME, (2,))]
 
 
@@ -332,7 +333,7 @@ def test_indices_of_a_graph_are_copied_once() -> None:
     assert again == [(device.NAME, (2, 10)), ("cpu", (2, 10)), (device.NAME, (2,))]
 
 
-# --- errors, choice, the warning
+# --- errors, choice of the backend, warnings
 
 
 def test_errors_equal_the_errors_on_the_cpu() -> None:

@@ -131,7 +131,7 @@ except ValueError as error:
 
 
 def test_a_backend_runs_the_structures_that_it_supports() -> None:
-    """A backend that is preferred, and knows chains under negentropy alone: the others fall back."""
+    """A preferred backend that supports only chains under negentropy; other programs fall back."""
     chains = type("Chains", (), {})()
     chains.name, chains.status = "chains", "available"
     reference = BACKENDS["reference"]

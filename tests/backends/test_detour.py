@@ -1,4 +1,4 @@
-"""The detour, on a device written in Python, which needs a process of its own; and which device takes it."""
+"""The CPU fallback on a device written in Python, in a separate process; and the devices that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors on a device that has shapes and no numbers, in place of a GPU: what reads one, or takes a kernel, fails."""
+"""Tensors on the meta device instead of a GPU: code that reads a value or calls a native kernel fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alignment(make: Made) -> list[Tensor]:
 
 
 def expansions(make: Made) -> list[Tensor]:
-    """Answers that need a graph with a weight for each edge."""
+    """Results that need a graph with a weight for each edge."""
     programs = [
         bx.Chain.from_scores(make(2, 4, 3), make(3, 3), omega="l2"),
         bx.DTW(make(2, 3, 4)),
@@ -53,7 +53,11 @@ def expansions(make: Made) -> list[Tensor]:
 
 
 def series(make: Made) -> list[Tensor]:
-    return [bx.dtw(make(2, 3, 1), make(2, 4, 1)), bx.dtw(make(1100, 1), make(4000, 1))]  # the last one is in blocks
+    # The last pair is computed in blocks.
+    return [
+        bx.dtw(make(2, 3, 1), make(2, 4, 1)),
+        bx.dtw(make(1100, 1), make(4000, 1)),
+    ]
 
 
 def layers(make: Made) -> list[Tensor]:

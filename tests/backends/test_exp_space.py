@@ -1,4 +1,4 @@
-"""Chains from scores under the negentropy, whose kernels lay sequences out in several ways, against the reference."""
+"""Chains from scores under negentropy in exp space, for every layout of the kernels, against the reference."""
 
 import math
 
@@ -45,7 +45,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-# On both sides of what a layout takes at once: 1, 4, as many as lanes, and four times as many.
+# Sizes around the block sizes of the layouts: 1, 4, the number of lanes, and four times that.
 @pytest.mark.parametrize("states", [1, 2, 9, 17])
 @pytest.mark.parametrize("batch", [1, 4, 5, 8, 9, 34, 70])
 def test_every_layout(batch, states, threads):
@@ -75,12 +75,12 @@ def test_states_that_cannot_be_reached(batch, states, threads):
     assert_agree((emissions, transitions, start, end))
     single = [t.float() for t in (emissions, transitions, start, end)]
     precise = results([t.double() for t in single], "native")
-    scale = max(float(t.abs().max()) for t in precise)  # what cancels out was of that size
+    scale = max(float(t.abs().max()) for t in precise)  # cancelled terms had this size
     for got, wanted in zip(results(single, "native"), precise, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5 * scale)
 
 
-# A state falls out of the range of float32, or a weight does, and comes back later.
+# A state or a weight underflows in float32 and becomes relevant later.
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 6, 40])
 @pytest.mark.parametrize("states", [3, 18])
@@ -89,7 +89,7 @@ def test_underflows_are_repaired(what, states, batch, threads):
     emissions, transitions, start, end = (t.float() for t in scores(batch, 20, states))
     if what == "emission":
         emissions[-1, 5, 0] -= 150
-        emissions[-1, 6, 1:] -= 400  # the way leads through it all the same
+        emissions[-1, 6, 1:] -= 400  # every path still passes through it
         transitions[0, 1:] = -math.inf
     elif what == "transition":
         transitions[0, :] -= torch.arange(states) * 80.0

@@ -1,4 +1,4 @@
-"""The kernels of hypergraphs against enumeration of all derivations."""
+"""Kernels of hypergraphs against enumeration of derivations."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_samples_have_the_probabilities(unit_omega: bx.Regularizer) -> None:
 
 
 def test_choices_are_taken_depth_first() -> None:
-    # The root's first tail, and what is below it, come before the second.
+    # The first tail of the root and its subtree come before the second tail.
     graph = Hypergraph(3, [(0, ()), (0, ()), (1, (0,)), (1, (0,)), (2, (1, 0))], list(range(5)))
     run = Kernels(graph, torch.zeros(1, 5, dtype=torch.float64), bx.Negentropy())
     counts = torch.empty(1, 1, 5, dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_indices_out_of_range_are_refused(part: int) -> None:
 @pytest.mark.parametrize("batch", [1, 3, 9])
 @pytest.mark.parametrize("width", [3, 17, 70])
 def test_wide_groups(width: int, batch: int, dtype: torch.dtype) -> None:
-    """More nodes than are solved at once, more edges than are summed at once, and rows that are left over."""
+    """More nodes and edges than one vector holds, and remaining rows."""
     column = torch.arange(width)
     pairs = torch.cartesian_prod(column, column)
     layers = [pairs + torch.tensor([1, 1 + width]) + width * n for n in range(2)]

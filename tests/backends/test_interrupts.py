@@ -30,7 +30,7 @@ class AlarmError(Exception):
 
 
 def interrupted(job: Callable[[], object], watched_kernel: str = "") -> bool:
-    """True if a signal stops a kernel of the job before it returns: the one of that name, or the first."""
+    """True if a signal stops the kernel ``watched_kernel``, or else the job's first kernel, before it returns."""
     kernels = importlib.import_module(MODULE)
     is_stopped = []
 
@@ -109,7 +109,7 @@ def test_a_signal_stops_a_kernel(name: str, threads: int) -> None:
 
 
 def test_a_thread_that_waits_for_another_sees_the_signal() -> None:
-    """The lattices of a batch take a thread each. One is done at once."""
+    """The lattices of a batch run in one thread each. The first lattice is small."""
     x = torch.randn(2, 6000, 9)
     lengths = torch.tensor([1, 6000]), torch.tensor([1, 1500])
     targets, before = torch.randint(1, 9, (2, 1500)), torch.get_num_threads()
@@ -136,7 +136,7 @@ def test_results_are_right_after_a_signal_whose_handler_returns() -> None:
 
 
 def test_kernels_of_other_threads_continue() -> None:
-    """Signals are handled by the main thread of Python alone."""
+    """Python handles signals only in its main thread."""
     cost, found = torch.randn(1, 1500, 1500), []
     wanted = bx.DTW(cost, omega=bx.Tsallis(1.3)).value
     worker = threading.Thread(target=lambda: found.append(bx.DTW(cost, omega=bx.Tsallis(1.3)).value))
@@ -151,7 +151,7 @@ def test_kernels_of_other_threads_continue() -> None:
 
 
 def test_python_exits_while_another_thread_runs_a_kernel() -> None:
-    """Only the main thread looks for signals. Another one that took the lock of Python would end in an abort."""
+    """Only the main thread checks for signals: another thread that takes the GIL during exit would abort."""
     code = f"""if True:
         import threading, time, torch, bellmax as bx, {MODULE} as kernels
         x, forward, is_entered = torch.randn(1, 5000, 5000), kernels.lattice_forward, threading.Event()

@@ -1,4 +1,4 @@
-"""The loss of given states in one pass over the labels, against the losses of the reference backend."""
+"""The fused loss of label sequences, against the reference backend."""
 
 from __future__ import annotations
 

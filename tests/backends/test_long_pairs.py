@@ -143,8 +143,9 @@ for name, work in works.items():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
 def test_blocks_need_little_memory():
-    """Megabytes that a large pair needs at its peak, beyond what a small one of its kind has left."""
-    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}  # what is freed goes back, so the peak is what is in use
+    """The peak memory of a large pair, in megabytes above the memory after a small pair, is bounded."""
+    # Freed memory is returned to the system, so the peak is the memory in use.
+    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=alone)
     needed = {name: float(megabytes) for name, megabytes in map(str.split, run.stdout.splitlines())}
     matrix = 64

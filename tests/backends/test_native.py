@@ -23,7 +23,7 @@ pytestmark = needs_kernels
 
 
 def applied(name: str, x: NDArray[Any]) -> NDArray[Any]:
-    """A function of the kernels' vectors, in the instruction set that they use."""
+    """Run a vector function of the kernels, in the instruction set that they use."""
     y = np.empty_like(x)
     getattr(loading.kernels, name)(torch.from_numpy(x), torch.from_numpy(y))
     return y
@@ -56,7 +56,7 @@ def test_kernels_refuse_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("name", list(OMEGAS))
 def test_float32_over_a_long_path(name: str) -> None:
-    """Single precision keeps its digits where values have grown by thousands of layers."""
+    """Gradients in float32 are accurate although values grow over thousands of layers."""
     dag, omega = bx.DAG(layered_edges(4096, 4)), OMEGAS[name]
     theta = potentials(2, dag.num_edges).float()
     single, double = dag.paths(theta, omega=omega), dag.paths(theta.double(), omega=omega)
@@ -70,7 +70,7 @@ def test_float32_over_a_long_path(name: str) -> None:
 @pytest.mark.parametrize("scale", [1e16, 1e20, 1e30])
 def test_weights_much_larger_than_the_threshold(name: str, scale: float) -> None:
     dag, theta = bx.DAG(layered_edges(4, 3)), potentials(20, 33) * scale
-    theta[:, ::5] = -scale  # a common way to say "never"
+    theta[:, ::5] = -scale  # a common value for "forbidden"
     p = dag.paths(theta, omega=OMEGAS[name])
     with bx.use_backend("reference"):
         expected = dag.paths(theta, omega=OMEGAS[name])
@@ -166,7 +166,7 @@ def test_forked_workers() -> None:
 def test_one_openmp_runtime() -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc/self/maps")
-    # In a process of its own: other libraries may bring their runtime along.
+    # In a separate process: other libraries may load another runtime.
     script = "import torch, bellmax; torch.zeros(9).softmax(0); print(open('/proc/self/maps').read())"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     libraries = {line.split()[-1] for line in told.stdout.splitlines() if "/" in line}

@@ -21,7 +21,7 @@ BATCH, ROWS, COLUMNS, CLASSES = 3, 11, 10, 4
 
 
 def any_score(rng: np.random.Generator, rows: int = 0) -> bx.Score | None:
-    """A sum of up to two tensors, read in every way that there is."""
+    """A random sum of up to two scores of any kind, or None."""
     kinds = [
         bx.cell("cell", rows, int(rng.integers(-2, 1))),
         bx.row("row", rows),
@@ -37,7 +37,7 @@ def any_score(rng: np.random.Generator, rows: int = 0) -> bx.Score | None:
 
 
 def random_lattice(rng: np.random.Generator) -> bx.Lattice:
-    """Of up to three states, with moves of up to ten rows and three columns."""
+    """A random lattice of up to three states, with moves of up to ten rows and three columns."""
     while True:
         states = int(rng.integers(1, 4))
         moves = [
@@ -112,7 +112,7 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
 @pytest.mark.parametrize("labels", [0, 1, 9, 60])
 def test_float32_is_as_accurate_as_float64(labels: int, omega: str) -> None:
-    """Frames that spell the target at once, so that the rest of it is thousands below the best of its row."""
+    """The scores differ by thousands within a row, because few frames already spell the whole target."""
     torch.manual_seed(labels)
     scores = 10 * torch.randn(2, 800, 8)
     y = torch.randint(1, 8, (2, labels))

@@ -1,4 +1,4 @@
-"""Pairs of short series, one a lane, against the sweeps over their cost matrices."""
+"""Pairs of short series, one pair per lane, against the sweeps over their cost matrices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_equals_the_sweeps_over_cost_matrices(
 
 
 def test_float32_by_products_and_by_values() -> None:
-    """In float, negentropy is swept by products, unless costs are too large for them."""
+    """In float32, negentropy is computed by products, unless the costs are too large."""
     for scale in (1.0, 3000.0):
         xs = [scale * x for x in collection(20, 30, 1, torch.float32)]
         with took("dtw_short_pairs"):

@@ -1,4 +1,4 @@
-"""Chains whose rows end within a vector, with scores that need their greatest taken off, on both backends."""
+"""Chains whose states do not fill a vector, with scores that overflow without subtracting the maximum."""
 
 from __future__ import annotations
 

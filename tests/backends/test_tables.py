@@ -1,4 +1,4 @@
-"""The kernels of lattices by a table, against all paths of small ones, and the graph engine for known tables."""
+"""Kernels of lattices, against enumeration for small tables and the graph engine for known tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normal(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def random_scores(rng: np.random.Generator, shape: tuple[int, int, int], missing: float) -> Tensor | None:
-    """Now and then none, or shared along the batch, rows or columns; some −∞."""
+    """Random scores with some −∞, sometimes None or shared along the batch, rows or columns."""
     if rng.random() < 0.3:
         return None
     scores = rng.normal(size=[n if rng.random() < 0.7 else 1 for n in shape])
@@ -35,7 +35,7 @@ def random_scores(rng: np.random.Generator, shape: tuple[int, int, int], missing
 
 
 def random_lattice(rng: np.random.Generator) -> Lattice:
-    """Of up to three states, with enough paths for a test and few enough to list them."""
+    """A random lattice of up to three states with 8 to 400 paths."""
     while True:
         lattice = any_lattice(rng)
         paths = [lattice.graph(b).num_paths for b in range(lattice.batch)]
@@ -51,7 +51,7 @@ def any_lattice(rng: np.random.Generator) -> Lattice:
         di, dj = (int(rng.choice(3, p=(0.4, 0.4, 0.2))) for _ in range(2))
         source, to = (int(rng.integers(states)) for _ in range(2))
         if (source < to) if di + dj == 0 else (di > 0 or not by_rows):
-            moves.append((di, dj, source, to))  # now and then one that is there already
+            moves.append((di, dj, source, to))  # may repeat a move
     missing = float(rng.choice([0, 0.1]))
     scores = [random_scores(rng, (batch, rows, columns), missing) for _ in range(3 * states + len(moves))]
     ends = [
@@ -103,7 +103,7 @@ def test_small_lattices_equal_all_their_paths(seed: int, name: str) -> None:
     check_scores(product, lattice.spread(products, graphs), 1e-5)
 
 
-# --- known tables, as the graphs that they are
+# --- known tables against their graphs
 
 
 def dtw(rng: np.random.Generator) -> Lattice:
@@ -112,7 +112,7 @@ def dtw(rng: np.random.Generator) -> Lattice:
 
 
 def affine(rng: np.random.Generator) -> Lattice:
-    """Gotoh's alignment: match, gap in one, gap in the other; gaps are opened and extended at scores of their own."""
+    """Gotoh's alignment: three states (match, gap in either sequence), scores for opening and extending a gap."""
     moves = [
         (1, 1, 0, 0),
         (1, 1, 1, 0),
@@ -130,14 +130,14 @@ def affine(rng: np.random.Generator) -> Lattice:
 
 
 def local(rng: np.random.Generator) -> Lattice:
-    """Smith and Waterman: the same moves, from anywhere to anywhere."""
+    """Smith–Waterman: the same moves, starting and ending anywhere."""
     lattice = affine(rng)
     lattice.start = lattice.end = ("anywhere", (0,))
     return lattice
 
 
 def ctc(rng: np.random.Generator) -> Lattice:
-    """Blank and label; two equal labels need a blank between them, so that a move is missing in some columns."""
+    """CTC: the states are blank and label. Equal labels need a blank between them, so some columns lack a move."""
     moves = [(1, 0, 0, 0), (1, 0, 1, 0), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 1)]
     skips = torch.zeros(1, 1, 5, dtype=torch.float64)
     skips[0, 0, 3] = -math.inf
@@ -328,7 +328,7 @@ def test_bad_numbers_are_detected_and_padding_is_not_read() -> None:
 @needs_kernels
 @pytest.mark.parametrize(("batch", "minimize", "name"), [(1, True, "negentropy"), (2, False, "l2")])
 def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
-    """Read and written where they are; elsewhere nodes have score 0, and there are no moves."""
+    """Scores of a window of the grid. Outside it nodes have score 0 and there are no moves."""
     moves = [bx.Move(1, 1, score=bx.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
     lattice = bx.Lattice(moves, node=bx.cell("own", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))
     shapes = {"own": (batch, 70, 9), "diagonal": (68, 20), "end": (batch, 5, 22)}

@@ -1,4 +1,4 @@
-"""Threads of the kernels: after a fork, and with an OpenMP runtime of another name."""
+"""Threads of the kernels after a fork, and with an OpenMP runtime of another name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def two_threads() -> None:
 
 
 def values() -> list[torch.Tensor]:
-    """Of each family, large enough for more than one thread."""
+    """Programs of each family of kernels, large enough for several threads."""
     theta = potentials(16, 30, 9, 9)
     with torch.no_grad():
         return [
@@ -42,7 +42,7 @@ def compute(queue: multiprocessing.Queue) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_forked_processes_work_after_several_threads() -> None:
-    """The threads stay behind in the parent; the child must not wait for them."""
+    """The child must not wait for threads, which exist only in the parent."""
     expected = [v.tolist() for v in values()]
     context = multiprocessing.get_context("fork")
     queue = context.Queue()

@@ -23,7 +23,7 @@ def chain(emissions, transitions, start, end, **more):
 
 
 def both(monkeypatch, run):
-    """What the kernel for two states gives, which must run, and what the general sweeps do."""
+    """Results of the kernel for two states, which must run, and of the general sweeps."""
     with took("two_states_marginals", times=1):
         by_kernel = run()
     monkeypatch.setattr(two_states.NativeMarginals, "supports", lambda *_: False)

@@ -33,7 +33,8 @@ def assert_same(actual: Tensor, expected: Tensor, x: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
     z = torch.randn_like(x)
     a, b = (torch.autograd.grad(value, x, z)[0] for value in (actual, expected))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-7)  # at support edges √ε of bisection is felt
+    # Bisection of the original is inexact (√ε) at the edge of the support.
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("dim", [-1, 1, 0])

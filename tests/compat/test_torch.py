@@ -64,7 +64,7 @@ def test_another_blank_and_the_module() -> None:
 @pytest.mark.parametrize("zero_infinity", [False, True])
 def test_targets_without_an_alignment(backend: str, reduction: str, zero_infinity: bool) -> None:
     x = logits()
-    frames = torch.tensor([3, 7, 5, 4])  # the first and the last are too few
+    frames = torch.tensor([3, 7, 5, 4])  # in the first and last sequence, frames are too few
     options = 0, reduction, zero_infinity
     both = [loss(x.log_softmax(-1), TARGETS, frames, LABELS, *options) for loss in (ctc_loss, functional.ctc_loss)]
     close(*both, 1e-9)
@@ -97,7 +97,8 @@ def test_the_gradient_is_with_respect_to_the_log_probabilities() -> None:
     theirs = functional.ctc_loss(log_probs, TARGETS, FRAMES, LABELS, reduction="sum")
     wrong = torch.autograd.grad(theirs, log_probs)[0]
     past = torch.arange(STEPS).unsqueeze(1) >= FRAMES
-    close(wrong, right + log_probs.detach().exp().masked_fill(past.unsqueeze(-1), 0), 1e-9)  # torch's mistake
+    # Torch returns the gradient of the logits.
+    close(wrong, right + log_probs.detach().exp().masked_fill(past.unsqueeze(-1), 0), 1e-9)
 
 
 def test_entries_of_minus_infinity(backend: str) -> None:

@@ -45,7 +45,7 @@ def test_properties(backend: str, original: ModuleType, name: str, kept: str) ->
 @KEPT
 def test_k_best(backend: str, original: ModuleType, kept: str) -> None:
     ours, theirs, _ = both(original, kept)
-    long_enough = slice(None) if kept == "full" else [0, 1, 3]  # of one state there are three structures, not five
+    long_enough = slice(None) if kept == "full" else [0, 1, 3]  # member 2 has three structures instead of five
     close(ours.kmax(5)[:, long_enough].detach(), theirs.kmax(5)[:, long_enough].detach())
     close(ours.topk(5)[:, long_enough], theirs.topk(5)[:, long_enough].detach())
 
@@ -83,8 +83,8 @@ def test_samples_have_the_marginals(backend: str) -> None:
 
 def test_chain_where_the_original_fails(backend: str) -> None:
     theta = torch.randn(2, 3, 2, 2, dtype=torch.float64)
-    theta[0, 1] = theta[1, :, 0] = -math.inf  # no path; one state that no path reaches but the first
-    ours = LinearChainCRF(theta, torch.tensor([4, 3]))  # no length need be the longest
+    theta[0, 1] = theta[1, :, 0] = -math.inf  # a batch member without a path, and an unreachable state
+    ours = LinearChainCRF(theta, torch.tensor([4, 3]))
     assert not theta.requires_grad
     assert ours.partition[0] == -math.inf
     assert torch.equal(ours.entropy.isnan(), torch.tensor([False, False]))

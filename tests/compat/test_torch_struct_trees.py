@@ -133,7 +133,7 @@ def test_forbidden_parts(case: str, backend: str) -> None:
 @of_cases
 @pytest.mark.parametrize("name", ["partition", "max", "entropy", "marginals", "argmax", "mode", "count"])
 def test_properties(original: ModuleType, case: str, name: str) -> None:
-    lengths = None if case == "segments" else SHORTER  # for others see the test of unequal lengths below
+    lengths = None if case == "segments" else SHORTER  # for unequal lengths see the test below
     theta = problem(case).requires_grad_()
     if name == "count" and case in ("roots", "one root"):
         with pytest.raises(RuntimeError, match="leaf Variable"):
@@ -204,7 +204,7 @@ def test_the_original_shares_its_roots(original: ModuleType) -> None:
     theta = torch.zeros(1, 3, 3, dtype=torch.float64, requires_grad=True)
     for module, count in ((torch_struct, 12.0), (original, 7.0)):
         many = module.DependencyCRF(theta)
-        module.DependencyCRF(theta, multiroot=False)  # another one, which should not matter
+        module.DependencyCRF(theta, multiroot=False)  # must not change the first one
         close(many.partition.exp().detach(), [count])
 
 

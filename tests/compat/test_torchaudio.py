@@ -21,7 +21,7 @@ BLANK = 1
 
 @pytest.fixture
 def original() -> ModuleType:
-    """torchaudio's wheels do not load without the libraries of the GPU they were built for."""
+    """Import torchaudio, whose wheels do not load without the GPU libraries that they were built for."""
     try:
         return importlib.import_module("torchaudio.functional")
     except (ImportError, OSError):

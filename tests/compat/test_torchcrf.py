@@ -129,7 +129,7 @@ def test_errors_equal_the_original(name: str) -> None:
     assert messages[0] == messages[1]
 
 
-# --- what is better than the original
+# --- differences from the original
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])

@@ -1,4 +1,4 @@
-"""The sweeps of the kernels against those of plain torch in float64."""
+"""Comparison of the Triton sweeps with the sweeps of the reference backend in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def assert_close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 def assert_sweeps(structure: str, theta: Tensors, index: Tensors, omega: bx.Regularizer) -> None:
-    """Value, expected path and a Hessian product, times a seed."""
+    """Compare the value, and the gradient and Hessian product along a random seed."""
     kernels, reference = (BACKENDS[name].sweeps(structure) for name in ("triton", "reference"))
     dtype, wide = theta[0].dtype, [t.double() for t in theta]
     seed, z = torch.randn(theta[0].shape[0], dtype=dtype), [torch.randn_like(t) for t in theta]

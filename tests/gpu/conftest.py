@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def launches() -> Iterator[Log]:
-    """All that is built in the test runs on the backend "triton", on a GPU that is emulated; the launches so far."""
+    """Run the test on the triton backend and an emulated GPU. Yields the log of launches."""
     from gpu.driver import emulated
 
     with emulated() as log, bx.use_backend("triton"):

@@ -1,5 +1,5 @@
-"""A driver for Triton of a GPU that is not there: kernels are compiled as for a real one, and their PTX is executed by
-:mod:`gpu.machine` on the memory of CPU tensors. All else is Triton's own: specialisation, cache, order of arguments.
+"""A Triton driver for an emulated GPU. Kernels are compiled as for a real GPU. :mod:`gpu.machine` executes their PTX
+on the memory of CPU tensors. Specialisation, cache and order of arguments are Triton's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: what was launched, and what it cost."""
+    """One launch of a kernel, with its grid and counts of instructions."""
 
     compiled: _Kernel
     grid: tuple[int, int, int]
@@ -56,7 +56,7 @@ class Log(list[Launch]):
 
 
 class _Unwritten(TorchFunctionMode):
-    """Fills memory that torch does not with NaN, and knows which of its bytes no kernel has written since."""
+    """Fills uninitialised memory with NaN, and records which of its bytes no kernel has written since."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,12 +73,12 @@ class _Unwritten(TorchFunctionMode):
         return found
 
     def write(self, tensor: Tensor) -> None:
-        """Somebody else has written to a tensor, or will."""
+        """Treat all bytes of a tensor as written."""
         if (storage := _storage(tensor)) is not None:
             self._known.pop(storage.data_ptr(), None)
 
     def written(self, tensor: Tensor) -> NDArray[np.bool_] | None:
-        """Which bytes of a tensor were written; None if all were."""
+        """Mask of the bytes of a tensor that were written; None if all were."""
         storage = tensor.untyped_storage()
         reference, written = self._known.get(storage.data_ptr(), (None, None))
         if reference is None or reference.expired() or reference.cdata != storage._cdata:
@@ -89,7 +89,7 @@ class _Unwritten(TorchFunctionMode):
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Where a tensor's numbers are; None for one that has none here."""
+    """The storage of a CPU tensor; None for tensors without data on the CPU."""
     is_here = tensor.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return tensor.untyped_storage() if is_here else None
 
@@ -98,7 +98,7 @@ _EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, 
 
 
 class _NativeKernels:
-    """Those of the CPU, which do what others cannot, and write where torch does not see it."""
+    """The native kernels, wrapped so that the tensors they write count as written."""
 
     def __init__(self, kernels: Any, unwritten: _Unwritten) -> None:
         self._kernels, self._unwritten = kernels, unwritten
@@ -115,14 +115,14 @@ class _NativeKernels:
 
 
 def made(metadata: Any, stage: str) -> Path:
-    """What the compiler made of a kernel, on the way from "ttir" to "cubin"."""
+    """The file of a compilation stage of a kernel, from "ttir" to "cubin"."""
     cache = triton.runtime.cache.get_cache_manager(metadata.hash)
-    names = metadata.name, f"@{metadata.name}"  # if it was given Python, or "ttir"
+    names = metadata.name, f"@{metadata.name}"  # compiled from Python, or from "ttir"
     return next(Path(files[f"{name}.{stage}"]) for name in names if (files := cache.get_group(f"{name}.json")))
 
 
 class _Kernel:
-    """Stands for one compiled kernel."""
+    """A compiled kernel that runs on the emulator."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self.source, self.metadata = source, metadata
@@ -143,7 +143,7 @@ class _Kernel:
 
 
 def _handed_over(arguments: Iterable[Any], kinds: Iterable[Any]) -> Iterator[Any]:
-    """Those that are no constants, in tuples too."""
+    """Yield the arguments that are not constants, also inside tuples."""
     for argument, kind in zip(arguments, kinds, strict=True):
         if isinstance(kind, tuple):
             yield from _handed_over(argument, kind)
@@ -152,7 +152,7 @@ def _handed_over(arguments: Iterable[Any], kinds: Iterable[Any]) -> Iterator[Any
 
 
 class Driver(triton.backends.driver.DriverBase):
-    """Raises a :class:`gpu.memory.KernelError` for whatever the machine finds wrong."""
+    """Launches kernels on the emulator. Raises a :class:`gpu.memory.KernelError` for every fault that it detects."""
 
     target = triton.backends.compiler.GPUTarget("cuda", 80, 32)
     launcher_cls = _Kernel
@@ -184,7 +184,7 @@ class Driver(triton.backends.driver.DriverBase):
         return self.target
 
     def get_current_device(self) -> int:
-        return -1  # none that is real
+        return -1  # not a real stream
 
     def set_current_device(self, device: int) -> None:
         pass
@@ -209,12 +209,12 @@ class _Utils:
         return object(), name, 0, 0, 1024
 
 
-DRIVER = Driver()  # one for all: compiled kernels remember theirs
+DRIVER = Driver()  # a single instance, because compiled kernels store their driver
 
 
 @contextmanager
 def emulated(executes: bool = True) -> Iterator[Log]:
-    """Kernels run here, on CPU tensors, by the backend "triton" too, or are compiled alone. Gives the launches."""
+    """Let the triton backend run on CPU tensors by emulation, or only compile. Yields the log of launches."""
     active, devices, native = triton.runtime.driver._active, _served_devices(), loading.kernels
     served = set(devices)
     DRIVER.log, DRIVER.executes = Log(), executes

@@ -1,4 +1,4 @@
-"""What each instruction does: from its text to a function that does it for the threads that a mask has."""
+"""Semantics of PTX instructions: each is translated to a function that runs it for the threads of a mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _assigned(machine: Machine, instruction: Instruction, value: Callable[[], Ar
     return lambda mask: np.copyto(out, value(), where=mask, casting="unsafe")
 
 
-# Arithmetic that numpy does as it stands.
+# Arithmetic that is the same in numpy.
 
 _UFUNCS: dict[str, tuple[np.ufunc, np.ufunc]] = {  # for integers (and predicates), and for floating-point numbers
     "add": (np.add, np.add),
@@ -144,7 +144,7 @@ def _is_rough(instruction: Instruction) -> bool:
 
 
 def _upper_half(x: Array) -> Array:
-    """All that approximate functions of float64 read and write: 20 bits after the point."""
+    """Round to the 20 fractional bits that approximate functions of float64 read and write."""
     return (x.view(np.uint64) & np.uint64(0xFFFFFFFF << 32)).view(np.float64)
 
 
@@ -153,7 +153,7 @@ _ERRORS = np.array([-2, -1, -1, 0, 0, 1, 1, 2], np.int32)
 
 
 def _rough(result: Array, *given: Array) -> Array:
-    """Off by up to two units in the last place, always by the same for the same arguments; exact at 0."""
+    """Add a deterministic error of up to two units in the last place; exact at 0."""
     seed = sum(number.view(np.uint32) * np.uint32(odd) for number, odd in zip(given, _HASH, strict=False))
     size = np.abs(result)
     exact = (given[0] == 0) | (size < 2.0**-120) | ~(size < 2.0**120)
@@ -186,7 +186,7 @@ def _compare(machine: Machine, instruction: Instruction) -> Run:
     test = _comparison(how, instruction.kind)
     if len(outs) == 1 and rest[0] not in _COMBINED:
         (out,) = outs
-        if how in _COMPARISONS and how != "ne":  # numpy's are ordered, but for ≠
+        if how in _COMPARISONS and how != "ne":  # comparisons of numpy are ordered, except ≠
             return lambda mask: _COMPARISONS[how](a, b, out=out, where=mask)
         return lambda mask: np.copyto(out, test(a, b), where=mask)
     last = instruction.arguments[3] if rest[0] in _COMBINED else "1"
@@ -296,7 +296,7 @@ def _shift(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("shf")
 def _funnel(machine: Machine, instruction: Instruction) -> Run:
-    """A shift of two words as one."""
+    """A funnel shift of two words."""
     low, high, bits = _sources(machine, instruction, 3, "u32")
     limit = (lambda: np.minimum(bits, 32)) if "clamp" in instruction.modifiers else (lambda: bits & np.uint32(31))
 
@@ -309,7 +309,7 @@ def _funnel(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("bfe")
 def _extract(machine: Machine, instruction: Instruction) -> Run:
-    """Some bits, with the sign of the first of them."""
+    """Extract a bit field, sign-extended for signed types."""
     (a,) = _sources(machine, instruction, 1)
     start, length = (machine.source(argument, "u32").astype(np.int64) for argument in instruction.arguments[2:4])
     bits = BITS[instruction.kind]
@@ -334,7 +334,7 @@ def _insert(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("prmt")
 def _permute(machine: Machine, instruction: Instruction) -> Run:
-    """Any four of eight bytes, or their signs."""
+    """Select four of eight bytes, or replicate their signs."""
     a, b, choice = _sources(machine, instruction, 3, "b32")
 
     def value() -> Array:
@@ -348,7 +348,7 @@ def _permute(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("lop3")
 def _logic(machine: Machine, instruction: Instruction) -> Run:
-    """Any function of three bits, by its table."""
+    """Apply a function of three bits, given by its truth table."""
     operands = _sources(machine, instruction, 3)
     table = int(instruction.arguments[4], 0)
 
@@ -379,7 +379,7 @@ def _lanes(mask: Mask) -> Lanes:
 
 
 def _addresses(base: Array, offset: int, lanes: Lanes, count: int, width: int) -> Array:
-    """Of ``count`` numbers of ``width`` bytes for each lane."""
+    """Byte offsets of ``count`` numbers of ``width`` bytes for each lane."""
     steps = np.arange(count) * width + offset
     return (base[lanes, None].astype(np.int64) + steps).view(np.uint64)
 
@@ -462,7 +462,7 @@ def _matrices(machine: Machine, instruction: Instruction) -> Run:
     return run
 
 
-# Threads together.
+# Barriers, shuffles and votes.
 
 
 @operation("bar", "barrier")

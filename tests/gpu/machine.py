@@ -1,15 +1,15 @@
 """A GPU that executes PTX with numpy: every register is an array with one entry for each thread of the whole grid.
 
-Threads that stand at the first of all places go first, which brings those together that took different branches; who
-waits for others (a barrier, a shuffle) lets later places go before. Every access is checked: see :mod:`gpu.memory`.
-Counted are the instructions of a warp, barriers, shuffles, accesses, pieces of 32 bytes of global memory, and its words
-that are read after they were written.
+The threads with the lowest program counter run first, so that threads reconverge after a branch. Threads that wait at
+a barrier or a shuffle let later ones run. :mod:`gpu.memory` checks every access. The machine counts instructions per
+warp, barriers, shuffles, accesses, 32-byte sectors of global memory, and words that are read after they were
+written.
 
-It is our reading of NVIDIA's manual, checked by the results of kernels and by its own controls. It does not know what
-ptxas makes of PTX, real scheduling, the order of accesses between two barriers, or races of a read and a later write by
-two lanes of a warp. ``fma.f64`` rounds twice. Approximate functions are off by up to two units in the last place, as
-documented, though not by those of any hardware; small numbers are not flushed to 0. Products of matrices, copies by
-hardware, atomics, bfloat16 and local memory are not there.
+The semantics follow NVIDIA's manual and are tested by the results of kernels. The machine does not model what ptxas
+makes of PTX, real scheduling, the order of accesses between two barriers, or races of a read and a later write by two
+lanes of a warp. ``fma.f64`` rounds twice. Approximate functions have errors of up to two units in the last place, as
+documented, but not the errors of any hardware. Denormals are not flushed to 0. Products of matrices, copies by
+hardware, atomics, bfloat16 and local memory are not supported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpu.ptx import BITS, DTYPES, UNSIGNED, Instruction, Module
 
 @dataclass(frozen=True)
 class Report:
-    """What a launch cost, and what was wrong with it: findings, and how often."""
+    """Counts of the instructions of a launch, and of the faults that were detected."""
 
     counts: Counter[str]
     findings: Counter[str]
@@ -53,7 +53,7 @@ class Machine:
         self._runs = [[self._decode(instruction) for instruction in block.body] for block in module.blocks]
 
     def run(self, arguments: Sequence[Any], written: Mapping[int, NDArray[np.bool_]] | None = None) -> Report:
-        """Launch. An array is a pointer, of which ``written`` may tell, by argument, which bytes anybody wrote."""
+        """Launch the kernel. Arrays are pointers; ``written`` maps an argument to the mask of its initialised bytes."""
         threads = self.threads
         threads.start()
         pointers = [i for i, argument in enumerate(arguments) if isinstance(argument, np.ndarray)]
@@ -72,7 +72,7 @@ class Machine:
         self.memory["global"].give_back()
         return Report(threads.counts, threads.findings)
 
-    # Operands: arrays that are always up to date.
+    # Operands: views, so that they always show the current registers.
 
     def source(self, argument: str, kind: str) -> Array:
         """An operand of an instruction, read as ``kind``."""
@@ -91,7 +91,7 @@ class Machine:
         return argument not in self.registers and argument not in self._special
 
     def target(self, argument: str, kind: str) -> Array:
-        """Where a result of type ``kind`` goes; a wider register is filled by the sign, or zeros."""
+        """The array for a result of type ``kind``; a wider register is sign- or zero-extended."""
         if argument == "_":
             return np.zeros(self.size, DTYPES[kind])
         register = self.registers[argument]
@@ -100,7 +100,7 @@ class Machine:
         return register.view(f"{'i' if kind[0] == 's' else 'u'}{register.itemsize}")
 
     def address(self, argument: str) -> tuple[Array, int]:
-        """A register, or where a shared variable is, and what is added to it."""
+        """An address: a register or the offset of a shared variable, plus an offset."""
         base, offset = re.fullmatch(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\w+)\s*)?\]", argument).groups()
         kind = f"u{BITS[self.module.registers[base]]}" if base in self.registers else "u64"
         return self.source(base, kind), int(offset or "0", 0)
@@ -149,7 +149,7 @@ class Machine:
 
 
 class _Flow:
-    """Where each thread stands: ``here`` are those that go next, ``now`` is their block of instructions."""
+    """Program counters. ``here`` is the mask of the threads that run next, ``now`` is their basic block."""
 
     def __init__(self, machine: Machine) -> None:
         self._threads, self._registers, self._blocks = machine.threads, machine.registers, machine.module.blocks
@@ -160,13 +160,13 @@ class _Flow:
     def _go(self, here: NDArray[np.bool_]) -> None:
         self.here: Mask = True if here.all() else here
         self.warps = int(np.count_nonzero(here.reshape(-1, 32).any(1)))
-        # As long as they stay together and come before all others, nobody else goes; unless they wait for some.
+        # While they stay together and before all other threads, no other thread runs, unless they wait for one.
         others = ~here & (self._place < self.end)
         waits = np.isin(self._threads.block[others], self._threads.block[here]).any()
         self._next_others = 0 if waits else int(self._place[others].min(initial=self.end))
 
     def advance(self) -> None:
-        """From the end of a block to where it leads, and find who is next."""
+        """Jump from the end of a block, and select the threads that run next."""
         block, after = self._blocks[self.now], self.now + 1
         jumps: Mask = block.jump is not None
         if block.jump is not None and block.jump.guard is not None:
@@ -181,7 +181,7 @@ class _Flow:
         self._choose()
 
     def _choose(self) -> None:
-        """The first place where nobody has to wait for others, or some have all they wait for."""
+        """The first basic block whose threads need not wait, or have met all threads that they wait for."""
         place = self._place
         running = place < self.end
         for now in np.unique(place[running]).tolist():
@@ -211,14 +211,14 @@ def _storage(kind: str) -> np.dtype[Any]:
 
 
 def _bits(value: float, bits: int) -> Array:
-    """An argument as it is handed over."""
+    """An argument as a register value."""
     if isinstance(value, float):
         return np.array(value, f"f{bits // 8}").view(UNSIGNED[bits])
     return np.array(value % (1 << bits), UNSIGNED[bits])
 
 
 def _literal(text: str, kind: str) -> Array:
-    """``0f3F800000``, ``0d…`` and numbers."""
+    """Parse a literal: ``0f3F800000``, ``0d…`` or a number."""
     if kind == "pred":
         return np.array(int(text, 0) != 0)
     if re.match(r"0[fFdD][0-9A-Fa-f]{8}", text):

@@ -1,6 +1,6 @@
-"""Memory that watches who reads and writes it: bounds, what nobody wrote, and races.
+"""Memory that checks every access for bounds, uninitialised reads and races.
 
-A race is two accesses to one place by different threads, one of them a write of another value, that nothing orders. A
+A race is two unordered accesses to one address by different threads, one of them a write of another value. A
 barrier orders the warps of a block, a barrier of a warp its lanes; nothing orders blocks.
 """
 
@@ -21,17 +21,17 @@ Lanes = slice | NDArray[np.intp]
 """Some threads, or all."""
 
 _LOW = (1 << 32) - 1
-_MANY = _LOW  # readers of more than one warp or block
+_MANY = _LOW  # marks words with readers in more than one warp or block
 
 
 class KernelError(Exception):
-    """What a GPU would have answered with an error, wrong results or nothing at all."""
+    """A fault that a GPU would answer with an error, wrong results, or no sign at all."""
 
 
 class Threads:
-    """All threads of a grid, and since when those of a block and of a warp know of each other's accesses.
+    """All threads of a grid, and the times of the last barriers of each block and warp.
 
-    Times stand in the upper half of a number; who it was in the lower.
+    The upper half of an access record is its time, the lower half the thread.
     """
 
     def __init__(self, blocks: int, threads: int) -> None:
@@ -52,7 +52,7 @@ class Threads:
         self.now += 1 << 32
 
     def meet(self, who: str, lanes: Lanes) -> None:
-        """A barrier, at the start of the present moment."""
+        """Record a barrier, at the start of the current time step."""
         for kind in ("warp", "block") if who == "block" else ("warp",):
             self.since[kind][lanes] = self.now - 1
 
@@ -112,7 +112,7 @@ class Memory:
         self.valid[at] = True
 
     def _unordered(self, at: NDArray[np.int64], lanes: Lanes) -> dict[str, NDArray[np.bool_]]:
-        """Words that another thread wrote, and nothing since then tells it to this one."""
+        """Words that another thread wrote without a barrier since then."""
         threads, wrote = self.threads, self.wrote[at]
         if not (wrote > self.floor(lanes)).any():
             return {}
@@ -127,11 +127,11 @@ class Memory:
         }
 
     def floor(self, lanes: Lanes) -> Array | int:
-        """Before this time nothing is unordered."""
+        """The time before which all accesses are ordered."""
         return 0
 
     def differ(self, a: Array, b: Array) -> NDArray[np.bool_]:
-        """Whether it matters which of two words is written."""
+        """True where two conflicting writes differ."""
         return a != b
 
     def _report(self, what: str, found: Mapping[str, NDArray[np.bool_]], where: str) -> None:
@@ -156,16 +156,16 @@ class Shared(Memory):
         return self.threads.since["block"][lanes, None]
 
     def differ(self, a: Array, b: Array) -> NDArray[np.bool_]:
-        """A number that several lanes have, each by a sum in an order of its own, is stored by all of them."""
-        rounded = (a - b + a.dtype.type(4) <= 8) & (np.minimum(a, b) > 1 << 16)  # no small integers
+        """Ignore differences of rounding: several lanes store the same sum, each computed in a different order."""
+        rounded = (a - b + a.dtype.type(4) <= 8) & (np.minimum(a, b) > 1 << 16)  # excludes small integers
         return (a != b) & ~rounded
 
 
 class Global(Memory):
-    """Arrays, each at an address of its own that is far from the others', and as aligned as it really is.
+    """Arrays at separate addresses with their real alignment.
 
-    Arrays that overlap are one piece of memory. ``written`` has, for some arrays, which bytes somebody wrote; of the
-    others all were.
+    Overlapping arrays share memory. ``written`` holds the masks of initialised bytes of some arrays; other arrays are
+    initialised.
     """
 
     SPACING = np.uint64(40)
@@ -189,7 +189,7 @@ class Global(Memory):
         self.pointers = [((i + 1) << int(self.SPACING)) + phase for i, phase in enumerate(phases)]
         self._first, self._start = np.array(phases, np.int64), np.array(starts, np.int64)
         self._size = np.array([high - low for low, high in spans], np.int64)
-        self._reader = np.zeros(len(self.words), np.int64)  # a block, or _MANY, whatever barriers were since
+        self._reader = np.zeros(len(self.words), np.int64)  # block of the last access, or _MANY, regardless of barriers
 
     def load(self, at: NDArray[np.int64], lanes: Lanes, where: str) -> Array:
         before, mine = self._reader[at], self.threads.block[lanes, None] + 1
@@ -220,13 +220,13 @@ class Global(Memory):
         return offsets + self._start[which]
 
     def _count_sectors(self, addresses: Array, lanes: Lanes, how: str) -> None:
-        """Pieces of 32 bytes that each warp touches."""
+        """Number of 32-byte sectors that each warp touches."""
         keys = (addresses // np.uint64(32)).astype(np.int64) | self.threads.warp[lanes] << 44
         keys.sort()
         self.threads.counts[f"sectors {how}"] += 1 + int(np.count_nonzero(keys[1:] != keys[:-1]))
 
     def give_back(self) -> None:
-        """Write what the kernel wrote where it belongs."""
+        """Copy the results of the kernel back into the arrays."""
         bytes_, valid = self.words.view(np.uint8), np.repeat(self.valid, self.granule)
         for i, (array, place) in enumerate(zip(self.arrays, self.slices, strict=True)):
             _bytes(array)[:] = bytes_[place]
@@ -235,11 +235,11 @@ class Global(Memory):
 
 
 def _places(spans: Sequence[tuple[int, int]], phase: int) -> tuple[list[int], int]:
-    """Where each span of real addresses begins in one piece of memory, and the size of that."""
+    """Offset of each span of real addresses in one buffer, and the size of the buffer."""
     starts, size, end, shift = [0] * len(spans), 0, -1, 0
     for i in sorted(range(len(spans)), key=lambda i: spans[i]):
         low, high = spans[i]
-        if low >= end:  # apart from all before
+        if low >= end:  # does not overlap an earlier span
             shift = -(-size // phase) * phase + low % phase - low
         starts[i], end = low + shift, max(end, high)
         size = max(size, high + shift)
@@ -247,6 +247,6 @@ def _places(spans: Sequence[tuple[int, int]], phase: int) -> tuple[list[int], in
 
 
 def _bytes(array: Array) -> NDArray[np.uint8]:
-    """All bytes from an array's first to its last, its gaps among them."""
+    """All bytes from the first to the last of an array, including gaps between elements."""
     low, high = byte_bounds(array)
     return np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))

@@ -20,7 +20,7 @@ DTYPES = {
 
 SPACES = "global", "shared", "param", "local"
 
-# Those that a warp or a block executes together.
+# Instructions that a warp or a block executes together.
 _OF_WARP = "shfl", "redux", "vote", "activemask", "ldmatrix", "stmatrix"
 
 
@@ -36,7 +36,7 @@ class Instruction:
 
     @property
     def kind(self) -> str:
-        """The last type named, that of the sources."""
+        """The last type, which is the type of the sources."""
         return self.kinds[-1]
 
     @cached_property
@@ -49,7 +49,7 @@ class Instruction:
 
     @property
     def together(self) -> str | None:
-        """Who waits here for each other: a "block" of threads, a "warp", or nobody."""
+        """The threads that wait for each other at this instruction: a "block", a "warp", or None."""
         if self.name in ("bar", "barrier"):
             return "warp" if "warp" in self.modifiers else "block"
         return "warp" if self.name in _OF_WARP else None
@@ -66,7 +66,7 @@ class Instruction:
 
 @dataclass
 class Block:
-    """Instructions without a jump among them: who waits stands first, who jumps last."""
+    """A basic block: an instruction that waits comes first, a jump comes last."""
 
     body: list[Instruction] = field(default_factory=list)
     jump: Instruction | None = None
@@ -82,7 +82,7 @@ class Module:
     """One kernel. Its parameters are (name, type) in order, its registers and shared variables are by name."""
 
     def __init__(self, ptx: str) -> None:
-        ptx = re.sub(r"\.section\s.*", "", ptx, flags=re.S)  # the debugger's
+        ptx = re.sub(r"\.section\s.*", "", ptx, flags=re.S)  # debug sections
         ptx = re.sub(r"\.loc\s[^\n]*?//\s*(\S+:\d+)[^\n]*", r".loc \1;", ptx)
         ptx = re.sub(r"/\*.*?\*/|//[^\n]*", "", ptx, flags=re.S)
         head, self.name, parameters, rest = re.split(r"\.entry\s+([\w$]+)\s*\((.*?)\)", ptx, maxsplit=1, flags=re.S)
@@ -144,7 +144,7 @@ def _instruction(statement: str, line: str) -> Instruction:
 
 
 def _blocks(instructions: list[Instruction], labels: dict[str, int]) -> list[Block]:
-    """Cut where somebody waits, after each jump and where it leads to."""
+    """Split into basic blocks: before each wait, after each jump, and at each jump target."""
     targets = {labels[i.arguments[0]] for i in instructions if i.name == "bra"}
     blocks: list[Block] = []
     number: dict[int, int] = {}

@@ -29,7 +29,7 @@ def launches_by_sweep(
     omega: str = "negentropy",
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, list[Launch]]:
-    """What the value alone, the value for a gradient, the gradient and a Hessian product launch, on so many steps."""
+    """Launches of a value without and with gradient, of the gradient, and of a Hessian product, by sweep."""
     shape = BATCH, steps, *[size] * (problem.sizes.count(",") - 1)
     scores = [score.to(dtype).requires_grad_() for score in problem.scores(shape)]
     found: dict[str, list[Launch]] = {}

@@ -27,7 +27,7 @@ STEPS = {"all": (), "lengths": (torch.tensor([5, 3, 1, 0]),), "mask": (MASK.sum(
 
 slow = pytest.mark.slow_gpu
 QUICK = ("negentropy", FLOAT32, "lengths", 17)
-# Every Ω and dtype, every way to say which steps are kept, and every size of a block.
+# Every Ω and dtype, lengths and masks, and every block size.
 CASES = [
     *((omega, dtype, "mask", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
     *(("l2", FLOAT32, kept, 3) for kept in ("all", "lengths")),
@@ -49,7 +49,7 @@ def kept_steps(kept: str) -> Tensor:
 
 
 def potentials(kept: str, states: int, dtype: torch.dtype) -> Tensor:
-    """NaN where none is used, edges that are missing, and from the third member on states that nothing leads to."""
+    """Scores with NaN in the padding, missing edges, and from the third member on unreachable states."""
     theta = 2 * torch.randn(4, 5, states, states, dtype=dtype)
     theta[torch.rand(theta.shape) < 0.2] = -math.inf
     theta[:2, :, 0, 0] = 0.5
@@ -91,7 +91,7 @@ def test_vmap_and_second_derivatives(launches: Log) -> None:
     found, count = torch.func.vmap(curvature)(theta), len(launches)
     with bx.use_backend("reference"):
         assert_close(found, torch.stack([curvature(x) for x in theta]), FLOAT64)
-    assert len(launches) == count == 4  # the batches are one
+    assert len(launches) == count == 4  # nested batches are flattened
 
 
 @slow
@@ -112,7 +112,7 @@ def test_long_chains_lose_no_mass(omega: str, launches: Log) -> None:
 
 
 def test_unsupported_chains_use_other_backends(launches: Log) -> None:
-    """More states than 64, another Ω, no step: whole; samples, the k best and densities: of the same problem."""
+    """Programs without kernels: more than 64 states, another Ω, no steps; and verbs without kernels."""
 
     def answers(p: bx.Chain) -> list[Any]:
         torch.manual_seed(1)

@@ -1,5 +1,5 @@
-"""The kernels that users get, compiled for GPUs that are not here: nothing spills, everything fits, and a step costs no
-more than it did.
+"""All kernels compiled for several GPUs: they do not spill, fit the limits, and their instructions per step have not
+grown.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _nvidia = triton.backends.nvidia.compiler
 _TOOLS = Path(_nvidia.__file__).parent / "bin"
 _Target = triton.backends.compiler.GPUTarget
 TARGETS = {f"sm_{arch}": _Target("cuda", arch, 32) for arch in (80, 90, 100)} | {"gfx942": _Target("hip", "gfx942", 64)}
-REGISTERS = {"cuda": 65536, "hip": 131072}  # of a block
-THREADS, SHARED = 1024, 48 * 1024  # on all of them
-PARKED = 16  # bytes a thread that the assembler puts away at most, though they fit
+REGISTERS = {"cuda": 65536, "hip": 131072}  # threads of a block
+THREADS, SHARED = 1024, 48 * 1024  # on every GPU
+PARKED = 16  # most bytes per thread that the assembler may spill by choice
 
 FLOAT32, FLOAT64 = torch.float32, torch.float64
 QUICK = "chain from scores", 17, "negentropy", FLOAT32
 
 
 class Resources(NamedTuple):
-    """Registers of a thread, bytes that do not fit into all there are, and bytes that the assembler puts away all the
-    same, so that one more block fits beside the others.
+    """Registers per thread, bytes spilled even with all registers, and bytes spilled by choice of the assembler, so
+    that one more block fits.
     """
 
     registers: int
@@ -54,7 +54,7 @@ def resources(launch: Launch, target: Any, directory: Path) -> Resources:
     registers, stack = _number(r"REG:(\d+)", told), _number(r"STACK:(\d+)", told)
     if not stack:
         return Resources(registers, 0, 0)
-    ptx = made(metadata, "ptx").read_text()  # on the stack are spills or something else: ask the assembler
+    ptx = made(metadata, "ptx").read_text()  # stack bytes may be spills or not: ask the assembler
     most = min(255, REGISTERS["cuda"] // (32 * launch.warps))
     as_many_as_it_wants = ptx.replace(".reqntid", f".maxnreg {most}\n.reqntid", 1)
     assert ptx != as_many_as_it_wants
@@ -79,7 +79,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def has_wide_offsets(launch: Launch) -> bool:
-    """Whether the number of a program, by which offsets grow beyond 2³¹, has 64 bits wherever it is used."""
+    """True if the program id is extended to 64 bits at every use, because offsets may exceed 2³¹."""
     code = made(launch.compiled.metadata, "ttir").read_text()
     (number,) = re.findall(r"(%\w+) = tt\.get_program_id", code)
     uses = re.findall(rf".*[ (,]{number}\b.*", code)[1:]
@@ -87,8 +87,8 @@ def has_wide_offsets(launch: Launch) -> bool:
 
 
 def variants() -> Iterator[Any]:
-    """Each family of kernels under every Ω and dtype at a usual size; other tables of moves, and the greatest sizes,
-    under two.
+    """Each family of kernels under every Ω and dtype at a typical size; other tables and the greatest sizes under two
+    Ω.
     """
     families = "chain from scores", "dense chain", "soft-DTW", "CTC", "graph"
     for name, omega, dtype in product(families, OMEGAS, (FLOAT32, FLOAT64)):
@@ -108,9 +108,9 @@ def test_every_kernel_fits_the_limits_of_a_gpu(
 ) -> None:
     with emulated(executes=False) as log, bx.use_backend("triton"):
         sweeps = launches_by_sweep(log, BY_NAME[name], 4, size, omega, dtype)
-    del sweeps["value"]  # a part of what "forward" does
+    del sweeps["value"]  # a subset of "forward"
     kernels = {launch.compiled: launch for launches in sweeps.values() for launch in launches}.values()
-    assert len(kernels) >= (2 if omega == "hard" else 4)  # nothing is swept for a second derivative of 0
+    assert len(kernels) >= (2 if omega == "hard" else 4)  # the Hessian of hard is 0, so no sweep runs
     assert [launch.kernel for launch in kernels if not has_wide_offsets(launch)] == []
     for launch, arch in product(kernels, targets):
         registers, spilled, parked = resources(launch, TARGETS[arch], tmp_path)
@@ -121,8 +121,8 @@ def test_every_kernel_fits_the_limits_of_a_gpu(
         assert registers * threads <= REGISTERS[TARGETS[arch].backend], f"{launch.kernel} has {registers} on {arch}"
 
 
-# Instructions of warps and barriers, a program and step: forward, backward, Hessian product. What is more by a tenth is
-# an accident of layout; what is less may be written here.
+# Warp instructions and barriers per program and step: forward, backward, Hessian product. A tenth more is tolerated.
+# If a number falls, write the new number here.
 BUDGETS = {
     ("dense chain", 16): ((191, 1), (328, 1), (823, 3)),
     ("dense chain", 17): ((852, 8), (1492, 11), (3716, 27)),
@@ -144,7 +144,7 @@ BUDGETS = {
 
 
 def a_step(name: str, size: int) -> dict[str, dict[str, float]]:
-    """What one more step costs a program, by sweep."""
+    """Counts of instructions per program and step, by sweep."""
     found: dict[str, dict[str, float]] = {sweep: {} for sweep in ("forward", "backward", "hessian")}
     for steps, sign in ((4, -1), (6, 1)):
         with emulated() as log, bx.use_backend("triton"):

@@ -1,4 +1,4 @@
-"""Kernels through Triton's own launch, and faults that results alone would not show."""
+"""Kernels launched by Triton, and faults that do not show in the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ tl = triton.language
 
 @triton.jit
 def sums(x, out, length, BLOCK: tl.constexpr):
-    """A row of ``out`` for each row of x: its numbers, and all before them."""
+    """Cumulative sums of each row of x."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     numbers = tl.load(x + row * length + i, mask=i < length, other=0.0)
@@ -24,7 +24,7 @@ def sums(x, out, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_way_of_memory(table, steps, columns, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
-    """Each row of a table is the one before, one column to the right, and 1 more."""
+    """Each row is the row before, shifted by one column, plus 1."""
     j = tl.arange(0, BLOCK)
     for step in range(1, steps):
         left = tl.load(table + (step - 1) * columns + j - 1, mask=(j > 0) & (j < columns), other=0.0)
@@ -46,7 +46,7 @@ def test_a_kernel_runs_and_is_counted() -> None:
     (launch,) = log
     assert (launch.kernel, launch.grid, launch.warps) == ("sums", (3, 1, 1), 2)
     assert launch.counts["instructions"] > 50
-    assert launch.counts["sectors read"] in range(3 * 7, 3 * 9)  # 200 bytes a row
+    assert launch.counts["sectors read"] in range(3 * 7, 3 * 9)  # 200 bytes per row
     with emulated() as log:
         assert not log
 
@@ -77,7 +77,7 @@ def test_an_uninitialised_tape_is_detected() -> None:
             run_sums(tape)
         tape.copy_(torch.ones(2, 50))
         run_sums(tape)
-        run_sums(run_sums(tape))  # a kernel wrote what the next one reads
+        run_sums(run_sums(tape))  # a kernel initialised it
         half = torch.empty(2, 50)
         sums[(1,)](tape, half, 50, BLOCK=64)
         run_sums(half[:1])

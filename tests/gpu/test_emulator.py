@@ -1,4 +1,4 @@
-"""Single instructions against numpy, and programs that the emulator must find fault with."""
+"""Single instructions against numpy, and faulty programs that the emulator must reject."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def launch(module: Module, *arguments: Any, blocks: int = 1, **known: Any) -> Re
 
 
 def computed(code: str, kind: str, *operands: Any) -> Any:
-    """What an instruction on %x0, %x1, … leaves in %y, of type ``kind``, for each of many operands."""
+    """Result %y, of type ``kind``, of an instruction on %x0, %x1, …, for each operand."""
     arrays = [np.resize(np.asarray(operand), THREADS) for operand in operands]
     kinds = [
         next(k for k in ("s16", "s32", "s64", "u32", "u64", "f32", "f64", "b8") if DTYPES[k] == a.dtype) for a in arrays
@@ -53,7 +53,7 @@ def computed(code: str, kind: str, *operands: Any) -> Any:
 
 
 def numbers(kind: str) -> tuple[Any, Any]:
-    """Two arrays of numbers, ordinary and otherwise."""
+    """Two arrays with ordinary numbers and special values."""
     random = np.random.default_rng(0)
     dtype = DTYPES[kind]
     if kind[0] == "f":
@@ -249,7 +249,7 @@ def test_warps_reduce_and_vote() -> None:
 
 
 def test_matrices_of_halves() -> None:
-    """Stored by lanes and loaded back, transposed or not, they are what was stored."""
+    """A store and a load of matrices, transposed or not, give the original."""
     code = """shl.b32 %s0, %t, 4; mov.u32 %s1, room; add.s32 %s1, %s1, %s0;
         stmatrix.sync.aligned.m8n8.x1.shared.b16 [%s1], {%x0}; bar.sync 0;
         ldmatrix.sync.aligned.m8n8.x1{} .shared.b16 {{%y}}, [%s1];"""
@@ -275,16 +275,16 @@ def test_divergent_threads_reconverge() -> None:
     out = np.zeros(THREADS, np.uint32)
     counts = launch(program(LOOP, "out"), out).counts
     np.testing.assert_array_equal(out, np.arange(THREADS))
-    assert counts["global stores"] == 2  # of a warp: they go on together
-    assert counts["sectors written"] in range(8, 11)  # 256 bytes, wherever they begin
+    assert counts["global stores"] == 2  # of one warp, after reconvergence
+    assert counts["sectors written"] in range(8, 11)  # 256 bytes at any address
 
 
-# Programs with a fault.
+# Faulty programs.
 
 PLACE = "mad.wide.u32 %at0, %t, 4, %out;"
-FAR = "xor.b32 %s2, %t, 32; mad.wide.u32 %at1, %s2, 4, %out;"  # the place of a thread of the other warp
+FAR = "xor.b32 %s2, %t, 32; mad.wide.u32 %at1, %s2, 4, %out;"  # the address of a thread in the other warp
 ROOM = "shl.b32 %s0, %t, 2; mov.u32 %s1, room; add.s32 %s1, %s1, %s0;"  # a word for each thread
-OTHER = "xor.b32 %s2, %s0, 128; mov.u32 %s3, room; add.s32 %s3, %s3, %s2;"  # that of the other warp
+OTHER = "xor.b32 %s2, %s0, 128; mov.u32 %s3, room; add.s32 %s3, %s3, %s2;"  # the address of the other warp
 NEIGHBOUR = OTHER.replace("128", "4")
 
 
@@ -350,7 +350,7 @@ def test_a_warp_barrier_is_enough_for_lanes() -> None:
 
 @pytest.mark.parametrize("first", ["read", "write"])
 def test_no_barrier_orders_blocks(first: str) -> None:
-    """Each block writes a place of its own and reads the other's."""
+    """Each block writes one word and reads the word of the other block."""
     moves = ["ld.global.b32 %s2, [%at1];", "st.global.b32 [%at0], 7;"][:: 1 if first == "read" else -1]
     body = f"""mov.u32 %s0, %ctaid.x; xor.b32 %s1, %s0, 1;
         mad.wide.u32 %at0, %s0, 4, %out; mad.wide.u32 %at1, %s1, 4, %out; {" bar.sync 0;".join(moves)}"""

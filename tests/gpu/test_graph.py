@@ -1,4 +1,4 @@
-"""Graphs and hypergraphs on emulated code, against plain torch in float64, and structures that are such graphs."""
+"""Graphs, hypergraphs and structures that use them on an emulated GPU, against plain torch in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ slow = pytest.mark.slow_gpu
     ],
 )
 def test_random_graphs(omega: str, dtype: torch.dtype, launches: Log) -> None:
-    """With edges of −∞, parallel edges, and nodes that no path reaches."""
+    """Graphs with edges of −∞, parallel edges and unreachable nodes."""
     rng = np.random.default_rng(SERVED.index(omega))
     edges, _ = random_dag(rng)
     weights = torch.tensor(np.stack([random_weights(rng, len(edges), 0.2) for _ in range(3)]), dtype=dtype)
@@ -40,7 +40,7 @@ def test_random_graphs(omega: str, dtype: torch.dtype, launches: Log) -> None:
 
 
 def brackets(weight_of: list[int] | None = None) -> bx.Hypergraph:
-    """Edges with no tails, two, three, and one tail twice."""
+    """A hypergraph with edges of no, two and three tails, and a repeated tail."""
     words = [(word, ()) for word in "abc"]
     pairs = [("ab", ("a", "b")), ("bc", ("b", "c")), ("aa", ("a", "a"))]
     wholes = [("abc", ("ab", "c")), ("abc", ("a", "bc")), ("abc", ("aa", "bc", "c"))]
@@ -52,7 +52,7 @@ def brackets(weight_of: list[int] | None = None) -> bx.Hypergraph:
 @pytest.mark.parametrize("weight_of", [None, [0, 1, 0, 2, 3, 1, 1, 4, 0]])
 def test_hypergraphs(weight_of: list[int] | None, omega: str, launches: Log) -> None:
     hypergraph = brackets(weight_of)
-    weights = torch.randn(2, 9 if weight_of is None else 6)  # one of the last that no edge has
+    weights = torch.randn(2, 9 if weight_of is None else 6)  # the last weight is unused
     assert_sweeps("dag", [weights], index(hypergraph), at_one(OMEGAS[omega]))
     assert ("graph_onto_weights" in launches.kernels) == (weight_of is not None)
 
@@ -73,7 +73,7 @@ def test_one_launch_per_level(launches: Log, monkeypatch: pytest.MonkeyPatch) ->
 
 @slow
 def test_many_edges_into_a_node(launches: Log) -> None:
-    """By several threads; beyond what a tile holds, by plain torch, with the same tape."""
+    """Several threads sum the edges of a node."""
     dag = bx.DAG([(0, 1 + n) for n in range(70)] + [(1 + n, 71) for n in range(70)])
     weights = [torch.randn(2, 140)]
     assert_sweeps("dag", weights, index(dag), bx.SquaredL2())
@@ -98,7 +98,7 @@ def test_gradcheck(launches: Log) -> None:
 
 @slow
 def test_structures_that_are_graphs(launches: Log) -> None:
-    """Segments build their graph, which kernels sweep."""
+    """Structures that build a graph use the kernels of graphs."""
 
     def segments(emissions: Tensor) -> Tensor:
         durations, transitions = emissions.new_zeros(3, 2), emissions.new_full((2, 2), -1.0)

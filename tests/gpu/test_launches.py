@@ -1,5 +1,5 @@
-"""One launch a sweep, from the driver's log; what launches wait for; and who never asks for a GPU does not pay for
-Triton.
+"""Launches in the driver's log: one per sweep, without host reads; and Triton is not imported without a
+GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ every_problem = pytest.mark.parametrize(
 
 @every_problem
 def test_one_launch_per_sweep(problem: Problem) -> None:
-    """Or one a level of a graph, and one where edges share weights. A Hessian product is a sweep each way."""
+    """Graphs need one launch per level, and one more for shared weights. A Hessian product needs two sweeps."""
     with emulated(executes=False) as log, bx.use_backend("triton"):
         found = launches_by_sweep(log, problem, 5, SIZES[problem.name])
     levels, sums = {"graph": (6, 0), "trees of words": (6, 1)}.get(problem.name, (1, 0))
@@ -49,7 +49,7 @@ def test_sizes_up_to_a_power_of_two_share_their_kernels(problem: Problem) -> Non
 
 
 class Calls(list[tuple[str, tuple[Any, ...]]]):
-    """The sweeps that were asked for."""
+    """Wrapper of sweeps that records their calls."""
 
     def __init__(self, sweeps: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Calls(list[tuple[str, tuple[Any, ...]]]):
 
 @every_problem
 def test_the_host_reads_no_values(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps run on tensors without any, on a device that is the current one for each launch."""
+    """Sweeps run on meta tensors, with their device as the current one at each launch."""
     if problem.name in ("graph", "trees of words"):
         pytest.skip("the host reads the integers of a graph, once")
     backend, made, guards = BACKENDS["triton"], [], []
@@ -104,7 +104,7 @@ def test_an_empty_batch_launches_nothing(launches: Log) -> None:
 
 @pytest.mark.parametrize(("has_float64", "backend"), [(True, "triton"), (False, "detour")])
 def test_kernels_need_float64(has_float64: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of Intel's GPUs have none."""
+    """Some GPUs of Intel have no float64."""
     properties = SimpleNamespace(has_fp64=has_float64)
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: properties)

@@ -51,7 +51,7 @@ def _operate_on_vector(x, value, q, OMEGA: tl.constexpr, SIZE: tl.constexpr):
     ],
 )
 def test_tiles(kernel: Kernel, dtype: torch.dtype, size: int, launches: Log) -> None:
-    """Along either axis: wide and narrow rows, ties, one candidate, none, and anything in y where q is 0."""
+    """Both axes, wide and narrow rows, ties, one or no candidate, and arbitrary y where q is 0."""
     omega, code = from_kernel(kernel), omegas.CODES[kernel]
     x = torch.randn(6, size, dtype=dtype) * torch.tensor([0.1, 1.0, 3.0, 100.0, 1.0, 1.0], dtype=dtype)[:, None]
     x[1, torch.rand(size) < 0.4] = -math.inf
@@ -79,7 +79,7 @@ def test_the_first_of_equal_maxima(launches: Log) -> None:
 
 
 def test_every_vector_converges_within_the_rounds(launches: Log) -> None:
-    """Candidates one after the other just outside the support of those before: l2 takes them out one by one."""
+    """The worst case: each candidate is just outside the support of those before, so each round removes one."""
     x = -torch.tensor([2.0**-n for n in range(15, -1, -1)]).cumsum(0)
     for kernel in (Kernel("l2"), Kernel("tsallis", (1.5,))):
         value, q = x.new_empty(1), torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""The checks of ``bellmax gpu`` on emulated code: every program, Ω and dtype against plain torch in float64, twice."""
+"""The checks of ``bellmax gpu`` on an emulated GPU: every program, Ω and dtype twice, against torch in float64."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gpu.test_chain import FLOAT32, FLOAT64, OMEGAS, STEPS, kept_steps, slow
 
 SHARED = {"transitions": (1,), "own": (4,), "by step": (1, 4), "own by step": (4, 4)}
 QUICK = ("l2", FLOAT32, "mask", "transitions", 3)
-# Every Ω and dtype, every kind of transitions, every way to say which steps are kept, and every size of a block.
+# Every Ω and dtype, every kind of transitions, lengths and masks, and every block size.
 CASES = [
     *((omega, dtype, "lengths", "transitions", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
     *(("negentropy", FLOAT32, "mask", kind, 5) for kind in SHARED),
@@ -33,7 +33,7 @@ CASES = [
 
 
 def scores(kept: str, kind: str, states: int, dtype: torch.dtype) -> list[Tensor]:
-    """NaN where none is used, missing transitions and states, and a sequence without a path."""
+    """Scores with NaN in unused entries, missing transitions and states, and a sequence without a path."""
     transitions = 2 * torch.randn(*SHARED[kind], states, states, dtype=dtype)
     transitions[torch.rand(transitions.shape) < 0.2] = -math.inf
     emissions = 2 * torch.randn(states, 5, 4, dtype=dtype).movedim(0, -1).transpose(0, 1)  # not contiguous
@@ -53,7 +53,7 @@ def test_sweeps(omega: str, dtype: torch.dtype, kept: str, kind: str, states: in
 
 @pytest.mark.parametrize("omega", ["negentropy", pytest.param("l2", marks=slow)])
 def test_wide_ranges(omega: str, launches: Log) -> None:
-    """Scores whose exponentials are all 0 in float32, among others, and forbidden ones that are merely very low."""
+    """Scores whose exponentials underflow in float32, and forbidden transitions that are finite but very low."""
     emissions, transitions = 200 * torch.randn(3, 5, 6), 200 * torch.randn(6, 6)
     transitions[2] = -1e4
     transitions[:, 3] = -1e4

@@ -1,4 +1,4 @@
-"""Lattices by a table of moves, DTW among them, on emulated code against plain torch in float64."""
+"""Lattices, including DTW, on an emulated GPU against plain torch in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ slow = pytest.mark.slow_gpu
 
 
 def every(*quick: tuple[str, torch.dtype]) -> pytest.MarkDecorator:
-    """Each Ω and dtype, all of them slow but those said to be quick."""
+    """Parametrize by Ω and dtype; all but the ``quick`` ones are slow."""
     both = [(omega, dtype) for omega in SERVED for dtype in (FLOAT32, FLOAT64)]
     return pytest.mark.parametrize(
         ("omega", "dtype"), [pytest.param(*pair, marks=[slow] * (pair not in quick)) for pair in both]
@@ -36,7 +36,7 @@ def every(*quick: tuple[str, torch.dtype]) -> pytest.MarkDecorator:
 
 
 def padded_costs(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """A whole pair with a cell that no path may pass, a shorter one in a band, one without a path, a single cell."""
+    """Four pairs: one with a forbidden cell, a shorter one in a band, one without a path, and a single cell."""
     cost = torch.rand(4, 6, 9, dtype=dtype) * 3
     cost[0, 2, 3] = cost[2, 3, 4] = math.inf
     lengths = torch.tensor([[6, 9], [4, 5], [4, 5], [1, 1]])
@@ -95,7 +95,7 @@ def alignment(mode: str) -> Build:
 
 
 def warping(scores: Tensors, omega: bx.Regularizer) -> Tensor:
-    """From and to any column."""
+    """A lattice that starts and ends at any column."""
     return bx.DTW(-scores[0], open_begin=True, open_end=True, omega=omega).value
 
 
@@ -142,7 +142,7 @@ def assert_derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> 
 
 
 def random_scores(name: str, dtype: torch.dtype) -> list[Tensor]:
-    """−∞ among them, and NaN beyond the lengths of the second of a batch."""
+    """Scores with −∞, and with NaN past the lengths of the second batch member."""
     scores = [torch.randn(shape, dtype=dtype) for shape in STRUCTURES[name][1]]
     scores[0][0, 1, 1] = -math.inf
     for score in scores if name in PADDED else ():
@@ -159,12 +159,12 @@ PAIRS = ("l2", FLOAT32), ("negentropy", FLOAT64), ("tsallis1.5", FLOAT32), ("har
     [
         pytest.param(name, *pair, marks=[slow] * ((name, pair) != ("ctc", PAIRS[0])))
         for name in STRUCTURES
-        for pair in (PAIRS[:2] if name in ("local", "semiglobal") else PAIRS)  # other ends of what "global" has
+        for pair in (PAIRS[:2] if name in ("local", "semiglobal") else PAIRS)  # "global" with other ends
     ],
 )
 def test_structures(name: str, omega: str, dtype: torch.dtype, launches: Log) -> None:
     assert_derivatives(STRUCTURES[name][0], random_scores(name, dtype), OMEGAS[omega])
-    second = {"table_tangents"} if omega != "hard" else set()  # its second derivative is 0, and nothing is swept
+    second = {"table_tangents"} if omega != "hard" else set()  # the Hessian of hard is 0, so no sweep runs
     assert set(launches.kernels) == {"table_forward", "table_backward"} | second
 
 
@@ -186,7 +186,7 @@ def test_gradcheck_of_pairs(launches: Log) -> None:
 
 
 def random_table(rng: np.random.Generator, by_rows: bool) -> tuple[Table, list[tuple[Axis, ...]]]:
-    """Of a few states, and the axes of its scores: cells, rows, columns, or one number for all."""
+    """A random table, and the axes of its scores: cells, rows, columns, or none."""
     shapes: list[tuple[Axis, ...]] = []
 
     def terms(chance: float) -> tuple[Term, ...]:
@@ -280,7 +280,7 @@ def test_strips_of_any_table(seed: int, launches: Log, monkeypatch: pytest.Monke
 
 @slow
 def test_more_columns_than_lanes(launches: Log) -> None:
-    """From anywhere in the first row to anywhere in the last, two columns on at most."""
+    """Paths from the first to the last row that advance at most two columns per row."""
     moves = tuple(Step(1, dj, 0, 0, (), None) for dj in range(3))
     row = Ends("row", ((),))
     wide = Table(1, moves, ((Term(0, 1.0, (Axis("i"), Axis("j"))),),), row, row, ("scores",), 0, 0)

@@ -1,4 +1,4 @@
-"""Attention to segments, against the list of all segmentations."""
+"""Segmentation attention against enumeration of segmentations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MASK = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 
 def layer(omega: str | bx.Regularizer = "negentropy", bilinear: bool = True) -> SegmentationAttention:
-    """In float64, from 2 features to 3, with transitions that matter."""
+    """A layer in float64 from 2 to 3 features, with random transitions."""
     attention = SegmentationAttention(2, 3, omega=omega, bilinear=bilinear).double()
     with torch.no_grad():
         for seed, (name, parameter) in enumerate(attention.named_parameters()):
@@ -207,7 +207,7 @@ def test_queries_that_attend_to_no_segment_get_zero_weights(
     attention = SegmentationAttention(1, 1, omega=name).to(dtype)
     torch.nn.init.ones_(attention.weight)
     with torch.no_grad():
-        attention.transitions.copy_(torch.tensor([[0.0, 0.0], [0.0, -low]]))  # a segment, once begun, is free
+        attention.transitions.copy_(torch.tensor([[0.0, 0.0], [0.0, -low]]))  # extending a segment costs nothing
     queries = torch.tensor([[low], [1.0]], dtype=dtype, requires_grad=True)
     keys = torch.ones(6, 1, dtype=dtype, requires_grad=True)
     context, weights = attention(queries, keys)

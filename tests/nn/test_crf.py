@@ -1,4 +1,4 @@
-"""The CRF layer against enumeration of its sequences, and as a module among torch's own."""
+"""The CRF layer against enumeration of its sequences, and as a torch module."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_is_the_loss_of_that_name(loss: str, omega: bx.Regularizer, backend: str
 @BOTH_LOSSES
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2(4.0)], ids=["negentropy", "l2"])
 def test_learns_a_constrained_task(omega: bx.Regularizer, loss: str) -> None:
-    # A token tells whether it is outside or opens a segment, and only the last token of a segment tells its type.
-    # The relaxed loss under l2 is flat where a right tag has probability 0: smooth enough, and from 0, it does not.
+    # A token shows whether it is outside or opens a segment; only the last token of a segment shows its type.
+    # The relaxed loss under l2 has no gradient if a correct tag has probability 0; a large γ and zero weights avoid it.
     crf, model = CRF(5, omega=omega, constraints=IOB2, loss=loss), torch.nn.Linear(4, 5)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -114,7 +114,7 @@ def test_learns_a_constrained_task(omega: bx.Regularizer, loss: str) -> None:
         crf(model(features), tags).backward()
         optimizer.step()
     assert torch.equal(crf.decode(model(features)), tags)
-    assert (model(features).argmax(-1) != tags).any()  # not without the transitions
+    assert (model(features).argmax(-1) != tags).any()  # impossible without the transitions
 
 
 @pytest.mark.parametrize("scheme", ["IOB2", "IOBES"])
@@ -219,7 +219,7 @@ def test_small_sizes(loss: str, omega: bx.Regularizer, backend: str) -> None:
 
 
 def test_batches_without_an_allowed_sequence() -> None:
-    crf = CRF(2, constraints=tag_constraints(["B-X", "I-X"], "IOBES"))  # nothing ever ends
+    crf = CRF(2, constraints=tag_constraints(["B-X", "I-X"], "IOBES"))  # no tag may end a sequence
     emissions = torch.randn(2, 3, 2)
     assert (crf.decode(emissions) == -1).all()
     assert not crf.marginals(emissions).any()
@@ -492,7 +492,7 @@ def test_data_parallel_gives_the_gradients_of_one_process(tmp_path) -> None:
         torch.testing.assert_close(other[name], gradient)
 
 
-# --- what is configuration, what is state
+# --- configuration and state
 
 
 def test_constraints_survive_a_foreign_state_dict() -> None:

@@ -18,7 +18,7 @@ from bellmax.nn import CTCLoss
 
 
 def batch(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Scores with NaN past the frames, targets and lengths, of which one is too long and one empty."""
+    """Scores with NaN past the frames, targets (one too long, one empty) and lengths."""
     torch.manual_seed(seed)
     scores = 2 * torch.randn(5, 9, 4, dtype=dtype)
     targets = torch.tensor([[1, 2, 2], [3, 1, -7], [2, 2, 2], [0, 0, 0], [1, 1, 1]])
@@ -42,7 +42,7 @@ def test_equals_torch_under_negentropy(backend: str, reduction: str, zero_infini
     assert not ours[4].any()  # torch has NaN here without zero_infinity
 
 
-# Ω and γ/2, what its Ω is at a vertex: the loss reaches it, since the end is one more node than there are frames.
+# Proven lower bounds. Under l2 it is γ/2, its Ω at a vertex, since a path has one node more than there are frames.
 PROVEN = {"negentropy": 0.0, "sparsemax": 0.0, "entmax": 0.0, "l2": 0.5, "hard": 0.0}
 
 

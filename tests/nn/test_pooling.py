@@ -44,10 +44,11 @@ def test_gamma_belongs_to_the_module(kind: type) -> None:
     assert not SmoothedMax(bx.SquaredL2(2.0)).state_dict()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a warning of dynamo
 def test_compiles_and_exports() -> None:
     pool, x = SmoothedMax("l2"), potentials(3, 4, requires_grad=True)
-    compiled = torch.compile(pool, backend="aot_eager")  # not in one graph: dynamo knows no Function with a jvp
+    # Not in one graph: dynamo does not support a Function with a jvp.
+    compiled = torch.compile(pool, backend="aot_eager")
     torch.testing.assert_close(compiled(x), pool(x))
     grads = (torch.autograd.grad(run(x).sum(), x) for run in (compiled, pool))
     torch.testing.assert_close(*grads)

@@ -1,4 +1,4 @@
-"""Tag constraints against a reader of each scheme that goes through a sentence token by token."""
+"""Tag constraints against enumeration of the segmentations that each scheme can write."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_prefixes_without_a_type() -> None:
     plain, typed = tag_constraints("BMES", "BMES"), tag_constraints(["B-W", "M-W", "E-W", "S-W"], "BMES")
     for a, b in zip(plain, typed, strict=True):
         assert torch.equal(a, b)
-    assert plain.transitions[:, 1].tolist() == [False, True, True, False]  # M goes on to M or E
+    assert plain.transitions[:, 1].tolist() == [False, True, True, False]  # after M comes M or E
 
 
 @pytest.mark.parametrize(

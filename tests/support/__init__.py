@@ -1,1 +1,1 @@
-"""What several test modules share."""
+"""Helpers that several test modules share: oracles, problems, patches and data."""

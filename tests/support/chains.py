@@ -1,4 +1,4 @@
-"""A chain as a graph written out, and against the list of all its sequences."""
+"""Chains as explicit graphs, and checks against enumeration of their sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = {
 
 
 def trellis(steps: int, states: int) -> tuple[bx.DAG, torch.Tensor]:
-    """The graph of a chain, and for each of its edges but those into the end the place of its potential in (T·S·S)."""
+    """The trellis of a chain, and for each edge but those into the end the index of its potential in (T·S·S)."""
     node = 1 + torch.arange(steps * states).reshape(steps, states)
     edges = [(0, int(node[0, i])) for i in range(states)]
     place = [i * states for i in range(states)]
@@ -36,7 +36,7 @@ def on_trellis(theta: torch.Tensor, length: int, omega: bx.Regularizer) -> tuple
 
 
 def to_chain(values: torch.Tensor, place: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Values of the trellis' edges (..., E) as (..., T, S, S)."""
+    """Scatter numbers of the trellis' edges (..., E) into (..., T, S, S)."""
     flat = values.new_zeros((*values.shape[:-1], shape.numel()))
     flat[..., place] = values[..., : len(place)]
     return flat.reshape(*values.shape[:-1], *shape)
@@ -47,7 +47,7 @@ def steps_of(kept_by: str) -> dict[str, torch.Tensor]:
 
 
 def assert_enumerated(p: bx.Chain, thetas: list[torch.Tensor], kept: torch.Tensor) -> None:
-    """p against the list of all sequences of states; ``thetas`` are the potentials (K, S, S) of the steps kept."""
+    """Compare p with all sequences of states; ``thetas`` are the potentials (K, S, S) of the unmasked steps."""
     steps, states = p.event_shape[:2]
     all_states = torch.cartesian_prod(*[torch.arange(states)] * steps)
     log_prob = p.log_prob(p.sequence_to_path(torch.where(kept, all_states.unsqueeze(1), -1)))

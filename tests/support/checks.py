@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def close(got: Tensor, wanted: Any, tolerance: float = 1e-10) -> None:
-    """Both are equal to so many digits, or so closely near 0. Counts, lists and arrays take the dtype of ``got``."""
+    """Assert equality to a relative and absolute tolerance; integers, lists and arrays are cast to the dtype of got."""
     if not isinstance(wanted, Tensor):
         wanted = torch.tensor(np.array(wanted), dtype=got.dtype)
     elif not wanted.is_floating_point():

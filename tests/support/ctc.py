@@ -1,4 +1,4 @@
-"""Alignments of a target with frames as a graph over the usual 2L + 1 places, blanks between labels, and listed."""
+"""CTC alignments by enumeration: as a graph over 2L + 1 positions, blanks between labels, and as lists of labels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from support.problems import Array, Enumerated
 
 
 def collapse(labels: Sequence[int], blank: int = 0) -> list[int]:
-    """Labels of frames without repetitions, then without blanks."""
+    """Merge repeated labels, then remove blanks."""
     return [label for label, _ in itertools.groupby(labels) if label != blank]
 
 
 class Alignments:
-    """All alignments of one target, by the recursion of Graves et al. over places, for any Ω."""
+    """All alignments of one target, by the recursion of Graves et al. over positions, for any Ω."""
 
     def __init__(self, log_probs: Array, target: Sequence[int], omega: bx.Regularizer, blank: int = 0) -> None:
         self.frames, self.classes = log_probs.shape
         places = [blank, *itertools.chain.from_iterable((label, blank) for label in target)]
-        number: dict[tuple[int, int], int] = {}  # of the nodes (frame, place) that a path from the start can reach
+        number: dict[tuple[int, int], int] = {}  # of each node (frame, position) that a path from the start reaches
         edges: list[tuple[int, int]] = []
-        self.entries: list[tuple[int, int] | None] = []  # what an edge's weight is
+        self.entries: list[tuple[int, int] | None] = []  # the score that is the weight of each edge
         for t in range(self.frames):
             for s, label in enumerate(places):
                 before = [s, s - 1] + [s - 2] * (s > 1 and label not in (blank, places[s - 2]))
@@ -47,7 +47,7 @@ class Alignments:
         return self.graph.value
 
     def onto_frames(self, edges: Array) -> Array:
-        """Numbers of edges (..., E), summed over the entries (..., T, V) that their weights are."""
+        """Sum numbers of edges (..., E) into the entries (..., T, V) that are their weights."""
         found = np.zeros((*edges.shape[:-1], self.frames, self.classes))
         for e, entry in enumerate(self.entries):
             if entry is not None:
@@ -68,7 +68,7 @@ class Alignments:
         return np.tensordot(self.probabilities, self.paths, 1)
 
     def hessian_product(self, z: Array) -> Array | None:
-        """Of the posterior along z (T, V); None across a kink of a sparse Ω."""
+        """Derivative of the posterior along z (T, V); None across a kink of a sparse Ω."""
         along = np.array([0.0 if entry is None else z[entry] for entry in self.entries])
         product = self.graph.hessian_product(along)
         return None if product is None else self.onto_frames(product)

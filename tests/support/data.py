@@ -1,4 +1,4 @@
-"""Real data, which does not come along with the library."""
+"""Real data, which is not part of the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DATA = Path(os.environ.get("BELLMAX_DATA") or Path(__file__).parents[3] / "share
 
 
 def folder(name: str) -> Path:
-    """A folder of the data, or the test is skipped."""
+    """The path of a folder of the data. Skips the test if it does not exist."""
     if not (DATA / name).exists():
         pytest.skip(f"there is no {DATA / name}: set BELLMAX_DATA to the folder that holds {name}")
     return DATA / name

@@ -1,7 +1,7 @@
-"""A device written in Python: its memory is the host's, and nothing but a copy may cross.
+"""A device written in Python. It uses the memory of the host, and only copies may mix it with the CPU.
 
-It is registered for the whole process, under torch's key for devices of others: use a process of its own. Every
-operation runs on the CPU's kernels, by a view of the same memory, once all its tensors are known to be here.
+It is registered as PrivateUse1 for the rest of the process, so use a separate process. Every operation checks that all
+its tensors are on this device, and then runs the CPU's kernel on a view of the same memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 NAME = "elsewhere"
-DEVICE = torch.device("privateuseone", 0)  # its name until it is registered
-_ON_CPU, _HERE = 1, 12  # as DLPack numbers devices: the host, and one that it does not know
+DEVICE = torch.device("privateuseone", 0)  # the name before it is registered
+_ON_CPU, _HERE = 1, 12  # device types of DLPack: the CPU, and an extension device
 
 copies: list[tuple[str, tuple[int, ...], torch.dtype]] = []
 """What crossed, and to which device."""
@@ -39,7 +39,7 @@ _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def _relabelled(tensor: Tensor, device: int) -> Tensor:
-    """The same memory, under the name of another device."""
+    """A view of the same memory on another device."""
     capsule = to_dlpack(tensor.detach())
     _Layout.from_address(_address(capsule, b"dltensor")).device = device
     return from_dlpack(capsule)
@@ -60,7 +60,7 @@ def _from_host(tensor: Tensor) -> Tensor:
 
 
 def _check_one_device(op: Any, tensors: list[Tensor]) -> None:
-    if any(not _is_here(tensor) and tensor.ndim for tensor in tensors):  # a number may be a tensor of no dimensions
+    if any(not _is_here(tensor) and tensor.ndim for tensor in tensors):  # a scalar may be a 0-dimensional CPU tensor
         devices = [str(tensor.device) for tensor in tensors]
         raise RuntimeError(f"{op} expected all tensors to be on the same device, got {', '.join(devices)}")
 
@@ -105,7 +105,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _composites() -> Iterator[Any]:
-    """Operations with new results that torch makes of others, some by resizing, which borrowed memory cannot do."""
+    """Operations that torch composes from others, some by resizing, which borrowed memory cannot do."""
     for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
         for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
             namespace, _, function = name.partition("::")
@@ -121,18 +121,18 @@ _OWN = {"as_strided": _as_strided, "view": _view, "_copy_from": _copy_from, "cop
 
 
 def register() -> None:
-    """Make the device known to torch, for the rest of the process."""
+    """Register the device with torch, for the rest of the process."""
     _setup_privateuseone_for_python_backend(NAME)
     _libraries[0].fallback(_run, "PrivateUse1")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a few replace a kernel that torch has for any device
+        warnings.simplefilter("ignore")  # some replace a kernel that torch has for every device
         for op, function in (*_OWN.items(), *((op, partial(_run, op)) for op in _composites())):
             _libraries[1].impl(op, function, "PrivateUse1")
 
 
 @contextmanager
 def without(dtype: torch.dtype) -> Iterator[None]:
-    """The device as one that lacks a type of numbers."""
+    """Make the device refuse a dtype within the ``with``."""
     _refused.add(dtype)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Random small programs, numbers, dtypes, Ω and questions, each answered by the list of its paths too."""
+"""Random small programs with random scores, dtypes, Ω and queries, compared with enumeration of their paths."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import bellmax as bx
 from bellmax.structures.lattice import LatticePaths
 from support.problems import Enumerated, random_dag
 
-Uses = list[tuple[int, int, float]]  # of an edge: the number of a tensor, the place in its member's part, a factor
+Uses = list[tuple[int, int, float]]  # for an edge: the index of a tensor, the flat index in its batch member, a factor
 WAYS = "eager", "reference", "jvp", "twice", "verbs"
 NUMBERS = "normal", "normal", "ties", "masks", "bad", "overflow"
 HALF = torch.float16, torch.bfloat16
 BANDS = None, 2.0**63, 1e19, 1e300, math.inf
 MOST_PATHS = 3000
-MASKED = -3e4  # paths of a lower score have a mask, in every dtype
+MASKED = -3e4  # a lower score means that the path contains a mask, in every dtype
 
 
 @dataclass
 class Program:
-    """A batch of programs on tensors (B, ...), and the graph of each member with what its edges use."""
+    """A batch of programs on tensors (B, ...), and for each member its graph and the entries that the edges use."""
 
     name: str
     tensors: list[Tensor]
@@ -55,7 +55,7 @@ class Program:
 
 
 def _summable(scores: Tensor) -> Tensor:
-    """Scores whose sums do not overflow: masks of the greatest numbers stay masks."""
+    """Scores in float64, clamped so that sums of masks do not overflow."""
     return torch.where(scores.isfinite(), scores.double().clamp(-1e300, 1e300), scores.double())
 
 
@@ -95,7 +95,7 @@ def of_chain(rng: np.random.Generator) -> Program:
 
 
 def of_scores(rng: np.random.Generator) -> Program:
-    """A chain whose edges have sums of emissions, transitions and the scores of the first and the last state."""
+    """A chain from scores: weights are sums of emissions, transitions, and the scores of the first and last state."""
     batch, steps, states = 2, int(rng.integers(1, 5)), int(rng.integers(1, 4))
     lengths = torch.tensor(rng.integers(1, steps + 1, batch))
     tensors = [normal(rng, batch, steps, states, missing=rng.choice([0.0, 0.2])), normal(rng, batch, states, states)]
@@ -122,7 +122,7 @@ MOVES = (1, 1), (1, 0), (0, 1), (2, 1), (1, 2), (0, 0)
 
 
 def of_lattice(rng: np.random.Generator) -> Program:
-    """A table of a few moves between up to three states, with scores by cell, row, column and alone."""
+    """A lattice with a few moves between up to three states, with scores per cell, row or column, or a scalar."""
     rows, columns, states, sense = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 4)), 1
     kinds = {"cell": (rows, columns), "row": (rows,), "column": (columns,), "scalar": ()}
     maps = {"cell": bx.cell("cell"), "row": bx.row("row"), "column": bx.column("column"), "scalar": bx.scalar("scalar")}
@@ -133,7 +133,7 @@ def of_lattice(rng: np.random.Generator) -> Program:
         if di or dj or source < target:
             moves.append((di, dj, source, target, list(kinds)[rng.integers(len(kinds))]))
     moves.append((1, 1, 0, 0, "cell"))
-    moves += [(1, 0, 0, 0, "row"), (0, 1, 0, 0, "column")]  # so that there is a path
+    moves += [(1, 0, 0, 0, "row"), (0, 1, 0, 0, "column")]  # ensures that a path exists
     lattice = bx.Lattice(
         [bx.Move(di, dj, source, target, score=maps[kind]) for di, dj, source, target, kind in moves], states=states
     )
@@ -201,7 +201,7 @@ KINDS = of_graph, of_chain, of_scores, of_lattice, of_alignment
 
 
 def omegas(rng: np.random.Generator) -> Callable[[float | Tensor], bx.Regularizer]:
-    """An Ω for any γ."""
+    """A random kind of Ω, as a function of γ."""
     alpha = min(float(rng.uniform(1.2, 2.5)), 2.0) if rng.random() < 0.5 else 1.5
     choices = [bx.Negentropy, bx.SquaredL2, lambda gamma: bx.Tsallis(alpha, gamma), lambda gamma: bx.Hard()]
     return choices[rng.integers(len(choices))]
@@ -247,7 +247,7 @@ def check(seed: int) -> Report:
 
 
 def spoil(rng: np.random.Generator, tensor: Tensor, numbers: str, dtype: torch.dtype, sense: int) -> Tensor:
-    """Scores of a kind: with ties, or with the least finite number as a mask."""
+    """Change scores so that they have ties, or masks of the least finite number."""
     tensor = tensor.clamp(-2, 2).round() if numbers == "ties" else tensor.clamp(-60, 60)
     absent = tensor.abs() == 60 if numbers == "ties" else torch.zeros_like(tensor, dtype=torch.bool)
     tensor = tensor.masked_fill(absent, -sense * math.inf).to(dtype)
@@ -257,7 +257,7 @@ def spoil(rng: np.random.Generator, tensor: Tensor, numbers: str, dtype: torch.d
 
 
 def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer) -> str:
-    """Check that NaN or +∞ is refused if an edge uses it, and has no effect otherwise. Returns which of both it was."""
+    """Check that NaN or +∞ is refused if an edge uses it, and has no effect otherwise. Returns the outcome."""
     k = int(rng.integers(len(program.tensors)))
     tensor = program.tensors[k]
     b, place = int(rng.integers(len(program.graphs))), int(rng.integers(tensor[0].numel()))
@@ -270,7 +270,7 @@ def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer)
         assert is_used or program.name == "Lattice", "an unused entry was refused"  # a lattice reads the whole grid
         assert "must be finite" in str(error)  # noqa: PT017
         return "bad number refused"
-    if is_used:  # by edges that no path can take: then it has no effect either
+    if is_used:  # used only by edges on no path, so it must have no effect
         assert not value.isnan().any(), "a bad number was taken"
     wanted = program.make([*program.tensors[:k], plain, *program.tensors[k + 1 :]], omega).value
     torch.testing.assert_close(value, wanted, rtol=0, atol=0)
@@ -280,7 +280,7 @@ def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer)
 def check_overflow(
     rng: np.random.Generator, program: Program, make: Callable[[float], bx.Regularizer], dtype: torch.dtype
 ) -> str:
-    """Check that scores that overflow, by themselves or after division by γ, are refused or solved. Returns which."""
+    """Check that scores that overflow, directly or after division by γ, are refused or solved. Returns the outcome."""
     large = float(rng.choice([1e4, float(torch.finfo(dtype).max) ** 0.9]))
     tensors = [(tensor.double() * large).to(dtype).requires_grad_() for tensor in program.tensors]
     omega = make(float(rng.choice([1.0, 1e-3, 1e-30, 1e-300])))
@@ -303,7 +303,7 @@ def check_answers(
     way: str,
     dtype: torch.dtype,
 ) -> Counter[str]:
-    """Compare what the library says of a program with what its paths say. Returns how many comparisons of each kind."""
+    """Compare the library's results with enumeration. Returns the number of comparisons of each kind."""
     comparisons = Counter[str]()
     direction = [torch.tensor(rng.normal(size=tensor.shape)).to(dtype) for tensor in program.tensors]
     base = {torch.float64: 1e-7, torch.float32: 2e-3}.get(dtype, 2e-2)
@@ -319,7 +319,7 @@ def check_answers(
 
 
 def _is_plain(one: Enumerated) -> bool:
-    """True if some path has no mask, whose sums lose all digits, or if there is no path at all."""
+    """True if some path contains no mask (sums with a mask lose all digits), or if there is no path."""
     return one.value > MASKED or not len(one.all_paths)
 
 

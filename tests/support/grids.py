@@ -1,4 +1,4 @@
-"""Alignments as the paths of a graph that is written out."""
+"""DTW alignments as the paths of an explicit graph."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 import bellmax as bx
 from support.problems import Enumerated
 
-MOVES = (1, 1), (1, 0), (0, 1)  # diagonal, up, left: how far a move into a cell has come
-START, END = 3, 4  # the kinds of the other edges
+MOVES = (1, 1), (1, 0), (0, 1)  # (di, dj) of the moves into a cell: diagonal, up, left
+START, END = 3, 4  # kinds of the remaining edges
 
 
 class Grid(NamedTuple):
@@ -24,12 +24,12 @@ class Grid(NamedTuple):
     shape: tuple[int, int]
 
     def on_edges(self, cells: Tensor, factors: Tensor | None = None) -> Tensor:
-        """(n, m) as what each edge pays, with a factor for each of the three kinds of move."""
+        """Gather costs (n, m) into a cost for each edge, with a factor for each of the three kinds of move."""
         flat = torch.cat((cells.flatten(), cells.new_zeros(1)))[self.cell]
         return flat if factors is None else flat * torch.cat((factors, factors.new_ones(2)))[self.kind]
 
     def on_cells(self, edges: Tensor, shape: tuple[int, int]) -> Tensor:
-        """(..., E) added up over the edges into each cell, within zeros: (..., *shape)."""
+        """Sum numbers of edges (..., E) into their cells, padded with zeros to (..., *shape)."""
         n, m = self.shape
         cells = edges.new_zeros((*edges.shape[:-1], n * m + 1)).index_add(-1, self.cell, edges)[..., :-1]
         padding = (0, shape[1] - m, 0, shape[0] - n)

@@ -14,7 +14,7 @@ from torch import Tensor
 import bellmax as bx
 from support.problems import Array, solve
 
-MOST = 150  # derivations of a node
+MOST = 150  # limit for the derivations of one node
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Hypergraph:
 
     @cached_property
     def derivations(self) -> Array:
-        """How often each derivation of the root has each edge, (derivations, edges)."""
+        """Count of each edge in each derivation of the root, (derivations, edges)."""
         found: list[list[Array]] = []
         for edges in self.into:
             found.append([])
@@ -57,6 +57,7 @@ class Hypergraph:
     @cached_property
     def index(self) -> tuple[Tensor, ...]:
         """As in bellmax.programs.graph."""
+        """Integer tensors in the format of the sweeps."""
         edge = [e for edges in self.into for e in edges]
         tails = [self.edges[e][1] for e in edge]
         parts = (
@@ -71,7 +72,7 @@ class Hypergraph:
 
     @cached_property
     def groups(self) -> list[int]:
-        """Bounds of runs of nodes that do not depend on each other and have as many edges."""
+        """Bounds of runs of independent nodes with the same number of edges."""
         bounds = [0]
         for i, edges in enumerate(self.into):
             run = range(bounds[-1], i)
@@ -95,7 +96,7 @@ class Hypergraph:
         return np.prod(q**self.derivations, axis=1) if value > -math.inf else np.zeros(self.counts[-1])
 
     def expectation(self, theta: Array, omega: bx.Regularizer) -> Array:
-        """Σ p D, by weight."""
+        """Expected use of each weight."""
         expected: Array = self.probabilities(theta, omega) @ self.derivations @ self.onto_weights
         return expected
 
@@ -107,9 +108,9 @@ class Hypergraph:
 
 
 def random_hypergraph(rng: np.random.Generator, shared: bool, whole: bool = False) -> Hypergraph:
-    """Edges with 0 to 3 tails, now and then the same twice, and now and then a node without a derivation.
+    """Random edges with 0 to 3 tails, sometimes with a repeated tail or a node without a derivation.
 
-    ``whole``: each node has an edge, and each but the last is a tail, of the last if of no other.
+    If ``whole``, every node has an edge, and every node but the last is a tail of some edge.
     """
     while True:
         num_nodes = int(rng.integers(2, 9))

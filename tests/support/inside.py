@@ -52,6 +52,8 @@ def index(p: bx.PathDistribution | bx.DAG | bx.Hypergraph) -> tuple[Tensor, ...]
 def program_name(p: bx.PathDistribution) -> str:
     """The name by which operators find the program of p."""
     return p._solver.program.name
+    """The integer tensors that the sweeps read in addition to the scores."""
+    return p._index
 
 
 def with_scores(p: Any, scores: Sequence[Tensor], omega: bx.Regularizer) -> Any:
@@ -134,7 +136,7 @@ def set_limit(monkeypatch: pytest.MonkeyPatch, name: str, limit: object) -> None
 
 
 class CountedLimit:
-    """A number that counts how often a larger one is compared with it."""
+    """A limit that counts the comparisons with larger numbers."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self.times_exceeded = limit, 0
@@ -157,7 +159,7 @@ def forbid_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forbid_float64(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Let the library believe that a device has no float64."""
+    """Mark a device as one without float64."""
     monkeypatch.setattr("bellmax.tensors.WITHOUT_FLOAT64", [*WITHOUT_FLOAT64, device])
 
 
@@ -197,7 +199,7 @@ def copies_on_cpu() -> int:
 
 
 def warn_again() -> None:
-    """Let the next program on a device without kernels warn, as the first does."""
+    """Reset the warning that each process gives once, at the first use of the CPU fallback."""
     detour._warn.cache_clear()
 
 

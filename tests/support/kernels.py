@@ -1,4 +1,4 @@
-"""Whether there are compiled kernels, and whether they ran."""
+"""Skips for missing kernels, and counts of kernel calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import bellmax as bx
 
-MODULE = "bellmax._native"  # kernels are looked up here, by name, at every call
+MODULE = "bellmax._native"  # the library looks kernels up in this module, by name, at every call
 
 COMPILED = bx.backend_info()["native"] == "available"
 
@@ -27,15 +27,15 @@ class Call(NamedTuple):
 
 
 def hessians(omega: bx.Regularizer, times: int | None = None) -> int | None:
-    """How many sweeps of Hessian products :func:`took` may see: none where they are 0."""
+    """Number of Hessian sweeps to expect in :func:`took`: 0 for Hard, whose Hessian is 0, else ``times``."""
     return 0 if isinstance(omega, bx.Hard) else times
 
 
 @contextmanager
 def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
-    """The calls of a kernel inside the ``with``, which must be so many, or at least one.
+    """Record the calls of a kernel inside the ``with``, and assert that there are ``times``, or at least one.
 
-    A kernel that answers False has declined, and the general sweeps did its work: that does not count.
+    A call that returns False does not count: the kernel declined, and the general sweeps did the work.
     """
     kernels = importlib.import_module(MODULE) if COMPILED else SimpleNamespace(**{name: None})
     run, calls = getattr(kernels, name), []
@@ -59,7 +59,8 @@ def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
 def in_two_numbers(call: Call) -> NDArray[np.bool_]:
     """True for the pairs of a call of ``lattice_backward`` or ``dtw_backward_block`` that were swept by a float and an
     integer for each cell.
+    """True for each pair that ``dtw_backward`` or ``dtw_backward_block`` swept with a float and an integer per cell.
 
-    The others were swept by values in double. The tape, which is the second argument, says so in its first entry.
+    Other pairs were swept with values in float64. The first entry of the tape, the second argument, tells which.
     """
     return np.asarray(call.args[1][:, 0].numpy() == 1)

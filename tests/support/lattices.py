@@ -1,4 +1,4 @@
-"""Lattices by a table of moves: the kernels' calls, and the graph that a table stands for."""
+"""Lattices by a table of moves: calls of the kernels, and the explicit graph of a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lattice:
     columns: int
     states: int
     moves: list[tuple[int, int, int, int]]  # di, dj, from, to
-    scores: Scores  # of the states, of the moves, of starts by state, of ends by state
+    scores: Scores  # scores of the states, the moves, the starts by state, the ends by state
     start: tuple[str, Sequence[int]] = ("corner", (0,))
     end: tuple[str, Sequence[int]] = ("corner", (0,))
     batch: int = 1
@@ -52,6 +52,8 @@ class Lattice:
 
     @property
     def table(self) -> Table:
+    def _tape(self) -> Tensor:
+        """An empty tape."""
         start, end = (
             Ends(place, tuple(() if k in states else None for k in range(self.states)))
             for place, states in (self.start, self.end)
@@ -96,7 +98,7 @@ class Lattice:
     # --- by its graph
 
     def graph(self, b: int) -> Graph:
-        """The paths of lattice b: a source, the nodes that lie on one, and the end, or a sink after several ends."""
+        """The graph of lattice b: a source, the nodes on its paths, and the end, or a sink after several ends."""
         n, m = self.lengths[b] if self.lengths else (self.rows, self.columns)
         inside = self._region(b, n, m)
         moves, states = len(self.moves), self.states
@@ -133,7 +135,7 @@ class Lattice:
         return total
 
     def spread(self, gradients: Sequence[np.ndarray], graphs: Sequence[Graph]) -> Scores:
-        """Numbers for the edges of each graph, summed over the scores that the edges' weights are made of."""
+        """Sum numbers of the edges of each graph into the scores that make up the weights of the edges."""
         found = [None if s is None else torch.zeros(s.shape, dtype=torch.float64) for s in self.scores]
         for b, (graph, gradient) in enumerate(zip(graphs, gradients, strict=True)):
             for edge, mass in zip(graph.edges, gradient, strict=True):
@@ -153,15 +155,15 @@ class Edge:
     parent: Node | None  # None: the source
     child: Node | str
     move: int
-    terms: list[tuple[int, int, int]]  # which scores of which cell its weight is the sum of
+    terms: list[tuple[int, int, int]]  # (score, row, column) of each term of its weight
 
 
 class Graph:
-    """The edges that lie on a path, and their nodes by number, in topological order."""
+    """The edges on paths, and the number of each node in topological order."""
 
     def __init__(self, edges: list[Edge], end: Node | str, nodes: list[Node]) -> None:
         reached: set[Node | str | None] = {None}
-        for edge in edges:  # which are sorted by their children
+        for edge in edges:  # sorted by child
             if edge.parent in reached:
                 reached.add(edge.child)
         useful: set[Node | str | None] = {end}
@@ -177,12 +179,12 @@ class Graph:
     @property
     def num_paths(self) -> int:
         count = [1] + [0] * (len(self.number) - 1)
-        for parent, child in self.pairs:  # sorted by their children
+        for parent, child in self.pairs:  # sorted by child
             count[child] += count[parent]
         return count[-1] if self.edges else 0
 
 
 def at_one(omega: bx.Regularizer) -> bx.Regularizer:
-    """The same Ω at γ = 1, where kernels compute."""
+    """The same Ω at γ = 1, the γ of the kernels."""
     assert omega.kernel is not None
     return from_kernel(omega.kernel)

@@ -1,4 +1,4 @@
-"""Trees over few words by enumeration, and their charts as loops: nothing here knows the library's own."""
+"""Parse trees over few words by enumeration, and chart recursions as plain loops, independent of the library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def brackets(first: int, last: int) -> list[list[tuple[int, int]]]:
 
 
 def projective(words: int, single_root: bool) -> list[tuple[int, ...]]:
-    """The heads of the words 1 … n in every tree without arcs that cross."""
+    """Heads of the words 1 … n in every projective tree."""
     return [heads for heads in itertools.product(range(words + 1), repeat=words) if _is_tree(heads, single_root)]
 
 
@@ -43,7 +43,7 @@ def _is_tree(heads: tuple[int, ...], single_root: bool) -> bool:
 
 
 def all_trees(kind: str, words: int, places: int, labels: int | None = None) -> Tensor:
-    """Every tree, (trees, *event), 0/1; the event may have room for more words."""
+    """Every tree as an event, (trees, *event), 0/1, padded to the event's size."""
     if kind != "spans":
         heads = projective(words, kind == "one root")
         trees = torch.zeros(len(heads), places, places, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Other libraries, where they are installed."""
+"""Other libraries, if they are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def without_numba(name: str) -> ModuleType:
-    """A module as plain Python: numba would compile for longer than tests run, and bring a second OpenMP runtime."""
+    """Import a module with numba disabled: compiling takes longer than the tests, and loads a second OpenMP runtime."""
     reason = f"{name} is not installed: make bench does it"
     config = pytest.importorskip("numba", reason=reason).config
     compiles, config.DISABLE_JIT = config.DISABLE_JIT, 1

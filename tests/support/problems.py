@@ -1,4 +1,4 @@
-"""Small graphs with answers by enumeration, and the Ω that every test runs over.
+"""Small graphs solved by enumeration, and the Ω of all tests.
 
 Nothing here calls the library's own solvers: an Ω is solved by bisection in plain floats, a graph by listing its paths.
 """
@@ -28,17 +28,17 @@ OMEGAS = {
     "hard": bx.Hard(),
 }
 
-# Of the Ω: one of each kind where kernels or formulas differ, and those with derivatives that differ from 0.
+# One Ω of each kind for which kernels or formulas differ, and the Ω whose Hessian is not 0.
 one_of_each_kind = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5", "hard"], indirect=True)
 smooth = pytest.mark.parametrize("omega", ["negentropy", "l2", "tsallis1.5"], indirect=True)
-# The third order of the kernels is the reference's, so that they stand for both where an Ω is one of several of a kind.
+# Third derivatives of both backends are computed by the reference, so it runs one Ω of each kind.
 for_derivatives = pytest.mark.parametrize(
     ("omega", "backend"),
     [pytest.param(name, "native", marks=needs_kernels) for name in OMEGAS]
     + [(name, "reference") for name in ("negentropy", "l2", "tsallis1.5", "hard")],
     indirect=True,
 )
-# Where weights are a linear function of scores: the derivatives of the map, and of kernels of each kind.
+# For weights that are a linear function of scores: derivatives of this function, and kernels of each kind.
 for_second_order = pytest.mark.parametrize(
     ("omega", "backend"),
     [pytest.param(name, "native", marks=needs_kernels) for name in ("negentropy", "l2", "tsallis1.5")]
@@ -49,7 +49,7 @@ two_kinds = pytest.mark.parametrize("omega", ["negentropy", "l2"], indirect=True
 
 
 def is_one_of_a_kind(omega: bx.Regularizer) -> bool:
-    """Whether derivatives under this Ω are checked entry by entry, and not along one direction: one Ω of each kind."""
+    """True for one Ω of each kind, whose derivatives are checked for every entry and not along one direction only."""
     return not isinstance(omega, bx.Tsallis) or isinstance(omega, bx.SquaredL2) or omega.alpha == 1.5
 
 

@@ -1,4 +1,4 @@
-"""Commands that start others."""
+"""Patches for commands that start other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of files on bytes that no program wrote: folders to begin from, and what must hold of all that is read."""
+"""Fuzzing of file readers: seed folders, and the properties that must hold for everything that is read."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _WORDS = b"\t|\n|\r|-|O|NaN|-Infinity|null|true|[]|{}|0|-1|1e39|1e999|9999999999
 
 
 class Part(NamedTuple):
-    """A file, or what is packed in it, of which other bytes take the place.
+    """A file, or a file in an archive, whose bytes are replaced.
 
     Args:
-        file: in the folder that is read.
-        seeds: bytes to begin from; with the first of them all is read without an error.
-        read: reads the folder, and asserts what must hold of what it gets.
-        packed: the bytes of the file.
+        file: Name of the file in the folder.
+        seeds: Bytes to mutate. The folder is valid with the first of them.
+        read: Function that reads the folder and asserts properties of the result.
+        packed: Function from the replaced bytes to the bytes of the file.
 
     """
 
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Folder:
-    """A folder that a reader can read, in which one part at a time is replaced. The first byte says which."""
+    """A valid folder in which one target at a time is replaced. The first byte of the data selects the target."""
 
     def __init__(self, reader: str, folder: Path) -> None:
         _watch()
@@ -67,7 +67,7 @@ class Folder:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(whole)
         for part in self.parts:
-            part.read(folder)  # and import what its libraries import late
+            part.read(folder)  # also imports lazily loaded modules
 
     @property
     def seeds(self) -> list[bytes]:
@@ -75,11 +75,11 @@ class Folder:
 
     @property
     def words(self) -> list[bytes]:
-        """What is worth a try between other bytes: the words of the seeds, and some that readers stumble on."""
+        """Tokens for the fuzzer's dictionary: words of the seeds, and tokens that often break readers."""
         return sorted({word for seed in self.seeds for word in re.findall(rb"[\w.-]{2,20}", seed)} | set(_WORDS))
 
     def check(self, data: bytes) -> str:
-        """Read the folder with these bytes in it. Returns the sentence on what is wrong with them, or ""."""
+        """Read the folder with these bytes. Returns the error message, or ""."""
         part = self.parts[data[0] % len(self.parts)] if data else self.parts[0]
         path = self.folder / part.file
         path.write_bytes(part.packed(data[1:]))
@@ -101,7 +101,7 @@ class Folder:
         return text
 
 
-# --- what a reader must not do
+# --- forbidden side effects
 
 _DEEDS = re.compile(
     r"os\.(system|exec|fork|posix_spawn|remove|rename|rmdir|mkdir|link|symlink|truncate|chmod|putenv)"
@@ -123,7 +123,7 @@ def _watch() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Raise an AssertionError at what Python prints, warns of, writes or runs within."""
+    """Raise an AssertionError if the code inside prints, warns, writes a file or starts a process."""
     global _done
     _done, printed = [], io.StringIO()
     try:
@@ -274,7 +274,7 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 
 
 class _Packed:
-    """An archive with other bytes in place of one of its files, and the right checksums."""
+    """Replace one file of an archive and update its checksum."""
 
     def __init__(self, whole: bytes, name: str) -> None:
         with zipfile.ZipFile(io.BytesIO(whole)) as archive:
@@ -325,7 +325,7 @@ def _parts_of_run(name: str, write: Callable[[Path], None], read: Callable[[Path
 
 
 def _checkpoints(file: str, whole: bytes, read: Callable[[Path], None]) -> Iterator[Part]:
-    """An archive of torch as a file, and the pickle in it."""
+    """A torch archive, and the pickle in it."""
     packed = _Packed(whole, "data.pkl")
     yield Part(file, [whole], read)
     yield Part(file, [packed.seed, b"cos\nsystem\n(S'true'\ntR."], read, packed)
@@ -351,7 +351,7 @@ def _check_tagger(folder: Path) -> None:
 
 def _translator(run: Path) -> None:
     config = translating.Config(size=2)
-    lines = ["ba aba", "ba ca"]  # words that end in the same letter: pieces of others have a random order
+    lines = ["ba aba", "ba ca"]  # words that end in the same letter: otherwise the order of subwords is random
     source, target = (parallel.Vocabulary.of("fr", lines, pieces=pieces, least=1) for pieces in (0, 9))
     torch.manual_seed(0)
     config.save(run)
@@ -376,7 +376,7 @@ def _check_weights(path: Path) -> None:
 
 
 class _Nothing(training.Task[int]):
-    """A model of one weight, and no time to train it."""
+    """A model with one weight, trained for no time."""
 
     metric = "score"
 

@@ -1,4 +1,4 @@
-"""Recursions on a grid as one writes them by hand, for tests of lattices: plain loops over scalars."""
+"""Hand-written recursions on a grid, as plain loops over scalars, for tests of lattices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Scored: TypeAlias = Iterable[tuple[Node, Tensor | float]]
 
 @dataclass(frozen=True)
 class Recursion:
-    """A lattice by its declaration, and the same recursion by hand for tensors without batch dimensions.
+    """A declared lattice, and the same recursion written by hand for tensors without batch dimensions.
 
     ``into(t, i, j, k)`` lists the moves into a node, ``node(t, i, j, k)`` is its score; ``starts(t, n, m)`` and
     ``ends(t, n, m)`` list the nodes where paths of an n × m grid begin and end, with their scores.
     """
 
     lattice: bx.Lattice
-    tensors: Callable[[int, int], Tensors]  # for so many rows and columns
+    tensors: Callable[[int, int], Tensors]  # random tensors for a number of rows and columns
     into: Callable[[Tensors, int, int, int], Scored]
     node: Callable[[Tensors, int, int, int], Tensor | float]
     starts: Callable[[Tensors, int, int], Scored] = lambda t, n, m: [((0, 0, 0), 0.0)]
@@ -65,7 +65,7 @@ class Recursion:
 
 
 def entry(tensor: Tensor, *index: int) -> Tensor | float:
-    """An entry, −∞ where the tensor has none."""
+    """An entry of a tensor, −∞ outside its bounds."""
     return tensor[index] if all(0 <= i < size for i, size in zip(index, tensor.shape, strict=True)) else -math.inf
 
 
@@ -147,12 +147,12 @@ def _transducer_tensors(rows: int, columns: int) -> Tensors:
 
 
 def _emitted(t: Tensors, i: int, j: int) -> Scored:
-    """The move of a transducer by a label alone."""
+    """The move of a transducer that emits a label."""
     return [((i, j - 1, 0), entry(t["emit"], i, j - 1))]
 
 
 def _timed_into(t: Tensors, i: int, j: int, k: int) -> Scored:
-    """A token and how many frames it takes, at least one for a blank; the last token is a blank."""
+    """Moves of a token and its number of frames, at least one for a blank, which is the last token."""
     found: list[tuple[Node, Tensor | float]] = []
     for d in _DURATIONS:
         if d and i >= d:
@@ -335,7 +335,7 @@ RECURSIONS: dict[str, Recursion] = {
         ],
         lambda t, i, j, k: 0.0,
     ),
-    "Drop-DTW of runs": Recursion(  # the frames of a step follow each other: [matched, dropped]
+    "Drop-DTW of runs": Recursion(  # the frames of a step are contiguous; states: matched, dropped
         bx.Lattice(
             [
                 bx.Move(1, 1, (0, 1), 0, -bx.cell("cost", -1, -1)),

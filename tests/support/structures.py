@@ -1,4 +1,4 @@
-"""Every structure on one small tensor of scores, for tests that hold for all of them."""
+"""Every structure as a function of one small tensor of scores, for tests of all structures."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def forward_sum(blank: Tensor, emit: Tensor) -> Tensor:
-    """log Σ over all paths of one sequence, blank (T, U + 1) and emit (T, U), by a loop that autograd goes through."""
+    """Log-sum over all paths of one sequence, with blank (T, U + 1) and emit (T, U), by a differentiable loop."""
     frames, columns = blank.shape
     rows: list[list[Tensor]] = []
     for t in range(frames):
