@@ -60,10 +60,10 @@ class ByHand:
         for i, j in cells:
             for state in "MXY":
                 into: list[tuple[Any, list[tuple[str, tuple[int, ...]]]]] = []
-                own = [("scores", (i + off, j + off))] if state == "M" and min(i + off, j + off) >= 0 else []
+                terms = [("scores", (i + off, j + off))] if state == "M" and min(i + off, j + off) >= 0 else []
                 on_border = {"global": i == j == 0, "local": True, "semiglobal": i == 0 or j == 0}[mode]
                 if state == "M" and on_border:
-                    into.append(("source", own))
+                    into.append(("source", terms))
                 for a, b, di, dj in moves:
                     is_free = mode == "semiglobal" and (
                         (b == "X" and j in (0, last[1])) or (b == "Y" and i in (0, last[0]))
@@ -71,7 +71,7 @@ class ByHand:
                     if b == state and (i - di, j - dj, a) in self.number and not is_free:
                         kind = {"M": [], "X": [("row", i + off)], "Y": [("column", j + off)]}[b]
                         which = "extend" if a == b else "open"
-                        into.append(((i - di, j - dj, a), own + [(f"{side}_{which}", (at,)) for side, at in kind]))
+                        into.append(((i - di, j - dj, a), terms + [(f"{side}_{which}", (at,)) for side, at in kind]))
                 if into:
                     self.number[i, j, state] = len(self.number)
                     self._add((i, j, state), into)
@@ -95,11 +95,11 @@ class ByHand:
         return Enumerated(self.edges, len(self.number), weights, omega)
 
     def onto(self, edges: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        sums = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         for mass, terms in zip(edges, self.terms, strict=True):
             for name, at in terms:
-                found[name][at] += float(mass)
-        return found
+                sums[name][at] += float(mass)
+        return sums
 
 
 def random_tensors(n: int, m: int, seed: int = 0) -> dict[str, Tensor]:
@@ -138,8 +138,8 @@ def test_values_are_sums_over_alignments(mode: str, backend: str) -> None:
     close(p.value, expected.logsumexp(0))
     paths = torch.zeros(len(alignments), 3, 4, dtype=torch.float64)
     for path, alignment in zip(paths, alignments, strict=True):
-        for place in alignment:
-            path[place] = 1
+        for pair in alignment:
+            path[pair] = 1
     close(p.log_prob(paths), expected.log_softmax(0))
     close(p.expected_path, (expected.softmax(0)[:, None, None] * paths).sum(0))
     close(p.topk(5)[0], expected.topk(5).values)
@@ -157,8 +157,8 @@ def test_every_omega_equals_the_graph_by_hand(mode: str, omega: bx.Regularizer, 
     p = by_position(tensors, mode=mode, omega=omega)
     close(p.value, wanted.value)
     gradient = hand.onto(wanted.expected_path, tensors)
-    for name, found in p.gradient.items():
-        close(found, gradient[name], 1e-9)
+    for name, got in p.gradient.items():
+        close(got, gradient[name], 1e-9)
     assert p.gradient.keys() == tensors.keys()
     close(p.entropy(), wanted.entropy, 1e-9)
     assert int(p.num_paths) == len(wanted.all_paths)
@@ -176,8 +176,8 @@ def test_lengths_equal_pairs_without_padding(mode: str, omega: bx.Regularizer, b
     assert scores.grad is not None
     assert bool((scores.grad[outside] == 0).all())
     for b in range(4):
-        own = scores.detach()[b, : n[b], : m[b]]
-        alone = bx.Alignment(own, **GAPS, mode=mode, omega=omega)
+        pair_scores = scores.detach()[b, : n[b], : m[b]]
+        alone = bx.Alignment(pair_scores, **GAPS, mode=mode, omega=omega)
         close(p.value[b].detach(), alone.value)
         close(p.expected_path[b, : n[b], : m[b]].detach(), alone.expected_path)
         assert p.best_alignment()[b, : n[b] + m[b]].equal(alone.best_alignment())
@@ -222,8 +222,8 @@ def test_derivatives_reach_scores_and_gaps(mode: str, omega: bx.Regularizer, bac
     tensors = random_tensors(2, 3, seed=5)
     names = list(tensors)
 
-    def value(*given: Tensor) -> Tensor:
-        return by_position(dict(zip(names, given, strict=True)), mode=mode, omega=omega).value
+    def value(*inputs: Tensor) -> Tensor:
+        return by_position(dict(zip(names, inputs, strict=True)), mode=mode, omega=omega).value
 
     inputs = [tensor.requires_grad_() for tensor in tensors.values()]
     assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
@@ -373,9 +373,9 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
     )
     lengths = tuple(torch.tensor([len(text) for text in side]) for side in sides)
     p = bx.Alignment.from_sequences(blosum, one, other, mode=mode, lengths=lengths, omega="hard")
-    found = torch.tensor([score[mode](a, b, 11, 1, parasail.blosum62).score for a, b in pairs])
+    theirs = torch.tensor([score[mode](a, b, 11, 1, parasail.blosum62).score for a, b in pairs])
     # Semi-global alignments of parasail have at least one pair; here the empty alignment counts.
-    assert p.value.equal((found.clamp(min=0) if mode == "semiglobal" else found).float())
+    assert p.value.equal((theirs.clamp(min=0) if mode == "semiglobal" else theirs).float())
     assert p.value.tolist() == [aligner.score(a, b) for a, b in pairs]
 
 

@@ -61,9 +61,9 @@ def marginals_by_enumeration(
 def test_value_equals_the_computation_tree(edges: list[tuple[int, int]], omega: Regularizer) -> None:
     unary, pairwise = scores(edges)
     for iterations in (0, 1, 4):
-        found = bx.BeliefPropagation(edges)(unary, pairwise, iterations=iterations, omega=omega).value
+        values = bx.BeliefPropagation(edges)(unary, pairwise, iterations=iterations, omega=omega).value
         walks = [value_by_walks(edges, unary, pairwise, u, iterations, omega) for u in range(len(unary))]
-        assert torch.allclose(found, torch.stack(walks), rtol=1e-12)
+        assert torch.allclose(values, torch.stack(walks), rtol=1e-12)
 
 
 def test_exact_on_a_tree() -> None:
@@ -112,10 +112,10 @@ def test_members_of_a_batch_are_independent() -> None:
     gamma = torch.rand(2, 3, dtype=torch.float64) + 0.5
     graph = bx.BeliefPropagation(LOOPY)
     b = graph(unary, pairwise, omega=bx.SquaredL2(gamma))
-    for place in itertools.product(range(2), range(3)):
-        one = graph(unary[place], pairwise[place], omega=bx.SquaredL2(gamma[place]))
+    for index in itertools.product(range(2), range(3)):
+        one = graph(unary[index], pairwise[index], omega=bx.SquaredL2(gamma[index]))
         for name in ("beliefs", "edge_beliefs", "value", "residual"):
-            assert torch.allclose(getattr(b, name)[place], getattr(one, name)), name
+            assert torch.allclose(getattr(b, name)[index], getattr(one, name)), name
 
 
 def test_forbidden_states_and_isolated_nodes() -> None:

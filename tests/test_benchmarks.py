@@ -57,6 +57,6 @@ def test_errors_of_peers_are_reported_as_theirs(
 
     mistakes.main()
     _, _, torchs, *_ = capsys.readouterr().out.splitlines()
-    theirs, ours = (float(part.strip(" %")) for part in torchs.strip("|").split("|")[1:])
+    theirs, ours = (float(cell.strip(" %")) for cell in torchs.strip("|").split("|")[1:])
     assert theirs > 10
     assert ours < 1e-4

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support.chains import KEPT, assert_enumerated, on_trellis, steps_of, to_chain
+from support.chains import STEP_MASKS, assert_enumerated, on_trellis, steps_of, to_chain
 from support.kernels import hessians, needs_kernels, took
 from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
 from torch.autograd import gradcheck, gradgradcheck
@@ -44,16 +44,16 @@ def test_equals_the_trellis(omega: bx.Regularizer, backend: str) -> None:
     }
     scores, paths = chain.topk(5)
     for b, length in enumerate(lengths.tolist()):
-        p, place = on_trellis(theta[b].nan_to_num(0, neginf=-math.inf), length, omega)
+        p, offsets = on_trellis(theta[b].nan_to_num(0, neginf=-math.inf), length, omega)
         event = theta.shape[1:]
-        expected_z = torch.cat((z[b, :length].flatten()[place], z.new_zeros(STATES)))
+        expected_z = torch.cat((z[b, :length].flatten()[offsets], z.new_zeros(STATES)))
         expected = {
             "value": p.value,
-            "path": to_chain(p.expected_path, place, event),
-            "hessian": to_chain(p.hessian_product(expected_z), place, event),
+            "path": to_chain(p.expected_path, offsets, event),
+            "hessian": to_chain(p.hessian_product(expected_z), offsets, event),
             "entropy": p.entropy(),
-            "best": to_chain(p.best_path(), place, event),
-            "mode": to_chain(p.mode, place, event),
+            "best": to_chain(p.best_path(), offsets, event),
+            "mode": to_chain(p.mode, offsets, event),
             "count": p.num_paths,
         }
         for name, value in expected.items():
@@ -62,24 +62,24 @@ def test_equals_the_trellis(omega: bx.Regularizer, backend: str) -> None:
             )
         best_scores, best_paths = p.topk(5)
         torch.testing.assert_close(scores[b], best_scores, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(paths[b], to_chain(best_paths, place, event))
+        torch.testing.assert_close(paths[b], to_chain(best_paths, offsets, event))
         listed, probabilities = p.support_paths()
         alone = bx.Chain(theta[b], lengths=lengths[b], omega=omega)
         got_listed, got = alone.support_paths()
         torch.testing.assert_close(got, probabilities, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(alone.log_prob(to_chain(listed, place, event)).exp(), probabilities)
+        torch.testing.assert_close(alone.log_prob(to_chain(listed, offsets, event)).exp(), probabilities)
         assert got_listed.shape == (len(probabilities), *event)
 
 
 @pytest.mark.parametrize("states", [2, 3])
-@pytest.mark.parametrize("kept_by", KEPT)
-def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, backend: str) -> None:
-    kept = KEPT[kept_by]
+@pytest.mark.parametrize("padding", STEP_MASKS)
+def test_equals_enumeration(padding: str, states: int, omega: bx.Regularizer, backend: str) -> None:
+    mask = STEP_MASKS[padding]
     theta = potentials(3, 3, states, states, seed=5)
     theta[:, 1:, 0, 1] = -math.inf
-    theta[~kept] = math.nan
-    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
-    assert_enumerated(p, [theta[b, kept[b]] for b in range(3)], kept)
+    theta[~mask] = math.nan
+    p = bx.Chain(theta, omega=omega, **steps_of(padding))
+    assert_enumerated(p, [theta[b, mask[b]] for b in range(3)], mask)
 
 
 @for_derivatives
@@ -169,10 +169,10 @@ def test_constrain_conditions_negentropy(backend: str) -> None:
     allowed[1, 0] = allowed[3, 2] = False
     free, bound = bx.Chain(theta), bx.Chain(theta).constrain(allowed)
     paths, probabilities = free.support_paths()
-    kept = (paths.sum(-1) * ~allowed).flatten(1).sum(1) == 0
-    torch.testing.assert_close(bound.num_paths, kept.sum().double())
-    given = probabilities[kept] / probabilities[kept].sum()
-    torch.testing.assert_close(bound.log_prob(paths[kept]).exp(), given)
+    is_allowed = (paths.sum(-1) * ~allowed).flatten(1).sum(1) == 0
+    torch.testing.assert_close(bound.num_paths, is_allowed.sum().double())
+    conditional = probabilities[is_allowed] / probabilities[is_allowed].sum()
+    torch.testing.assert_close(bound.log_prob(paths[is_allowed]).exp(), conditional)
 
 
 def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:

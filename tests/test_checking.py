@@ -148,10 +148,10 @@ def test_equal_regularizers() -> None:
     assert bx.Negentropy(gamma) != bx.Negentropy(1.0)
     assert bx.Negentropy(1.0) != bx.Negentropy(torch.ones(3))
 
-    class Own(bx.Negentropy):
+    class Custom(bx.Negentropy):
         def __init__(self, table: np.ndarray) -> None:
             super().__init__()
             self.table = table
 
-    assert Own(np.ones(3)) == Own(np.ones(3))
-    assert Own(np.ones(3)) != Own(np.zeros(3))
+    assert Custom(np.ones(3)) == Custom(np.ones(3))
+    assert Custom(np.ones(3)) != Custom(np.zeros(3))

@@ -39,14 +39,17 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client of two worker processes that are restarted if they are killed."""
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as found:
-        yield found
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as connected,
+    ):
+        yield connected
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as found:
-        yield found
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
 
 
 def series() -> Tensor:
@@ -86,12 +89,12 @@ class Kill:
             return
         with suppress(FileExistsError), self.notes.open("x") as file:
             wait_for(self.checkpoint)
-            file.write("\n".join(kept(self.checkpoint)))
+            file.write("\n".join(saved_blocks(self.checkpoint)))
             file.flush()
             os.kill(self.pid or os.getpid(), signal.SIGKILL)
 
 
-def kept(checkpoint: Path) -> list[str]:
+def saved_blocks(checkpoint: Path) -> list[str]:
     """Names of the blocks in a folder."""
     names = (path.stem.split("-") for path in checkpoint.glob("*.block"))
     return sorted(f"rows-{row}-columns-{column}" for _, row, _, _, column, _ in names)
@@ -100,7 +103,7 @@ def kept(checkpoint: Path) -> list[str]:
 def wait_for(checkpoint: Path) -> None:
     """Wait until three blocks were saved, with a timeout."""
     until = time.monotonic() + 120
-    while len(kept(checkpoint)) < 3 and time.monotonic() < until:
+    while len(saved_blocks(checkpoint)) < 3 and time.monotonic() < until:
         time.sleep(0.01)
 
 
@@ -141,8 +144,8 @@ def test_a_worker_may_die(client: Client, tmp_path: Path) -> None:
     before = kill.notes.read_text().splitlines()
     assert len(before) >= 3
     assert all(cost.noted.count(block) == 1 for block in before)
-    assert set(cost.noted) == set(kept(checkpoint))
-    assert len(kept(checkpoint)) == BLOCKS
+    assert set(cost.noted) == set(saved_blocks(checkpoint))
+    assert len(saved_blocks(checkpoint)) == BLOCKS
 
 
 def test_the_driver_may_die(client: Client, tmp_path: Path) -> None:
@@ -156,10 +159,10 @@ bx.dtw_cdist(series(), cost=cost, client=Client({client.scheduler.address!r}), c
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    before, rest = kept(checkpoint), Cost(tmp_path / "rest")
+    before, rest = saved_blocks(checkpoint), Cost(tmp_path / "rest")
     assert 3 <= len(before) < BLOCKS
     close(bx.dtw_cdist(series(), cost=rest, client=client, checkpoint=checkpoint), one_process(tmp_path), 0)
-    assert sorted([*before, *rest.noted]) == kept(checkpoint)
+    assert sorted([*before, *rest.noted]) == saved_blocks(checkpoint)
     assert len(rest.noted) == BLOCKS - len(before)
 
 
@@ -168,11 +171,11 @@ def test_a_block_that_fails_for_good_is_named(client: Client, tmp_path: Path) ->
     sentence = "^rows 0–2 against columns 15–17 could not be computed: ZeroDivisionError: no such cell$"
     with pytest.raises(RuntimeError, match=sentence):
         bx.dtw_cdist(series(), cost=cost, client=client, checkpoint=checkpoint)
-    before, rest = kept(checkpoint), Cost(tmp_path / "rest")
+    before, rest = saved_blocks(checkpoint), Cost(tmp_path / "rest")
     assert len(before) >= 5
     assert set(before) == {*cost.noted} - {SIXTH}
     bx.dtw_cdist(series(), cost=rest, checkpoint=checkpoint)
-    assert sorted([*before, *rest.noted]) == kept(checkpoint)
+    assert sorted([*before, *rest.noted]) == saved_blocks(checkpoint)
 
 
 def test_series_are_sent_anew_if_no_worker_has_them() -> None:
@@ -275,15 +278,15 @@ def test_a_lost_scheduler_gives_a_one_line_error(method: str) -> None:
 
 def backend_of_workers(client: Any, **options: Any) -> set[str]:
     """Backends that workers use in a call within ``bx.use_backend("reference")``."""
-    found = set()
+    backends = set()
 
     def cost(x: Tensor, y: Tensor) -> Tensor:
-        found.add(bx.DTW(torch.ones(2, 2)).backend)
+        backends.add(bx.DTW(torch.ones(2, 2)).backend)
         return (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
 
     with bx.use_backend("reference"):
         bx.dtw_cdist(series(), cost=cost, client=client, **options)
-    return found
+    return backends
 
 
 def test_workers_use_the_backend_of_the_caller(threads: ThreadPoolExecutor) -> None:
@@ -342,23 +345,23 @@ def test_few_blocks_are_submitted_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_slow_block_does_not_delay_the_others(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    checkpoint, found = tmp_path / "blocks", []
+    checkpoint, results = tmp_path / "blocks", []
 
     def slow(block: str) -> None:
         if block == "rows-0-columns-0":
             wait_for(checkpoint)
-            found.extend(kept(checkpoint))
+            results.extend(saved_blocks(checkpoint))
 
     cost = Cost(tmp_path / "notes", slow)
     close(bx.dtw_cdist(series(), cost=cost, client=threads, checkpoint=checkpoint), one_process(tmp_path), 0)
-    assert len(found) >= 3
+    assert len(results) >= 3
 
 
 # --- folders
 
 
 def test_neighbours_resume_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    xs, checkpoint = series(), tmp_path / "found"
+    xs, checkpoint = series(), tmp_path / "blocks"
     expected = bx.dtw_neighbors(xs, k=2)
     assert bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint, client=threads).indices.equal(expected.indices)
     files = sorted(checkpoint.glob("*.block"))
@@ -436,8 +439,8 @@ def test_a_damaged_block_is_named(what: bytes, tmp_path: Path) -> None:
 def flips(path: Path, every: int) -> Iterator[None]:
     """Flip a bit of each byte of a file, or of some, one at a time."""
     whole = path.read_bytes()
-    for place in range(0, len(whole), every):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+    for offset in range(0, len(whole), every):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1 << offset % 8]) + whole[offset + 1 :])
         yield
     path.write_bytes(whole)
 
@@ -538,7 +541,7 @@ def test_finished_blocks_survive_a_broken_client(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="rows 0–2 against columns 9–11 could not be computed: RuntimeError: the"):
         bx.dtw_cdist(series(), checkpoint=tmp_path, client=Broken())
-    assert len(kept(tmp_path)) == 3
+    assert len(saved_blocks(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("function", [bx.dtw_cdist, bx.dtw_neighbors])

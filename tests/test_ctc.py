@@ -38,8 +38,8 @@ def batch(seed: int = 0, missing: float = 0.0) -> tuple[Tensor, Tensor, tuple[Te
 
 
 def solved(scores: Tensor, omega: bx.Regularizer) -> list[Alignments]:
-    own = zip(scores, FRAMES, TARGETS, strict=True)
-    return [Alignments(rows[:frames].numpy(), target, omega, BLANK) for rows, frames, target in own]
+    members = zip(scores, FRAMES, TARGETS, strict=True)
+    return [Alignments(rows[:frames].numpy(), target, omega, BLANK) for rows, frames, target in members]
 
 
 def by_position(one: Alignments) -> np.ndarray:
@@ -95,15 +95,15 @@ def test_probabilities_of_paths_and_support(backend: str, omega: bx.Regularizer)
         close(probabilities[: len(order), n], order.copy(), 1e-9)
         assert not probabilities[len(order) :, n].any()
         listed_paths = torch.stack([padded(path) for path in one.paths])
-        found = p[n].log_prob(torch.cat((listed_paths, paths[: len(order), n], modes[n : n + 1]))).exp()
-        close(found, np.concatenate((one.probabilities, order, order[:1])), 1e-9)
+        densities = p[n].log_prob(torch.cat((listed_paths, paths[: len(order), n], modes[n : n + 1]))).exp()
+        close(densities, np.concatenate((one.probabilities, order, order[:1])), 1e-9)
 
 
 def test_best_paths(backend: str) -> None:
     scores, targets, lengths = batch(4)
     p = bx.CTC(scores, targets, lengths=lengths, blank=BLANK)
     labels, spans, confidence = p.best_labels(), p.spans(), p.confidence
-    found, paths = p.topk(3)
+    scores_of_paths, paths = p.topk(3)
     best_path = p.best_path()
     for n, one in enumerate(solved(scores, p.omega)):
         best = one.best
@@ -122,8 +122,8 @@ def test_best_paths(backend: str) -> None:
         means = [positions[a:b, position].mean() for position, (_, a, b) in enumerate(runs)]
         close(confidence[n], means + [0.0] * rest)
         ranks = np.sort(one.graph.scores)[::-1][:3]
-        close(found[n, : len(ranks)], ranks.copy())
-        assert (found[n, len(ranks) :] == -math.inf).all()
+        close(scores_of_paths[n, : len(ranks)], ranks.copy())
+        assert (scores_of_paths[n, len(ranks) :] == -math.inf).all()
         close(paths[n, 0], best_path[n])
 
 
@@ -178,7 +178,7 @@ def test_value_and_gradient_equal_torch(backend: str, seed: int) -> None:
     logits = torch.randn(n, steps, classes, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(1, classes, (n, most))
     labels = torch.randint(0, most + 1, (n,))
-    frames = torch.tensor([int(torch.randint(max(1, 2 * own), steps + 1, ())) for own in labels.tolist()])
+    frames = torch.tensor([int(torch.randint(max(1, 2 * length), steps + 1, ())) for length in labels.tolist()])
     log_probs = logits.log_softmax(-1)
     value = bx.CTC(log_probs, targets, lengths=(frames, labels)).value
     theirs = ctc_loss(log_probs.transpose(0, 1), targets, frames, labels, reduction="none")

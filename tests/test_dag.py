@@ -290,15 +290,15 @@ PART = [("s", "a"), ("s", "b"), ("a", "b"), ("a", "t"), ("b", "t"), ("b", "t")]
 
 def pruned(is_kept: torch.Tensor) -> bx.DAG:
     """A graph with the edges of PART where ``is_kept``, and the edges of JUNK between them."""
-    part, junk = iter(PART), iter(JUNK)
-    return bx.DAG([next(part if kept else junk) for kept in is_kept.tolist()], start="s", end="t")
+    wanted, junk = iter(PART), iter(JUNK)
+    return bx.DAG([next(wanted if is_wanted else junk) for is_wanted in is_kept.tolist()], start="s", end="t")
 
 
 def test_edges_off_the_paths_from_start_to_end_are_pruned(omega: bx.Regularizer, backend: str) -> None:
     is_kept = torch.tensor([0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0], dtype=torch.bool)
-    whole, part = pruned(is_kept), bx.DAG(PART)
+    whole, subgraph = pruned(is_kept), bx.DAG(PART)
     weights, z = potentials(2, 13, seed=1).requires_grad_(), potentials(2, 13, seed=2)
-    p, q = whole.paths(weights, omega=omega), part.paths(weights[:, is_kept], omega=omega)
+    p, q = whole.paths(weights, omega=omega), subgraph.paths(weights[:, is_kept], omega=omega)
     assert p.backend == backend
 
     def spread(of_part: torch.Tensor) -> torch.Tensor:
@@ -322,7 +322,7 @@ def test_edges_off_the_paths_from_start_to_end_are_pruned(omega: bx.Regularizer,
     close(samples[0], spread(samples[1]))
     close(p.log_prob(samples[0]), q.log_prob(samples[1]))
     assert p.support.check(samples[0]).all()
-    assert whole.path_nodes(p.best_path()) == part.path_nodes(q.best_path())
+    assert whole.path_nodes(p.best_path()) == subgraph.path_nodes(q.best_path())
     assert repr(whole) == "DAG(num_nodes=9, num_edges=13)"
 
 

@@ -91,9 +91,9 @@ def test_single_paths_equal_enumeration(omega: bx.Regularizer, backend: str) -> 
             close(scores[b, : len(expected)], expected)
             assert (scores[b, len(expected) :] == -math.inf).all()
             assert not paths[b, len(expected) :].any()
-            found = [s.all_paths.tolist().index(row) for row in paths[b, : len(expected)].tolist()]
-            assert len(set(found)) == len(found)
-            close(torch.from_numpy(s.scores[found]), expected)
+            rows = [s.all_paths.tolist().index(row) for row in paths[b, : len(expected)].tolist()]
+            assert len(set(rows)) == len(rows)
+            close(torch.from_numpy(s.scores[rows]), expected)
             assert best[b].tolist() == paths[b, 0].tolist()
             row = s.all_paths.tolist().index(mode[b].tolist())
             assert s.probabilities[row] == pytest.approx(s.probabilities.max(), abs=1e-12)
@@ -104,9 +104,9 @@ def test_log_prob_and_support_equal_enumeration(omega: bx.Regularizer, backend: 
         paths, probabilities = p.support_paths()
         assert (probabilities.diff(dim=0) <= 1e-12).all()
         for b, s in enumerate(solved):
-            kept = s.probabilities > 1e-13
+            is_possible = s.probabilities > 1e-13
             listed = probabilities[:, b] > 1e-13
-            close(probabilities[listed, b], np.sort(s.probabilities[kept])[::-1])
+            close(probabilities[listed, b], np.sort(s.probabilities[is_possible])[::-1])
             close(probabilities[:, b].sum(), float(len(s.all_paths) > 0))
             assert not paths[probabilities[:, b] == 0, b].any()
             every = torch.from_numpy(s.all_paths)
@@ -313,13 +313,13 @@ def test_follows_torch_distributions(omega: bx.Regularizer, backend: str) -> Non
     assert p.sample((4, 5)).shape == (4, 5, 2, 3, 10)
     assert p.log_prob(p.sample((4,))).shape == (4, 2, 3)
     assert p.entropy().shape == (2, 3)
-    for place in np.ndindex(2, 3):
-        s = Enumerated(dag.edges.tolist(), dag.num_nodes, theta[place].tolist(), omega)
+    for member in np.ndindex(2, 3):
+        s = Enumerated(dag.edges.tolist(), dag.num_nodes, theta[member].tolist(), omega)
         spread = s.probabilities @ (s.all_paths - s.expected_path) ** 2
-        close(p.mean[place], s.expected_path)
-        close(p.variance[place], spread)
-        close(p.stddev[place] ** 2, spread)
-        close(p.mode[place], s.all_paths[s.probabilities.argmax()])
+        close(p.mean[member], s.expected_path)
+        close(p.variance[member], spread)
+        close(p.stddev[member] ** 2, spread)
+        close(p.mode[member], s.all_paths[s.probabilities.argmax()])
 
 
 def test_kl_divergence_equals_enumeration(omega: bx.Regularizer, backend: str) -> None:
@@ -330,9 +330,9 @@ def test_kl_divergence_equals_enumeration(omega: bx.Regularizer, backend: str) -
     for b in range(4):
         sp = Enumerated(edges, 6, theta[0, b].tolist(), omega)
         sr = Enumerated(edges, 6, (theta[1, b] * 0.3).tolist(), bx.Negentropy(2.0))
-        kept = sp.probabilities > 0
-        ratio = np.log(sp.probabilities[kept]) - np.log(sr.probabilities[kept])
-        assert float(got[b]) == pytest.approx((sp.probabilities[kept] * ratio).sum(), abs=1e-10)
+        is_possible = sp.probabilities > 0
+        ratio = np.log(sp.probabilities[is_possible]) - np.log(sr.probabilities[is_possible])
+        assert float(got[b]) == pytest.approx((sp.probabilities[is_possible] * ratio).sum(), abs=1e-10)
     torch.testing.assert_close(kl_divergence(p, p), torch.zeros(4, dtype=torch.float64))
 
 
@@ -669,8 +669,8 @@ def test_members_of_a_batch(kind: str, backend: str) -> None:
         q = p[index]
         torch.testing.assert_close(q.value, p.value[index])
         assert q.batch_shape == p.value[index].shape
-        part = p.expected_path.flatten(0, 1)[torch.arange(6).reshape(2, 3)[index]]
-        torch.testing.assert_close(q.expected_path, part)
+        members = p.expected_path.flatten(0, 1)[torch.arange(6).reshape(2, 3)[index]]
+        torch.testing.assert_close(q.expected_path, members)
     assert [q.batch_shape for q in p] == [(3,), (3,)]
     with pytest.raises(IndexError):
         _ = p[2]
@@ -737,14 +737,14 @@ def test_enumeration_of_different_or_too_many_paths() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a warning of torch at a graph break
 def test_own_omega_under_compile() -> None:
-    class Own(bx.Negentropy):
+    class Custom(bx.Negentropy):
         pass
 
     def value(theta: torch.Tensor) -> torch.Tensor:
-        return bx.Chain(theta, omega=Own()).value.sum()
+        return bx.Chain(theta, omega=Custom()).value.sum()
 
     theta = potentials(3, 4, 2, 2, requires_grad=True)
-    with pytest.raises(Exception, match=r"Own is written in Python and does not run under torch.compile: keep the"):
+    with pytest.raises(Exception, match=r"Custom is written in Python and does not run under torch.compile: keep the"):
         torch.compile(value, fullgraph=True, backend="eager")(theta)
     torch._dynamo.reset()
     broken = torch.compile(value, backend="eager")(theta)
@@ -760,8 +760,8 @@ def test_two_states_on_steps_of_any_strides() -> None:
     emissions, transitions = potentials(4, 3, 2), potentials(2, 2, seed=1)
     mask = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 1]]).bool()  # (T, B)
     wanted = bx.Chain.from_scores(emissions, transitions, mask=mask.T.contiguous()).marginals
-    for kept in (mask.T, mask.long().T, np.asfortranarray(mask.T.numpy())):
-        torch.testing.assert_close(bx.Chain.from_scores(emissions, transitions, mask=kept).marginals, wanted)
+    for strided in (mask.T, mask.long().T, np.asfortranarray(mask.T.numpy())):
+        torch.testing.assert_close(bx.Chain.from_scores(emissions, transitions, mask=strided).marginals, wanted)
     p = bx.Chain.from_scores(emissions[0], transitions)
     torch.testing.assert_close(p.expand((5,)).marginals, p.marginals.expand(5, 3, 2))
 

@@ -24,7 +24,7 @@ from torch.distributions import kl_divergence
 import bellmax as bx
 
 ROWS, COLUMNS = 4, 5
-LENGTHS = {"full": ([4, 4], [5, 5]), "own": ([3, 2], [4, 5])}
+LENGTHS = {"full": ([4, 4], [5, 5]), "unequal": ([3, 2], [4, 5])}
 SHAPE = ROWS, COLUMNS
 
 
@@ -36,11 +36,11 @@ def alignments(n: int, m: int, open_begin: bool = False, open_end: bool = False)
     """Every alignment as its cells and moves (i, j, kind)."""
 
     def onwards(i: int, j: int) -> list[list[tuple[int, int, int]]]:
-        found = [[]] if i == n - 1 and (j == m - 1 or open_end) else []
+        ways = [[]] if i == n - 1 and (j == m - 1 or open_end) else []
         for kind, (a, b) in enumerate(MOVES):
             if i + a < n and j + b < m:
-                found += [[(i + a, j + b, kind), *rest] for rest in onwards(i + a, j + b)]
-        return found
+                ways += [[(i + a, j + b, kind), *rest] for rest in onwards(i + a, j + b)]
+        return ways
 
     return [[(0, j, START), *rest] for j in range(m if open_begin else 1) for rest in onwards(0, j)]
 
@@ -53,7 +53,7 @@ def indicators(listed: list[list[tuple[int, int, int]]]) -> Tensor:
     return paths
 
 
-def is_kept(n: int, m: int, band: float | None) -> Tensor:
+def in_band(n: int, m: int, band: float | None) -> Tensor:
     reach = math.inf if band is None else max(band, 0.5) * (max(n, m) - 1)
     return torch.tensor([[abs(i * (m - 1) - j * (n - 1)) <= reach for j in range(m)] for i in range(n)])
 
@@ -74,9 +74,9 @@ def by_engine(name: str, band: float | None, omega: bx.Regularizer) -> list[dict
     cost, z, results = problem(name)[0], potentials(2, ROWS, COLUMNS, seed=4), []
     for b, (n, m) in enumerate(zip(*LENGTHS[name], strict=True)):
         g, z_edges = grid(n, m), grid(n, m).on_edges(z[b, :n, :m])
-        own = cost[b, :n, :m].masked_fill(~is_kept(n, m, band), math.inf)
+        pair_cost = cost[b, :n, :m].masked_fill(~in_band(n, m, band), math.inf)
         with bx.use_backend("native" if bx.backend_info()["native"] == "available" else "reference"):
-            p = bx.DAG(g.edges).paths(-g.on_edges(own), omega=omega)
+            p = bx.DAG(g.edges).paths(-g.on_edges(pair_cost), omega=omega)
         (scores, paths), (listed, probabilities) = p.topk(5), p.support_paths()
         results.append(
             {
@@ -102,16 +102,18 @@ def by_enumeration(name: str, band: float | None, omega: bx.Regularizer) -> list
     """The same results by enumeration of all alignments, and the probability of each alignment."""
     cost, z, results = problem(name)[0], potentials(2, ROWS, COLUMNS, seed=4), []
     for b, (n, m) in enumerate(zip(*LENGTHS[name], strict=True)):
-        own = cost[b, :n, :m].masked_fill(~is_kept(n, m, band), math.inf)
-        priced = torch.stack([sum(own[i, j] for i, j, _ in cells) for cells in alignments(n, m)])
+        pair_cost = cost[b, :n, :m].masked_fill(~in_band(n, m, band), math.inf)
+        priced = torch.stack([sum(pair_cost[i, j] for i, j, _ in cells) for cells in alignments(n, m)])
         exists, every = priced < math.inf, indicators(alignments(n, m))
         order = priced.argsort(stable=True)[: int(exists.sum())][:5]
         g = grid(n, m)
-        solved = enumerated(own, omega)
+        solved = enumerated(pair_cost, omega)
         codes = {tuple(path.flatten().tolist()): k for k, path in enumerate(every)}
-        found = [codes[tuple(p)] for p in g.on_cells(torch.from_numpy(solved.all_paths), SHAPE).flatten(1).tolist()]
+        order_of_paths = [
+            codes[tuple(p)] for p in g.on_cells(torch.from_numpy(solved.all_paths), SHAPE).flatten(1).tolist()
+        ]
         probability = torch.zeros_like(priced)
-        probability[found] = torch.from_numpy(solved.probabilities)
+        probability[order_of_paths] = torch.from_numpy(solved.probabilities)
         path = torch.einsum("p,pij->ij", probability, every)
         results.append(
             {
@@ -173,8 +175,8 @@ def test_a_band_always_leaves_a_path(backend: str) -> None:
         p = bx.DTW(torch.zeros(7, 9, 7, 9), lengths=(n.contiguous(), m.contiguous()), band=band)
         assert (p.num_paths >= 1).all()
         for i, j in ((1, 9), (4, 9), (7, 2), (6, 7), (5, 5)):
-            torch.testing.assert_close(p.expected_path[i - 1, j - 1, :i, :j] > 0, is_kept(i, j, band))
-            assert p.expected_path[i - 1, j - 1].count_nonzero() == is_kept(i, j, band).sum()
+            torch.testing.assert_close(p.expected_path[i - 1, j - 1, :i, :j] > 0, in_band(i, j, band))
+            assert p.expected_path[i - 1, j - 1].count_nonzero() == in_band(i, j, band).sum()
     assert int(bx.DTW(torch.zeros(5, 5), band=1).num_paths) == int(bx.DTW(torch.zeros(5, 5), band=1.9).num_paths)
 
 
@@ -217,7 +219,7 @@ def test_third_derivative(omega: bx.Regularizer, backend: str) -> None:
 
 @pytest.mark.parametrize("kind", [bx.Negentropy, bx.SquaredL2])
 def test_gamma_of_a_batch_is_learnable(kind, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     z = potentials(*cost.shape, seed=4)
     gamma = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
 
@@ -228,9 +230,9 @@ def test_gamma_of_a_batch_is_learnable(kind, backend: str) -> None:
     assert gradcheck(run, gamma, fast_mode=True)
     together = run(gamma)
     for b in range(2):
-        own = bx.DTW(cost[b], lengths=(lengths[0][b], lengths[1][b]), omega=kind(gamma=float(gamma.detach()[b])))
+        single = bx.DTW(cost[b], lengths=(lengths[0][b], lengths[1][b]), omega=kind(gamma=float(gamma.detach()[b])))
         for got, wanted in zip(
-            together, (own.value, own.expected_path, own.entropy(), own.hessian_product(z[b])), strict=True
+            together, (single.value, single.expected_path, single.entropy(), single.hessian_product(z[b])), strict=True
         ):
             close(got[b], wanted)
 
@@ -247,9 +249,9 @@ def test_torch_func(backend: str) -> None:
     close(torch.func.vmap(torch.func.grad(value))(cost), p.expected_path)
     close(torch.einsum("ijkl,kl->ij", torch.func.hessian(value)(cost[0]), z[0]), p.hessian_product(z)[0])
     lengths = torch.tensor([1, 2, 2]), torch.tensor([4, 3, 1])
-    own = bx.DTW(cost, lengths=lengths, band=1)
+    whole = bx.DTW(cost, lengths=lengths, band=1)
     mapped = torch.func.vmap(lambda c, n, m: bx.DTW(c, lengths=(n, m), band=1).value)(cost, *lengths)
-    close(mapped, own.value)
+    close(mapped, whole.value)
     unseen = potentials(2, 3, 11)  # a size whose index is first built inside a transform
     got = torch.func.vmap(torch.func.grad(lambda c: bx.DTW(c).entropy()))(unseen)
     close(got, torch.func.grad(lambda c: bx.DTW(c).entropy().sum())(unseen))
@@ -284,7 +286,7 @@ def test_compiles(backend: str) -> None:
 @needs_kernels
 @one_of_each_kind
 def test_value_alone_keeps_no_tape(omega: bx.Regularizer) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     cost.requires_grad_()
     with took("lattice_forward", times=2) as calls:
         with torch.no_grad():
@@ -314,12 +316,12 @@ def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
     paths, probabilities = p.support_paths()
     binary = 2.0 ** torch.arange(12, dtype=torch.float64)
     for b in range(2):
-        kept = probabilities[:, b] > 0
-        codes, order = (paths[kept, b].flatten(1) @ binary).sort()
+        is_possible = probabilities[:, b] > 0
+        codes, order = (paths[is_possible, b].flatten(1) @ binary).sort()
         drawn = samples[:, b].flatten(1) @ binary
         assert torch.isin(drawn, codes).all()
         observed = (drawn == codes.unsqueeze(-1)).sum(-1).numpy()
-        expected = probabilities[kept, b][order].numpy() * draws
+        expected = probabilities[is_possible, b][order].numpy() * draws
         large = expected > 5
         if large.sum() > 1:
             share = expected[large] / expected[large].sum() * observed[large].sum()
@@ -329,7 +331,7 @@ def test_sampling_distribution(omega: bx.Regularizer, backend: str) -> None:
 @one_of_each_kind
 @pytest.mark.parametrize("open_ends", [False, True])
 def test_alignments_and_paths(open_ends: bool, omega: bx.Regularizer, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     p = bx.DTW(cost, lengths=lengths, omega=omega, open_begin=open_ends, open_end=open_ends)
     torch.manual_seed(1)
     drawn = p.sample_alignments((6, 5))
@@ -341,9 +343,9 @@ def test_alignments_and_paths(open_ends: bool, omega: bx.Regularizer, backend: s
     assert p.log_prob(paths).isfinite().all()
     assert torch.equal(p.alignment_to_path(p.best_alignment()), p.best_path())
     for pairs in (*drawn[0, 0], *p.best_alignment()):
-        kept = pairs[pairs[:, 0] >= 0]
-        assert (pairs[len(kept) :] == -1).all()
-        assert {tuple(move) for move in kept.diff(dim=0).tolist()} <= set(MOVES)
+        cells = pairs[pairs[:, 0] >= 0]
+        assert (pairs[len(cells) :] == -1).all()
+        assert {tuple(move) for move in cells.diff(dim=0).tolist()} <= set(MOVES)
     ends = drawn[..., 0, :], drawn.flatten(0, 1).amax(-2)
     assert not ends[0][..., : 1 if open_ends else 2].any()
     assert (ends[1][..., 0] == lengths[0] - 1).all()
@@ -365,7 +367,7 @@ def test_ties(backend: str) -> None:
 
 STEPS = torch.tensor([2.0, 0.7, 1.3], dtype=torch.float64)
 PENALTIES = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
-OWN_MOVES = {
+CUSTOM_MOVES = {
     "weights": {"step_weights": STEPS},
     "penalties": {"step_penalties": PENALTIES},
     "open begin": {"open_begin": True},
@@ -374,11 +376,11 @@ OWN_MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", OWN_MOVES)
+@pytest.mark.parametrize("name", CUSTOM_MOVES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_custom_moves_equal_enumeration(name: str, lengths: str, backend: str) -> None:
     cost, sides = problem(lengths)
-    options = OWN_MOVES[name]
+    options = CUSTOM_MOVES[name]
     opened = options.get("open_begin", False), options.get("open_end", False)
     factor = torch.cat((options.get("step_weights", torch.ones(3)), torch.ones(1))).tolist()
     penalty = torch.cat((options.get("step_penalties", torch.zeros(3)), torch.zeros(1))).tolist()
@@ -386,10 +388,12 @@ def test_custom_moves_equal_enumeration(name: str, lengths: str, backend: str) -
     hard = bx.DTW(cost, lengths=sides, omega="hard", band=1, **options)
     costs, paths = hard.topk(6)
     for b, (n, m) in enumerate(zip(*LENGTHS[lengths], strict=True)):
-        own = cost[b].masked_fill(~torch.nn.functional.pad(is_kept(n, m, 1), (0, COLUMNS - m, 0, ROWS - n)), math.inf)
+        pair_cost = cost[b].masked_fill(
+            ~torch.nn.functional.pad(in_band(n, m, 1), (0, COLUMNS - m, 0, ROWS - n)), math.inf
+        )
         listed = alignments(n, m, *opened)
         priced = torch.tensor(
-            [sum(factor[k] * float(own[i, j]) + penalty[k] for i, j, k in cells) for cells in listed],
+            [sum(factor[k] * float(pair_cost[i, j]) + penalty[k] for i, j, k in cells) for cells in listed],
             dtype=torch.float64,
         )
         every, ascending = indicators(listed), priced.sort().values
@@ -409,13 +413,13 @@ def test_custom_moves_equal_enumeration(name: str, lengths: str, backend: str) -
 
 
 @pytest.mark.parametrize("omega", ["l2"], indirect=True)
-@pytest.mark.parametrize("name", OWN_MOVES)
+@pytest.mark.parametrize("name", CUSTOM_MOVES)
 def test_custom_moves_equal_the_grid(name: str, omega: bx.Regularizer, backend: str) -> None:
-    cost, lengths = problem("own")
-    z, options = potentials(*cost.shape, seed=4), OWN_MOVES[name]
+    cost, lengths = problem("unequal")
+    z, options = potentials(*cost.shape, seed=4), CUSTOM_MOVES[name]
     p = bx.DTW(cost, lengths=lengths, omega=omega, **options)
     factor, penalty = options.get("step_weights"), options.get("step_penalties", torch.zeros(3)).double()
-    for b, (n, m) in enumerate(zip(*LENGTHS["own"], strict=True)):
+    for b, (n, m) in enumerate(zip(*LENGTHS["unequal"], strict=True)):
         g = grid(n, m, options.get("open_begin", False), options.get("open_end", False))
         pays = g.on_edges(cost[b, :n, :m], factor) + torch.cat((penalty, penalty.new_zeros(2)))[g.kind]
         engine = bx.DAG(g.edges).paths(-pays, omega=omega)
@@ -561,7 +565,7 @@ def test_single_rows_and_columns(omega: bx.Regularizer, backend: str) -> None:
 @one_of_each_kind
 @pytest.mark.parametrize("options", [{}, {"open_begin": True, "step_weights": (2, 1, 1)}], ids=["cells", "moves"])
 def test_padding_gets_no_gradient(options: dict, omega: bx.Regularizer, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     padded = cost.isnan()
     z = torch.ones_like(cost).masked_fill(padded, math.nan)
     cost.requires_grad_()
@@ -578,7 +582,7 @@ def test_padding_gets_no_gradient(options: dict, omega: bx.Regularizer, backend:
 
 
 def test_cells_outside_the_band_may_be_nan(backend: str) -> None:
-    hidden = ~is_kept(6, 9, 1)
+    hidden = ~in_band(6, 9, 1)
     cost = potentials(2, 6, 9)
     p, clean = bx.DTW(cost.masked_fill(hidden, math.nan), band=1), bx.DTW(cost, band=1)
     close(p.value, clean.value)
@@ -694,7 +698,7 @@ def test_huge_costs_among_normal_ones(dtype: torch.dtype, huge: float, omega: bx
 
 @one_of_each_kind
 def test_inputs_are_not_changed(omega: bx.Regularizer, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     z, weights = potentials(*cost.shape, seed=1), STEPS.clone()
     before = [t.clone() for t in (cost, *lengths, z, weights)]
     for options in ({}, {"step_weights": weights, "open_begin": True}):
@@ -720,31 +724,34 @@ def test_in_place_changes_are_seen_or_have_no_effect(backend: str) -> None:
 
 
 def test_a_user_defined_omega(backend: str) -> None:
-    class Own(bx.SquaredL2):
+    class Custom(bx.SquaredL2):
         pass
 
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     z = potentials(*cost.shape, seed=4)
-    own, shipped = bx.DTW(cost, lengths=lengths, omega=Own(0.9)), bx.DTW(cost, lengths=lengths, omega=bx.SquaredL2(0.9))
-    close(own.value, shipped.value)
-    close(own.expected_path, shipped.expected_path)
-    close(own.hessian_product(z), shipped.hessian_product(z))
-    close(own.mode, shipped.mode)
+    custom, shipped = (
+        bx.DTW(cost, lengths=lengths, omega=Custom(0.9)),
+        bx.DTW(cost, lengths=lengths, omega=bx.SquaredL2(0.9)),
+    )
+    close(custom.value, shipped.value)
+    close(custom.expected_path, shipped.expected_path)
+    close(custom.hessian_product(z), shipped.hessian_product(z))
+    close(custom.mode, shipped.mode)
 
 
 @one_of_each_kind
 def test_kl_divergence(omega: bx.Regularizer, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     p = bx.DTW(cost, lengths=lengths, omega=omega)
     r = bx.DTW(0.3 * cost, lengths=lengths)
     got = kl_divergence(p, r)
     assert kl_divergence(p, p).abs().max() < 1e-12
-    for b, (n, m) in enumerate(zip(*LENGTHS["own"], strict=True)):
-        own = cost[b, :n, :m]
-        sp, sr = enumerated(own, omega), enumerated(0.3 * own, bx.Negentropy())
-        kept = sp.probabilities > 0
-        ratio = np.log(sp.probabilities[kept]) - np.log(sr.probabilities[kept])
-        close(got[b], (sp.probabilities[kept] * ratio).sum())
+    for b, (n, m) in enumerate(zip(*LENGTHS["unequal"], strict=True)):
+        pair_cost = cost[b, :n, :m]
+        sp, sr = enumerated(pair_cost, omega), enumerated(0.3 * pair_cost, bx.Negentropy())
+        is_possible = sp.probabilities > 0
+        ratio = np.log(sp.probabilities[is_possible]) - np.log(sr.probabilities[is_possible])
+        close(got[b], (sp.probabilities[is_possible] * ratio).sum())
     with pytest.raises(ValueError, match="paths of the same graph"):
         kl_divergence(p, bx.DTW(cost.nan_to_num(0)))
 
@@ -809,6 +816,9 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
                 own = lengths[0][pairs], lengths[1][pairs]
                 with threads(count), took("lattice_backward") as backward, took("lattice_hessian", times):
                     got = layers_of(cost[pairs], own, seed[pairs], z[pairs], band=band, omega=omega)
+                pair_lengths = lengths[0][pairs], lengths[1][pairs]
+                with threads(count), took("dtw_backward") as backward, took("dtw_hessian", times):
+                    got = layers_of(cost[pairs], pair_lengths, seed[pairs], z[pairs], band=band, omega=omega)
                 assert not any(in_two_numbers(call).any() for call in backward)
                 for a, b in zip(got, wanted, strict=True):
                     torch.testing.assert_close(a, b[pairs], rtol=1e-9, atol=1e-9)
@@ -965,8 +975,8 @@ def test_a_huge_band_equals_no_band(band: float, omega: str, backend: str) -> No
     cost = torch.rand(2, 4, 6)
     close(bx.DTW(cost, band=band, omega=omega).value, bx.DTW(cost, omega=omega).value)
     close(bx.dtw_cdist(series, band=band, omega=omega), bx.dtw_cdist(series, omega=omega))
-    for found, wanted in zip(bx.dtw_neighbors(series, k=2, band=band), bx.dtw_neighbors(series, k=2), strict=True):
-        assert torch.equal(found, wanted)
+    for got, wanted in zip(bx.dtw_neighbors(series, k=2, band=band), bx.dtw_neighbors(series, k=2), strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_probability_is_conserved_over_100_000_steps() -> None:
@@ -1007,12 +1017,12 @@ def test_in_place_changes_of_step_weights_are_seen(backend: str) -> None:
 def test_a_distance_of_zero_is_not_negative_zero(options: dict, backend: str) -> None:
     x = torch.arange(5.0).unsqueeze(-1)
     cost = torch.zeros(2, 3, 4)
-    found = [bx.dtw(x, x, omega="hard", **options), bx.dtw(x.clone().requires_grad_(), x, omega="hard", **options)]
+    distances = [bx.dtw(x, x, omega="hard", **options), bx.dtw(x.clone().requires_grad_(), x, omega="hard", **options)]
     for p in (bx.DTW(cost, omega="hard", **options), bx.DTW(cost.clone().requires_grad_(), omega="hard", **options)):
-        found += [p.value, p.topk(2)[0]]
+        distances += [p.value, p.topk(2)[0]]
     graph = bx.DAG([(0, 1), (1, 2)]).paths(torch.zeros(2), omega="hard", minimize=True)
-    found += [graph.value, graph.topk(1)[0]]
-    for value in found:
+    distances += [graph.value, graph.topk(1)[0]]
+    for value in distances:
         assert not value.signbit().any()
         assert not value.any()
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a ch
 def test_figures_are_drawn(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     figure = getattr(import_module(module), name)()
-    axes = [ax for part in (figure, *figure.subfigs) for ax in part.axes]
+    axes = [ax for figure_or_subfigure in (figure, *figure.subfigs) for ax in figure_or_subfigure.axes]
     assert any(ax.has_data() for ax in axes)
 
 

@@ -15,10 +15,10 @@ import bellmax.apps.ner.data as columns
 
 def changed(data: bytes, rng: random.Random) -> bytes:
     """Truncated and changed versions of each target of a folder."""
-    place = rng.randrange(1, len(data))
+    offset = rng.randrange(1, len(data))
     if rng.random() < 0.2:
-        return data[:place]
-    return data[:place] + rng.randbytes(rng.randint(0, 2)) + data[place + rng.randint(0, 2) :]
+        return data[:offset]
+    return data[:offset] + rng.randbytes(rng.randint(0, 2)) + data[offset + rng.randint(0, 2) :]
 
 
 @pytest.mark.parametrize("reader", READERS)

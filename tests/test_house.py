@@ -32,11 +32,11 @@ FLOORS = (
 
 def modules() -> dict[str, ast.Module]:
     """Every module of the package by its name."""
-    found = {}
+    trees = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
-    return found
+        trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return trees
 
 
 MODULES = modules()

@@ -205,15 +205,15 @@ def test_rows_without_labels_have_no_effect(reduction, compiled):
     randomize(crf)
     _, _, labels = some_batch()
     labels = torch.cat((labels, torch.full((2, 6), -100)))[[3, 0, 1, 4, 2]]
-    kept = [1, 2, 4]
+    labelled = [1, 2, 4]
     emissions = torch.randn(5, 6, len(LABELS), requires_grad=True)
     call = torch.compile(crf, backend="aot_eager", fullgraph=True) if compiled else crf
     loss = call(emissions, labels, reduction=reduction)
-    expected = crf(emissions[kept], labels[kept], reduction=reduction)
+    expected = crf(emissions[labelled], labels[labelled], reduction=reduction)
     torch.testing.assert_close(loss, expected)
-    found, wanted = (torch.autograd.grad(value, (emissions, *crf.parameters())) for value in (loss, expected))
-    torch.testing.assert_close(found, wanted)
-    assert bool((found[0][[0, 3]] == 0).all())
+    got, wanted = (torch.autograd.grad(value, (emissions, *crf.parameters())) for value in (loss, expected))
+    torch.testing.assert_close(got, wanted)
+    assert bool((got[0][[0, 3]] == 0).all())
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
@@ -248,7 +248,7 @@ class Accumulated(example.BertCRF):
 
 def test_trainer_accumulates_batches(tmp_path):
     """Four micro-batches of two, with uneven lengths and one without labels, give the step of one batch of eight."""
-    ids, mask, labels = (torch.cat((given,) * 3)[:8] for given in some_batch())
+    ids, mask, labels = (torch.cat((tensor,) * 3)[:8] for tensor in some_batch())
     labels[5] = -100
     rows = [{"input_ids": i, "attention_mask": m, "labels": t} for i, m, t in zip(ids, mask, labels, strict=True)]
     states = []
@@ -320,12 +320,12 @@ def test_trainer_evaluates_and_predicts_what_the_crf_decodes(tagger, tmp_path):
     trainer.args.per_device_eval_batch_size = 2  # joins batches of different lengths
     predicted = trainer.predict(rows)
     wanted = example.tag(model, tokenizer, [words for words, _ in corpus])
-    for found, row, tags in zip(predicted.predictions, rows, wanted, strict=True):
-        kept = torch.tensor(row["labels"]) != -100
-        assert [LABELS[n] for n in found[: len(kept)][kept]] == [tag for tag in tags if tag]
-    kept = [len([tag for tag in tags if tag]) for tags in wanted]
-    gold = [tags[:n] for (_, tags), n in zip(corpus, kept, strict=True)]
-    expected = seqeval.f1_score(gold, [tags[:n] for tags, n in zip(wanted, kept, strict=True)])
+    for prediction, row, tags in zip(predicted.predictions, rows, wanted, strict=True):
+        is_labelled = torch.tensor(row["labels"]) != -100
+        assert [LABELS[n] for n in prediction[: len(is_labelled)][is_labelled]] == [tag for tag in tags if tag]
+    is_labelled = [len([tag for tag in tags if tag]) for tags in wanted]
+    gold = [tags[:n] for (_, tags), n in zip(corpus, is_labelled, strict=True)]
+    expected = seqeval.f1_score(gold, [tags[:n] for tags, n in zip(wanted, is_labelled, strict=True)])
     assert predicted.metrics["test_f1"] == trainer.evaluate(rows)["eval_f1"] == expected
 
 

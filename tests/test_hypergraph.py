@@ -102,12 +102,12 @@ def test_single_derivations_equal_enumeration(omega: bx.Regularizer, backend: st
     k, best_paths, modes, rows = 5, 0, 0, 0
     for problem, p in problems(omega, backend):
         fine, derivations = p.by_edge, problem.graph.derivations
-        scores, found = fine.topk(k)
+        scores, best_counts = fine.topk(k)
         for row in range(2):
             every, q = problem.scores(row), problem.probabilities[row]
             best = np.sort(every)[::-1][:k]
             close(scores[row], np.concatenate((best, np.full(k - len(best), -math.inf))))
-            for score, counts in zip(scores[row].tolist(), found[row].numpy(), strict=True):
+            for score, counts in zip(scores[row].tolist(), best_counts[row].numpy(), strict=True):
                 if score == -math.inf:
                     assert not counts.any()
                 else:
@@ -124,7 +124,7 @@ def test_single_derivations_equal_enumeration(omega: bx.Regularizer, backend: st
         torch.testing.assert_close(p.topk(k)[0], scores)
         onto = torch.from_numpy(problem.graph.onto_weights)
         if p is not fine:
-            close(p.topk(k)[1], found @ onto)
+            close(p.topk(k)[1], best_counts @ onto)
             close(p.best_path(), fine.best_path() @ onto)
             close(p.mode, fine.mode @ onto)
     assert min(best_paths, modes) > 0.8 * rows
@@ -142,11 +142,11 @@ def test_probabilities_and_the_support(omega: bx.Regularizer, backend: str) -> N
         survive = wanted > 1e-9
         if not survive.equal(wanted > 0):
             continue
-        paths, found = p.support_paths()
-        assert paths.shape == (len(found), 2, *p.event_shape)
-        assert (found > 0).sum(0).equal(survive.sum(0))
-        close(found, wanted.sort(0, descending=True).values[: len(found)], 1e-9)
-        mean = (paths * found.unsqueeze(-1)).sum(0)
+        paths, weights = p.support_paths()
+        assert paths.shape == (len(weights), 2, *p.event_shape)
+        assert (weights > 0).sum(0).equal(survive.sum(0))
+        close(weights, wanted.sort(0, descending=True).values[: len(weights)], 1e-9)
+        mean = (paths * weights.unsqueeze(-1)).sum(0)
         close(mean, p.expected_path, 1e-9)
         compared += 1
     assert compared > 0.6 * graphs
@@ -159,7 +159,7 @@ def test_samples_have_the_probabilities(omega: bx.Regularizer, backend: str) -> 
         distinct, first = np.unique(problem.graph.derivations, axis=0, return_inverse=True)
         for row in range(2):
             q = np.bincount(first.ravel(), problem.probabilities[row], len(distinct))
-            share = [(drawn[:, row].numpy() == own).all(1).mean() for own in distinct]
+            share = [(drawn[:, row].numpy() == derivation).all(1).mean() for derivation in distinct]
             np.testing.assert_allclose(share, q, atol=4 * math.sqrt(0.25 / draws))
             assert sum(share) == pytest.approx(1.0 if q.sum() else 0.0)
         assert p.sample((3, 2)).shape == (3, 2, 2, *p.event_shape)
@@ -461,13 +461,13 @@ def test_bad_weights_are_named(backend: str) -> None:
         h.derivations(torch.zeros(2, 8))
     with pytest.raises(ValueError, match=r"weights must be finite or -inf, got inf at event index \(3,\)"):
         _ = h.derivations(torch.zeros(9).masked_fill(torch.arange(9) == 3, math.inf)).value
-    for given, message in (
+    for weights, message in (
         ([0, 1], r"weight_of must have shape \(9,\), got \(2,\)"),
         ([-1] * 9, "weight_of must hold numbers >= 0, got -1"),
         ([0.5] * 9, "weight_of must hold integers, got dtype torch.float32"),
     ):
         with pytest.raises(ValueError, match=message):
-            bx.Hypergraph(h.edges, weight_of=given)
+            bx.Hypergraph(h.edges, weight_of=weights)
     with pytest.raises(NotImplementedError, match="variance"):
         _ = h.derivations(torch.zeros(9)).variance
 
@@ -553,21 +553,21 @@ def test_edges_that_do_not_derive_the_goal_are_pruned(omega: bx.Regularizer, bac
     rows, is_kept = [(CHART + DEAD)[n] for n in order], order < 8
     weight_of = (order * 3) % 7 if shared else None
     whole = bx.Hypergraph(rows, weight_of=weight_of, goal="abc")
-    part = bx.Hypergraph(CHART, weight_of=weight_of[is_kept] if shared else None)
-    assert whole.goal == part.goal == "abc"
+    subgraph = bx.Hypergraph(CHART, weight_of=weight_of[is_kept] if shared else None)
+    assert whole.goal == subgraph.goal == "abc"
     assert whole.edges == rows
 
     def spread(of_part: Tensor) -> Tensor:
-        place = torch.arange(7) if shared else is_kept.nonzero()[:, 0]
-        return of_part.new_zeros(*of_part.shape[:-1], 7 if shared else 13).index_copy(-1, place, of_part)
+        index = torch.arange(7) if shared else is_kept.nonzero()[:, 0]
+        return of_part.new_zeros(*of_part.shape[:-1], 7 if shared else 13).index_copy(-1, index, of_part)
 
     weights, z = potentials(2, whole.num_weights, seed=1), potentials(2, whole.num_weights, seed=2)
-    own = slice(None) if shared else is_kept
-    p, q = whole.derivations(weights, omega=omega), part.derivations(weights[:, own], omega=omega)
+    columns = slice(None) if shared else is_kept
+    p, q = whole.derivations(weights, omega=omega), subgraph.derivations(weights[:, columns], omega=omega)
     assert p.backend == backend
     close(p.value, q.value)
     close(p.expected_path, spread(q.expected_path))
-    close(p.hessian_product(z), spread(q.hessian_product(z[:, own])))
+    close(p.hessian_product(z), spread(q.hessian_product(z[:, columns])))
     close(p.entropy(), q.entropy())
     close(p.num_paths, q.num_paths)
     for mine, other in ((p.topk(6), q.topk(6)), (p.support_paths()[::-1], q.support_paths()[::-1])):

@@ -77,8 +77,8 @@ def test_arrays_are_neither_changed_nor_kept() -> None:
 def test_costs_in_any_form() -> None:
     cost = [[0, 4, 9], [1, 1, 4]]
     wanted = bx.DTW(torch.tensor(cost).float())
-    for given in (cost, np.array(cost), pd.DataFrame(cost), torch.tensor(cost)):
-        assert bx.DTW(given).value.equal(wanted.value)
+    for form in (cost, np.array(cost), pd.DataFrame(cost), torch.tensor(cost)):
+        assert bx.DTW(form).value.equal(wanted.value)
 
 
 @pytest.mark.parametrize("omega", ["negentropy", "hard"])
@@ -87,7 +87,7 @@ def test_rows_of_a_frame_are_series(omega: str) -> None:
     assert wanted.shape == (3, 3)
     frame = pd.DataFrame(ROWS, index=["b", "a", "c"], columns=[f"t{t}" for t in range(4)])
     nested = pd.Series([np.array(row) for row in ROWS], index=[2, 0, 1])
-    for given in (
+    for form in (
         frame,
         frame.astype(object),
         nested,
@@ -98,7 +98,7 @@ def test_rows_of_a_frame_are_series(omega: str) -> None:
         (row for row in ROWS),
         np.array([*map(np.array, ROWS)], dtype=object),
     ):
-        torch.testing.assert_close(bx.dtw_cdist(given, omega=omega), wanted)
+        torch.testing.assert_close(bx.dtw_cdist(form, omega=omega), wanted)
     ragged = frame.astype(float)
     ragged.iloc[1, 2:] = math.nan
     trimmed = [row if n != 1 else row[:2] for n, row in enumerate(ROWS)]
@@ -115,8 +115,8 @@ def test_dtypes_of_arrays_and_frames() -> None:
     a = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     objects = np.empty(2, dtype=object)
     objects[0], objects[1] = a, 2 * a
-    for given in ([a, 2 * a], [[a], [2 * a]], objects):
-        (grad,) = torch.autograd.grad(bx.dtw(given, [1.0, 2.0]), a)
+    for form in ([a, 2 * a], [[a], [2 * a]], objects):
+        (grad,) = torch.autograd.grad(bx.dtw(form, [1.0, 2.0]), a)
         assert grad != 0
     frame = pd.DataFrame(ROWS).astype("Float64")
     frame.iloc[1, 2:] = pd.NA
@@ -248,7 +248,7 @@ def test_invalid_data_is_named(call: Callable[[], Any], message: str) -> None:
 
 # --- lengths and masks
 
-KEPT = [[1, 1, 1, 0], [1, 1, 0, 0]]
+MASK = [[1, 1, 1, 0], [1, 1, 0, 0]]
 LENGTHS = [3, 2]
 
 
@@ -268,15 +268,15 @@ def test_lengths_and_masks_in_any_form(form: Callable[[Any], Any]) -> None:
     for program in programs:
         wanted = program(lengths=torch.tensor(LENGTHS))
         assert program(lengths=form(LENGTHS)).equal(wanted)
-        torch.testing.assert_close(program(mask=form(KEPT)), wanted)
+        torch.testing.assert_close(program(mask=form(MASK)), wanted)
     cost = torch.rand(2, 4, 5)
     wanted = bx.DTW(cost, lengths=(torch.tensor(LENGTHS), 5)).value
     assert bx.DTW(cost, lengths=(form(LENGTHS), 5)).value.equal(wanted)
     x, y = torch.randn(2, 4, 3), torch.randn(2, 5, 3)
     assert bx.dtw(x, y, lengths=(form(LENGTHS), 5)).equal(bx.dtw(x, y, lengths=(torch.tensor(LENGTHS), 5)))
     attention, keys = SegmentationAttention(3, 3), torch.randn(2, 4, 3)
-    whole = attention(keys, keys, mask=torch.tensor(KEPT).bool())
-    assert attention(keys, keys, mask=form(KEPT))[0].equal(whole[0])
+    whole = attention(keys, keys, mask=torch.tensor(MASK).bool())
+    assert attention(keys, keys, mask=form(MASK))[0].equal(whole[0])
 
 
 def test_one_length_for_an_unbatched_chain() -> None:

@@ -25,8 +25,8 @@ SIZES = [(5, 4), (4, 6), (1, 1)]
 MORE_COLUMNS_THAN_ROWS = "Drop-DTW", "Drop-DTW of runs", "states within a cell"
 
 
-def sizes(one: Recursion, given: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return given if one.has_columns else [(rows, 1) for rows, _ in given]
+def sizes(one: Recursion, candidates: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return candidates if one.has_columns else [(rows, 1) for rows, _ in candidates]
 
 
 def size_with_paths(name: str) -> tuple[int, int]:
@@ -54,15 +54,15 @@ def reversed_band(n: int, m: int, band: float) -> object:
 
 def first_and_second(value: Tensor, tensors: Tensors) -> list[Tensor]:
     """Gradients of all scores, and a Hessian product along cos(0), cos(1), …."""
-    own = [t for t in tensors.values() if t.requires_grad]
+    leaves = [t for t in tensors.values() if t.requires_grad]
     if not value.requires_grad:
-        return [torch.zeros_like(t) for t in 2 * own]
-    first = torch.autograd.grad(value, own, create_graph=True, materialize_grads=True)
-    along = [torch.cos(torch.arange(t.numel(), dtype=t.dtype)).reshape(t.shape) for t in own]
+        return [torch.zeros_like(t) for t in 2 * leaves]
+    first = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+    along = [torch.cos(torch.arange(t.numel(), dtype=t.dtype)).reshape(t.shape) for t in leaves]
     slope = sum((g * z).sum() for g, z in zip(first, along, strict=True))
     if not slope.requires_grad:
-        return [*first, *(torch.zeros_like(t) for t in own)]
-    return [*first, *torch.autograd.grad(slope, own, materialize_grads=True)]
+        return [*first, *(torch.zeros_like(t) for t in leaves)]
+    return [*first, *torch.autograd.grad(slope, leaves, materialize_grads=True)]
 
 
 # --- the recursion
@@ -93,10 +93,10 @@ def test_members_of_a_batch_with_lengths_and_a_band_equal_single_lattices(name: 
     one, chosen = RECURSIONS[name], OMEGAS[omega]
     lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
     tensors = one.tensors(5, 6)
-    own = {n: t.expand(len(lengths), *t.shape).clone() for n, t in tensors.items()}
+    batched = {n: t.expand(len(lengths), *t.shape).clone() for n, t in tensors.items()}
     n, m = torch.tensor(lengths).unbind(1)
     for band in (None, 0):
-        p = one.lattice.paths(own, lengths=(n, m), band=band, omega=chosen)
+        p = one.lattice.paths(batched, lengths=(n, m), band=band, omega=chosen)
         for b, (rows, columns) in enumerate(lengths):
             inside = reversed_band(rows, columns, math.inf if band is None else band)
             close(p.value[b], one.value(tensors, rows, columns, chosen, inside))  # type: ignore[arg-type]
@@ -117,8 +117,8 @@ def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.R
         close(p.value, wanted)
         right = first_and_second(wanted[wanted.isfinite()].sum(), tensors)
     assert wanted.isfinite().any()
-    for got, own in zip(first_and_second(p.value[wanted.isfinite()].sum(), tensors), right, strict=True):
-        close(got, own, 1e-8)
+    for got, expected in zip(first_and_second(p.value[wanted.isfinite()].sum(), tensors), right, strict=True):
+        close(got, expected, 1e-8)
 
 
 @each_recursion
@@ -144,9 +144,9 @@ def test_gradcheck(name: str) -> None:
     tensors, size = with_grad(one.tensors(3, 3)), sizes(one, [(3, 3)])[0]
     wanted = floats(tensors)
 
-    def value(*given: Tensor) -> Tensor:
-        own = tensors | dict(zip(wanted, given, strict=True))
-        return one.lattice.paths(own, lengths=size, omega=OMEGAS[omega]).value
+    def value(*inputs: Tensor) -> Tensor:
+        scores = tensors | dict(zip(wanted, inputs, strict=True))
+        return one.lattice.paths(scores, lengths=size, omega=OMEGAS[omega]).value
 
     inputs = tuple(tensors[n] for n in wanted)
     assert value(*inputs).isfinite()
@@ -181,15 +181,15 @@ def counted(
             return
         here = score + float(one.node(tensors, i, j, k))
         if node in begin and float(begin[node]) > -math.inf:
-            found.append((here + float(begin[node]), (node, *walk)))
+            listed.append((here + float(begin[node]), (node, *walk)))
         for source, g in one.into(tensors, i, j, k):
             if min(source) >= 0 and float(g) > -math.inf:
                 back(source, here + float(g), (node, *walk))
 
-    found: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
+    listed: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
     for node, score in ends.items():
         back(node, float(score), ())
-    return sorted(found, reverse=True)
+    return sorted(listed, reverse=True)
 
 
 @each_recursion
@@ -286,8 +286,8 @@ def test_losses_take_paths_of_the_first_score(backend: str) -> None:
 def test_batch_shapes_indexing_copies(backend: str) -> None:
     one = RECURSIONS["CTC"]
     tensors = one.tensors(6, 4)
-    own = tensors | {"scores": torch.stack([tensors["scores"] + s for s in range(6)]).reshape(2, 3, 6, 4)}
-    p = one.lattice.paths(own, lengths=(torch.tensor([6, 5, 4]), 4))
+    batched = tensors | {"scores": torch.stack([tensors["scores"] + s for s in range(6)]).reshape(2, 3, 6, 4)}
+    p = one.lattice.paths(batched, lengths=(torch.tensor([6, 5, 4]), 4))
     assert p.batch_shape == (2, 3)
     for b, c in product(range(2), range(3)):
         close(p[b, c].value, p.value[b, c])
@@ -499,13 +499,13 @@ def test_an_unreachable_node_that_is_also_forbidden(omega: bx.Regularizer, size:
     diagonal = bx.Lattice(
         [bx.Move(1, 1, score=bx.cell("a")), bx.Move(0, 1, score=bx.cell("a"))], end=bx.along_column(0)
     )
-    for table, own in ((lattice, scores), (diagonal, scores.mT.contiguous())):
-        found = {}
+    for table, table_scores in ((lattice, scores), (diagonal, scores.mT.contiguous())):
+        results = {}
         for backend in ("reference", "native"):
             with bx.use_backend(backend):
-                p = table.paths({"a": own}, omega=omega)
-                found[backend] = p.value, p.gradient["a"], p.hessian_product(torch.ones(size, size))
-        for by_kernels, wanted in zip(found["native"], found["reference"], strict=True):
+                p = table.paths({"a": table_scores}, omega=omega)
+                results[backend] = p.value, p.gradient["a"], p.hessian_product(torch.ones(size, size))
+        for by_kernels, wanted in zip(results["native"], results["reference"], strict=True):
             close(by_kernels, wanted, 1e-5)
 
 
@@ -586,7 +586,7 @@ KNAPSACK = bx.Lattice(
 
 def knapsack(worth: Tensor) -> Tensors:
     """A knapsack: rows are items, columns are weights from 0 to the capacity, and no tensor has the columns."""
-    return {"worth": worth, **{f"weighs {w}": torch.tensor([w == own for own in WEIGHTS]) for w in WEIGHTS}}
+    return {"worth": worth, **{f"weighs {w}": torch.tensor([w == weight for weight in WEIGHTS]) for w in WEIGHTS}}
 
 
 def choices(capacity: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from support.chains import KEPT, steps_of, trellis
+from support.chains import STEP_MASKS, steps_of, trellis
 from support.checks import close
 from support.grids import grid
 from support.inside import on_edges, with_scores
@@ -32,8 +32,8 @@ LENGTHS = torch.tensor([3, 3]), torch.tensor([2, 3])
 
 def chain_value(theta: torch.Tensor, omega: bx.Regularizer) -> float:
     """DP_Ω of potentials (K, S, S) on the explicit graph."""
-    dag, place = trellis(len(theta), theta.shape[-1])
-    weights = torch.cat((theta.flatten()[place], theta.new_zeros(theta.shape[-1]))).tolist()
+    dag, offsets = trellis(len(theta), theta.shape[-1])
+    weights = torch.cat((theta.flatten()[offsets], theta.new_zeros(theta.shape[-1]))).tolist()
     return Enumerated(dag.edges.tolist(), dag.num_nodes, weights, omega).value
 
 
@@ -50,13 +50,13 @@ def cells_of(pairs: torch.Tensor) -> list[tuple[int, int]]:
     return [(int(i), int(j)) for i, j in pairs if i >= 0]
 
 
-def chain_problem(kept_by: str) -> tuple[torch.Tensor, torch.Tensor]:
+def chain_problem(padding: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Potentials (3, T, S, S) with −∞, and NaN at masked steps; and the mask."""
-    kept = KEPT[kept_by]
+    mask = STEP_MASKS[padding]
     theta = potentials(3, STEPS, STATES, STATES, seed=5)
     theta[:, 1:, 0, 1] = -math.inf
-    theta[~kept] = math.nan
-    return theta, kept
+    theta[~mask] = math.nan
+    return theta, mask
 
 
 def alignment_problem(**options: Any) -> bx.DTW:
@@ -92,16 +92,16 @@ def test_surrogate_of_graphs(omega: bx.Regularizer, backend: str) -> None:
     close(losses.surrogate(dag.paths(weights, omega=omega), targets[0]), plain[0])
 
 
-@pytest.mark.parametrize("kept_by", KEPT)
-def test_surrogate_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) -> None:
-    theta, kept = chain_problem(kept_by)
-    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
-    labels = LABELS.masked_fill(~kept, 77)
+@pytest.mark.parametrize("padding", STEP_MASKS)
+def test_surrogate_of_chains(padding: str, omega: bx.Regularizer, backend: str) -> None:
+    theta, mask = chain_problem(padding)
+    p = bx.Chain(theta, omega=omega, **steps_of(padding))
+    labels = LABELS.masked_fill(~mask, 77)
     one_hot = LABELS.unsqueeze(-1) == torch.arange(STATES)
-    free = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]]).bool() & kept
+    free = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0]]).bool() & mask
     two = one_hot | (torch.arange(STATES) == 2)
-    path = p.sequence_to_path(LABELS.masked_fill(~kept, -1))
-    edges = torch.maximum(path, p.sequence_to_path(torch.full_like(LABELS, 2).masked_fill(~kept, -1)))
+    path = p.sequence_to_path(LABELS.masked_fill(~mask, -1))
+    edges = torch.maximum(path, p.sequence_to_path(torch.full_like(LABELS, 2).masked_fill(~mask, -1)))
     targets = [
         (labels, one_hot.unsqueeze(-1)),
         (
@@ -112,14 +112,14 @@ def test_surrogate_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) 
         (path, path > 0),
         (edges.bool(), edges > 0),
     ]
-    by_state = potentials(*theta.shape[:3], seed=6).abs().masked_fill(~kept.unsqueeze(-1), math.nan)
+    by_state = potentials(*theta.shape[:3], seed=6).abs().masked_fill(~mask.unsqueeze(-1), math.nan)
     on_edges = by_state.unsqueeze(-1) + potentials(*theta.shape, seed=8).abs()
     costs = (None, by_state, on_edges)
     over_edges = (torch.zeros_like(theta), by_state.unsqueeze(-1), on_edges)
-    best = theta.new_tensor([[chain_value((theta + c)[b, kept[b]], omega) for b in range(3)] for c in over_edges])
+    best = theta.new_tensor([[chain_value((theta + c)[b, mask[b]], omega) for b in range(3)] for c in over_edges])
     for target, within in targets:
         inside = theta.masked_fill(~within, -math.inf)
-        restricted = theta.new_tensor([chain_value(inside[b, kept[b]], omega) for b in range(3)])
+        restricted = theta.new_tensor([chain_value(inside[b, mask[b]], omega) for b in range(3)])
         got = torch.stack([losses.surrogate(p, target, c, reduction="none") for c in costs])
         assert (got >= 0).all()
         close(got, best - restricted)
@@ -127,14 +127,14 @@ def test_surrogate_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) 
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_chains_from_scores(by_step: bool, omega: bx.Regularizer, backend: str) -> None:
-    kept = KEPT["mask"]
-    emissions = potentials(3, STEPS, STATES).masked_fill(~kept.unsqueeze(-1), math.nan)
+    mask = STEP_MASKS["mask"]
+    emissions = potentials(3, STEPS, STATES).masked_fill(~mask.unsqueeze(-1), math.nan)
     shape = (3, STEPS - 1, STATES, STATES) if by_step else (STATES, STATES)
     start, end = potentials(STATES, seed=2), potentials(3, STATES, seed=3)
-    p = bx.Chain.from_scores(emissions, potentials(*shape, seed=1), start=start, end=end, omega=omega, mask=kept)
-    q = bx.Chain(p.potentials, omega=omega, mask=kept)
+    p = bx.Chain.from_scores(emissions, potentials(*shape, seed=1), start=start, end=end, omega=omega, mask=mask)
+    q = bx.Chain(p.potentials, omega=omega, mask=mask)
     partial = LABELS.masked_fill(torch.tensor([False, True, False]), -1)
-    path = q.sequence_to_path(LABELS.masked_fill(~kept, -1))
+    path = q.sequence_to_path(LABELS.masked_fill(~mask, -1))
     cost = potentials(3, STEPS, STATES, seed=6).abs()
     for target in (LABELS, partial, path, path.bool() | (path.sum(-2, keepdim=True) > 0)):
         for c in (None, cost, cost.unsqueeze(-1).expand(q.potentials.shape)):
@@ -279,20 +279,20 @@ def test_hamming_cost_counts_mistakes(backend: str) -> None:
 # --- losses of the expected path
 
 
-@pytest.mark.parametrize("kept_by", KEPT)
-def test_relaxed_of_chains(kept_by: str, omega: bx.Regularizer, backend: str) -> None:
-    theta, kept = chain_problem(kept_by)
-    p = bx.Chain(theta, omega=omega, **steps_of(kept_by))
+@pytest.mark.parametrize("padding", STEP_MASKS)
+def test_relaxed_of_chains(padding: str, omega: bx.Regularizer, backend: str) -> None:
+    theta, mask = chain_problem(padding)
+    p = bx.Chain(theta, omega=omega, **steps_of(padding))
     rows = p.marginals
-    target = LABELS.masked_fill(~kept, 77)
+    target = LABELS.masked_fill(~mask, 77)
     one_hot = (LABELS.unsqueeze(-1) == torch.arange(STATES)).double()
     if isinstance(omega, bx.Negentropy):
         by_step = -(one_hot * rows.log()).nan_to_num(0).sum(-1)
     else:
         by_step = (one_hot - rows).square().sum(-1) / 2
-    by_step = by_step.masked_fill(~kept, 0)
+    by_step = by_step.masked_fill(~mask, 0)
     close(losses.relaxed(p, target, reduction="none"), by_step.sum(-1))
-    close(losses.relaxed(p, p.sequence_to_path(LABELS.masked_fill(~kept, -1))), by_step.sum(-1).mean())
+    close(losses.relaxed(p, p.sequence_to_path(LABELS.masked_fill(~mask, -1))), by_step.sum(-1).mean())
     close(losses.relaxed(p, target.masked_fill(torch.arange(STEPS) == 2, -1), reduction="sum"), by_step[:, :2].sum())
 
 
@@ -368,9 +368,9 @@ def test_expected_cost(omega: bx.Regularizer, backend: str) -> None:
     each = [float(cost[torch.from_numpy(path) > 0].sum()) for path in listed.all_paths]
     risk = sum(prob * c for prob, c in zip(listed.probabilities, each, strict=True))
     close(losses.expected_cost(dag.paths(weights, omega=omega), cost), risk)
-    theta, kept = chain_problem("mask")
-    p = bx.Chain(theta, mask=kept, omega=omega)
-    by_state = potentials(3, STEPS, STATES).masked_fill(~kept.unsqueeze(-1), math.nan)
+    theta, mask = chain_problem("mask")
+    p = bx.Chain(theta, mask=mask, omega=omega)
+    by_state = potentials(3, STEPS, STATES).masked_fill(~mask.unsqueeze(-1), math.nan)
     wanted = (p.marginals * by_state.nan_to_num(0)).flatten(1).sum(1)
     close(losses.expected_cost(p, by_state, reduction="none"), wanted)
     grid = alignment_problem(omega=omega)
@@ -390,9 +390,9 @@ def test_path_nll(omega: bx.Regularizer, backend: str) -> None:
     two = torch.maximum(paths[0], paths[-1])
     within = (paths <= two).all(-1)
     close(losses.path_nll(dag.paths(weights, omega=omega), two), -probabilities[within].sum().log())
-    theta, kept = chain_problem("mask")
-    chain = bx.Chain(theta, mask=kept, omega=omega)
-    path = chain.sequence_to_path(LABELS.masked_fill(~kept, -1))
+    theta, mask = chain_problem("mask")
+    chain = bx.Chain(theta, mask=mask, omega=omega)
+    path = chain.sequence_to_path(LABELS.masked_fill(~mask, -1))
     close(losses.path_nll(chain, LABELS, reduction="none"), -chain.log_prob(path))
     grid = alignment_problem(omega=omega)
     cells = grid.alignment_to_path(ALIGNMENTS)
@@ -418,7 +418,7 @@ def test_gradients(name: str, omega: bx.Regularizer, backend: str) -> None:
     loss = getattr(losses, name)
     dag = diamond()
     edges = dag.paths(torch.zeros(dag.num_edges)).best_path()
-    mask = KEPT["mask"]
+    mask = STEP_MASKS["mask"]
     if name == "path_nll" and isinstance(omega, bx.Hard):
         pytest.skip("0 or infinite")
     scale = 0.03 if name == "path_nll" else 1.0  # so that nearly all paths have a positive probability
@@ -451,9 +451,9 @@ def test_gradients_of_areas_and_costs(omega: bx.Regularizer, backend: str) -> No
 
 
 def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
-    theta, kept = chain_problem("mask")
+    theta, mask = chain_problem("mask")
     theta.requires_grad_()
-    p = bx.Chain(theta, mask=kept, omega=omega)
+    p = bx.Chain(theta, mask=mask, omega=omega)
     grid = alignment_problem(omega=omega)
     grid = with_scores(grid, (grid.cost.requires_grad_(),), omega)
     partial = LABELS.masked_fill(LABELS == 1, -1)
@@ -461,7 +461,7 @@ def test_padding_gets_no_gradient(omega: bx.Regularizer, backend: str) -> None:
     total = total + sum(loss(grid, ALIGNMENTS) for loss in (losses.surrogate, losses.relaxed, losses.alignment_area))
     of_chain, of_grid = torch.autograd.grad(total, (theta, grid.cost))
     assert of_chain.isfinite().all()
-    assert not of_chain[~kept].any()
+    assert not of_chain[~mask].any()
     assert of_grid.isfinite().all()
     assert not of_grid[0, :, 2].any()
 

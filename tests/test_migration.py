@@ -174,8 +174,8 @@ def test_penalty_psi_and_max_step_of_dtaidistance(dtaidistance: ModuleType, shap
     penalised = bx.DTW(cost, step_penalties=steps, omega="hard").value
     assert_equal(penalised.sqrt(), dtaidistance.distance(a, b, penalty=0.3))
     for begin, end in ((True, True), (True, False), (False, True)):
-        part = bx.DTW(cost, open_begin=begin, open_end=end, omega="hard").value
-        assert_equal(part.sqrt(), dtaidistance.distance(a, b, psi=(0, 0, m * begin, m * end)))
+        open_value = bx.DTW(cost, open_begin=begin, open_end=end, omega="hard").value
+        assert_equal(open_value.sqrt(), dtaidistance.distance(a, b, psi=(0, 0, m * begin, m * end)))
     limited = bx.DTW(cost.masked_fill(cost > 9, torch.inf), omega="hard").value
     assert_equal(limited.sqrt(), dtaidistance.distance(a, b, max_step=3.0))
 

@@ -17,13 +17,13 @@ import bellmax as bx
 
 def all_alignments(frames: int, tokens: int) -> Tensor:
     """Every alignment as an event, (K, T, J), by the first frames of the tokens."""
-    found = []
+    events = []
     for begins in combinations(range(1, frames), tokens - 1):
         token = torch.zeros(frames, dtype=torch.int64)
         for begin in begins:
             token[begin:] += 1
-        found.append(torch.eye(tokens, dtype=torch.float64)[token])
-    return torch.stack(found)
+        events.append(torch.eye(tokens, dtype=torch.float64)[token])
+    return torch.stack(events)
 
 
 def by_hand(scores: Tensor, omega: bx.Regularizer) -> tuple[Enumerated, list[tuple[int, int]]]:

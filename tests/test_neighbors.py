@@ -79,9 +79,9 @@ def test_many_candidates_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         same(bx.dtw_neighbors(xs, ys, k=4, band=4), expected)
     set_limit(monkeypatch, "pairs in a call of the kernel for neighbors", 4 * len(ys))
     with took("dtw_neighbors", times=4):
-        found = bx.dtw_neighbors([x.requires_grad_() for x in xs], ys, k=4, band=4, progress=True)
-    same(found, expected)
-    assert not found.distances.requires_grad
+        neighbours = bx.dtw_neighbors([x.requires_grad_() for x in xs], ys, k=4, band=4, progress=True)
+    same(neighbours, expected)
+    assert not neighbours.distances.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_infinite_series_are_the_last_neighbours() -> None:
 def test_pruning_leaves_few_cells_on_six_datasets() -> None:
     data, few = folder("timeseries"), 0
     for path in sorted(path for path in data.iterdir() if path.is_dir()):
-        train, test = (np.loadtxt(path / f"{path.name}_{part}.tsv.gz")[:, 1:] for part in ("TRAIN", "TEST"))
+        train, test = (np.loadtxt(path / f"{path.name}_{split}.tsv.gz")[:, 1:] for split in ("TRAIN", "TEST"))
         xs, ys = test[:30], train
         steps = train.shape[1]
         band = steps // 20
         with took("dtw_neighbors") as calls:
-            found = bx.dtw_neighbors(xs, ys, k=1, band=band)
-        same(found, by_sorting(xs, ys, k=1, band=band))
+            neighbours = bx.dtw_neighbors(xs, ys, k=1, band=band)
+        same(neighbours, by_sorting(xs, ys, k=1, band=band))
         in_band = int((np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) <= band).sum())
         computed = sum(int(call.args[8].sum()) for call in calls)
         few += computed <= 0.3 * len(xs) * len(ys) * in_band
@@ -152,7 +152,7 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: bx.dtw_neighbors([[1.0, math.nan]], xs, k=1), r"must hold no NaN .* got one at .s\[\d\]\[\d"
 
 
-@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda given: None if callable(given) else given)
+@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda value: None if callable(value) else value)
 def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -40,16 +40,16 @@ def value_and_gradient(structure: Structure, x: Tensor, omega: bx.Regularizer) -
     return value.detach(), torch.autograd.grad(value, x)[0]
 
 
-def assert_refused_or_unused(structure: Structure, x: Tensor, place: int, bad: float, omega: bx.Regularizer) -> bool:
+def assert_refused_or_unused(structure: Structure, x: Tensor, entry: int, bad: float, omega: bx.Regularizer) -> bool:
     """True if a bad number is refused, as it must be if a path may use it; otherwise it must have no effect."""
     spoilt, other = x.clone(), x.clone()
-    spoilt.view(-1)[place], other.view(-1)[place] = bad, 1.75
+    spoilt.view(-1)[entry], other.view(-1)[entry] = bad, 1.75
     try:
         value, gradient = value_and_gradient(structure, spoilt, omega)
     except ValueError as error:
         assert "must be finite" in str(error)  # noqa: PT017
         return True
-    assert torch.equal(value, structure.make(other, omega=omega).value), f"{bad} at {place} under {omega}"
+    assert torch.equal(value, structure.make(other, omega=omega).value), f"{bad} at {entry} under {omega}"
     assert not gradient.isnan().any()
     return False
 
@@ -62,9 +62,9 @@ def test_bad_numbers_are_refused_wherever_a_path_may_use_them(name: str, dtype: 
     structure = STRUCTURES[name]
     x, refused = scores(structure, dtype), []
     for omega in omegas(torch.tensor(0.7, dtype=dtype) if is_tensor else 0.7) + ([] if is_tensor else [bx.Hard()]):
-        for place in range(x.numel()):
+        for entry in range(x.numel()):
             refused += [
-                assert_refused_or_unused(structure, x, place, bad, omega) for bad in (math.nan, -structure.absent)
+                assert_refused_or_unused(structure, x, entry, bad, omega) for bad in (math.nan, -structure.absent)
             ]
     assert sum(refused) > 0.5 * len(refused)
 
@@ -76,9 +76,9 @@ def test_bad_numbers_are_refused_in_half_precision(name: str, dtype: torch.dtype
     structure = STRUCTURES[name]
     x, refused = scores(structure, dtype), []
     for omega in (bx.Negentropy(), bx.SquaredL2()):
-        for place in range(x.numel()):
+        for entry in range(x.numel()):
             refused += [
-                assert_refused_or_unused(structure, x, place, bad, omega) for bad in (math.nan, -structure.absent)
+                assert_refused_or_unused(structure, x, entry, bad, omega) for bad in (math.nan, -structure.absent)
             ]
     assert sum(refused) > 0.5 * len(refused)
 
@@ -88,14 +88,14 @@ def test_an_absent_edge_gives_no_nan(name: str) -> None:
     structure = STRUCTURES[name]
     x = scores(structure, torch.float64)
     for omega in [*omegas(0.7), bx.Hard()]:
-        for place in range(x.numel()):
+        for entry in range(x.numel()):
             y = x.clone()
-            y.view(-1)[place] = structure.absent
+            y.view(-1)[entry] = structure.absent
             value, gradient = value_and_gradient(structure, y, omega)
             assert not value.isnan()
             assert gradient.isfinite().all()
-            assert gradient.view(-1)[place] == 0
-            many = y.view(-1).masked_fill(torch.arange(x.numel()) % 3 == place % 3, structure.absent).view(x.shape)
+            assert gradient.view(-1)[entry] == 0
+            many = y.view(-1).masked_fill(torch.arange(x.numel()) % 3 == entry % 3, structure.absent).view(x.shape)
             value, gradient = value_and_gradient(structure, many, omega)
             assert not value.isnan()
             assert gradient.isfinite().all()
@@ -117,9 +117,9 @@ def test_scores_that_overflow_are_refused_or_solved(name: str, dtype: torch.dtyp
         cases = [(highest, omega), (lowest, omega), (highest.masked_fill(some(x, 0.3), limits.min), omega)]
         if not isinstance(omega, bx.Hard):
             cases.append((x * large, omegas(1 / large)[index]))
-        for given, under in cases:
+        for spoilt, under in cases:
             try:
-                value, gradient = value_and_gradient(structure, given, under)
+                value, gradient = value_and_gradient(structure, spoilt, under)
             except ValueError as error:
                 refused += 1
                 assert "must " in str(error)  # noqa: PT017

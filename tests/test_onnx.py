@@ -52,8 +52,8 @@ def some_mask(batch: int, steps: int) -> Tensor:
     """Masks with left padding, right padding and no step in the first three rows; then with holes."""
     step = torch.arange(steps)
     mask = torch.rand(batch, steps) < 0.6
-    for row, kept in enumerate((step >= steps // 2, step <= steps // 2, step < 0)[:batch]):
-        mask[row] = kept
+    for row, steps_of_row in enumerate((step >= steps // 2, step <= steps // 2, step < 0)[:batch]):
+        mask[row] = steps_of_row
     return mask
 
 
@@ -64,9 +64,9 @@ def test_mask_and_constraints() -> None:
     for batch, steps in SIZES:
         mask = some_mask(batch, steps)
         emissions = torch.randn(batch, steps, 5).masked_fill(~mask.unsqueeze(-1), math.nan)
-        (found,) = program(emissions, mask)
-        assert found.equal(module(emissions, mask))
-        assert (found >= 0).equal(mask)
+        (decoded,) = program(emissions, mask)
+        assert decoded.equal(module(emissions, mask))
+        assert (decoded >= 0).equal(mask)
 
 
 def test_all_steps_count() -> None:
@@ -75,8 +75,8 @@ def test_all_steps_count() -> None:
     program = exported(module, (torch.randn(3, 5, 4),), ((DYNAMIC,),))
     for batch, steps in [*SIZES, (0, 3)]:
         emissions = torch.randn(batch, steps, 4)
-        for found, wanted in zip(program(emissions), module(emissions), strict=True):
-            assert found.equal(wanted)
+        for got, wanted in zip(program(emissions), module(emissions), strict=True):
+            assert got.equal(wanted)
 
 
 def test_ties_and_no_path() -> None:
@@ -90,9 +90,9 @@ def test_ties_and_no_path() -> None:
         emissions = torch.randint(-1, 2, (5, 4, 3)).float()
         emissions[0, 2, 1:] = -math.inf
         emissions[0, 1, 0] = -math.inf
-        (found,) = program(emissions, lengths)
-        assert found.equal(module(emissions, lengths))
-        assert found[0].eq(-1).all()
+        (decoded,) = program(emissions, lengths)
+        assert decoded.equal(module(emissions, lengths))
+        assert decoded[0].eq(-1).all()
 
 
 def test_scores_of_each_step_in_half_precision() -> None:
@@ -106,9 +106,9 @@ def test_scores_of_each_step_in_half_precision() -> None:
     module, batch = Decoder(decode), {0: torch.export.Dim.DYNAMIC}
     program = exported(module, inputs(3, 6), ((DYNAMIC, DYNAMIC, batch, DYNAMIC),))
     for size in SIZES:
-        given = inputs(*size)
-        for found, wanted in zip(program(*given), module(*given), strict=True):
-            torch.testing.assert_close(found, wanted)
+        tensors = inputs(*size)
+        for got, wanted in zip(program(*tensors), module(*tensors), strict=True):
+            torch.testing.assert_close(got, wanted)
 
 
 def test_unsupported_programs_do_not_export() -> None:

@@ -77,10 +77,10 @@ def test_an_interrupted_call_resumes(suffix: str, tmp_path: Path) -> None:
     if suffix == "zarr":
         pytest.importorskip("zarr")
     xs, path = series(*LENGTHS), tmp_path / f"pairs.{suffix}"
-    whole, part, rest, none = Cost(), Cost(limit=4), Cost(), Cost()
+    whole, first, rest, none = Cost(), Cost(limit=4), Cost(), Cost()
     expected = bx.dtw_cdist(xs, cost=whole, divergence="debiased", max_cells=1, out=torch.empty(7, 7))
     with pytest.raises(KeyboardInterrupt):
-        bx.dtw_cdist(xs, cost=part, max_cells=1, out=path)
+        bx.dtw_cdist(xs, cost=first, max_cells=1, out=path)
     lost = Cost(limit=whole.calls - 3)
     second = tmp_path / f"second.{suffix}"
     with pytest.raises(KeyboardInterrupt):

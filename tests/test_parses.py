@@ -81,9 +81,9 @@ def test_distribution_against_enumeration(case: str, omega: bx.Regularizer, back
     if isinstance(omega, bx.Negentropy):
         close(log_p, (totals / float(omega.gamma)).log_softmax(0))
     k = min(4, len(trees))
-    best, found = p.topk(k)
+    best, best_trees = p.topk(k)
     close(best, totals.sort(descending=True).values[:k])
-    close((found * scores).flatten(1).sum(-1), best)
+    close((best_trees * scores).flatten(1).sum(-1), best)
     close(p.best_path(), trees[totals.argmax()])
     close(p.mode, trees[log_p.argmax()])
     survivors, probabilities = p.support_paths(10**4)
@@ -134,14 +134,14 @@ def test_a_hypergraph_written_by_hand(
 ) -> None:
     scores = potentials(5, 5)
     edges, places = write(scores)
-    used = [(e, place) for e, place in enumerate(places) if place is not None]
-    weights = torch.stack([scores.new_zeros(()) if place is None else scores[place] for place in places])
+    used = [(e, arc) for e, arc in enumerate(places) if arc is not None]
+    weights = torch.stack([scores.new_zeros(()) if arc is None else scores[arc] for arc in places])
     by_hand = bx.Hypergraph(edges).derivations(weights, omega=omega)
     p = model(kind, scores, omega=omega)
     close(p.value, by_hand.value)
     expected = torch.zeros_like(scores)
-    for e, place in used:
-        expected[place] += by_hand.expected_path[e]
+    for e, arc in used:
+        expected[arc] += by_hand.expected_path[e]
     close(p.expected_path, expected)
     close(p.entropy(), by_hand.entropy())
 
@@ -231,13 +231,13 @@ def test_scores_that_leave_exp_space(kind: str, scale: float) -> None:
     scores = scale * potentials(3, 24, 24)
     scores[2, 3:9, 4:12] = -math.inf
     z = potentials(3, 24, 24, seed=1)
-    found = {}
+    results = {}
     for backend in ("reference", "native"):
         with bx.use_backend(backend):
             p = model(kind, scores, lengths=[23, 20, 9])
-            found[backend] = p.value, p.expected_path, p.hessian_product(z)
-    for own, other in zip(found["reference"], found["native"], strict=True):
-        close(own, other, 1e-8)
+            results[backend] = p.value, p.expected_path, p.hessian_product(z)
+    for expected, other in zip(results["reference"], results["native"], strict=True):
+        close(expected, other, 1e-8)
 
 
 @of_all
@@ -256,9 +256,9 @@ def test_scores_far_below_the_others(kind: str) -> None:
 @of_all
 def test_float32_keeps_its_digits(kind: str) -> None:
     scores = 3 * potentials(2, 60, 60)
-    exact, own = model(kind, scores), model(kind, scores.float())
-    close(own.value, exact.value.float(), 1e-6)
-    close(own.expected_path, exact.expected_path.float(), 3e-6)
+    exact, single = model(kind, scores), model(kind, scores.float())
+    close(single.value, exact.value.float(), 1e-6)
+    close(single.expected_path, exact.expected_path.float(), 3e-6)
     close(
         model(kind, scores.float(), omega="sparsemax").value, model(kind, scores, omega="sparsemax").value.float(), 1e-6
     )
@@ -297,12 +297,12 @@ def test_best_trees_as_lists() -> None:
     scores = potentials(3, 5, 5)
     p = bx.SpanTrees(scores, lengths=[5, 3, 1])
     for tree, path in zip(p.best_tree(), p.best_path(), strict=True):
-        kept = tree[tree[:, 0] >= 0]
+        spans = tree[tree[:, 0] >= 0]
         again = torch.zeros(5, 5, dtype=torch.float64)
-        again[kept[:, 0], kept[:, 1]] = 1
+        again[spans[:, 0], spans[:, 1]] = 1
         close(again, path)
-        assert (tree[len(kept) :] == -1).all()
-        assert kept.tolist() == sorted(kept.tolist(), key=lambda span: (span[0], -span[1]))
+        assert (tree[len(spans) :] == -1).all()
+        assert spans.tolist() == sorted(spans.tolist(), key=lambda span: (span[0], -span[1]))
     labelled = bx.SpanTrees(potentials(2, 4, 4, 3), labels=True)
     assert labelled.best_tree().shape == (2, 7, 3)
     first, last, label = labelled.best_tree()[0].unbind(-1)
@@ -332,9 +332,9 @@ def test_heads_as_targets(omega: bx.Regularizer) -> None:
     tree[1, [2, 0], [1, 2]] = 1
     for loss in (bx.losses.surrogate, bx.losses.structured_perceptron, bx.losses.path_nll):
         close(loss(p, heads, reduction="none"), loss(p, tree, reduction="none"))
-    own = (tree * arcs).sum((-1, -2))
+    gold_score = (tree * arcs).sum((-1, -2))
     if isinstance(omega, bx.Negentropy):
-        close(bx.losses.surrogate(p, heads, reduction="none"), p.value - own)
+        close(bx.losses.surrogate(p, heads, reduction="none"), p.value - gold_score)
 
 
 def test_partial_targets_are_sums_over_trees() -> None:
@@ -480,15 +480,15 @@ def test_a_grammar_is_learnt() -> None:
         optimizer.step()
     best = bx.SpanTrees(scorer(words[test]), lengths=lengths[test]).best_path().bool()
     off = ~torch.eye(16, dtype=torch.bool)
-    found = (best & gold[test] & off).sum() / (gold[test] & off).sum()
-    assert found > 0.95
+    recall = (best & gold[test] & off).sum() / (gold[test] & off).sum()
+    assert recall > 0.95
 
 
 def _compatible(gold: Tensor, lengths: Tensor) -> Tensor:
     """Mask of the spans that cross no bracket of a tree."""
-    place = torch.arange(gold.shape[-1])
-    i, j = place[:, None, None, None], place[None, :, None, None]
-    a, b = place[None, None, :, None], place[None, None, None, :]
+    position = torch.arange(gold.shape[-1])
+    i, j = position[:, None, None, None], position[None, :, None, None]
+    a, b = position[None, None, :, None], position[None, None, None, :]
     crosses = ((i < a) & (a <= j) & (j < b)) | ((a < i) & (i <= b) & (b < j))
     return ~(crosses & gold[:, None, None]).flatten(3).any(-1)
 
@@ -500,7 +500,7 @@ def language(rng: torch.Generator) -> tuple[list[int], list[int]]:
     sizes = [
         int(torch.randint(0, 3, (), generator=rng)) for _ in range(1 + int(torch.randint(1, 3, (), generator=rng)))
     ]
-    for place, size in enumerate(sizes):
+    for position, size in enumerate(sizes):
         noun = len(words) + size + 1
         for _ in range(size):
             words.append(int(torch.randint(0, 2, (), generator=rng)))
@@ -508,7 +508,7 @@ def language(rng: torch.Generator) -> tuple[list[int], list[int]]:
         words.append(2)
         heads.append(-1)
         nouns.append(noun)
-        if place == 0:
+        if position == 0:
             words.append(3)
             heads.append(0)
             verb = len(words)
@@ -528,8 +528,8 @@ class ArcScorer(nn.Module):
         n = words.shape[-1]
         head = inside.unsqueeze(-2).expand(*words.shape, n, -1)
         modifier = inside.unsqueeze(-3).expand(head.shape)
-        place = torch.arange(n)
-        away = self.distance((place[None] - place[:, None]).clamp(-15, 15) + 15).expand(head.shape)
+        position = torch.arange(n)
+        away = self.distance((position[None] - position[:, None]).clamp(-15, 15) + 15).expand(head.shape)
         return self.score(torch.cat((head, modifier, away), -1)).squeeze(-1)
 
 
@@ -537,8 +537,8 @@ def test_a_parser_is_learnt() -> None:
     rng = torch.Generator().manual_seed(0)
     data = [language(rng) for _ in range(160)]
     words = padded([[5, *sentence] for sentence, _ in data], 12, 4)
-    heads = padded([own for _, own in data], 11, -1)
-    lengths = torch.tensor([len(own) for _, own in data])
+    heads = padded([tree_heads for _, tree_heads in data], 11, -1)
+    lengths = torch.tensor([len(tree_heads) for _, tree_heads in data])
     torch.manual_seed(0)
     scorer = ArcScorer(4)
     optimizer = torch.optim.Adam(scorer.parameters(), lr=0.02)
@@ -548,9 +548,9 @@ def test_a_parser_is_learnt() -> None:
         p = bx.DependencyTrees(scorer(words[train]), lengths=lengths[train])
         bx.losses.surrogate(p, heads[train]).backward()
         optimizer.step()
-    found = bx.DependencyTrees(scorer(words[test]), lengths=lengths[test]).best_heads()
-    kept = heads[test] >= 0
-    assert (found[kept] == heads[test][kept]).double().mean() > 0.95
+    predicted = bx.DependencyTrees(scorer(words[test]), lengths=lengths[test]).best_heads()
+    is_word = heads[test] >= 0
+    assert (predicted[is_word] == heads[test][is_word]).double().mean() > 0.95
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,11 @@ CTC, JOINT, AM, LM = torch.zeros(2, 5, 4), torch.zeros(2, 5, 3, 4), torch.zeros(
 SEQUENCES = torch.tensor([[1, 2, 0], [3, 1, 1]]), torch.tensor([[1, 2], [2, 2]])
 MATRIX = potentials(4, 4)
 WITH_LABELS: dict[str, Callable[..., object]] = {
-    "CTC": lambda y, **given: bx.CTC(CTC, y, **given),
-    "CTCLoss": lambda y, **given: CTCLoss()(CTC, y, **given),
-    "from_logits": lambda y, **given: bx.Transducer.from_logits(JOINT, y, **given),
-    "from_additive": lambda y, **given: bx.Transducer.from_additive(AM, LM, y, **given),
-    "TransducerLoss": lambda y, **given: TransducerLoss()(JOINT, y, **given),
+    "CTC": lambda y, **options: bx.CTC(CTC, y, **options),
+    "CTCLoss": lambda y, **options: CTCLoss()(CTC, y, **options),
+    "from_logits": lambda y, **options: bx.Transducer.from_logits(JOINT, y, **options),
+    "from_additive": lambda y, **options: bx.Transducer.from_additive(AM, LM, y, **options),
+    "TransducerLoss": lambda y, **options: TransducerLoss()(JOINT, y, **options),
     "ctc_loss": lambda y, lengths=([5, 5], [2, 2]): ctc_loss(CTC.transpose(0, 1), y, *lengths),
     "forced_align": lambda y, lengths=([5, 5], [2, 2]): forced_align(CTC, y, *map(torch.tensor, lengths)),
     "rnnt_loss": lambda y, lengths=([5, 5], [2, 2]): rnnt_loss(JOINT, y, *map(torch.tensor, lengths), blank=0),
@@ -114,8 +114,8 @@ def test_bad_labels_and_lengths_are_named(name: str) -> None:
     call, error = WITH_LABELS[name], RuntimeError if name in AS_TORCHAUDIO else ValueError
     with pytest.raises(ValueError, match="targets must not hold the blank"):
         call(TARGETS * torch.tensor([1, 0]))
-    for wrong, found in ((TARGETS + 3, 4), (TARGETS - 3, -2)):
-        with pytest.raises(ValueError, match=f"targets must .*from 0 to 3, got {found}"):
+    for wrong, label in ((TARGETS + 3, 4), (TARGETS - 3, -2)):
+        with pytest.raises(ValueError, match=f"targets must .*from 0 to 3, got {label}"):
             call(wrong)
     for lengths, message in (
         (([5, 6], [2, 2]), r"lengths(\[0\])? must be from \d to 5, got 6"),
@@ -130,10 +130,10 @@ def test_bad_labels_and_lengths_are_named(name: str) -> None:
             call(TARGETS.to("meta"))
 
 
-def value_of(found: object) -> Tensor:
-    if isinstance(found, bx.PathDistribution):
-        return found.value
-    return found[1] if isinstance(found, tuple) else found  # type: ignore[return-value]
+def value_of(result: object) -> Tensor:
+    if isinstance(result, bx.PathDistribution):
+        return result.value
+    return result[1] if isinstance(result, tuple) else result  # type: ignore[return-value]
 
 
 @of_labels
@@ -158,9 +158,9 @@ def test_no_labels(name: str) -> None:
 def test_sequences_and_lengths_that_do_not_fit_raise() -> None:
     a, b = SEQUENCES
     align = bx.Alignment.from_sequences
-    for name, given in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
+    for name, sequences in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
         with pytest.raises(ValueError, match=f"{name} must hold labels from 0 to 3, got"):
-            align(MATRIX, *given)
+            align(MATRIX, *sequences)
     with pytest.raises(ValueError, match=r"must broadcast, got \{.*'lengths\[0\]': \(3,\)"):
         align(MATRIX, a, b, lengths=([3, 3, 3], [2, 2, 2]))
     with pytest.raises(ValueError, match=r"must broadcast, got \{'matrix': \(4, 4\), 'a': \(2, 3\), 'b': \(3, 2\)"):
@@ -188,12 +188,12 @@ def test_padding_of_transducers_may_hold_any_number() -> None:
     blank, emit, am, lm = potentials(2, 4, 3), potentials(2, 4, 2), potentials(2, 4, 5), potentials(2, 3, 5)
     lengths, targets = ([4, 2], [2, 1]), torch.tensor([[1, 2], [3, 99]])
     inputs = [t.requires_grad_() for t in (blank, emit, am, lm)]
-    given = [t.clone() for t in inputs]
-    given[0][1, 2:], given[0][1, :, 2:] = math.nan, math.inf
-    given[1][1, 2:], given[1][1, :, 1:] = math.inf, math.nan
-    given[2][1, 2:], given[3][1, 2:] = math.nan, math.inf
-    p = bx.Transducer(*given[:2], lengths=lengths)
-    q = bx.Transducer.from_additive(*given[2:], targets, lengths=lengths)
+    padded = [t.clone() for t in inputs]
+    padded[0][1, 2:], padded[0][1, :, 2:] = math.nan, math.inf
+    padded[1][1, 2:], padded[1][1, :, 1:] = math.inf, math.nan
+    padded[2][1, 2:], padded[3][1, 2:] = math.nan, math.inf
+    p = bx.Transducer(*padded[:2], lengths=lengths)
+    q = bx.Transducer.from_additive(*padded[2:], targets, lengths=lengths)
     close(p.value[1], bx.Transducer(blank[1, :2, :2], emit[1, :2, :1]).value)
     close(q.value[1], bx.Transducer.from_additive(am[1, :2], lm[1, :2], targets[1, :1]).value)
     assert all(g.isfinite().all() for g in torch.autograd.grad((p.value + q.value).sum(), inputs))

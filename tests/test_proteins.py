@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a ch
 def lines(number: int = 8, seed: int = 0) -> list[str]:
     """Lines of pairs: random proteins, and copies with half of the residues mutated and a piece deleted."""
     draw = random.Random(seed)
-    found = []
+    written = []
     for n in range(number):
         a = "".join(draw.choices("ACDEFGHIKLMNPQRSTVWY", k=20 + n))
         changed = "".join(draw.choice("ACDEFGHIKLMNPQRSTVWY") if draw.random() < 0.5 else letter for letter in a)
         lacks = draw.randint(5, 9)
         steps = ":" * lacks + "1" * 3 + "." * (len(a) - lacks - 3)
         fields = f"chain{n}", f"copy{n}", "0.4", "0.6", "1.5", a, changed[:lacks] + changed[lacks + 3 :], steps
-        found.append("\t".join(fields) + "\n")
-    return found
+        written.append("\t".join(fields) + "\n")
+    return written
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_lines_are_read(pairs: ModuleType) -> None:
 
 
 def test_folds_share_no_chain_and_no_sequence(pairs: ModuleType) -> None:
-    given = lines()
-    fields = [line.split("\t") for line in given]
+    text = lines()
+    fields = [line.split("\t") for line in text]
     fields[3][1], fields[5][0] = fields[0][1], fields[3][0]  # 0 – 3 – 5 by names
-    folds = pairs.split(pairs.read("\t".join(own) for own in fields), 3, seed=0)
+    folds = pairs.split(pairs.read("\t".join(columns) for columns in fields), 3, seed=0)
     assert sum(map(len, folds)) == 8
     names = [frozenset().union(*(pair.names for pair in fold)) for fold in folds]
     assert not names[0] & names[1]
@@ -77,8 +77,8 @@ def test_the_best_alignments_equal_parasail(pairs: ModuleType) -> None:
     some = pairs.read(lines())
     batch = pairs.collate(some)
     ours = pairs.best(pairs.blosum62(), pairs.GAPS, batch)
-    for own, theirs in zip(ours, pairs.by_parasail(batch), strict=True):
-        assert own[: len(theirs)].tolist() == theirs.tolist()
+    for aligned, theirs in zip(ours, pairs.by_parasail(batch), strict=True):
+        assert aligned[: len(theirs)].tolist() == theirs.tolist()
 
 
 @pytest.mark.parametrize("kind", ["matrix", "convolution"])

@@ -32,11 +32,11 @@ def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
 @pytest.mark.parametrize("condition", ["its instruments", "60 cents sharp", "all of it"])
 def test_estimated_times_are_close_to_the_truth(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
     path = music.write_midi(tmp_path / "a.mid", music.score(2, 24))
-    found = dict(recordings.errors(path, condition, tones, seconds=7.0))
-    assert list(found) == ["both", "harmonic", "chroma"]
-    assert 8 < len(found["both"]) < 24
-    assert np.median(found["both"]) < 0.05
-    assert recordings.table({(condition, name): [error] for name, error in found.items()}).count("|") > 8
+    errors = dict(recordings.errors(path, condition, tones, seconds=7.0))
+    assert list(errors) == ["both", "harmonic", "chroma"]
+    assert 8 < len(errors["both"]) < 24
+    assert np.median(errors["both"]) < 0.05
+    assert recordings.table({(condition, name): [error] for name, error in errors.items()}).count("|") > 8
 
 
 def test_conditions_change_the_recording_as_named(recordings: ModuleType) -> None:

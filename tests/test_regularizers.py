@@ -67,16 +67,16 @@ def test_lemma_1_monotonicity(name: str, x: list[float], data) -> None:
 
 
 @each_omega
-@given(x=vectors, place=st.integers(0, 8))
-def test_lemma_1_insensitivity_to_minus_infinity(name: str, x: list[float], place: int) -> None:
+@given(x=vectors, position=st.integers(0, 8))
+def test_lemma_1_insensitivity_to_minus_infinity(name: str, x: list[float], position: int) -> None:
     omega = OMEGAS[name]
-    place = min(place, len(x))
-    longer = tensor([*x[:place], -math.inf, *x[place:]])
+    position = min(position, len(x))
+    longer = tensor([*x[:position], -math.inf, *x[position:]])
     q = omega.argmax(longer)
-    assert q[place] == 0
+    assert q[position] == 0
     torch.testing.assert_close(omega.max(longer), omega.max(tensor(x)), rtol=1e-12, atol=1e-12)
-    kept = torch.arange(len(x) + 1) != place
-    torch.testing.assert_close(q[kept], omega.argmax(tensor(x)), rtol=1e-10, atol=1e-10)
+    others = torch.arange(len(x) + 1) != position
+    torch.testing.assert_close(q[others], omega.argmax(tensor(x)), rtol=1e-10, atol=1e-10)
 
 
 # --- derivatives
@@ -261,9 +261,9 @@ class Gini(bx.Regularizer):
 
 
 def test_custom_regularizer_equals_tsallis() -> None:
-    own, ours = Gini(0.6), bx.Tsallis(2.0, 0.6)
+    custom, ours = Gini(0.6), bx.Tsallis(2.0, 0.6)
     theta, z = potentials(3, 10, requires_grad=True), potentials(3, 10, seed=1)
-    p, expected = DIAMOND.paths(theta, omega=own), DIAMOND.paths(theta, omega=ours)
+    p, expected = DIAMOND.paths(theta, omega=custom), DIAMOND.paths(theta, omega=ours)
     for a, b in (
         (p.value, expected.value),
         (p.expected_path, expected.expected_path),
@@ -274,7 +274,7 @@ def test_custom_regularizer_equals_tsallis() -> None:
         (torch.autograd.grad(p.entropy().sum(), theta)[0], torch.autograd.grad(expected.entropy().sum(), theta)[0]),
     ):
         torch.testing.assert_close(a, b)
-    assert gradgradcheck(lambda t: DIAMOND.paths(t, omega=own).expected_path, theta, fast_mode=True)
+    assert gradgradcheck(lambda t: DIAMOND.paths(t, omega=custom).expected_path, theta, fast_mode=True)
 
 
 def test_a_subclass_of_a_shipped_regularizer_is_a_custom_regularizer() -> None:
@@ -289,10 +289,10 @@ def test_a_subclass_of_a_shipped_regularizer_is_a_custom_regularizer() -> None:
             return super().jacobian_product(q, y) / 2
 
     theta = potentials(3, 10)
-    own, expected = DIAMOND.paths(theta, omega=Doubled()), DIAMOND.paths(theta, omega=bx.Negentropy(2.0))
-    torch.testing.assert_close(own.value, expected.value)
-    torch.testing.assert_close(own.expected_path, expected.expected_path)
-    torch.testing.assert_close(own.mode, expected.mode)
+    custom, expected = DIAMOND.paths(theta, omega=Doubled()), DIAMOND.paths(theta, omega=bx.Negentropy(2.0))
+    torch.testing.assert_close(custom.value, expected.value)
+    torch.testing.assert_close(custom.expected_path, expected.expected_path)
+    torch.testing.assert_close(custom.mode, expected.mode)
 
 
 def test_custom_regularizer_under_vmap() -> None:

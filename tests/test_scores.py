@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from support.chains import KEPT, assert_enumerated, steps_of
+from support.chains import STEP_MASKS, assert_enumerated, steps_of
 from support.checks import close
 from support.kernels import hessians, needs_kernels, took
 from support.problems import for_derivatives, is_one_of_a_kind, one_of_each_kind, potentials, two_kinds
@@ -48,16 +48,16 @@ def added_up(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor,
     return torch.stack(rows) if rows else emissions.new_zeros(0, states, states)
 
 
-def of_sequence(given: tuple[Tensor, ...], b: int) -> tuple[Tensor, ...]:
-    emissions, transitions, start, end = given
+def of_sequence(tensors: tuple[Tensor, ...], b: int) -> tuple[Tensor, ...]:
+    emissions, transitions, start, end = tensors
     return emissions[b], transitions if transitions.ndim == 2 else transitions[b], start, end[b]
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.35])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer, backend: str) -> None:
-    given = scores(kind, missing)
-    emissions, transitions, start, end = given
+    tensors = scores(kind, missing)
+    emissions, transitions, start, end = tensors
     p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=MASKS, omega=omega)
     assert p.backend == backend
     assert p.event_shape == (STEPS, STATES, STATES)
@@ -68,24 +68,24 @@ def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer
     log_prob = p.log_prob(p.sequence_to_path(best[:, 0])) if missing == 0 else None
     assert not marginals[~MASKS].any()
     for b in range(5):
-        kept = MASKS[b]
-        dense = bx.Chain(added_up(*of_sequence(given, b), kept), omega=omega)
+        steps = MASKS[b]
+        dense = bx.Chain(added_up(*of_sequence(tensors, b), steps), omega=omega)
 
         close(p.value[b], dense.value)
-        close(marginals[b][kept], dense.marginals)
-        close(path[b][kept], dense.expected_path)
-        assert not path[b][~kept].any()
+        close(marginals[b][steps], dense.marginals)
+        close(path[b][steps], dense.expected_path)
+        assert not path[b][~steps].any()
         close(entropy[b], dense.entropy())
         close(count[b], dense.num_paths)
-        close(mode[b][kept], dense.mode)
+        close(mode[b][steps], dense.mode)
         wanted_scores, wanted = dense.topk_sequences(4)
         close(best_scores[b], wanted_scores)
         close(topk_scores[b], wanted_scores)
-        assert torch.equal(best[b][:, kept], wanted)
-        assert (best[b][:, ~kept] == -1).all()
-        close(topk_paths[b][:, kept], dense.sequence_to_path(wanted))
-        later = kept.clone()
-        later[kept.nonzero()[:1]] = False
+        assert torch.equal(best[b][:, steps], wanted)
+        assert (best[b][:, ~steps] == -1).all()
+        close(topk_paths[b][:, steps], dense.sequence_to_path(wanted))
+        later = steps.clone()
+        later[steps.nonzero()[:1]] = False
         close(pairs[b][later[1:]], dense.expected_path[1:])
         assert not pairs[b][~later[1:]].any()
         if log_prob is not None:
@@ -101,15 +101,15 @@ def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer
 
 
 @pytest.mark.parametrize("states", [2, 3])
-@pytest.mark.parametrize("kept_by", KEPT)
-def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, backend: str) -> None:
-    kept = KEPT[kept_by]
+@pytest.mark.parametrize("padding", STEP_MASKS)
+def test_equals_enumeration(padding: str, states: int, omega: bx.Regularizer, backend: str) -> None:
+    mask = STEP_MASKS[padding]
     emissions, transitions = potentials(3, 3, states, seed=1), potentials(states, states, seed=2)
     start, end = potentials(states, seed=3), potentials(states, seed=4)
     transitions[0, 1] = -math.inf
-    emissions[~kept] = math.nan
-    p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=omega, **steps_of(kept_by))
-    assert_enumerated(p, [added_up(emissions[b], transitions, start, end, kept[b]) for b in range(3)], kept)
+    emissions[~mask] = math.nan
+    p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=omega, **steps_of(padding))
+    assert_enumerated(p, [added_up(emissions[b], transitions, start, end, mask[b]) for b in range(3)], mask)
 
 
 @for_derivatives
@@ -117,7 +117,7 @@ def test_equals_enumeration(kept_by: str, states: int, omega: bx.Regularizer, ba
 def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
     generator = potentials(200, seed=5)
     sizes = {"shared": (2, 2), "sequence": (3, 2, 2), "step": (3, 2, 2, 2)}[kind]
-    given = tuple(
+    inputs = tuple(
         generator[n * 30 : n * 30 + math.prod(shape)].reshape(shape).clone().requires_grad_()
         for n, shape in enumerate([(3, 3, 2), sizes, (2,), (3, 2)])
     )
@@ -128,12 +128,12 @@ def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
         return p.value, p.marginals
 
     fast = backend == "reference" or not is_one_of_a_kind(omega)
-    assert gradcheck(run, given, check_forward_ad=True, fast_mode=fast)
-    assert gradgradcheck(run, given, fast_mode=True)
+    assert gradcheck(run, inputs, check_forward_ad=True, fast_mode=fast)
+    assert gradgradcheck(run, inputs, fast_mode=True)
     if kind == "shared" and isinstance(omega, bx.Negentropy):
         assert gradcheck(
             lambda *s: bx.Chain.from_scores(s[0], s[1], start=s[2], end=s[3], mask=mask, omega=omega).entropy(),
-            given,
+            inputs,
             fast_mode=fast,
         )
 
@@ -141,7 +141,7 @@ def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
 @one_of_each_kind
 def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None:
     shapes = (2, 3, 2), (2, 2), (2,), (2, 2)
-    given = tuple(potentials(*shape, seed=n, requires_grad=True) for n, shape in enumerate(shapes))
+    inputs = tuple(potentials(*shape, seed=n, requires_grad=True) for n, shape in enumerate(shapes))
     along = potentials(3, 2, seed=9)
 
     def run(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> Tensor:
@@ -151,18 +151,18 @@ def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None
             return p.value
         return p.value + (p.marginals * along).sum((1, 2))
 
-    assert gradgradcheck(run, given)
+    assert gradgradcheck(run, inputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tangents_take_and_return_scores(kind: str, omega: bx.Regularizer, backend: str) -> None:
-    given = tuple(t.nan_to_num(0).requires_grad_() for t in scores(kind))
-    z = tuple(potentials(*t.shape, seed=20 + n) for n, t in enumerate(given))
-    p = bx.Chain.from_scores(given[0], given[1], start=given[2], end=given[3], mask=MASKS, omega=omega)
-    gradient = torch.autograd.grad(p.value.sum(), given, create_graph=True)
+    inputs = tuple(t.nan_to_num(0).requires_grad_() for t in scores(kind))
+    z = tuple(potentials(*t.shape, seed=20 + n) for n, t in enumerate(inputs))
+    p = bx.Chain.from_scores(inputs[0], inputs[1], start=inputs[2], end=inputs[3], mask=MASKS, omega=omega)
+    gradient = torch.autograd.grad(p.value.sum(), inputs, create_graph=True)
     slope = sum((g * d).sum() for g, d in zip(gradient, z, strict=True))
     torch.testing.assert_close(p.directional_derivative(z).sum(), slope)
-    wanted = torch.autograd.grad(slope, given)
+    wanted = torch.autograd.grad(slope, inputs)
     for product, tensor in zip(p.hessian_product(z), wanted, strict=True):
         torch.testing.assert_close(product, tensor)
     alone = p.hessian_product((z[0], None, None, None))
@@ -170,9 +170,9 @@ def test_tangents_take_and_return_scores(kind: str, omega: bx.Regularizer, backe
         alone[0],
         torch.func.jvp(
             lambda e: (
-                bx.Chain.from_scores(e, given[1], start=given[2], end=given[3], mask=MASKS, omega=omega).marginals
+                bx.Chain.from_scores(e, inputs[1], start=inputs[2], end=inputs[3], mask=MASKS, omega=omega).marginals
             ),
-            (given[0].detach(),),
+            (inputs[0].detach(),),
             (z[0],),
         )[1].detach(),
     )
@@ -193,9 +193,9 @@ def large(batch: int, steps: int, states: int, spread: float = 1.0) -> tuple[Ten
 @pytest.mark.parametrize("spread", [1.0, 400.0])
 @pytest.mark.parametrize("shape", [(21, 9, 11), (2, 9, 19), (1, 40, 9), (9, 6, 2)])
 def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float, omega: bx.Regularizer) -> None:
-    given = large(*shape, spread)
+    tensors = large(*shape, spread)
     mask = potentials(*shape[:2], seed=7) > -1
-    z = tuple(potentials(*t.shape, seed=30 + n) for n, t in enumerate(given))
+    z = tuple(potentials(*t.shape, seed=30 + n) for n, t in enumerate(tensors))
     seed = potentials(shape[0], seed=40)
     results = []
     for backend in ("reference", "native"):
@@ -208,14 +208,14 @@ def test_backends_agree_on_everything(shape: tuple[int, int, int], spread: float
             took("scored_chain_topk", times),
             took("scored_chain_sample", times),
         ):
-            leaves = tuple(t.clone().requires_grad_() for t in given)
+            leaves = tuple(t.clone().requires_grad_() for t in tensors)
             p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=mask, omega=omega)
             value = p.value.masked_fill(p.value == -math.inf, 0)
             gradient = torch.autograd.grad((value * seed).sum(), leaves, retain_graph=True)
             torch.manual_seed(0)
-            found = (*p.topk_sequences(1), *p.topk_sequences(3), p.sample_sequences((10,)))
+            sequences = (*p.topk_sequences(1), *p.topk_sequences(3), p.sample_sequences((10,)))
             results.append(
-                (p.value, *gradient, *p.hessian_product(z), p.directional_derivative(z), p.marginals, *found)
+                (p.value, *gradient, *p.hessian_product(z), p.directional_derivative(z), p.marginals, *sequences)
             )
     for reference, native in zip(*results, strict=True):
         torch.testing.assert_close(native, reference, rtol=1e-9, atol=1e-9)
@@ -334,15 +334,15 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 @pytest.mark.parametrize("batch", [2, 9])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_without_a_path_in_a_batch(kind: str, batch: int, omega: bx.Regularizer, backend: str) -> None:
-    given = scores(kind)
-    shared = [len(t) != 5 for t in given]
-    for tensor, for_all in zip(given, shared, strict=True):
+    tensors = scores(kind)
+    shared = [len(t) != 5 for t in tensors]
+    for tensor, for_all in zip(tensors, shared, strict=True):
         if not for_all:
             tensor[1] = -math.inf
 
     def run(rows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients and Hessian products of scores per sequence and of shared scores, for some rows."""
-        leaves = [(t if s else t[rows]).clone().requires_grad_() for t, s in zip(given, shared, strict=True)]
+        leaves = [(t if s else t[rows]).clone().requires_grad_() for t, s in zip(tensors, shared, strict=True)]
         z = [t.detach().nan_to_num(1.0, neginf=2.0) for t in leaves]
         p = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], mask=MASKS[rows], omega=omega)
         gradient = torch.autograd.grad(p.value.sum(), leaves, create_graph=True)
@@ -354,12 +354,12 @@ def test_a_sequence_without_a_path_in_a_batch(kind: str, batch: int, omega: bx.R
 
     rows = torch.arange(batch) % 5
     others = rows != 1
-    (own, common), (own_wanted, common_wanted) = run(rows), run(rows[others])
-    value, best, *rest = (result[~others] for result in own)
+    (separate, common), (separate_wanted, common_wanted) = run(rows), run(rows[others])
+    value, best, *rest = (result[~others] for result in separate)
     assert (value == -math.inf).all()
     assert (best == -1).all()
     assert not any(result.any() for result in rest)
-    torch.testing.assert_close([result[others] for result in own], own_wanted)
+    torch.testing.assert_close([result[others] for result in separate], separate_wanted)
     torch.testing.assert_close(common, common_wanted)
 
 

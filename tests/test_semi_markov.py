@@ -20,11 +20,11 @@ Segmentation = list[tuple[int, int, int]]  # start, end, label
 
 
 def all_segmentations(steps: int, longest: int, labels: int) -> list[Segmentation]:
-    found: list[Segmentation] = [[]] if steps == 0 else []
+    segmentations: list[Segmentation] = [[]] if steps == 0 else []
     for duration in range(1, min(longest, steps) + 1):
         for before in all_segmentations(steps - duration, longest, labels):
-            found += [[*before, (steps - duration, steps, label)] for label in range(labels)]
-    return found
+            segmentations += [[*before, (steps - duration, steps, label)] for label in range(labels)]
+    return segmentations
 
 
 def scores(steps: int, longest: int, labels: int, seed: int = 0) -> dict[str, Tensor]:
@@ -62,10 +62,10 @@ def by_hand(tensors: dict[str, Tensor], omega: bx.Regularizer) -> tuple[Enumerat
     number: dict[Any, int] = {"source": 0}
     edges, terms = [], []
 
-    def add(parent: Any, child: Any, name: str, *place: int) -> None:
+    def add(parent: Any, child: Any, name: str, *index: int) -> None:
         number.setdefault(child, len(number))
         edges.append((number[parent], number[child]))
-        terms.append((name, place))
+        terms.append((name, index))
 
     for b in range(labels):
         add("source", ("before", 0, b), "start", b)
@@ -75,7 +75,7 @@ def by_hand(tensors: dict[str, Tensor], omega: bx.Regularizer) -> tuple[Enumerat
         if i < steps:
             for b, a in product(range(labels), repeat=2):
                 add(("behind", i, a), ("before", i, b), "transitions", b, a)
-    weights = [float(tensors[name][place]) for name, place in terms]
+    weights = [float(tensors[name][entry]) for name, entry in terms]
     if labels == 1:  # the last node would only add a constant
         return Enumerated(edges, len(number), weights, omega), terms
     for b in range(labels):
@@ -92,12 +92,12 @@ def test_every_omega_equals_the_graph_by_hand(omega: bx.Regularizer, backend: st
     tensors["segments"][2, 1, 0] = tensors["transitions"][1, 1] = -math.inf
     p, (wanted, terms) = model(tensors, omega=omega), by_hand(tensors, omega)
     close(p.value, wanted.value)
-    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    for (name, place), mass in zip(terms, wanted.expected_path, strict=True):
-        found[name][place] += float(mass)
-    assert p.gradient.keys() == found.keys()
+    sums = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    for (name, index), mass in zip(terms, wanted.expected_path, strict=True):
+        sums[name][index] += float(mass)
+    assert p.gradient.keys() == sums.keys()
     for name, gradient in p.gradient.items():
-        close(gradient, found[name], 1e-9)
+        close(gradient, sums[name], 1e-9)
     close(p.entropy(), wanted.entropy, 1e-9)
     assert int(p.num_paths) == len(wanted.all_paths)
 
@@ -135,8 +135,8 @@ def test_lengths_equal_sequences_without_padding(omega: bx.Regularizer, backend:
     segments = potentials(2, 2, 5, 3, 2, requires_grad=True)
     lengths = torch.tensor([[5, 3], [1, 2]])
     outside = torch.arange(5) >= lengths.unsqueeze(-1)
-    given = segments.masked_fill(outside[..., None, None], math.nan)
-    p = model(tensors | {"segments": given}, lengths=lengths, omega=omega)
+    padded = segments.masked_fill(outside[..., None, None], math.nan)
+    p = model(tensors | {"segments": padded}, lengths=lengths, omega=omega)
     p.value.sum().backward()
     assert segments.grad is not None
     assert bool((segments.grad[outside] == 0).all())
@@ -201,8 +201,8 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
     tensors = scores(4, 2, 2, seed=7)
     tensors["segments"] = potentials(2, 4, 2, 2)
 
-    def value(*given: Tensor) -> Tensor:
-        return model(dict(zip(tensors, given, strict=True)), lengths=[4, 3], omega=omega).value
+    def value(*inputs: Tensor) -> Tensor:
+        return model(dict(zip(tensors, inputs, strict=True)), lengths=[4, 3], omega=omega).value
 
     inputs = [tensor.requires_grad_() for tensor in tensors.values()]
     assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
@@ -256,3 +256,9 @@ def test_lengths_out_of_range_are_named(backend: str) -> None:
 def test_levels_are_the_lengths_of_the_longest_paths(size: tuple[int, int, int]) -> None:
     parent, child, level = SegmentProgram().edges(size)
     assert level.tolist() == graph.levels(np.stack((parent, child), 1), len(level)).tolist()
+def test_the_graph_is_sorted(size: tuple[int, int, int]) -> None:
+    built = segments_graph(*size, torch.device("cpu"))
+    edges = built.edges.numpy()
+    assert built.levels.tolist() == graph.levels(edges, len(built.levels)).tolist()
+    for tensor, wanted in zip(built.graph, graph.sort(edges[:, 1], edges[:, 0], built.levels.numpy()), strict=True):
+        assert tensor.equal(torch.from_numpy(wanted))

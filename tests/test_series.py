@@ -204,10 +204,12 @@ def test_lengths_equal_series_without_padding(divergence: str | None, band: floa
 
     together = run(x, y, lengths=lengths)
     close(together, torch.stack([run(a, b) for a, b in zip(xs, ys, strict=True)]))
-    for series, own, gradient in zip((x, y), lengths, torch.autograd.grad(together.sum(), (x, y)), strict=True):
+    for series, series_lengths, gradient in zip(
+        (x, y), lengths, torch.autograd.grad(together.sum(), (x, y)), strict=True
+    ):
         assert gradient.isfinite().all()
         assert not gradient[series.isnan()].any()
-        assert gradient[torch.arange(3), own - 1].any(-1).all() or divergence is not None
+        assert gradient[torch.arange(3), series_lengths - 1].any(-1).all() or divergence is not None
     close(run(x[0], y, lengths=(2, lengths[1])), run(x[0, :2], y, lengths=(2, lengths[1])))
     close(run(x[2], y[1], lengths=(3, 4)), run(xs[2], ys[1][:4]))
 
@@ -505,7 +507,7 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: bx.dtw_barycenter(x, length=0), "length must be at least 1, got 0"
 
 
-@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda given: None if callable(given) else given)
+@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda value: None if callable(value) else value)
 def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
@@ -523,5 +525,5 @@ def test_penalties_weights_and_open_ends_equal_dtw() -> None:
     assert torch.autograd.grad(got, penalty)[0].sum() > 0
     loss = bx.nn.DTWLoss("sparsemax", band=6, **moves)
     close(loss(x.unsqueeze(0), y.unsqueeze(0)), got)
-    part = bx.dtw(x[3:7], x, open_begin=True, open_end=True, omega="hard")
-    assert part == 0
+    open_value = bx.dtw(x[3:7], x, open_begin=True, open_end=True, omega="hard")
+    assert open_value == 0

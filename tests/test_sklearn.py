@@ -77,9 +77,9 @@ def test_collections(estimator: Any, train: Any, test: Any, y: Any) -> None:
     again = pickle.loads(pickle.dumps(model))
     for name in ("predict", "transform"):
         if hasattr(model, name):
-            found, same = getattr(model, name)(test), getattr(again, name)(test)
-            assert len(found.toarray() if hasattr(found, "toarray") else found) == 8
-            assert (found != same).sum() == 0
+            predicted, same = getattr(model, name)(test), getattr(again, name)(test)
+            assert len(predicted.toarray() if hasattr(predicted, "toarray") else predicted) == 8
+            assert (predicted != same).sum() == 0
     if name == "predict" and hasattr(model, "classes_"):
         assert model.score(test, y[16:]) == 1
 
@@ -93,9 +93,9 @@ def test_padded_arrays_and_frames_equal_the_series() -> None:
     expected = DTWNeighborsClassifier(3).fit(X, y).kneighbors(X)
     cells = pandas.Series([x[:, 0] for x in X], index=range(5, 5 + len(X)))
     for same in (padded, pandas.DataFrame(padded), cells, cells.to_frame(), [x[:, 0].tolist() for x in X]):
-        found = DTWNeighborsClassifier(3).fit(same, y).kneighbors(same)
-        assert (found[1] == expected[1]).all()
-        np.testing.assert_allclose(found[0], expected[0])
+        neighbours = DTWNeighborsClassifier(3).fit(same, y).kneighbors(same)
+        assert (neighbours[1] == expected[1]).all()
+        np.testing.assert_allclose(neighbours[0], expected[0])
 
 
 @pytest.mark.parametrize("weights", ["uniform", "distance"])
@@ -175,8 +175,8 @@ def test_starts_of_means() -> None:
     several = DTWKMeans(4, random_state=0, n_init=3, max_iter=3).fit(X)
     assert several.inertia_ <= once[0]
     assert several.cluster_centers_.shape == (4, 19, 1)
-    given = DTWKMeans(4, init=several.cluster_centers_, max_iter=0).fit(X)
-    assert given.inertia_ == pytest.approx(several.inertia_)
+    restarted = DTWKMeans(4, init=several.cluster_centers_, max_iter=0).fit(X)
+    assert restarted.inertia_ == pytest.approx(several.inertia_)
     far = np.stack([X[0][:15], X[1][:15], X[2][:15] + 1e3])
     assert len(np.unique(DTWKMeans(3, init=far, gamma=1e-3).fit(X).labels_)) == 3  # no empty cluster
     assert DTWKMeans(3, init="random", length=9, random_state=0, max_iter=1).fit(X).cluster_centers_.shape == (3, 9, 1)
@@ -201,7 +201,7 @@ def test_error_rates_equal_the_published_ones(monkeypatch: pytest.MonkeyPatch) -
     sets = {name: known for name, known in example.published(data).items() if (data / name).is_dir()}
     assert len(sets) == 6
     for name, known in sets.items():
-        train, test = (example.read(data / name, part) for part in ("TRAIN", "TEST"))
+        train, test = (example.read(data / name, split) for split in ("TRAIN", "TEST"))
         models = example.models(train.series.shape[1], 2, known)
         assert round(example.error(models["full"], train, test), 4) == known.full
         assert round(example.error(models["window"], train, test), 4) == known.window
@@ -237,7 +237,7 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: DTWKernel(0.0).fit(X), "gamma must be 'scale' or a number > 0, got 0.0"
 
 
-@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda given: None if callable(given) else given)
+@pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda value: None if callable(value) else value)
 def test_bad_input_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

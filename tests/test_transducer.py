@@ -37,14 +37,14 @@ def by_hand(blank: Tensor, emit: Tensor, omega: bx.Regularizer) -> tuple[Enumera
     number = {node: 1 + n for n, node in enumerate(nodes)}
     edges, weights, terms = [(0, 1)], [0.0], [("", 0, 0)]
     for t, u in nodes:
-        for name, tensor, parent, place in (
+        for name, tensor, parent, index in (
             ("blank", blank, (t - 1, u), (t - 1, u)),
             ("emit", emit, (t, u - 1), (t, u - 1)),
         ):
             if parent in number and (name == "blank" or t < frames):
                 edges.append((number[parent], number[t, u]))
-                weights.append(float(tensor[place]))
-                terms.append((name, *place))
+                weights.append(float(tensor[index]))
+                terms.append((name, *index))
     return Enumerated(edges, 1 + len(nodes), weights, omega), terms
 
 
@@ -56,12 +56,12 @@ def test_every_omega_equals_the_graph_by_hand(omega: bx.Regularizer, backend: st
     emit[1, 0] = -math.inf
     p, (wanted, terms) = bx.Transducer(blank, emit, omega=omega), by_hand(blank, emit, omega)
     close(p.value, wanted.value)
-    found = {"blank": torch.zeros_like(blank), "emit": torch.zeros_like(emit)}
-    for (name, *place), mass in zip(terms, wanted.expected_path, strict=True):
+    sums = {"blank": torch.zeros_like(blank), "emit": torch.zeros_like(emit)}
+    for (name, *index), mass in zip(terms, wanted.expected_path, strict=True):
         if name:
-            found[name][tuple(place)] += float(mass)
+            sums[name][tuple(index)] += float(mass)
     for name, gradient in p.gradient.items():
-        close(gradient, found[name], 1e-9)
+        close(gradient, sums[name], 1e-9)
     close(p.entropy(), wanted.entropy, 1e-9)
     assert int(p.num_paths) == len(wanted.all_paths)
 
@@ -74,7 +74,7 @@ def test_values_are_sums_over_paths(backend: str) -> None:
     for path in paths:
         before = path.argmax(-1)
         emitted = [(t, u) for u in range(2) for t in [int((before <= u).sum())]]
-        scores.append((path * blank).sum() + sum(emit[place] for place in emitted))
+        scores.append((path * blank).sum() + sum(emit[index] for index in emitted))
     expected = torch.stack(scores)
     close(p.value, expected.logsumexp(0))
     close(p.value, forward_sum(blank, emit))
@@ -90,8 +90,8 @@ def test_lengths_equal_sequences_without_padding(omega: bx.Regularizer, backend:
     logits = joints().requires_grad_()
     frames, labels = LENGTHS
     outside = (torch.arange(4)[:, None] >= frames[:, None, None]) | (torch.arange(4) > labels[:, None, None])
-    given = logits.masked_fill(outside.unsqueeze(-1), math.nan)
-    p = bx.Transducer.from_logits(given, TARGETS, lengths=LENGTHS, omega=omega)
+    padded = logits.masked_fill(outside.unsqueeze(-1), math.nan)
+    p = bx.Transducer.from_logits(padded, TARGETS, lengths=LENGTHS, omega=omega)
     p.value.sum().backward()
     assert logits.grad is not None
     assert bool((logits.grad[outside] == 0).all())
@@ -205,8 +205,8 @@ def test_a_sum_equals_its_logits(spread: float, backend: str) -> None:
     p = bx.Transducer.from_additive(am, lm, TARGETS, lengths=LENGTHS)
     q = bx.Transducer.from_logits(am.unsqueeze(-2) + lm.unsqueeze(-3), TARGETS, lengths=LENGTHS)
     close(p.value, q.value)
-    for found, wanted in zip(*(torch.autograd.grad(x.value.sum(), (am, lm)) for x in (p, q)), strict=True):
-        close(found, wanted)
+    for gradient, wanted in zip(*(torch.autograd.grad(x.value.sum(), (am, lm)) for x in (p, q)), strict=True):
+        close(gradient, wanted)
 
 
 def test_peaks_far_apart() -> None:
@@ -230,10 +230,10 @@ def test_pruned_ranges_keep_paths() -> None:
         for s_range in (least, least + 1, labels + 1):
             first = p.prune(s_range)
             at = torch.arange(labels + 1)
-            kept = (at >= first.unsqueeze(-1)) & (at < first.unsqueeze(-1) + s_range)
+            in_range = (at >= first.unsqueeze(-1)) & (at < first.unsqueeze(-1) + s_range)
             blank, emit = p.scores["blank"], p.scores["emit"]
-            both = kept[..., 1:] & kept[..., :-1]
-            pruned = bx.Transducer(blank.masked_fill(~kept, -math.inf), emit.masked_fill(~both, -math.inf))
+            both = in_range[..., 1:] & in_range[..., :-1]
+            pruned = bx.Transducer(blank.masked_fill(~in_range, -math.inf), emit.masked_fill(~both, -math.inf))
             assert bool(pruned.value.isfinite().all())
             assert bool((first[..., 0] == 0).all())
             assert bool((first[..., -1] == max(labels + 1 - s_range, 0)).all())

@@ -50,8 +50,8 @@ def enumerate_labels(parents: list[int], unary: Tensor, pairwise: Tensor, omega:
         children = [c for c in range(size) if parents[c] == u]
         scores = []
         for t in range(states):
-            own = float(unary[u, t]) + (float(pairs[u, s, t]) if parents[u] >= 0 else 0.0)
-            scores.append(own + sum(message(c, t) for c in children))
+            score = float(unary[u, t]) + (float(pairs[u, s, t]) if parents[u] >= 0 else 0.0)
+            scores.append(score + sum(message(c, t) for c in children))
         value, q[u, s] = solve(omega, scores)
         return value
 
@@ -67,8 +67,8 @@ def enumerate_labels(parents: list[int], unary: Tensor, pairwise: Tensor, omega:
 
 def score_of(parents: list[int], unary: Tensor, pairwise: Tensor, labels: Array) -> float:
     pairs = pairwise if pairwise.ndim == 3 else pairwise.expand(len(parents), *pairwise.shape)
-    own = sum(float(unary[u, t]) for u, t in enumerate(labels))
-    return own + sum(float(pairs[u, labels[p], labels[u]]) for u, p in enumerate(parents) if p >= 0)
+    total = sum(float(unary[u, t]) for u, t in enumerate(labels))
+    return total + sum(float(pairs[u, labels[p], labels[u]]) for u, p in enumerate(parents) if p >= 0)
 
 
 TREES = [
@@ -83,8 +83,8 @@ TREES = [
 def scores(size: int, states: int, seed: int, missing: float = 0.1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     unary, pairwise = potentials(size, states, seed=seed), potentials(size, states, states, seed=seed + 100)
-    for part in (unary, pairwise):
-        part[torch.rand(part.shape, generator=generator) < missing] = -math.inf
+    for tensor in (unary, pairwise):
+        tensor[torch.rand(tensor.shape, generator=generator) < missing] = -math.inf
     return unary, pairwise
 
 
@@ -114,14 +114,14 @@ def test_equals_enumeration(parents: list[int], omega: bx.Regularizer, backend: 
     close(p.edge_marginals, pairs, 1e-9)
     close(p.gradient["pairwise"], pairs, 1e-9)
     close(p.gradient["unary"], p.marginals)
-    found, labels = p.topk_labels(4)
+    best_scores, labels = p.topk_labels(4)
     best = np.sort(every)[::-1][:4]
-    close(found, np.concatenate((best, np.full(4 - len(best), -math.inf))))
-    for score, own in zip(found.tolist(), labels.numpy(), strict=True):
+    close(best_scores, np.concatenate((best, np.full(4 - len(best), -math.inf))))
+    for score, labelling in zip(best_scores.tolist(), labels.numpy(), strict=True):
         if score > -math.inf:
-            assert score_of(parents, unary, pairwise, own) == pytest.approx(score)
+            assert score_of(parents, unary, pairwise, labelling) == pytest.approx(score)
         else:
-            assert (own == -1).all()
+            assert (labelling == -1).all()
     assert p.best_labels().equal(labels[0])
     assert p.best_path().argmax(-1).equal(labels[0])
 
@@ -199,8 +199,8 @@ def test_the_root_does_not_matter_under_negentropy(backend: str) -> None:
                 pairwise[b] = pair
             else:
                 pairwise[a] = pair.T
-        for name, found in values.items():
-            found.append(float(bx.Tree(parents).labels(unary, pairwise, omega=name).value))
+        for name, by_root in values.items():
+            by_root.append(float(bx.Tree(parents).labels(unary, pairwise, omega=name).value))
     assert max(values["negentropy"]) - min(values["negentropy"]) < 1e-12
     assert max(values["l2"]) - min(values["l2"]) > 1e-4
 
@@ -354,9 +354,11 @@ def test_losses_take_labels(omega: bx.Regularizer, backend: str) -> None:
     if not isinstance(omega, bx.Hard):
         nll = losses.path_nll(p, partial, reduction="none")
         for b in range(2):
-            found = enumerate_labels(parents, unary[b].detach(), pairwise, omega)
-            kept = (found.labellings[:, 0] == target[b, 0].item()) & (found.labellings[:, 2] == target[b, 2].item())
-            mass = found.probabilities[kept].sum()
+            listed = enumerate_labels(parents, unary[b].detach(), pairwise, omega)
+            is_consistent = (listed.labellings[:, 0] == target[b, 0].item()) & (
+                listed.labellings[:, 2] == target[b, 2].item()
+            )
+            mass = listed.probabilities[is_consistent].sum()
             close(nll[b], -math.log(mass) if mass > 0 else math.inf)
     assert losses.hamming_cost(p, target).equal((1 - one_hot).double())
 

@@ -52,9 +52,9 @@ def chain(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
 
 def scored_chain(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
     parts = [leaf(scores(*shape), put) for shape in ((2, 5, 3), (3, 3), (3,), (3,))]
-    kept = put(torch.tensor([[True] * 5, [True, False, True, True, False]]))
+    mask = put(torch.tensor([[True] * 5, [True, False, True, True, False]]))
     emissions, transitions, start, end = parts
-    more = {"start": start, "end": end, "mask": kept, "omega": omega, "gamma": 0.7}
+    more = {"start": start, "end": end, "mask": mask, "omega": omega, "gamma": 0.7}
     return bx.Chain.from_scores(emissions, transitions, **more), parts
 
 
@@ -110,40 +110,40 @@ def on_device(tensor: Tensor) -> Tensor:
 def verbs(build: Build, put: Put, omega: str) -> dict[str, Tensor]:
     """All deterministic results of a distribution, by name."""
     p, theta = build(put, omega)
-    found = {"value": p.value, "path": p.expected_path, "best": p.best_path(), "entropy": p.entropy()}
-    found["scores of the best"], found["best paths"] = p.topk(3)
-    found["number"] = p.num_paths
+    results = {"value": p.value, "path": p.expected_path, "best": p.best_path(), "entropy": p.entropy()}
+    results["scores of the best"], results["best paths"] = p.topk(3)
+    results["number"] = p.num_paths
     gradients = torch.autograd.grad(p.value.sum(), theta, create_graph=True)
     along = [put(scores(*t.shape, seed=1)) for t in theta]
     slope = sum((g * z).sum() for g, z in zip(gradients, along, strict=True))
-    found |= {f"gradient {n}": g for n, g in enumerate(gradients)}
+    results |= {f"gradient {n}": g for n, g in enumerate(gradients)}
     if slope.requires_grad:
-        found |= {f"second {n}": g for n, g in enumerate(torch.autograd.grad(slope, theta))}
+        results |= {f"second {n}": g for n, g in enumerate(torch.autograd.grad(slope, theta))}
     p, theta = build(put, omega)
-    (found["of the path"],) = torch.autograd.grad(p.expected_path.square().sum(), theta[0])
-    return found
+    (results["of the path"],) = torch.autograd.grad(p.expected_path.square().sum(), theta[0])
+    return results
 
 
 def losses(build: Build, put: Put, omega: str) -> dict[str, Tensor]:
     p, theta = build(put, omega)
     target = p.best_path()
-    found = {
+    results = {
         "crf_nll": bx.losses.crf_nll(p, target) if omega == "negentropy" else bx.losses.surrogate(p, target),
         "path_nll": bx.losses.path_nll(p, target) if omega == "negentropy" else p.value,
         "hinge": bx.losses.structured_hinge(p, target),
         "perceptron": bx.losses.structured_perceptron(p, target),
     }
-    gradient = torch.autograd.grad(sum(loss.sum() for loss in found.values()), theta)
-    return found | {f"gradient {n}": g for n, g in enumerate(gradient)}
+    gradient = torch.autograd.grad(sum(loss.sum() for loss in results.values()), theta)
+    return results | {f"gradient {n}": g for n, g in enumerate(gradient)}
 
 
 def same(there: dict[str, Tensor], here: dict[str, Tensor], tolerance: float = 2e-5) -> None:
-    for name, found in there.items():
-        assert found.device == HERE, name
+    for name, got in there.items():
+        assert got.device == HERE, name
         wanted = here[name]
         message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
         torch.testing.assert_close(
-            found.detach().cpu().to(wanted.dtype), wanted.detach(), rtol=tolerance, atol=tolerance, msg=message
+            got.detach().cpu().to(wanted.dtype), wanted.detach(), rtol=tolerance, atol=tolerance, msg=message
         )
 
 
@@ -224,15 +224,15 @@ def layers(put: Put) -> dict[str, Tensor]:
     emissions, tags = leaf(scores(2, 4, 3), put), put(torch.tensor([[0, 1, 2, 0], [1, 1, -100, -100]]))
     crf, attention = CRF(3).to(emissions.device), SegmentationAttention(2, 3).to(emissions.device)
     query, keys = put(scores(2, 4, 2)), leaf(scores(2, 5, 3), put)
-    found = {"crf": crf(emissions, tags), "decoded": crf.decode(emissions)}
-    found["attended"], found["weights"] = attention(query, keys)
-    found["ctc"] = CTCLoss()(emissions, put(torch.tensor([[1], [2]])))
+    results = {"crf": crf(emissions, tags), "decoded": crf.decode(emissions)}
+    results["attended"], results["weights"] = attention(query, keys)
+    results["ctc"] = CTCLoss()(emissions, put(torch.tensor([[1], [2]])))
     x, y = leaf(scores(9, 6, 1), put), put(scores(3, 8, 1))
-    found["dtw"] = bx.dtw(x, y[:1], divergence="debiased")
-    found["pairs"] = bx.dtw_cdist(x.detach(), y)
-    total = found["crf"] + found["weights"].square().sum() + found["ctc"].sum() + found["dtw"].sum()
+    results["dtw"] = bx.dtw(x, y[:1], divergence="debiased")
+    results["pairs"] = bx.dtw_cdist(x.detach(), y)
+    total = results["crf"] + results["weights"].square().sum() + results["ctc"].sum() + results["dtw"].sum()
     gradients = torch.autograd.grad(total, (emissions, keys, x, *crf.parameters()))
-    return found | {f"gradient {n}": g for n, g in enumerate(gradients)}
+    return results | {f"gradient {n}": g for n, g in enumerate(gradients)}
 
 
 @pytest.mark.usefixtures("_dtypes")
@@ -260,7 +260,7 @@ def test_transforms_of_torch() -> None:
         torch.vmap(torch.func.grad(value)),
         torch.func.vmap(torch.func.hessian(value)),
     ):
-        same({"found": transform(theta.to(HERE))}, {"found": transform(theta)})
+        same({"result": transform(theta.to(HERE))}, {"result": transform(theta)})
 
 
 def test_torch_compile() -> None:
@@ -338,7 +338,7 @@ def test_indices_of_a_graph_are_copied_once() -> None:
 
 def test_errors_equal_the_errors_on_the_cpu() -> None:
     def messages(put: Put) -> list[str]:
-        bad, found = torch.zeros(2, 3, 2, 2), []
+        bad, texts = torch.zeros(2, 3, 2, 2), []
         bad[1, 2, 0, 1] = math.inf
         wrong = [
             lambda: bx.Chain(put(bad)).value,
@@ -350,20 +350,20 @@ def test_errors_equal_the_errors_on_the_cpu() -> None:
         for program in wrong:
             with pytest.raises(ValueError, match="must be") as error:
                 program()
-            found.append(str(error.value))
-        return found
+            texts.append(str(error.value))
+        return texts
 
     assert messages(on_device) == messages(on_cpu)
 
 
 def test_backends_of_devices() -> None:
-    class Own(bx.Negentropy):
+    class Custom(bx.Negentropy):
         pass
 
     theta = torch.zeros(3, 2, 2, device=HERE)
     assert bx.Chain(theta).backend == bx.backend_info(HERE)[str(HERE)] == "detour"
-    assert bx.Chain(theta, omega=Own()).backend == "reference"
-    assert bx.Chain(theta, omega=Own()).value.item() == pytest.approx(math.log(8))
+    assert bx.Chain(theta, omega=Custom()).backend == "reference"
+    assert bx.Chain(theta, omega=Custom()).value.item() == pytest.approx(math.log(8))
     assert bx.Chain(theta.cpu()).to(HERE).backend == "detour"
     assert bx.Chain(theta).to("cpu").backend == "native"
     with bx.use_backend("reference"):

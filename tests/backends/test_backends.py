@@ -157,9 +157,9 @@ def test_a_backend_runs_the_structures_that_it_supports() -> None:
 
 
 def test_an_omega_written_in_python_runs_on_the_reference() -> None:
-    class Own(bx.Negentropy):
+    class Custom(bx.Negentropy):
         pass
 
-    p = bx.Chain(torch.zeros(3, 2, 2), omega=Own())
+    p = bx.Chain(torch.zeros(3, 2, 2), omega=Custom())
     assert p.backend == "reference"
     assert p.value.exp().round() == 8

@@ -49,7 +49,7 @@ def expansions(make: Made) -> list[Tensor]:
         bx.SemiMarkov(make(2, 4, 2, 3), make(3, 3)),
         bx.CTC(make(2, 5, 3), make(2, 2).long()),
     ]
-    return [found for p in programs for found in (p.entropy(), *p.topk(2), p.best_path(), p.sample((3,)))]
+    return [result for p in programs for result in (p.entropy(), *p.topk(2), p.best_path(), p.sample((3,)))]
 
 
 def series(make: Made) -> list[Tensor]:
@@ -70,9 +70,9 @@ def layers(make: Made) -> list[Tensor]:
 @pytest.mark.parametrize("program", [graph, chain, two_states, alignment, expansions, series, layers])
 def test_another_device_has_the_shapes_and_types_of_the_cpu(program: Callable[[Made], list[Tensor]]) -> None:
     there = program(lambda *shape: torch.ones(shape, device="meta"))
-    for found, wanted in zip(there, program(torch.ones), strict=True):
-        assert found.device.type == "meta"
-        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    for got, wanted in zip(there, program(torch.ones), strict=True):
+        assert got.device.type == "meta"
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
 
 
 def test_the_reference_serves_other_devices() -> None:

@@ -18,11 +18,11 @@ def scores(batch, steps, states, dtype=torch.float64):
     ]
 
 
-def results(given, backend, **more):
+def results(tensors, backend, **more):
     """Value with and without a tape, gradient, and the derivative of a function of the gradient."""
     with bx.use_backend(backend), took("scored_chain_forward", None if backend == "native" else 0):
-        plain = bx.Chain.from_scores(given[0], given[1], start=given[2], end=given[3], **more).value
-        leaves = [t.clone().requires_grad_() for t in given]
+        plain = bx.Chain.from_scores(tensors[0], tensors[1], start=tensors[2], end=tensors[3], **more).value
+        leaves = [t.clone().requires_grad_() for t in tensors]
         value = bx.Chain.from_scores(leaves[0], leaves[1], start=leaves[2], end=leaves[3], **more).value
         torch.testing.assert_close(plain, value, rtol=0, atol=0)
         weights = torch.linspace(-1, 2, len(value), dtype=value.dtype)
@@ -32,8 +32,10 @@ def results(given, backend, **more):
     return [t.detach() for t in (value, *gradient, *second)]
 
 
-def assert_agree(given, tolerance=1e-10, **more):
-    for native, reference in zip(results(given, "native", **more), results(given, "reference", **more), strict=True):
+def assert_agree(tensors, tolerance=1e-10, **more):
+    for native, reference in zip(
+        results(tensors, "native", **more), results(tensors, "reference", **more), strict=True
+    ):
         torch.testing.assert_close(native, reference, rtol=tolerance, atol=tolerance)
 
 
@@ -55,13 +57,13 @@ def test_every_layout(batch, states, threads):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 70, 33), (6, 35, 20), (9, 35, 16), (40, 35, 5), (70, 67, 3)])
 def test_unequal_lengths_and_holes(shape, threads):
-    given = scores(*shape)
+    tensors = scores(*shape)
     batch, steps, _ = shape
     lengths = torch.randint(0, steps + 1, (batch,))
-    assert_agree(given, lengths=lengths)
+    assert_agree(tensors, lengths=lengths)
     mask = (torch.rand(batch, steps) > 0.3) & (torch.arange(steps) < lengths.unsqueeze(-1))
-    given[0][~mask] = math.nan
-    assert_agree(given, mask=mask)
+    tensors[0][~mask] = math.nan
+    assert_agree(tensors, mask=mask)
 
 
 @pytest.mark.slow
@@ -110,8 +112,8 @@ def test_transitions_of_each_sequence(batch, threads):
 
 
 def test_a_sequence_without_a_path_in_a_batch(threads):
-    given = scores(40, 9, 4)
-    given[0][3, 4] = -math.inf
-    given[0][39, 0] = -math.inf
-    assert_agree(given)
-    assert (results(given, "native")[0] == -math.inf).sum() == 2
+    tensors = scores(40, 9, 4)
+    tensors[0][3, 4] = -math.inf
+    tensors[0][39, 0] = -math.inf
+    assert_agree(tensors)
+    assert (results(tensors, "native")[0] == -math.inf).sum() == 2

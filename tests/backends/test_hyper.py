@@ -54,26 +54,26 @@ def unit_omega(request: pytest.FixtureRequest) -> bx.Regularizer:
 
 def problems(batch: int, seed: int, count: int) -> list[tuple[Hypergraph, Array]]:
     rng = np.random.default_rng(seed)
-    found = []
+    cases = []
     for n in range(count):
         graph = random_hypergraph(rng, shared=n % 2 == 1)
         theta = rng.normal(scale=1.5, size=(batch, graph.onto_weights.shape[1]))
         theta[rng.random(theta.shape) < 0.15] = -math.inf
-        found.append((graph, theta))
-    return found
+        cases.append((graph, theta))
+    return cases
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [1, 20])
 def test_sweeps_against_enumeration(unit_omega: bx.Regularizer, batch: int, dtype: torch.dtype) -> None:
     tolerance = 2e-5 if dtype == torch.float32 else 1e-9
-    for graph, given in problems(batch, seed=batch, count=24 if batch == 1 else 6):
+    for graph, weights in problems(batch, seed=batch, count=24 if batch == 1 else 6):
         rng = np.random.default_rng(7)
-        theta = torch.tensor(given, dtype=dtype)
+        theta = torch.tensor(weights, dtype=dtype)
         run = Kernels(graph, theta, unit_omega)
         exact = theta.double().numpy()
         seed = torch.tensor(rng.normal(size=batch), dtype=dtype)
-        z = torch.tensor(rng.normal(size=given.shape), dtype=dtype)
+        z = torch.tensor(rng.normal(size=weights.shape), dtype=dtype)
         path, product = run.by_weight("backward", seed), run.by_weight("hessian", seed, z)
         log_q = run.by_edge("log_transitions")
         for row in {0, batch // 3, batch - 1}:
@@ -95,9 +95,9 @@ def test_sweeps_against_enumeration(unit_omega: bx.Regularizer, batch: int, dtyp
 @pytest.mark.parametrize("batch", [1, 20])
 def test_log_transitions_along_a_direction(unit_omega: bx.Regularizer, batch: int) -> None:
     """The jvp is the difference of log q, and the vjp is its transpose."""
-    for graph, given in problems(batch, seed=2, count=6):
+    for graph, weights in problems(batch, seed=2, count=6):
         rng = np.random.default_rng(5)
-        theta, z = torch.tensor(given), torch.tensor(rng.normal(size=given.shape))
+        theta, z = torch.tensor(weights), torch.tensor(rng.normal(size=weights.shape))
         run = Kernels(graph, theta, unit_omega)
         change = run.by_edge("log_transitions_jvp", z)
         cotangent = torch.tensor(rng.normal(size=change.shape))
@@ -126,7 +126,7 @@ def test_samples_have_the_probabilities(unit_omega: bx.Regularizer) -> None:
                 assert not counts[row].any()
                 continue
             compared += 1
-            drawn = [(counts[row].numpy() == own).all(1).mean() for own in distinct]
+            drawn = [(counts[row].numpy() == derivation).all(1).mean() for derivation in distinct]
             np.testing.assert_allclose(drawn, p, atol=4 * math.sqrt(0.25 / draws))
             assert sum(drawn) == pytest.approx(1)
     assert compared >= 7  # of 8
@@ -146,8 +146,8 @@ def test_choices_are_taken_depth_first() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_best_derivations(dtype: torch.dtype) -> None:
-    for graph, given in problems(2, seed=4, count=12):
-        theta = torch.tensor(given, dtype=dtype)
+    for graph, numbers in problems(2, seed=4, count=12):
+        theta = torch.tensor(numbers, dtype=dtype)
         run = Kernels(graph, theta, bx.Hard())
         scores, counts = theta.new_empty(2, 7), theta.new_empty(2, 7, len(graph.edges))
         assert run.call("topk", scores, counts)
@@ -181,14 +181,14 @@ def test_bad_numbers_are_detected() -> None:
         assert not loading.call("dag_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_indices_out_of_range_are_refused(part: int) -> None:
+@pytest.mark.parametrize("position", range(6))
+def test_indices_out_of_range_are_refused(position: int) -> None:
     graph = Hypergraph(2, [(0, ()), (1, (0, 0)), (1, (0,))], [0, 1, 1])
     tape, value = torch.empty(1, 2, 5, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     theta = torch.zeros(1, 2, dtype=torch.float64)
     for bad in (-1, 5, 2**31 - 1):
         index = [tensor.clone() for tensor in graph.index]
-        index[part][-1] = bad
+        index[position][-1] = bad
         with pytest.raises(ValueError, match=r"index|group"):
             loading.call("dag_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
 
@@ -209,13 +209,13 @@ def test_wide_groups(width: int, batch: int, dtype: torch.dtype) -> None:
     weights = torch.randn(batch, dag.num_edges, generator=generator, dtype=torch.float64)
     weights[torch.rand(weights.shape, generator=generator) < 0.1] = -math.inf
     z = torch.randn(weights.shape, generator=generator, dtype=torch.float64).to(dtype)
-    found = []
+    results = []
     for backend in ("native", "reference"):
         with bx.use_backend(backend):
             theta = weights.to(dtype).requires_grad_()
             p = dag.paths(theta)
             path = p.expected_path
             (product,) = torch.autograd.grad((path * z).sum(), theta)
-            found.append((p.value, path, product))
+            results.append((p.value, path, product))
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(*found, rtol=10 * tolerance, atol=tolerance)
+    torch.testing.assert_close(*results, rtol=10 * tolerance, atol=tolerance)

@@ -137,9 +137,9 @@ def test_results_are_right_after_a_signal_whose_handler_returns() -> None:
 
 def test_kernels_of_other_threads_continue() -> None:
     """Python handles signals only in its main thread."""
-    cost, found = torch.randn(1, 1500, 1500), []
+    cost, values = torch.randn(1, 1500, 1500), []
     wanted = bx.DTW(cost, omega=bx.Tsallis(1.3)).value
-    worker = threading.Thread(target=lambda: found.append(bx.DTW(cost, omega=bx.Tsallis(1.3)).value))
+    worker = threading.Thread(target=lambda: values.append(bx.DTW(cost, omega=bx.Tsallis(1.3)).value))
     with alarms():
         worker.start()
         with pytest.raises(AlarmError):  # noqa: PT012
@@ -147,7 +147,7 @@ def test_kernels_of_other_threads_continue() -> None:
             while True:
                 signal.pause()
     worker.join()
-    assert torch.equal(found[0], wanted)
+    assert torch.equal(values[0], wanted)
 
 
 def test_python_exits_while_another_thread_runs_a_kernel() -> None:

@@ -13,8 +13,8 @@ from bellmax import losses
 pytestmark = needs_kernels
 
 
-def scores(by_step: bool = False, own: bool = False) -> list[torch.Tensor]:
-    batch = (3,) if own or by_step else ()
+def scores(by_step: bool = False, batched: bool = False) -> list[torch.Tensor]:
+    batch = (3,) if batched or by_step else ()
     between = (*batch, 4, 3, 3) if by_step else (*batch, 3, 3)
     shapes = (3, 5, 3), between, (*batch, 3), (*batch, 3)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -28,9 +28,9 @@ STEPS = {
 
 
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize(("by_step", "own"), [(False, False), (False, True), (True, True)])
-def test_equals_the_reference(by_step: bool, own: bool, steps: str, omega: bx.Regularizer) -> None:
-    tensors, labels = scores(by_step, own), torch.randint(3, (3, 5))
+@pytest.mark.parametrize(("by_step", "batched"), [(False, False), (False, True), (True, True)])
+def test_equals_the_reference(by_step: bool, batched: bool, steps: str, omega: bx.Regularizer) -> None:
+    tensors, labels = scores(by_step, batched), torch.randint(3, (3, 5))
 
     def loss() -> torch.Tensor:
         emissions, transitions, start, end = tensors

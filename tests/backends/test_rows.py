@@ -70,18 +70,18 @@ def tensors_of(lattice: bx.Lattice, rng: np.random.Generator, dtype: torch.dtype
         "joint": (ROWS, COLUMNS, CLASSES),
         "pair": (CLASSES, CLASSES),
     }
-    found = {}
+    tensors = {}
     for name in lattice.scores:
         if name in shapes:
             batch = (BATCH,) if rng.random() < 0.7 else ()
-            found[name] = torch.from_numpy(rng.normal(size=batch + shapes[name])).to(dtype)
-            found[name][torch.from_numpy(rng.random(found[name].shape)) < 0.05] = -math.inf
+            tensors[name] = torch.from_numpy(rng.normal(size=batch + shapes[name])).to(dtype)
+            tensors[name][torch.from_numpy(rng.random(tensors[name].shape)) < 0.05] = -math.inf
     for name in lattice.labels:  # some are padding
-        found[name] = torch.from_numpy(rng.integers(-1, CLASSES + 1, size=(BATCH, ROWS if name == "x" else COLUMNS)))
+        tensors[name] = torch.from_numpy(rng.integers(-1, CLASSES + 1, size=(BATCH, ROWS if name == "x" else COLUMNS)))
     for name in lattice.masks:
-        own = {"mask": (COLUMNS,), "rows_mask": (ROWS,), "cells_mask": (ROWS, COLUMNS)}[name]
-        found[name] = torch.from_numpy(rng.random(own) < 0.8)
-    return found
+        shape = {"mask": (COLUMNS,), "rows_mask": (ROWS,), "cells_mask": (ROWS, COLUMNS)}[name]
+        tensors[name] = torch.from_numpy(rng.random(shape) < 0.8)
+    return tensors
 
 
 def everything(p: bx.LatticePaths, seed: int) -> list[Tensor]:
@@ -102,10 +102,10 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
     lengths = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
     options = [{"lengths": (ROWS, COLUMNS)}, {"lengths": lengths}, {"lengths": lengths, "band": 1.2}][seed % 3]
     with took("rows_forward"), took("rows_backward"), took("rows_hessian", hessians(OMEGAS[name])):
-        found = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
+        results = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
     with bx.use_backend("reference"):
         expected = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(results, expected, strict=True):
         close(a, b, 1e-8)
 
 

@@ -68,8 +68,8 @@ def directions(rng: np.random.Generator, scores: Scores) -> Scores:
     return [None if s is None else torch.from_numpy(rng.normal(size=tuple(s.shape))) for s in scores]
 
 
-def check_scores(found: Scores, expected: Scores, tolerance: float) -> None:
-    for a, b in zip(found, expected, strict=True):
+def check_scores(results: Scores, expected: Scores, tolerance: float) -> None:
+    for a, b in zip(results, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
@@ -267,7 +267,7 @@ def test_dtw_equals_its_table(name: str) -> None:
     lattice = dtw(rng)
     lattice.rows, lattice.columns, lattice.lengths, lattice.scores[0] = 130, 140, lengths, -cost
     value, gradient, _ = lattice.run(omega, torch.ones(2, dtype=torch.float64), lattice.scores)
-    n, m = (torch.tensor(own) for own in zip(*lengths, strict=True))
+    n, m = (torch.tensor(side) for side in zip(*lengths, strict=True))
     p = bx.DTW(cost, lengths=(n, m), omega=omega)
     torch.testing.assert_close(value, -p.value, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradient[0], p.expected_path, rtol=1e-9, atol=1e-9)
@@ -296,9 +296,9 @@ def test_draws_follow_the_probabilities(name: str, table: str) -> None:
     paths = lattice.sample(omega, draws)
     counts: list[np.ndarray] = []
     graphs = [lattice.graph(b) for b in range(lattice.batch)]
-    for graph, own in zip(graphs, paths, strict=True):
+    for graph, draws_of_graph in zip(graphs, paths, strict=True):
         taken: Counter[object] = Counter()
-        for path in own:
+        for path in draws_of_graph:
             before = [None, *(node for node, _ in path)]
             taken.update((parent, node, move) for parent, (node, move) in zip(before, path, strict=False))
             taken[path[-1][0], "sink", -1] += 1
@@ -330,8 +330,8 @@ def test_bad_numbers_are_detected_and_padding_is_not_read() -> None:
 def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
     """Scores of a window of the grid. Outside it nodes have score 0 and there are no moves."""
     moves = [bx.Move(1, 1, score=bx.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
-    lattice = bx.Lattice(moves, node=bx.cell("own", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))
-    shapes = {"own": (batch, 70, 9), "diagonal": (68, 20), "end": (batch, 5, 22)}
+    lattice = bx.Lattice(moves, node=bx.cell("node", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))
+    shapes = {"node": (batch, 70, 9), "diagonal": (68, 20), "end": (batch, 5, 22)}
     rng = np.random.default_rng(0)
     tensors = {n: torch.from_numpy(rng.normal(size=shape)).requires_grad_() for n, shape in shapes.items()}
     lengths = torch.tensor([71, 60])[:batch], torch.tensor([21, 15])[:batch]

@@ -35,13 +35,13 @@ def both(monkeypatch, run):
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 1.0), (100.0, 1.0), (3.0, 30.0)])
 @pytest.mark.parametrize(("batch", "steps"), [(1, 1), (5, 4), (19, 33)])
 def test_equals_the_general_sweeps(monkeypatch, omega, batch, steps, scale, shift):
-    given = scores(batch, steps, scale=scale, shift=shift)
+    tensors = scores(batch, steps, scale=scale, shift=shift)
     mask, weights = torch.rand(batch, steps) < 0.7, torch.randn(batch, steps, 2, dtype=torch.float64)
-    nan = given[0].detach().masked_fill(~mask.unsqueeze(-1), math.nan).requires_grad_()
+    nan = tensors[0].detach().masked_fill(~mask.unsqueeze(-1), math.nan).requires_grad_()
 
     def run():
-        marginals = chain(nan, *given[1:], mask=mask, omega=omega).marginals
-        return marginals, *torch.autograd.grad(marginals, (nan, *given[1:]), weights)
+        marginals = chain(nan, *tensors[1:], mask=mask, omega=omega).marginals
+        return marginals, *torch.autograd.grad(marginals, (nan, *tensors[1:]), weights)
 
     with took("two_states_marginals_vjp", times=1):
         torch.testing.assert_close(*both(monkeypatch, run), rtol=1e-9, atol=1e-11)
@@ -56,12 +56,12 @@ def test_lengths_and_batch_dimensions(monkeypatch):
 
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
 def test_single_precision(omega):
-    given = scores(9, 300, torch.float32)
+    tensors = scores(9, 300, torch.float32)
     weights = torch.randn(9, 300, 2)
-    precise = [g.detach().double().requires_grad_() for g in given]
+    precise = [g.detach().double().requires_grad_() for g in tensors]
     with took("two_states_marginals", times=2), took("two_states_marginals_vjp", times=2):
-        marginals, expected = (chain(*scores, omega=omega).marginals for scores in (given, precise))
-        of_marginals = torch.autograd.grad(marginals, given, weights)
+        marginals, expected = (chain(*scores, omega=omega).marginals for scores in (tensors, precise))
+        of_marginals = torch.autograd.grad(marginals, tensors, weights)
         of_expected = torch.autograd.grad(expected, precise, weights.double())
     torch.testing.assert_close(marginals.double(), expected, rtol=0, atol=1e-6)
     for a, b in zip(of_marginals, of_expected, strict=True):
@@ -69,12 +69,12 @@ def test_single_precision(omega):
 
 
 def test_second_derivative_of_marginals():
-    given = scores(3, 4)
+    tensors = scores(3, 4)
     f = lambda *s: chain(*s).marginals[..., 1]  # noqa: E731
     with took("two_states_marginals"):
-        assert torch.autograd.gradcheck(f, given, fast_mode=True)
+        assert torch.autograd.gradcheck(f, tensors, fast_mode=True)
     with took("two_states_marginals"):
-        assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
+        assert torch.autograd.gradgradcheck(f, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("omega", [bx.Negentropy(), bx.SquaredL2()], ids=repr)
@@ -88,8 +88,8 @@ def test_forbidden_states(monkeypatch, omega):
 @pytest.mark.parametrize("forbidden", ["a step", "a transition", "an end"])
 def test_unsupported_programs_use_the_general_sweeps(omega, forbidden):
     emissions, transitions, start, end = (g.detach() for g in scores(4, 5))
-    place = {"a step": emissions[1, 3], "a transition": transitions[0, 1:], "an end": end[:1]}[forbidden]
-    place.fill_(-math.inf)
+    entries = {"a step": emissions[1, 3], "a transition": transitions[0, 1:], "an end": end[:1]}[forbidden]
+    entries.fill_(-math.inf)
     with took("two_states_marginals", times=0):
         marginals = chain(emissions, transitions, start, end, omega=omega).marginals
     path = bx.Chain(chain(emissions, transitions, start, end).potentials, omega=omega).expected_path

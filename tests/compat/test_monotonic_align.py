@@ -22,9 +22,9 @@ def test_equals_the_original() -> None:
         tokens = torch.randint(1, 8, (6,), generator=generator)
         frames = tokens + torch.randint(0, 9, (6,), generator=generator)
         value, mask = potentials(6, 8, 16, seed=seed).float(), masks(tokens, frames, (8, 16))
-        given = value.clone()
+        before = value.clone()
         path = maximum_path(value, mask)
-        assert value.equal(given)
+        assert value.equal(before)
         assert path.equal(original.maximum_path(value.clone(), mask))
         rounded = value.round()  # ties: a frame stays with its token
         assert maximum_path(rounded, mask).equal(original.maximum_path(rounded.clone(), mask))

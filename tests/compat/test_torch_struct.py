@@ -16,7 +16,7 @@ from bellmax.compat.torch_struct import AlignmentCRF, LinearChainCRF
 pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints:UserWarning")
 BATCH, STEPS, STATES = 4, 5, 3
 LENGTHS = {"full": None, "lengths": torch.tensor([5, 2, 1, 4])}
-KEPT = pytest.mark.parametrize("kept", LENGTHS)
+each_padding = pytest.mark.parametrize("padding", LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +24,16 @@ def original() -> ModuleType:
     return pytest.importorskip("torch_struct", reason="torch-struct is not installed")
 
 
-def both(original: ModuleType, kept: str) -> tuple[LinearChainCRF, torch.distributions.Distribution, Tensor]:
+def both(original: ModuleType, padding: str) -> tuple[LinearChainCRF, torch.distributions.Distribution, Tensor]:
     theta = torch.randn(BATCH, STEPS - 1, STATES, STATES, dtype=torch.float64, requires_grad=True)
-    lengths = LENGTHS[kept]
+    lengths = LENGTHS[padding]
     return LinearChainCRF(theta, lengths=lengths), original.LinearChainCRF(theta, lengths=lengths), theta
 
 
-@KEPT
+@each_padding
 @pytest.mark.parametrize("name", ["partition", "max", "entropy", "marginals", "argmax", "mode", "count"])
-def test_properties(backend: str, original: ModuleType, name: str, kept: str) -> None:
-    ours, theirs, theta = both(original, kept)
+def test_properties(backend: str, original: ModuleType, name: str, padding: str) -> None:
+    ours, theirs, theta = both(original, padding)
     actual, expected = getattr(ours, name), getattr(theirs, name)
     close(actual.detach(), expected.detach(), 1e-9)
     if name in ("partition", "max", "entropy", "marginals"):
@@ -42,18 +42,18 @@ def test_properties(backend: str, original: ModuleType, name: str, kept: str) ->
         close(a, b, 1e-9)
 
 
-@KEPT
-def test_k_best(backend: str, original: ModuleType, kept: str) -> None:
-    ours, theirs, _ = both(original, kept)
-    long_enough = slice(None) if kept == "full" else [0, 1, 3]  # member 2 has three structures instead of five
+@each_padding
+def test_k_best(backend: str, original: ModuleType, padding: str) -> None:
+    ours, theirs, _ = both(original, padding)
+    long_enough = slice(None) if padding == "full" else [0, 1, 3]  # member 2 has three structures instead of five
     close(ours.kmax(5)[:, long_enough].detach(), theirs.kmax(5)[:, long_enough].detach())
     close(ours.topk(5)[:, long_enough], theirs.topk(5)[:, long_enough].detach())
 
 
-@KEPT
-def test_log_prob_and_events(backend: str, original: ModuleType, kept: str) -> None:
-    ours, theirs, _ = both(original, kept)
-    lengths = LENGTHS[kept]
+@each_padding
+def test_log_prob_and_events(backend: str, original: ModuleType, padding: str) -> None:
+    ours, theirs, _ = both(original, padding)
+    lengths = LENGTHS[padding]
     sequence = torch.randint(STATES, (BATCH, STEPS))
     event = ours.to_event(sequence, STATES, lengths)
     assert torch.equal(event, theirs.struct.to_parts(sequence, STATES, lengths=lengths))
@@ -127,7 +127,7 @@ def test_lengths_of_any_integer_type() -> None:
 def all_alignments(rows: int, columns: int, shape: tuple[int, int]) -> Tensor:
     """Every alignment of the first ``rows`` and ``columns`` as an event (K, *shape, 3)."""
     moves = {0: (0, 1), 1: (1, 1), 2: (1, 0)}
-    found: list[Tensor] = []
+    events: list[Tensor] = []
     for count in range(max(rows, columns) - 1, rows + columns - 1):
         for taken in itertools.product(moves, repeat=count):
             event, i, j = torch.zeros(*shape, 3, dtype=torch.float64), 0, 0
@@ -139,15 +139,15 @@ def all_alignments(rows: int, columns: int, shape: tuple[int, int]) -> Tensor:
                 event[i, j, move] = 1
             else:
                 if (i, j) == (rows - 1, columns - 1):
-                    found.append(event)
-    return torch.stack(found)
+                    events.append(event)
+    return torch.stack(events)
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (1, 3), (3, 1), (1, 1)], ids=str)
-@KEPT
-def test_alignments_equal_enumeration(backend: str, sizes: tuple[int, int], kept: str) -> None:
+@each_padding
+def test_alignments_equal_enumeration(backend: str, sizes: tuple[int, int], padding: str) -> None:
     rows, columns = sizes
-    lengths = None if kept == "full" else torch.tensor([rows, max(rows - 1, 1)])
+    lengths = None if padding == "full" else torch.tensor([rows, max(rows - 1, 1)])
     theta = torch.randn(2, rows, columns, 3, dtype=torch.float64)
     if lengths is not None:
         theta[1, int(lengths[1]) :] = math.nan

@@ -54,27 +54,27 @@ def all_events(case: str, length: int) -> Tensor:
 
 
 def all_segments(length: int, shape: tuple[int, ...]) -> Tensor:
-    found = []
+    events = []
     for states in itertools.product(range(-1, shape[-1]), repeat=length):
         event = torch.zeros(shape, dtype=torch.float64)
-        taken = [place for place in range(1, length) if states[place] >= 0]
+        taken = [position for position in range(1, length) if states[position] >= 0]
         steps = list(itertools.pairwise([0, *taken]))
         if states[0] < 0 or states[-1] < 0 or any(after - before >= shape[1] for before, after in steps):
             continue
-        for before, place in steps:
-            event[before, place - before, states[place], states[before]] = 1
-        found.append(event)
-    return torch.stack(found)
+        for before, position in steps:
+            event[before, position - before, states[position], states[before]] = 1
+        events.append(event)
+    return torch.stack(events)
 
 
 # --- against enumeration
 
 
 @of_cases
-@pytest.mark.parametrize("kept", ["full", "lengths"])
-def test_everything_against_enumeration(backend: str, case: str, kept: str) -> None:
+@pytest.mark.parametrize("padding", ["full", "lengths"])
+def test_everything_against_enumeration(backend: str, case: str, padding: str) -> None:
     theta = problem(case)
-    lengths = None if kept == "full" else SHORTER
+    lengths = None if padding == "full" else SHORTER
     if lengths is not None:
         theta[2, 1:] = math.nan
     theta.requires_grad_()
@@ -191,8 +191,8 @@ def test_the_original_is_wrong_for_segments_of_unequal_lengths(original: ModuleT
     theta, lengths = problem("segments"), torch.tensor([5, 4, 2])
     exact = torch.stack(
         [
-            (all_events("segments", int(n)) * own).flatten(1).sum(1).logsumexp(0)
-            for own, n in zip(theta, lengths, strict=True)
+            (all_events("segments", int(n)) * scores).flatten(1).sum(1).logsumexp(0)
+            for scores, n in zip(theta, lengths, strict=True)
         ]
     )
     close(SemiMarkovCRF(theta, lengths).partition, exact)
@@ -224,20 +224,20 @@ def test_the_original_gives_nan_for_forbidden_arcs(original: ModuleType) -> None
 
 def hidden(batch: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     transition, emission = torch.randn(2, 2), torch.randn(3, 2)
-    given = transition.log_softmax(0), emission.log_softmax(0), torch.randn(2).log_softmax(0)
-    return (*(x.double().requires_grad_() for x in given), torch.randint(3, (batch, steps)))
+    tables = transition.log_softmax(0), emission.log_softmax(0), torch.randn(2).log_softmax(0)
+    return (*(x.double().requires_grad_() for x in tables), torch.randint(3, (batch, steps)))
 
 
-@pytest.mark.parametrize("kept", [None, [4, 2]])
-def test_hidden_markov_models(original: ModuleType, backend: str, kept: list[int] | None) -> None:
-    given = hidden(2, 4)
-    lengths = None if kept is None else torch.tensor(kept)
-    ours, theirs = HMM(*given, lengths=lengths), original.HMM(*given, lengths=lengths)
+@pytest.mark.parametrize("sizes", [None, [4, 2]])
+def test_hidden_markov_models(original: ModuleType, backend: str, sizes: list[int] | None) -> None:
+    tables = hidden(2, 4)
+    lengths = None if sizes is None else torch.tensor(sizes)
+    ours, theirs = HMM(*tables, lengths=lengths), original.HMM(*tables, lengths=lengths)
     for name in ("log_potentials", "partition", "marginals", "argmax", "entropy"):
         close(getattr(ours, name).detach(), getattr(theirs, name).detach(), 1e-9)
-    gradients = (torch.autograd.grad(d.partition.sum(), given[:3]) for d in (ours, theirs))
-    for own, other in zip(*gradients, strict=True):
-        close(own, other)
+    gradients = (torch.autograd.grad(d.partition.sum(), tables[:3]) for d in (ours, theirs))
+    for ours_gradient, other in zip(*gradients, strict=True):
+        close(ours_gradient, other)
 
 
 def test_probability_of_symbols() -> None:
@@ -283,8 +283,8 @@ def test_errors(call: Any, message: str) -> None:
 
 
 def _hmm(**changed: Any) -> HMM:
-    given = {"transition": torch.zeros(2, 2), "emission": torch.zeros(3, 2), "init": torch.zeros(2)}
-    return HMM(**{**given, "observations": torch.tensor([[0, 1]]), **changed})
+    tables = {"transition": torch.zeros(2, 2), "emission": torch.zeros(3, 2), "init": torch.zeros(2)}
+    return HMM(**{**tables, "observations": torch.tensor([[0, 1]]), **changed})
 
 
 def test_small_problems() -> None:

@@ -39,7 +39,7 @@ def test_best_of_all_alignments_in_a_batch(backend: str) -> None:
     log_probs, targets, lengths = batch()
     labels, scores = forced_align(log_probs, targets, **lengths, blank=BLANK)
     assert (labels.dtype, scores.dtype) == (targets.dtype, log_probs.dtype)
-    for n, (frames, count) in enumerate(zip(*(own.tolist() for own in lengths.values()), strict=True)):
+    for n, (frames, count) in enumerate(zip(*(length.tolist() for length in lengths.values()), strict=True)):
         rows, target = log_probs[n, :frames].numpy().astype(np.float64), targets[n, :count].tolist()
         best = Alignments(rows, target, bx.Hard(), BLANK).best
         assert labels[n].tolist() == best + [BLANK] * (6 - frames)

@@ -24,8 +24,8 @@ def test_equals_the_loop(blank: int) -> None:
     wanted = by_loop(logits, blank)
     for reduction, reduced in (("none", wanted), ("mean", wanted.mean()), ("sum", wanted.sum())):
         close(rnnt_loss(logits, TARGETS, FRAMES, LABELS, blank, reduction=reduction), reduced)
-    found = rnnt_loss(logits, TARGETS, FRAMES, LABELS, blank)
-    first = [torch.autograd.grad(loss, logits, create_graph=True)[0] for loss in (found, wanted.mean())]
+    actual = rnnt_loss(logits, TARGETS, FRAMES, LABELS, blank)
+    first = [torch.autograd.grad(loss, logits, create_graph=True)[0] for loss in (actual, wanted.mean())]
     close(*first)
     close(*(torch.autograd.grad(g.pow(3).sum(), logits)[0] for g in first))
 

@@ -46,15 +46,15 @@ def test_values_gradients_and_decoded_paths(
 ) -> None:
     ours, theirs = pair(batch_first)
     emissions, tags, mask = batch(batch_first)
-    given = None if dtype is None else mask.to(dtype)
+    typed_mask = None if dtype is None else mask.to(dtype)
     gradients = []
     for crf in (ours, theirs):
         x = emissions.clone().requires_grad_()
-        value = crf(x, tags, given, reduction=reduction)
+        value = crf(x, tags, typed_mask, reduction=reduction)
         gradients.append((value, *torch.autograd.grad(value.sum(), (x, *crf.parameters()))))
     for actual, expected in zip(*gradients, strict=True):
         close(actual, expected)
-    assert ours.decode(emissions, given) == theirs.decode(emissions, given)
+    assert ours.decode(emissions, typed_mask) == theirs.decode(emissions, typed_mask)
 
 
 @pytest.mark.parametrize(("steps", "states"), [(1, 3), (5, 1), (1, 1)])

@@ -11,8 +11,8 @@ import bellmax as bx
 BOUNDS = {torch.float32: 5e-6, torch.float64: 1e-10}
 
 
-def assert_close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(found.double(), wanted, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+def assert_close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), wanted, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
 
 
 def assert_sweeps(structure: str, theta: Tensors, index: Tensors, omega: bx.Regularizer) -> None:
@@ -30,6 +30,6 @@ def assert_sweeps(structure: str, theta: Tensors, index: Tensors, omega: bx.Regu
     products = kernels.hessian(theta, tape, seed, z, index, omega)
     wanted_products = reference.hessian(wide, wide_tape, seed.double(), [t.double() for t in z], index, omega)
     pairs = zip((*paths, *products), (*wanted_paths, *wanted_products), (*theta, *theta), strict=True)
-    for found, right, t in pairs:
-        assert found.shape == t.shape
-        assert_close(found, right, dtype)
+    for got, right, t in pairs:
+        assert got.shape == t.shape
+        assert_close(got, right, dtype)

@@ -63,14 +63,14 @@ class _Unwritten(TorchFunctionMode):
         self._known: dict[int, tuple[StorageWeakRef, NDArray[np.bool_]]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        if function in _EMPTY and (storage := _storage(found)) is not None:
-            if found.is_floating_point():
-                found.fill_(torch.nan)
+        result = function(*args, **(kwargs or {}))
+        if function in _EMPTY and (storage := _storage(result)) is not None:
+            if result.is_floating_point():
+                result.fill_(torch.nan)
             self._known[storage.data_ptr()] = StorageWeakRef(storage), np.zeros(storage.nbytes(), bool)
         elif function.__name__ == "__setitem__" or re.fullmatch(r".*[^_]_", function.__name__):
             self.write(args[0])
-        return found
+        return result
 
     def write(self, tensor: Tensor) -> None:
         """Treat all bytes of a tensor as written."""
@@ -104,8 +104,8 @@ class _NativeKernels:
         self._kernels, self._unwritten = kernels, unwritten
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._kernels, name)
-        return partial(self._run, found) if callable(found) else found
+        kernel = getattr(self._kernels, name)
+        return partial(self._run, kernel) if callable(kernel) else kernel
 
     def _run(self, function: Any, *args: Any) -> Any:
         for tensor in tree_leaves(args):
@@ -136,10 +136,10 @@ class _Kernel:
         if not DRIVER.executes:
             DRIVER.log.append(Launch(self, (x, y, z), Counter()))
             return
-        given = list(_handed_over(arguments, self.source.signature.values()))
+        values = list(_handed_over(arguments, self.source.signature.values()))
         if self.machine is None or self.machine.grid != (x, y, z):
             self.machine = Machine(self.module, (x, y, z), 32 * self.metadata.num_warps, self.metadata.shared)
-        DRIVER.launch(self, self.machine, given)
+        DRIVER.launch(self, self.machine, values)
 
 
 def _handed_over(arguments: Iterable[Any], kinds: Iterable[Any]) -> Iterator[Any]:
@@ -166,12 +166,12 @@ class Driver(triton.backends.driver.DriverBase):
     def launch(self, kernel: _Kernel, machine: Machine, arguments: list[Any]) -> None:
         tensors = {i: argument for i, argument in enumerate(arguments) if isinstance(argument, Tensor)}
         written = {i: known for i, tensor in tensors.items() if (known := self.unwritten.written(tensor)) is not None}
-        given = [tensors[i].detach().numpy() if i in tensors else argument for i, argument in enumerate(arguments)]
-        report = machine.run(given, written)
+        values = [tensors[i].detach().numpy() if i in tensors else argument for i, argument in enumerate(arguments)]
+        report = machine.run(values, written)
         self.log.append(Launch(kernel, machine.grid, report.counts))
         if report.findings:
-            found = "\n".join(f"{count} × {what}" for what, count in report.findings.items())
-            raise KernelError(f"{kernel.metadata.name}:\n{found}")
+            faults = "\n".join(f"{count} × {what}" for what, count in report.findings.items())
+            raise KernelError(f"{kernel.metadata.name}:\n{faults}")
 
     @classmethod
     def is_active(cls) -> bool:

@@ -152,11 +152,11 @@ _HASH = 0x9E3779B1, 0x85EBCA6B
 _ERRORS = np.array([-2, -1, -1, 0, 0, 1, 1, 2], np.int32)
 
 
-def _rough(result: Array, *given: Array) -> Array:
+def _rough(result: Array, *operands: Array) -> Array:
     """Add a deterministic error of up to two units in the last place; exact at 0."""
-    seed = sum(number.view(np.uint32) * np.uint32(odd) for number, odd in zip(given, _HASH, strict=False))
+    seed = sum(number.view(np.uint32) * np.uint32(odd) for number, odd in zip(operands, _HASH, strict=False))
     size = np.abs(result)
-    exact = (given[0] == 0) | (size < 2.0**-120) | ~(size < 2.0**120)
+    exact = (operands[0] == 0) | (size < 2.0**-120) | ~(size < 2.0**120)
     return np.where(exact, result, (result.view(np.int32) + _ERRORS[seed >> np.uint32(29)]).view(np.float32))
 
 
@@ -194,10 +194,10 @@ def _compare(machine: Machine, instruction: Instruction) -> Run:
     combine = _COMBINED.get(rest[0], np.logical_and)
 
     def run(mask: Mask) -> None:
-        found, other = test(a, b), third != negated
-        np.copyto(outs[0], combine(found, other), where=mask)
+        result, other = test(a, b), third != negated
+        np.copyto(outs[0], combine(result, other), where=mask)
         if len(outs) > 1:
-            np.copyto(outs[1], combine(~found, other), where=mask)
+            np.copyto(outs[1], combine(~result, other), where=mask)
 
     return run
 
@@ -224,10 +224,10 @@ _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 @operation("cvt")
 def _convert(machine: Machine, instruction: Instruction) -> Run:
-    to, given = instruction.kinds
+    to, source = instruction.kinds
     (a,) = _sources(machine, instruction, 1)
-    rounded = next((_ROUND[part] for part in instruction.modifiers if part in _ROUND), None)
-    if given[0] != "f":
+    rounded = next((_ROUND[modifier] for modifier in instruction.modifiers if modifier in _ROUND), None)
+    if source[0] != "f":
         return _assigned(machine, instruction, lambda: a.astype(DTYPES[to]), to)
     if to[0] == "f":
         return _assigned(machine, instruction, (lambda: rounded(a)) if rounded else (lambda: a.astype(DTYPES[to])), to)
@@ -243,13 +243,13 @@ def _convert(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("mov", "cvta")
 def _move(machine: Machine, instruction: Instruction) -> Run:
-    out, given = instruction.arguments
+    out, operand = instruction.arguments
     kind = instruction.kind
     if out.startswith("{"):
-        return _unpack(machine, _items(out), machine.source(given, kind))
-    if given.startswith("{"):
-        return _assigned(machine, instruction, _packed(machine, _items(given), kind))
-    source, target = machine.source(given, kind), machine.target(out, kind)
+        return _unpack(machine, _items(out), machine.source(operand, kind))
+    if operand.startswith("{"):
+        return _assigned(machine, instruction, _packed(machine, _items(operand), kind))
+    source, target = machine.source(operand, kind), machine.target(out, kind)
     return lambda mask: np.copyto(target, source, where=mask)
 
 
@@ -260,11 +260,11 @@ def _items(argument: str) -> list[str]:
 def _unpack(machine: Machine, names: list[str], source: Array) -> Run:
     small = f"b{8 * source.itemsize // len(names)}"
     parts = source.view(DTYPES[small]).reshape(len(source), -1).T
-    targets = [(machine.target(name, small), part) for name, part in zip(names, parts, strict=True) if name != "_"]
+    targets = [(machine.target(name, small), chunk) for name, chunk in zip(names, parts, strict=True) if name != "_"]
 
     def run(mask: Mask) -> None:
-        for target, part in targets:
-            np.copyto(target, part, where=mask)
+        for target, chunk in targets:
+            np.copyto(target, chunk, where=mask)
 
     return run
 
@@ -348,16 +348,16 @@ def _permute(machine: Machine, instruction: Instruction) -> Run:
 
 @operation("lop3")
 def _logic(machine: Machine, instruction: Instruction) -> Run:
-    """Apply a function of three bits, given by its truth table."""
+    """Apply a function of three bits, by its truth table."""
     operands = _sources(machine, instruction, 3)
     table = int(instruction.arguments[4], 0)
 
     def value() -> Array:
-        found = np.zeros_like(operands[0])
+        result = np.zeros_like(operands[0])
         for row in (row for row in range(8) if table >> row & 1):
             a, b, c = (x if row >> 2 - i & 1 else ~x for i, x in enumerate(operands))
-            found |= a & b & c
-        return found
+            result |= a & b & c
+        return result
 
     return _assigned(machine, instruction, value)
 
@@ -386,13 +386,13 @@ def _addresses(base: Array, offset: int, lanes: Lanes, count: int, width: int) -
 
 @operation("ld")
 def _load(machine: Machine, instruction: Instruction) -> Run:
-    out, place = instruction.arguments[:2]
+    out, address = instruction.arguments[:2]
     kind, where, space = instruction.kind, instruction.text, instruction.space
     if space == "param":
         return _parameter(machine, instruction)
     items = _items(out)
     targets = [machine.target(item, kind) for item in items]
-    base, offset = machine.address(place)
+    base, offset = machine.address(address)
     width = BITS[kind] // 8
 
     def run(mask: Mask) -> None:
@@ -407,18 +407,18 @@ def _load(machine: Machine, instruction: Instruction) -> Run:
 
 
 def _parameter(machine: Machine, instruction: Instruction) -> Run:
-    out, place = instruction.arguments
-    source = machine.parameters[place.strip("[] ")].view(DTYPES[instruction.kind])[:1]
+    out, address = instruction.arguments
+    source = machine.parameters[address.strip("[] ")].view(DTYPES[instruction.kind])[:1]
     target = machine.target(out, instruction.kind)
     return lambda mask: np.copyto(target, source, where=mask)
 
 
 @operation("st")
 def _store(machine: Machine, instruction: Instruction) -> Run:
-    place, given = instruction.arguments[:2]
+    address, operand = instruction.arguments[:2]
     kind, where, space = instruction.kind, instruction.text, instruction.space
-    sources = [machine.source(item, kind) for item in _items(given)]
-    base, offset = machine.address(place)
+    sources = [machine.source(item, kind) for item in _items(operand)]
+    base, offset = machine.address(address)
     width = BITS[kind] // 8
 
     def run(mask: Mask) -> None:
@@ -435,9 +435,9 @@ def _store(machine: Machine, instruction: Instruction) -> Run:
 def _matrices(machine: Machine, instruction: Instruction) -> Run:
     """8 × 8 halves of words; lane 8k + r has the address of row r of the k-th, lane l its numbers 2l and 2l + 1."""
     load, where = instruction.name == "ldmatrix", instruction.text
-    names, place = instruction.arguments if load else instruction.arguments[::-1]
+    names, address = instruction.arguments if load else instruction.arguments[::-1]
     registers = [machine.registers[name] for name in _items(names)]
-    base, offset = machine.address(place)
+    base, offset = machine.address(address)
     lane = machine.threads.lane[:, None]
     matrix, number = np.divmod(np.arange(2 * len(registers)), 2)
     row, column = lane // 4 + 0 * number, 2 * (lane % 4) + number
@@ -453,8 +453,8 @@ def _matrices(machine: Machine, instruction: Instruction) -> Run:
         at = memory.elements(memory.offsets((starts + 2 * column[lanes]).view(np.uint64), lanes, 2, not load, where), 2)
         if load:
             words = memory.load(at, lanes, where).view(np.uint32)
-            for register, part in zip(registers, words.T, strict=True):
-                register[lanes] = part
+            for register, word in zip(registers, words.T, strict=True):
+                register[lanes] = word
         else:
             words = np.stack([register[lanes] for register in registers], 1).view(memory.words.dtype)
             memory.store(at, lanes, words, where)
@@ -522,7 +522,7 @@ _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum} | {
 @operation("redux")
 def _reduce(machine: Machine, instruction: Instruction) -> Run:
     (a,) = _sources(machine, instruction, 1)
-    ufunc = next(_REDUCTIONS[part] for part in instruction.modifiers if part in _REDUCTIONS)
+    ufunc = next(_REDUCTIONS[modifier] for modifier in instruction.modifiers if modifier in _REDUCTIONS)
     return _assigned(machine, instruction, lambda: np.repeat(ufunc.reduce(a.reshape(-1, 32), 1, dtype=a.dtype), 32))
 
 
@@ -538,10 +538,10 @@ def _vote(machine: Machine, instruction: Instruction) -> Run:
         votes = ((source == expected) & mask).reshape(-1, 32)
         silent = ~np.broadcast_to(mask, source.shape).reshape(-1, 32)
         if how == "ballot":
-            found = (votes * bits).sum(1, dtype=np.uint32)
+            ballot = (votes * bits).sum(1, dtype=np.uint32)
         else:
-            found = votes.any(1) if how == "any" else (votes | silent).all(1)
-        np.copyto(out, np.repeat(found, 32), where=mask)
+            ballot = votes.any(1) if how == "any" else (votes | silent).all(1)
+        np.copyto(out, np.repeat(ballot, 32), where=mask)
 
     return run
 

@@ -109,10 +109,10 @@ class Machine:
         x, y, _ = self.grid
         block, ids = self.threads.block, self.threads.ids
         at = {"x": block % x, "y": block // x % y, "z": block // (x * y)}
-        found = {f"%ctaid.{axis}": index for axis, index in at.items()}
-        found |= {f"%nctaid.{axis}": np.full_like(ids, count) for axis, count in zip("xyz", self.grid, strict=True)}
-        found |= {"%tid.x": ids % threads, "%tid.y": 0 * ids, "%tid.z": 0 * ids}
-        return found | {"%ntid.x": 0 * ids + threads, "%laneid": self.threads.lane, "%warpid": ids % threads // 32}
+        registers = {f"%ctaid.{axis}": index for axis, index in at.items()}
+        registers |= {f"%nctaid.{axis}": np.full_like(ids, count) for axis, count in zip("xyz", self.grid, strict=True)}
+        registers |= {"%tid.x": ids % threads, "%tid.y": 0 * ids, "%tid.z": 0 * ids}
+        return registers | {"%ntid.x": 0 * ids + threads, "%laneid": self.threads.lane, "%warpid": ids % threads // 32}
 
     # Execution, by blocks of instructions.
 
@@ -174,18 +174,18 @@ class _Flow:
             jumps = self._registers[guard.lstrip("!")] != guard.startswith("!")
             mine = jumps if self.here is True else jumps[self.here]
             jumps = bool(mine[0]) if mine.all() or not mine.any() else jumps
-        if isinstance(jumps, bool) and (place := block.target if jumps else after) < self._next_others:
-            self.now = place
+        if isinstance(jumps, bool) and (target := block.target if jumps else after) < self._next_others:
+            self.now = target
             return
         np.copyto(self._place, np.where(jumps, block.target, after), where=self.here)
         self._choose()
 
     def _choose(self) -> None:
         """The first basic block whose threads need not wait, or have met all threads that they wait for."""
-        place = self._place
-        running = place < self.end
-        for now in np.unique(place[running]).tolist():
-            here = place == now
+        position = self._place
+        running = position < self.end
+        for now in np.unique(position[running]).tolist():
+            here = position == now
             if who := self._blocks[now].together:
                 group = getattr(self._threads, who)
                 late = np.bincount(group, weights=running & ~here) > 0

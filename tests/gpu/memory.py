@@ -134,8 +134,8 @@ class Memory:
         """True where two conflicting writes differ."""
         return a != b
 
-    def _report(self, what: str, found: Mapping[str, NDArray[np.bool_]], where: str) -> None:
-        for who, pairs in found.items():
+    def _report(self, what: str, conflicts: Mapping[str, NDArray[np.bool_]], where: str) -> None:
+        for who, pairs in conflicts.items():
             if pairs.any():
                 self.threads.find(f"race between {who} in {self.name} memory, {what}", where, int(pairs.sum()))
 
@@ -180,10 +180,10 @@ class Global(Memory):
         super().__init__("global", size, granule, threads)
         bytes_, valid = self.words.view(np.uint8), np.ones(len(self.words) * granule, bool)
         self.slices = [slice(start, start + high - low) for start, (low, high) in zip(starts, spans, strict=True)]
-        for i, (array, place) in enumerate(zip(arrays, self.slices, strict=True)):
-            bytes_[place] = _bytes(array)
+        for i, (array, span) in enumerate(zip(arrays, self.slices, strict=True)):
+            bytes_[span] = _bytes(array)
             if i in written:
-                valid[place] = written[i]
+                valid[span] = written[i]
         self.valid[:] = valid.reshape(-1, granule).all(1)
         phases = [low % self.PHASE for low, _ in spans]
         self.pointers = [((i + 1) << int(self.SPACING)) + phase for i, phase in enumerate(phases)]
@@ -228,10 +228,10 @@ class Global(Memory):
     def give_back(self) -> None:
         """Copy the results of the kernel back into the arrays."""
         bytes_, valid = self.words.view(np.uint8), np.repeat(self.valid, self.granule)
-        for i, (array, place) in enumerate(zip(self.arrays, self.slices, strict=True)):
-            _bytes(array)[:] = bytes_[place]
+        for i, (array, span) in enumerate(zip(self.arrays, self.slices, strict=True)):
+            _bytes(array)[:] = bytes_[span]
             if i in self.written:
-                self.written[i][:] = valid[place]
+                self.written[i][:] = valid[span]
 
 
 def _places(spans: Sequence[tuple[int, int]], phase: int) -> tuple[list[int], int]:

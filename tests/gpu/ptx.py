@@ -41,11 +41,11 @@ class Instruction:
 
     @cached_property
     def kinds(self) -> list[str]:
-        return [part for part in self.modifiers if part in DTYPES]
+        return [modifier for modifier in self.modifiers if modifier in DTYPES]
 
     @property
     def space(self) -> str:
-        return next((part for part in self.modifiers if part in SPACES), "global")
+        return next((modifier for modifier in self.modifiers if modifier in SPACES), "global")
 
     @property
     def together(self) -> str | None:

@@ -32,20 +32,20 @@ def launches_by_sweep(
     """Launches of a value without and with gradient, of the gradient, and of a Hessian product, by sweep."""
     shape = BATCH, steps, *[size] * (problem.sizes.count(",") - 1)
     scores = [score.to(dtype).requires_grad_() for score in problem.scores(shape)]
-    found: dict[str, list[Launch]] = {}
-    with torch.no_grad(), _noting(log, found, "value"):
+    launches: dict[str, list[Launch]] = {}
+    with torch.no_grad(), _noting(log, launches, "value"):
         problem.values(scores, OMEGAS[omega])
-    with _noting(log, found, "forward"):
+    with _noting(log, launches, "forward"):
         value = problem.values(scores, OMEGAS[omega])
-    with _noting(log, found, "backward"):
+    with _noting(log, launches, "backward"):
         path = torch.autograd.grad(value.sum(), scores, create_graph=True)
-    with _noting(log, found, "hessian"):
+    with _noting(log, launches, "hessian"):
         torch.autograd.grad([(p * p.detach()).sum() for p in path], scores, materialize_grads=True)
-    return found
+    return launches
 
 
 @contextmanager
-def _noting(log: Log, found: dict[str, list[Launch]], sweep: str) -> Iterator[None]:
+def _noting(log: Log, launches: dict[str, list[Launch]], sweep: str) -> Iterator[None]:
     before = len(log)
     yield
-    found[sweep] = log[before:]
+    launches[sweep] = log[before:]

@@ -30,7 +30,7 @@ QUICK = ("negentropy", FLOAT32, "lengths", 17)
 # Every Ω and dtype, lengths and masks, and every block size.
 CASES = [
     *((omega, dtype, "mask", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
-    *(("l2", FLOAT32, kept, 3) for kept in ("all", "lengths")),
+    *(("l2", FLOAT32, padding, 3) for padding in ("all", "lengths")),
     *(
         (omega, dtype, "lengths", states)
         for states in (1, 2, 33)
@@ -42,23 +42,25 @@ CASES = [
 ]
 
 
-def kept_steps(kept: str) -> Tensor:
-    if kept == "mask":
+def step_mask(padding: str) -> Tensor:
+    if padding == "mask":
         return MASK
-    return torch.arange(5) < (STEPS[kept][0] if kept == "lengths" else torch.full((4,), 5)).unsqueeze(-1)
+    return torch.arange(5) < (STEPS[padding][0] if padding == "lengths" else torch.full((4,), 5)).unsqueeze(-1)
 
 
-def potentials(kept: str, states: int, dtype: torch.dtype) -> Tensor:
+def potentials(padding: str, states: int, dtype: torch.dtype) -> Tensor:
     """Scores with NaN in the padding, missing edges, and from the third member on unreachable states."""
     theta = 2 * torch.randn(4, 5, states, states, dtype=dtype)
     theta[torch.rand(theta.shape) < 0.2] = -math.inf
     theta[:2, :, 0, 0] = 0.5
-    return theta.masked_fill(~kept_steps(kept)[..., None, None], math.nan)
+    return theta.masked_fill(~step_mask(padding)[..., None, None], math.nan)
 
 
-@pytest.mark.parametrize(("omega", "dtype", "kept", "states"), [QUICK, *(pytest.param(*c, marks=slow) for c in CASES)])
-def test_sweeps(omega: str, dtype: torch.dtype, kept: str, states: int, launches: Log) -> None:
-    assert_sweeps("chain", [potentials(kept, states, dtype)], STEPS[kept], OMEGAS[omega])
+@pytest.mark.parametrize(
+    ("omega", "dtype", "padding", "states"), [QUICK, *(pytest.param(*c, marks=slow) for c in CASES)]
+)
+def test_sweeps(omega: str, dtype: torch.dtype, padding: str, states: int, launches: Log) -> None:
+    assert_sweeps("chain", [potentials(padding, states, dtype)], STEPS[padding], OMEGAS[omega])
     assert launches.kernels == ["chain_forward", "chain_forward", "chain_backward", "chain_tangent", "chain_backward"]
 
 
@@ -88,9 +90,9 @@ def test_vmap_and_second_derivatives(launches: Log) -> None:
         return torch.func.grad(lambda y: (torch.func.grad(lambda w: bx.Chain(w).value.sum())(y) ** 2).sum())(x)
 
     theta = torch.randn(3, 2, 4, 3, 3, dtype=FLOAT64)
-    found, count = torch.func.vmap(curvature)(theta), len(launches)
+    products, count = torch.func.vmap(curvature)(theta), len(launches)
     with bx.use_backend("reference"):
-        assert_close(found, torch.stack([curvature(x) for x in theta]), FLOAT64)
+        assert_close(products, torch.stack([curvature(x) for x in theta]), FLOAT64)
     assert len(launches) == count == 4  # nested batches are flattened
 
 
@@ -120,14 +122,14 @@ def test_unsupported_chains_use_other_backends(launches: Log) -> None:
 
     theta, wide, none = torch.randn(2, 4, 3, 3), torch.randn(1, 2, 65, 65), torch.randn(2, 0, 3, 3)
     problems = (theta, bx.Negentropy()), (theta, bx.Tsallis(1.3)), (wide, bx.Negentropy()), (none, bx.Negentropy())
-    found = [answers(bx.Chain(x, omega=omega)) for x, omega in problems[:1]]
+    results = [answers(bx.Chain(x, omega=omega)) for x, omega in problems[:1]]
     assert "chain_forward" in launches.kernels
     launches.clear()
-    found += [answers(bx.Chain(x, omega=omega)) for x, omega in problems[1:]]
+    results += [answers(bx.Chain(x, omega=omega)) for x, omega in problems[1:]]
     assert not launches
     with bx.use_backend("reference"):
         wanted = [answers(bx.Chain(x, omega=omega)) for x, omega in problems]
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(results, wanted)
 
 
 @slow

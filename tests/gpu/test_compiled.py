@@ -63,9 +63,9 @@ def resources(launch: Launch, target: Any, directory: Path) -> Resources:
 
 
 def _bytes_stored(ptx: str, target: Any, directory: Path) -> int:
-    given, name = directory / "kernel.ptx", re.search(r"\.target (\w+)", ptx)[1]
-    given.write_text(ptx)
-    told = _run(_nvidia.get_ptxas(target.arch).path, "-v", f"--gpu-name={name}", given, "-o", directory / "cubin")
+    source, name = directory / "kernel.ptx", re.search(r"\.target (\w+)", ptx)[1]
+    source.write_text(ptx)
+    told = _run(_nvidia.get_ptxas(target.arch).path, "-v", f"--gpu-name={name}", source, "-o", directory / "cubin")
     return _number(r"(\d+) bytes spill stores", told)
 
 
@@ -145,15 +145,15 @@ BUDGETS = {
 
 def a_step(name: str, size: int) -> dict[str, dict[str, float]]:
     """Counts of instructions per program and step, by sweep."""
-    found: dict[str, dict[str, float]] = {sweep: {} for sweep in ("forward", "backward", "hessian")}
+    per_step: dict[str, dict[str, float]] = {sweep: {} for sweep in ("forward", "backward", "hessian")}
     for steps, sign in ((4, -1), (6, 1)):
         with emulated() as log, bx.use_backend("triton"):
             launches = launches_by_sweep(log, BY_NAME[name], steps, size)
-        for sweep, counts in found.items():
+        for sweep, counts in per_step.items():
             for kind in ("instructions", "barriers"):
                 total = sum(launch.counts[kind] for launch in launches[sweep])
                 counts[kind] = counts.get(kind, 0) + sign * total / (2 * BATCH)
-    return found
+    return per_step
 
 
 @pytest.mark.parametrize(

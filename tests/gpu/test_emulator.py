@@ -127,18 +127,18 @@ def test_a_fused_product_is_rounded_once() -> None:
 )
 def test_approximate_functions_have_small_errors(code: str, exact: Callable[..., Any]) -> None:
     x = np.linspace(0.1, 20, THREADS).astype(np.float32)
-    found = computed(f"{code} %y, %x0;", "f32", x)
-    np.testing.assert_allclose(found, exact(x), rtol=3e-7)
-    assert (found != exact(x)).any()
+    result = computed(f"{code} %y, %x0;", "f32", x)
+    np.testing.assert_allclose(result, exact(x), rtol=3e-7)
+    assert (result != exact(x)).any()
     special = computed("ex2.approx.ftz.f32 %y, %x0;", "f32", np.array([0, INF, -INF, NAN], np.float32))[:4]
     np.testing.assert_array_equal(special, np.array([1, INF, 0, NAN], np.float32))
 
 
 def test_the_approximate_reciprocal() -> None:
     x = np.linspace(0.1, 20, THREADS)
-    found = computed("rcp.approx.ftz.f64 %y, %x0;", "f64", x)
-    np.testing.assert_allclose(found, 1 / x, rtol=2.0**-19)
-    assert not (found.view(np.uint64) & np.uint64(0xFFFFFFFF)).any()
+    result = computed("rcp.approx.ftz.f64 %y, %x0;", "f64", x)
+    np.testing.assert_allclose(result, 1 / x, rtol=2.0**-19)
+    assert not (result.view(np.uint64) & np.uint64(0xFFFFFFFF)).any()
 
 
 @pytest.mark.parametrize("how", ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "geu", "num", "nan"])
@@ -151,8 +151,8 @@ def test_comparisons_with_nan(how: str) -> None:
     else:
         tests = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
         expected = np.where(none, how.endswith("u"), tests[how[:2]])
-    found = computed(f"setp.{how}.f32 %q0, %x0, %x1; selp.b32 %y, 1, 0, %q0;", "u32", a, b)
-    np.testing.assert_array_equal(found, expected)
+    result = computed(f"setp.{how}.f32 %q0, %x0, %x1; selp.b32 %y, 1, 0, %q0;", "u32", a, b)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_comparisons_are_combined() -> None:
@@ -171,8 +171,8 @@ def test_conversions() -> None:
         "rmi": [2, -3, 3, -1],
         "rpi": [3, -2, 4, 0],
     }.items():
-        found = computed(f"cvt.{how}.s32.f32 %y, %x0;", "s32", x)
-        np.testing.assert_array_equal(found[:8], [*expected, most, least, 0, most])
+        result = computed(f"cvt.{how}.s32.f32 %y, %x0;", "s32", x)
+        np.testing.assert_array_equal(result[:8], [*expected, most, least, 0, most])
     np.testing.assert_array_equal(computed("cvt.rzi.s64.f32 %y, %x0;", "s64", x)[4:6], [2**63 - 1, -(2**63)])
     a, _ = numbers("s32")
     np.testing.assert_array_equal(computed("cvt.s64.s32 %y, %x0;", "s64", a), a.astype(np.int64))
@@ -355,16 +355,16 @@ def test_no_barrier_orders_blocks(first: str) -> None:
     body = f"""mov.u32 %s0, %ctaid.x; xor.b32 %s1, %s0, 1;
         mad.wide.u32 %at0, %s0, 4, %out; mad.wide.u32 %at1, %s1, 4, %out; {" bar.sync 0;".join(moves)}"""
     assert not launch(program(body, "out"), np.zeros(2, np.int32)).findings
-    (found,) = launch(program(body, "out"), np.zeros(2, np.int32), blocks=2).findings
+    (fault,) = launch(program(body, "out"), np.zeros(2, np.int32), blocks=2).findings
     assert (
         "race between blocks in global memory, " + ("write after read" if first == "read" else "read after write")
-        in found
+        in fault
     )
 
 
 def test_conflicting_writes_of_one_instruction() -> None:
-    found = launch(program("st.global.b32 [%out], %t;", "out"), np.zeros(1, np.int32)).findings
-    assert "race between threads in global memory, two values at once" in " ".join(found)
+    faults = launch(program("st.global.b32 [%out], %t;", "out"), np.zeros(1, np.int32)).findings
+    assert "race between threads in global memory, two values at once" in " ".join(faults)
     assert not launch(program("st.global.b32 [%out], 5;", "out"), np.zeros(1, np.int32)).findings
 
 

@@ -110,7 +110,7 @@ def test_structures_that_are_graphs(launches: Log) -> None:
         wanted = segments(wide)
         (path,) = torch.autograd.grad(wanted.sum(), wide)
     value = segments(scores)
-    (found,) = torch.autograd.grad(value.sum(), scores)
+    (gradient,) = torch.autograd.grad(value.sum(), scores)
     assert_close(value, wanted, FLOAT32)
-    assert_close(found, path, FLOAT32)
+    assert_close(gradient, path, FLOAT32)
     assert "graph_backward" in launches.kernels

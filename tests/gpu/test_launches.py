@@ -30,9 +30,9 @@ every_problem = pytest.mark.parametrize(
 def test_one_launch_per_sweep(problem: Problem) -> None:
     """Graphs need one launch per level, and one more for shared weights. A Hessian product needs two sweeps."""
     with emulated(executes=False) as log, bx.use_backend("triton"):
-        found = launches_by_sweep(log, problem, 5, SIZES[problem.name])
+        by_sweep = launches_by_sweep(log, problem, 5, SIZES[problem.name])
     levels, sums = {"graph": (6, 0), "trees of words": (6, 1)}.get(problem.name, (1, 0))
-    counts = {sweep: len(launches) for sweep, launches in found.items()}
+    counts = {sweep: len(launches) for sweep, launches in by_sweep.items()}
     assert counts == {"value": levels, "forward": levels, "backward": levels + sums, "hessian": 2 * levels + sums}
 
 

@@ -22,11 +22,11 @@ def _operate(
     i, j = tl.arange(0, R), tl.arange(0, C)
     inside = (i[:, None] < rows) & (j[None, :] < columns)
     cell = i[:, None] * columns + j[None, :]
-    found, p = omegas.smooth_max_and_argmax(tl.load(x + cell, mask=inside, other=float("-inf")), OMEGA, AXIS)
+    maximum, p = omegas.smooth_max_and_argmax(tl.load(x + cell, mask=inside, other=float("-inf")), OMEGA, AXIS)
     if AXIS == 0:
-        tl.store(value + j, found, mask=j < columns)
+        tl.store(value + j, maximum, mask=j < columns)
     else:
-        tl.store(value + i, found, mask=i < rows)
+        tl.store(value + i, maximum, mask=i < rows)
     tl.store(q + cell, p, mask=inside)
     tl.store(product + cell, omegas.jacobian_product(p, tl.load(y + cell, mask=inside), OMEGA, AXIS), mask=inside)
 
@@ -59,14 +59,14 @@ def test_tiles(kernel: Kernel, dtype: torch.dtype, size: int, launches: Log) -> 
     x[4] = -math.inf
     x[5, 1:] = -math.inf
     for axis in (0, 1):
-        given = x if axis else x.T.contiguous()
-        q = omega.argmax(given.double(), axis)
-        y = torch.randn_like(given).masked_fill(q == 0, math.nan)
-        value, found, product = given.new_empty(6), torch.empty_like(given), torch.empty_like(given)
-        blocks = {name: triton.next_power_of_2(n) for name, n in zip("RC", given.shape, strict=True)}
-        _operate[(1,)](given, y, value, found, product, *given.shape, OMEGA=code, AXIS=axis, **blocks, num_warps=2)
-        assert_close(value, omega.max(given.double(), axis), dtype)
-        assert_close(found, q, dtype)
+        tile = x if axis else x.T.contiguous()
+        q = omega.argmax(tile.double(), axis)
+        y = torch.randn_like(tile).masked_fill(q == 0, math.nan)
+        value, q_tile, product = tile.new_empty(6), torch.empty_like(tile), torch.empty_like(tile)
+        blocks = {name: triton.next_power_of_2(n) for name, n in zip("RC", tile.shape, strict=True)}
+        _operate[(1,)](tile, y, value, q_tile, product, *tile.shape, OMEGA=code, AXIS=axis, **blocks, num_warps=2)
+        assert_close(value, omega.max(tile.double(), axis), dtype)
+        assert_close(q_tile, q, dtype)
         assert_close(product, omega.hessian_product(q, y.double(), axis), dtype)
     assert len(launches) == 2
 

@@ -12,15 +12,15 @@ from torch.autograd import gradcheck, gradgradcheck
 import bellmax as bx
 from gpu.comparing import assert_close, assert_sweeps
 from gpu.driver import Log
-from gpu.test_chain import FLOAT32, FLOAT64, OMEGAS, STEPS, kept_steps, slow
+from gpu.test_chain import FLOAT32, FLOAT64, OMEGAS, STEPS, slow, step_mask
 
-SHARED = {"transitions": (1,), "own": (4,), "by step": (1, 4), "own by step": (4, 4)}
+SHARED = {"transitions": (1,), "per sequence": (4,), "by step": (1, 4), "per sequence and step": (4, 4)}
 QUICK = ("l2", FLOAT32, "mask", "transitions", 3)
 # Every Ω and dtype, every kind of transitions, lengths and masks, and every block size.
 CASES = [
     *((omega, dtype, "lengths", "transitions", 5) for omega in OMEGAS for dtype in (FLOAT32, FLOAT64)),
     *(("negentropy", FLOAT32, "mask", kind, 5) for kind in SHARED),
-    ("l2", FLOAT64, "all", "own by step", 3),
+    ("l2", FLOAT64, "all", "per sequence and step", 3),
     *(
         (omega, dtype, "mask", "transitions", states)
         for states in (1, 2, 17, 33)
@@ -32,7 +32,7 @@ CASES = [
 ]
 
 
-def scores(kept: str, kind: str, states: int, dtype: torch.dtype) -> list[Tensor]:
+def scores(padding: str, kind: str, states: int, dtype: torch.dtype) -> list[Tensor]:
     """Scores with NaN in unused entries, missing transitions and states, and a sequence without a path."""
     transitions = 2 * torch.randn(*SHARED[kind], states, states, dtype=dtype)
     transitions[torch.rand(transitions.shape) < 0.2] = -math.inf
@@ -40,14 +40,14 @@ def scores(kept: str, kind: str, states: int, dtype: torch.dtype) -> list[Tensor
     emissions[2] = -math.inf
     start, end = torch.randn(1, states, dtype=dtype), torch.randn(4, states, dtype=dtype)
     end[0, 1:] = -math.inf
-    return [emissions.masked_fill(~kept_steps(kept).unsqueeze(-1), math.nan), transitions, start, end]
+    return [emissions.masked_fill(~step_mask(padding).unsqueeze(-1), math.nan), transitions, start, end]
 
 
 @pytest.mark.parametrize(
-    ("omega", "dtype", "kept", "kind", "states"), [QUICK, *(pytest.param(*case, marks=slow) for case in CASES)]
+    ("omega", "dtype", "padding", "kind", "states"), [QUICK, *(pytest.param(*case, marks=slow) for case in CASES)]
 )
-def test_sweeps(omega: str, dtype: torch.dtype, kept: str, kind: str, states: int, launches: Log) -> None:
-    assert_sweeps("scored_chain", scores(kept, kind, states, dtype), STEPS[kept], OMEGAS[omega])
+def test_sweeps(omega: str, dtype: torch.dtype, padding: str, kind: str, states: int, launches: Log) -> None:
+    assert_sweeps("scored_chain", scores(padding, kind, states, dtype), STEPS[padding], OMEGAS[omega])
     assert launches.kernels == ["chain_forward", "chain_forward", "chain_backward", "chain_tangent", "chain_backward"]
 
 
@@ -82,26 +82,26 @@ def test_unused_transitions_may_hold_any_number(launches: Log) -> None:
 def test_decoding(launches: Log) -> None:
     emissions, transitions = torch.randn(3, 5, 17), torch.randn(17, 17)
     p = bx.Chain.from_scores(emissions, transitions, lengths=torch.tensor([5, 2, 4]), omega="hard")
-    found = p.marginals
+    marginals = p.marginals
     assert set(launches.kernels) == {"chain_forward", "chain_backward"}
     with bx.use_backend("reference"):
         q = bx.Chain.from_scores(emissions, transitions, lengths=torch.tensor([5, 2, 4]), omega="hard")
-        torch.testing.assert_close(found, q.marginals)
+        torch.testing.assert_close(marginals, q.marginals)
         assert torch.equal(p.best_sequence(), q.best_sequence())
 
 
 @slow
 def test_derivatives(launches: Log) -> None:
     shapes = (2, 3, 2), (2, 2), (2,), (2,)
-    given = [torch.randn(shape, dtype=FLOAT64, requires_grad=True) for shape in shapes]
+    inputs = [torch.randn(shape, dtype=FLOAT64, requires_grad=True) for shape in shapes]
     for omega in ("negentropy", bx.Tsallis(1.5)):
 
         def value(*parts: Tensor, omega: str | bx.Regularizer = omega) -> Tensor:
             emissions, transitions, start, end = parts
             return bx.Chain.from_scores(emissions, transitions, start=start, end=end, omega=omega).value
 
-        assert gradcheck(value, given)
-        assert gradgradcheck(value, given)
+        assert gradcheck(value, inputs)
+        assert gradgradcheck(value, inputs)
     assert {"chain_tangent", "chain_backward"} <= set(launches.kernels)
 
 
@@ -112,7 +112,7 @@ def test_vmap_over_transitions(launches: Log) -> None:
     def gradient(w: Tensor) -> Tensor:
         return torch.func.grad(lambda w: bx.Chain.from_scores(emissions, w).value.sum())(w)
 
-    found = torch.func.vmap(gradient)(transitions)
+    gradients = torch.func.vmap(gradient)(transitions)
     assert launches.kernels == ["chain_forward", "chain_backward"]
     with bx.use_backend("reference"):
-        torch.testing.assert_close(found, torch.stack([gradient(w) for w in transitions]))
+        torch.testing.assert_close(gradients, torch.stack([gradient(w) for w in transitions]))

@@ -40,8 +40,8 @@ def padded_costs(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     cost = torch.rand(4, 6, 9, dtype=dtype) * 3
     cost[0, 2, 3] = cost[2, 3, 4] = math.inf
     lengths = torch.tensor([[6, 9], [4, 5], [4, 5], [1, 1]])
-    for own, (rows, columns) in zip(cost, lengths.tolist(), strict=True):
-        own[rows:] = own[:, columns:] = math.nan
+    for matrix, (rows, columns) in zip(cost, lengths.tolist(), strict=True):
+        matrix[rows:] = matrix[:, columns:] = math.nan
     return [cost], [lengths, torch.tensor([math.inf, 1.0, 0.5, math.inf], dtype=FLOAT64)]
 
 
@@ -137,8 +137,8 @@ def derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> list[Te
 def assert_derivatives(build: Build, scores: Tensors, omega: bx.Regularizer) -> None:
     with bx.use_backend("reference"):
         expected = derivatives(build, [score.double() for score in scores], omega)
-    for found, wanted in zip(derivatives(build, scores, omega), expected, strict=True):
-        assert_close(found, wanted, scores[0].dtype)
+    for got, wanted in zip(derivatives(build, scores, omega), expected, strict=True):
+        assert_close(got, wanted, scores[0].dtype)
 
 
 def random_scores(name: str, dtype: torch.dtype) -> list[Tensor]:
@@ -173,7 +173,7 @@ def test_structures(name: str, omega: str, dtype: torch.dtype, launches: Log) ->
 def test_gradcheck(name: str, launches: Log) -> None:
     build, shapes = STRUCTURES[name]
     scores = [torch.randn(shape, dtype=FLOAT64, requires_grad=True) for shape in shapes]
-    torch.autograd.gradcheck(lambda *given: build(given, bx.Negentropy(0.7)), scores, fast_mode=True)
+    torch.autograd.gradcheck(lambda *inputs: build(inputs, bx.Negentropy(0.7)), scores, fast_mode=True)
 
 
 @slow
@@ -197,8 +197,8 @@ def random_table(rng: np.random.Generator, by_rows: bool) -> tuple[Table, list[t
         return (Term(len(shapes) - 1, float(rng.choice([1.0, 0.5])), shapes[-1]),)
 
     def ends() -> Ends:
-        own = rng.permutation(states)[: rng.integers(1, states + 1)]
-        return Ends(str(rng.choice(PLACES)), tuple(terms(0.5) if k in own else None for k in range(states)))
+        chosen = rng.permutation(states)[: rng.integers(1, states + 1)]
+        return Ends(str(rng.choice(PLACES)), tuple(terms(0.5) if k in chosen else None for k in range(states)))
 
     states = int(rng.integers(1, 4))
     nodes, moves = tuple(terms(0.6) for _ in range(states)), []
@@ -214,14 +214,14 @@ def random_problem(
     rng: np.random.Generator, by_rows: bool, size: tuple[int, int], dtype: torch.dtype
 ) -> tuple[str, list[Tensor], list[Tensor]]:
     """A table, scores some of which are −∞ or shared by the batch, and lengths and bands."""
-    found, shapes = random_table(rng, by_rows)
+    table_and_axes, shapes = random_table(rng, by_rows)
     theta = []
     for axes in shapes:
-        own = [size[0] if axis.kind == "i" else size[1] + axis.offset for axis in axes]
-        scores = torch.from_numpy(rng.normal(size=[2 if not theta or rng.random() < 0.7 else 1, *own])).to(dtype)
+        sides = [size[0] if axis.kind == "i" else size[1] + axis.offset for axis in axes]
+        scores = torch.from_numpy(rng.normal(size=[2 if not theta or rng.random() < 0.7 else 1, *sides])).to(dtype)
         theta.append(scores.masked_fill(torch.from_numpy(rng.random(tuple(scores.shape)) < 0.05), -math.inf))
     lengths = torch.tensor([size, [rng.integers(1, n + 1) for n in size]])
-    return found.name, theta, [lengths, torch.tensor([math.inf, 1.0], dtype=FLOAT64)]
+    return table_and_axes.name, theta, [lengths, torch.tensor([math.inf, 1.0], dtype=FLOAT64)]
 
 
 @slow

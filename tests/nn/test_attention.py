@@ -65,9 +65,9 @@ def test_masked_keys_equal_removed_keys(name: str, backend: str) -> None:
     keys[~MASK], values[~MASK] = torch.nan, torch.nan
     context, weights = attention(queries, keys, values, mask=MASK)
     for b in (0, 2):
-        alone, own = attention(queries[b], keys[b, MASK[b]], values[b, MASK[b]])
+        alone, alone_weights = attention(queries[b], keys[b, MASK[b]], values[b, MASK[b]])
         torch.testing.assert_close(context[b], alone)
-        torch.testing.assert_close(weights[b][:, MASK[b]], own)
+        torch.testing.assert_close(weights[b][:, MASK[b]], alone_weights)
     assert not weights.masked_select(~MASK.unsqueeze(1)).any()
     assert not context[1].any()
 

@@ -69,16 +69,16 @@ def test_is_the_likelihood_of_the_tags_by_enumeration(backend: str) -> None:
     best_scores, best = crf.topk(emissions, 7, mask=MASK)
     marginals = crf.marginals(emissions, mask=MASK)
     for b in range(3):
-        kept = MASK[b]
-        y, total = listed(crf, emissions[b][kept])
-        right = total[(y == tags[b][kept]).all(-1)].squeeze()
+        steps = MASK[b]
+        y, total = listed(crf, emissions[b][steps])
+        right = total[(y == tags[b][steps]).all(-1)].squeeze()
         torch.testing.assert_close(loss[b], total.logsumexp(0) - right)
         wanted, order = total.topk(7)
         torch.testing.assert_close(best_scores[b], wanted)
-        assert torch.equal(best[b][:, kept], y[order])
-        assert (best[b][:, ~kept] == -1).all()
+        assert torch.equal(best[b][:, steps], y[order])
+        assert (best[b][:, ~steps] == -1).all()
         one_hot = torch.nn.functional.one_hot(y, 5).double()
-        torch.testing.assert_close(marginals[b][kept], torch.einsum("n,nts->ts", total.softmax(0), one_hot))
+        torch.testing.assert_close(marginals[b][steps], torch.einsum("n,nts->ts", total.softmax(0), one_hot))
     assert torch.equal(crf.decode(emissions, mask=MASK), best[:, 0])
 
 
@@ -124,9 +124,9 @@ def test_never_emits_forbidden_tags(scheme: str, omega: bx.Regularizer, backend:
     crf, emissions = layer(allowed, omega=omega), 5 * scores(40)
     mask = torch.rand(40, 6) < 0.7
     p = crf.distribution(emissions, mask=mask)
-    found = torch.cat((crf.topk(emissions, 4, mask=mask)[1].movedim(1, 0), p.sample_sequences((5,)))).flatten(0, 1)
-    assert torch.equal(crf.decode(emissions, mask=mask), found[:40])
-    for sequence in found:
+    sequences = torch.cat((crf.topk(emissions, 4, mask=mask)[1].movedim(1, 0), p.sample_sequences((5,)))).flatten(0, 1)
+    assert torch.equal(crf.decode(emissions, mask=mask), sequences[:40])
+    for sequence in sequences:
         y = sequence[sequence >= 0]
         if len(y):
             assert allowed.starts[y[0]]
@@ -151,9 +151,9 @@ def test_holes_equal_the_sequence_without_them(loss: str, omega: bx.Regularizer,
     (gradient,) = torch.autograd.grad(by_mask.sum(), emissions)
     assert not gradient[~MASK].any()
     for b in range(4):
-        kept = MASK[b]
-        squeezed = emissions[b][kept].unsqueeze(0)
-        alone = crf(squeezed, tags[b][kept].unsqueeze(0), reduction="none")[0]
+        steps = MASK[b]
+        squeezed = emissions[b][steps].unsqueeze(0)
+        alone = crf(squeezed, tags[b][steps].unsqueeze(0), reduction="none")[0]
         torch.testing.assert_close(by_mask[b], alone)
         torch.testing.assert_close(gradient[b], torch.autograd.grad(alone, emissions)[0][b])
 
@@ -509,9 +509,9 @@ def test_old_checkpoints_load() -> None:
     model = torch.nn.ModuleDict({"crf": CRF(5, constraints=IOB2)})
     old = {f"crf.allowed_{name}": tensor for name, tensor in IOB2._asdict().items()}
     old |= {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
-    given = dict(old)
+    state = dict(old)
     model.load_state_dict(old)
-    assert old.keys() == given.keys()
+    assert old.keys() == state.keys()
     assert model["crf"].transition_scores.equal(old["crf.transition_scores"])
     with pytest.warns(UserWarning, match=r"crf.allowed_transitions, crf.allowed_starts of the state_dict are ignored"):
         torch.nn.ModuleDict({"crf": CRF(5)}).load_state_dict(old)

@@ -69,7 +69,7 @@ def test_is_never_below_its_proven_bound(name: str) -> None:
 def test_is_its_formula_by_enumeration(omega: bx.Regularizer) -> None:
     scores, targets, lengths = batch(1)
     loss = CTCLoss(reduction="none", omega=omega)(scores, targets, lengths=lengths)
-    for n, (frames, labels) in enumerate(zip(*(part.tolist() for part in lengths), strict=True)):
+    for n, (frames, labels) in enumerate(zip(*(side.tolist() for side in lengths), strict=True)):
         if n == 4:
             assert loss[n] == math.inf
             continue

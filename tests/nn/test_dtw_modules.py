@@ -37,10 +37,10 @@ class Learned(nn.Module):
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_loss_equals_the_function(divergence: str | None, reduction: str, backend: str) -> None:
     x, y = series()
-    given = {"cost": "euclidean", "band": 1, "omega": bx.SquaredL2(0.9), "divergence": divergence}
-    loss = DTWLoss(**given, reduction=reduction)
+    options = {"cost": "euclidean", "band": 1, "omega": bx.SquaredL2(0.9), "divergence": divergence}
+    loss = DTWLoss(**options, reduction=reduction)
     for lengths in (None, LENGTHS, (3, LENGTHS[1])):
-        got, expected = loss(x, y, lengths=lengths), bx.dtw(x, y, lengths=lengths, reduction=reduction, **given)
+        got, expected = loss(x, y, lengths=lengths), bx.dtw(x, y, lengths=lengths, reduction=reduction, **options)
         assert torch.equal(got, expected)
     assert torch.equal(DTWLoss()(x, y), bx.dtw(x, y, reduction="mean"))
 
@@ -133,7 +133,7 @@ def test_repr() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"cost": "squared"}, "cost must be a function or one of .*, got 'squared'"),
         ({"band": -1}, "band must be at least 0, got -1"),
@@ -142,11 +142,11 @@ def test_repr() -> None:
         ({"reduction": "max"}, "reduction must be one of .*, got 'max'"),
     ],
 )
-def test_errors_of_construction(given: dict[str, object], message: str) -> None:
+def test_errors_of_construction(options: dict[str, object], message: str) -> None:
     for kind in (DTWLoss, SoftAlignment):
-        if kind is DTWLoss or not {"divergence", "reduction"} & given.keys():
+        if kind is DTWLoss or not {"divergence", "reduction"} & options.keys():
             with pytest.raises(ValueError, match=message):
-                kind(**given)
+                kind(**options)
 
 
 @pytest.mark.parametrize(

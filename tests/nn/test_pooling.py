@@ -74,9 +74,9 @@ def test_learnt_gamma_may_be_parametrized_and_replicated() -> None:
     replica.gamma = layer.gamma.clone()
     torch.testing.assert_close(replica(x), expected)
     torch.nn.utils.parametrize.register_parametrization(layer, "gamma", torch.nn.Identity())
-    found = layer(x)
-    torch.testing.assert_close(found, expected)
-    assert torch.autograd.grad(found, layer.parametrizations.gamma.original)[0] != 0
+    value = layer(x)
+    torch.testing.assert_close(value, expected)
+    assert torch.autograd.grad(value, layer.parametrizations.gamma.original)[0] != 0
 
 
 def test_negative_gamma_raises_at_the_first_use() -> None:

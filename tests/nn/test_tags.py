@@ -16,20 +16,20 @@ def segments(count: int) -> list[list[tuple[int, int, str]]]:
     """Every way to put segments (first, last, type) of two types on some of ``count`` tokens."""
     if count <= 0:
         return [[]] if count == 0 else []
-    found = list(segments(count - 1))
+    listed = list(segments(count - 1))
     for size in range(1, count + 1):
         here = (count - size, count - 1)
-        found += [[*before, (*here, kind)] for before in segments(count - size) for kind in ("X", "Y-Z")]
-    return found
+        listed += [[*before, (*here, kind)] for before in segments(count - size) for kind in ("X", "Y-Z")]
+    return listed
 
 
-def written(scheme: str, count: int, found: list[tuple[int, int, str]]) -> tuple[str, ...]:
+def written(scheme: str, count: int, spans: list[tuple[int, int, str]]) -> tuple[str, ...]:
     """The tags by which a scheme writes segments down."""
     tags = ["O"] * count
-    for n, (first, last, kind) in enumerate(found):
+    for n, (first, last, kind) in enumerate(spans):
         for t in range(first, last + 1):
             if scheme == "IOB1":
-                touches = n > 0 and found[n - 1][1:] == (first - 1, kind)
+                touches = n > 0 and spans[n - 1][1:] == (first - 1, kind)
                 letter = "B" if t == first and touches else "I"
             elif scheme == "IOB2":
                 letter = "B" if t == first else "I"
@@ -46,7 +46,7 @@ def test_constraints_allow_exactly_the_sequences_of_the_scheme(scheme: str) -> N
     allowed = tag_constraints(labels, scheme)
     assert allowed.transitions.shape == (len(labels), len(labels))
     for count in (1, 2, 3, 4):
-        valid = {written(scheme, count, found) for found in segments(count)}
+        valid = {written(scheme, count, spans) for spans in segments(count)}
         assert len(valid) == len(segments(count))
         got = set()
         for sequence in product(range(len(labels)), repeat=count):

@@ -26,8 +26,8 @@ def test_for_gamma_up_to_one_it_bounds_the_usual_loss_from_above(omega: str, gam
     other = bx.nn.TransducerLoss(reduction="none", omega=omega, gamma=None if omega == "hard" else gamma)
     for seed in range(10):
         logits = 2 * potentials(2, 4, 4, 5, seed=seed)
-        least, found = usual(logits, TARGETS), other(logits, TARGETS)
-        assert bool((found >= least - 1e-9).all())
+        least, loss = usual(logits, TARGETS), other(logits, TARGETS)
+        assert bool((loss >= least - 1e-9).all())
         assert bool((least >= 0).all())
 
 

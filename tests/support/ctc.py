@@ -48,11 +48,11 @@ class Alignments:
 
     def onto_frames(self, edges: Array) -> Array:
         """Sum numbers of edges (..., E) into the entries (..., T, V) that are their weights."""
-        found = np.zeros((*edges.shape[:-1], self.frames, self.classes))
+        sums = np.zeros((*edges.shape[:-1], self.frames, self.classes))
         for e, entry in enumerate(self.entries):
             if entry is not None:
-                found[(..., *entry)] += edges[..., e]
-        return found
+                sums[(..., *entry)] += edges[..., e]
+        return sums
 
     @cached_property
     def paths(self) -> Array:

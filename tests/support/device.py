@@ -67,10 +67,10 @@ def _check_one_device(op: Any, tensors: list[Tensor]) -> None:
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     leaves, form = tree_flatten((args, kwargs))
-    given = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
-    _check_one_device(op, list(given.values()))
-    on_host = {key: _to_host(tensor) for key, tensor in given.items()}
-    back = {id(host): given[key] for key, host in on_host.items()}
+    inputs = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+    _check_one_device(op, list(inputs.values()))
+    on_host = {key: _to_host(tensor) for key, tensor in inputs.items()}
+    back = {id(host): inputs[key] for key, host in on_host.items()}
 
     def host(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -78,10 +78,10 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     args, kwargs = tree_unflatten([host(leaf) for leaf in leaves], form)
-    found = op(*args, **kwargs)
+    results = op(*args, **kwargs)
     if any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves):
-        return found
-    return tree_map_only(Tensor, lambda t: back[id(t)] if id(t) in back else _from_host(t), found)
+        return results
+    return tree_map_only(Tensor, lambda t: back[id(t)] if id(t) in back else _from_host(t), results)
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
@@ -117,7 +117,7 @@ def _composites() -> Iterator[Any]:
 
 
 _libraries = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-_OWN = {"as_strided": _as_strided, "view": _view, "_copy_from": _copy_from, "copy_": _copy}
+_OVERRIDES = {"as_strided": _as_strided, "view": _view, "_copy_from": _copy_from, "copy_": _copy}
 
 
 def register() -> None:
@@ -126,7 +126,7 @@ def register() -> None:
     _libraries[0].fallback(_run, "PrivateUse1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some replace a kernel that torch has for every device
-        for op, function in (*_OWN.items(), *((op, partial(_run, op)) for op in _composites())):
+        for op, function in (*_OVERRIDES.items(), *((op, partial(_run, op)) for op in _composites())):
             _libraries[1].impl(op, function, "PrivateUse1")
 
 

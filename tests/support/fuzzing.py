@@ -39,19 +39,19 @@ class Program:
     def solved(self, b: int, omega: bx.Regularizer) -> Enumerated:
         edges, nodes, uses = self.graphs[b]
         parts = [_summable(tensor[b]).flatten().tolist() for tensor in self.tensors]
-        weights = [math.fsum(self.sense * c * parts[k][n] for k, n, c in own) for own in uses]
+        weights = [math.fsum(self.sense * c * parts[k][n] for k, n, c in terms) for terms in uses]
         return Enumerated(edges, nodes, weights, omega)
 
     def by_edge(self, b: int, direction: list[Tensor]) -> np.ndarray[Any, Any]:
         parts = [z[b].double().flatten().tolist() for z in direction]
-        return np.array([self.sense * sum(c * parts[k][n] for k, n, c in own) for own in self.graphs[b][2]])
+        return np.array([self.sense * sum(c * parts[k][n] for k, n, c in terms) for terms in self.graphs[b][2]])
 
     def by_entry(self, b: int, mass: np.ndarray[Any, Any]) -> list[Tensor]:
-        found = [torch.zeros(tensor[b].numel(), dtype=torch.float64) for tensor in self.tensors]
-        for own, share in zip(self.graphs[b][2], mass, strict=True):
-            for k, n, c in own:
-                found[k][n] += c * share
-        return [flat.reshape(tensor[b].shape) for flat, tensor in zip(found, self.tensors, strict=True)]
+        sums = [torch.zeros(tensor[b].numel(), dtype=torch.float64) for tensor in self.tensors]
+        for terms, share in zip(self.graphs[b][2], mass, strict=True):
+            for k, n, c in terms:
+                sums[k][n] += c * share
+        return [flat.reshape(tensor[b].shape) for flat, tensor in zip(sums, self.tensors, strict=True)]
 
 
 def _summable(scores: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def of_lattice(rng: np.random.Generator) -> Program:
     sizes = [(int(rng.integers(1, rows + 1)), int(rng.integers(1, columns + 1))) for _ in range(batch)]
 
     def graph(n: int, m: int) -> tuple[list[tuple[int, int]], int, list[Uses]]:
-        place = {"cell": lambda i, j: i * columns + j, "row": lambda i, j: i, "column": lambda i, j: j}
+        offset = {"cell": lambda i, j: i * columns + j, "row": lambda i, j: i, "column": lambda i, j: j}
         nodes = sorted(np.ndindex(n, m, states), key=lambda v: (v[0] + v[1], v))
         edges: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         uses: list[Uses] = []
@@ -153,18 +153,18 @@ def of_lattice(rng: np.random.Generator) -> Program:
                 before = (i - di, j - dj, source)
                 if target == k and before in reached:
                     edges.append((before, (i, j, k)))
-                    uses.append([(names.index(kind), place.get(kind, lambda i, j: 0)(i, j), 1.0)])
+                    uses.append([(names.index(kind), offset.get(kind, lambda i, j: 0)(i, j), 1.0)])
                     reached.add((i, j, k))
         end = (n - 1, m - 1, 0)
         useful = {end}
         for parent, child in reversed(edges):
             if child in useful:
                 useful.add(parent)
-        kept = [(e, use) for e, use in zip(edges, uses, strict=True) if e[0] in useful and e[1] in useful]
+        on_path = [(e, use) for e, use in zip(edges, uses, strict=True) if e[0] in useful and e[1] in useful]
         number = {v: 1 + x for x, v in enumerate(v for v in nodes if v in useful)}
         begins = [(0, number[0, 0, 0])] if (0, 0, 0) in useful else []
-        inner = [(number[a], number[c]) for (a, c), _ in kept]
-        return begins + inner, 1 + len(number), [[] for _ in begins] + [use for _, use in kept]
+        inner = [(number[a], number[c]) for (a, c), _ in on_path]
+        return begins + inner, 1 + len(number), [[] for _ in begins] + [use for _, use in on_path]
 
     def make(t: list[Tensor], omega: bx.Regularizer) -> bx.PathDistribution:
         lengths = tuple(torch.tensor(side) for side in zip(*sizes, strict=True))
@@ -260,10 +260,10 @@ def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer)
     """Check that NaN or +∞ is refused if an edge uses it, and has no effect otherwise. Returns the outcome."""
     k = int(rng.integers(len(program.tensors)))
     tensor = program.tensors[k]
-    b, place = int(rng.integers(len(program.graphs))), int(rng.integers(tensor[0].numel()))
+    b, entry = int(rng.integers(len(program.graphs))), int(rng.integers(tensor[0].numel()))
     spoilt, plain = tensor.clone(), tensor.clone()
-    spoilt[b].view(-1)[place], plain[b].view(-1)[place] = rng.choice([math.nan, program.sense * math.inf]), 0.0
-    is_used = any((k, place) == use[:2] for uses in program.graphs[b][2] for use in uses)
+    spoilt[b].view(-1)[entry], plain[b].view(-1)[entry] = rng.choice([math.nan, program.sense * math.inf]), 0.0
+    is_used = any((k, entry) == use[:2] for uses in program.graphs[b][2] for use in uses)
     try:
         value = program.make([*program.tensors[:k], spoilt, *program.tensors[k + 1 :]], omega).value
     except ValueError as error:
@@ -347,8 +347,8 @@ def _verbs(program: Program, omega: bx.Regularizer, solved: list[Enumerated]) ->
     if all(one.value > MASKED for one in solved):
         paths = [drawn, (p.best_walk() if walks else p.best_path()).unsqueeze(0)]
         for path in paths if isinstance(omega, bx.Negentropy | bx.Hard) else paths[:1]:
-            found = p.log_prob(path) > -math.inf
-            yield found, torch.ones_like(found), "log_prob of a sample or of the best path is finite"
+            is_possible = p.log_prob(path) > -math.inf
+            yield is_possible, torch.ones_like(is_possible), "log_prob of a sample or of the best path is finite"
 
 
 def _answers(
@@ -357,13 +357,15 @@ def _answers(
     plain = torch.tensor([_is_plain(one) for one in solved])
     values = torch.tensor([program.sense * one.value for one in solved])[plain]
     masses = [one.expected_path if one.value > -math.inf else np.zeros(len(one.edges)) for one in solved]
-    paths = [torch.stack(own) for own in zip(*(program.by_entry(b, m) for b, m in enumerate(masses)), strict=True)]
+    paths = [
+        torch.stack(members) for members in zip(*(program.by_entry(b, m) for b, m in enumerate(masses)), strict=True)
+    ]
     inputs = [tensor.clone().requires_grad_() for tensor in program.tensors]
     has_ties = _has_near_ties(solved)
     has_kinks = not isinstance(omega, bx.Negentropy) and any(t.double().frac().eq(0).all() for t in program.tensors)
     if way == "jvp":
-        given = tuple(program.tensors)
-        got, slope = torch.func.jvp(lambda *t: program.make(list(t), omega).value, given, tuple(direction))
+        primals = tuple(program.tensors)
+        got, slope = torch.func.jvp(lambda *t: program.make(list(t), omega).value, primals, tuple(direction))
         yield got[plain], values, "value"
         wanted = sum((p * z.double()).reshape(len(p), -1).sum(1) for p, z in zip(paths, direction, strict=True))
         if not has_ties:

@@ -32,14 +32,14 @@ class Hypergraph:
     @cached_property
     def derivations(self) -> Array:
         """Count of each edge in each derivation of the root, (derivations, edges)."""
-        found: list[list[Array]] = []
+        counts: list[list[Array]] = []
         for edges in self.into:
-            found.append([])
+            counts.append([])
             for e in edges:
-                own = np.eye(len(self.edges))[e]
-                for parts in itertools.product(*(found[tail] for tail in self.edges[e][1])):
-                    found[-1].append(sum(parts, own))
-        return np.array(found[-1]).reshape(-1, len(self.edges))
+                unit = np.eye(len(self.edges))[e]
+                for parts in itertools.product(*(counts[tail] for tail in self.edges[e][1])):
+                    counts[-1].append(sum(parts, unit))
+        return np.array(counts[-1]).reshape(-1, len(self.edges))
 
     @cached_property
     def counts(self) -> list[int]:
@@ -68,7 +68,7 @@ class Hypergraph:
             np.cumsum([0, *map(len, tails)]),
             [self.weight[e] for e in edge],
         )
-        return tuple(torch.tensor(np.asarray(part), dtype=torch.int32) for part in parts)
+        return tuple(torch.tensor(np.asarray(numbers), dtype=torch.int32) for numbers in parts)
 
     @cached_property
     def groups(self) -> list[int]:
@@ -87,8 +87,8 @@ class Hypergraph:
         q = np.zeros(len(self.edges))
         for edges in self.into:
             scores = [theta[self.weight[e]] + sum(value[tail] for tail in self.edges[e][1]) for e in edges]
-            own, q[edges] = solve(omega, scores) if edges else (-math.inf, [])
-            value.append(own)
+            node_value, q[edges] = solve(omega, scores) if edges else (-math.inf, [])
+            value.append(node_value)
         return value[-1], q
 
     def probabilities(self, theta: Array, omega: bx.Regularizer) -> Array:
@@ -133,7 +133,7 @@ def random_hypergraph(rng: np.random.Generator, shared: bool, whole: bool = Fals
 def bracketings(n: int) -> tuple[bx.Hypergraph, dict[tuple[int, int], int]]:
     """Binary trees over n words; all splits of a span share its weight."""
     spans = [(i, j) for i in range(n) for j in range(i + 1, n + 1)]
-    number = {span: place for place, span in enumerate(spans)}
+    number = {span: position for position, span in enumerate(spans)}
     edges: list[tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = [((i, i + 1), ()) for i in range(n)]
     edges += [((i, j), ((i, k), (k, j))) for i, j in spans for k in range(i + 1, j)]
     return bx.Hypergraph(edges, weight_of=[number[head] for head, _ in edges]), number

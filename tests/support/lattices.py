@@ -45,6 +45,8 @@ class Lattice:
         if self.lengths is not None:
             lengths = torch.tensor(self.lengths)
             band = torch.tensor(self.band or [math.inf] * self.batch, dtype=torch.float64)
+        ends = [argument for kind, states in (self.start, self.end) for argument in (kind, sum(1 << k for k in states))]
+        moves = torch.tensor(self.moves, dtype=torch.int64).reshape(-1, 4)
         assert omega.kernel is not None
         name, parameters = omega.kernel
         table = table_bytes(self.table, range(len(self.scores)), [None] * len(self.scores))
@@ -55,8 +57,8 @@ class Lattice:
     def _tape(self) -> Tensor:
         """An empty tape."""
         start, end = (
-            Ends(place, tuple(() if k in states else None for k in range(self.states)))
-            for place, states in (self.start, self.end)
+            Ends(kind, tuple(() if k in states else None for k in range(self.states)))
+            for kind, states in (self.start, self.end)
         )
         steps = tuple(Step(*move, (), None) for move in self.moves)
         return Table(self.states, steps, ((),) * self.states, start, end, (), 0, 0)
@@ -93,7 +95,7 @@ class Lattice:
         def node(n: int) -> Node:
             return n // self.states // self.columns, n // self.states % self.columns, n % self.states
 
-        return [[[(node(n), m) for n, m in path if n >= 0] for path in own] for own in paths.tolist()]
+        return [[[(node(n), m) for n, m in path if n >= 0] for path in drawn] for drawn in paths.tolist()]
 
     # --- by its graph
 
@@ -102,20 +104,20 @@ class Lattice:
         n, m = self.lengths[b] if self.lengths else (self.rows, self.columns)
         inside = self._region(b, n, m)
         moves, states = len(self.moves), self.states
-        place = {"corner": lambda i, j: i == j == 0, "row": lambda i, j: i == 0, "column": lambda i, j: j == 0}
-        starts: Callable[[int, int], bool] = place.get(self.start[0], lambda i, j: True)
-        ends: Callable[[int, int], bool] = place.get(self.end[0], lambda i, j: True)
+        is_end_of = {"corner": lambda i, j: i == j == 0, "row": lambda i, j: i == 0, "column": lambda i, j: j == 0}
+        starts: Callable[[int, int], bool] = is_end_of.get(self.start[0], lambda i, j: True)
+        ends: Callable[[int, int], bool] = is_end_of.get(self.end[0], lambda i, j: True)
         cells = sorted(((i, j) for i in range(n) for j in range(m) if inside(i, j)), key=lambda c: (c[0] + c[1], c))
         nodes = [(i, j, k) for i, j in cells for k in range(states)]
         last = [v for v in nodes if v[2] in self.end[1] and ends(n - 1 - v[0], m - 1 - v[1])]
         edges: list[Edge] = []
         for i, j, k in nodes:
-            own = [(k, i, j)] + ([(2 * states + moves + k, i, j)] if last == [(i, j, k)] else [])
+            terms = [(k, i, j)] + ([(2 * states + moves + k, i, j)] if last == [(i, j, k)] else [])
             if k in self.start[1] and starts(i, j):
-                edges.append(Edge(None, (i, j, k), -1, [*own, (states + moves + k, i, j)]))
+                edges.append(Edge(None, (i, j, k), -1, [*terms, (states + moves + k, i, j)]))
             for move, (di, dj, source, to) in enumerate(self.moves):
                 if to == k and i >= di and j >= dj and inside(i - di, j - dj):
-                    edges.append(Edge((i - di, j - dj, source), (i, j, k), move, [*own, (states + move, i, j)]))
+                    edges.append(Edge((i - di, j - dj, source), (i, j, k), move, [*terms, (states + move, i, j)]))
         if len(last) > 1:
             edges += [Edge((i, j, k), "sink", -1, [(2 * states + moves + k, i, j)]) for i, j, k in last]
         return Graph(edges, "sink" if len(last) > 1 else last[0] if last else "none", nodes)
@@ -136,14 +138,14 @@ class Lattice:
 
     def spread(self, gradients: Sequence[np.ndarray], graphs: Sequence[Graph]) -> Scores:
         """Sum numbers of the edges of each graph into the scores that make up the weights of the edges."""
-        found = [None if s is None else torch.zeros(s.shape, dtype=torch.float64) for s in self.scores]
+        sums = [None if s is None else torch.zeros(s.shape, dtype=torch.float64) for s in self.scores]
         for b, (graph, gradient) in enumerate(zip(graphs, gradients, strict=True)):
             for edge, mass in zip(graph.edges, gradient, strict=True):
                 for which, i, j in edge.terms:
-                    array = found[which]
+                    array = sums[which]
                     if array is not None:
                         array[_place(array, b, i, j)] += float(mass)
-        return found
+        return sums
 
 
 def _place(array: Tensor, b: int, i: int, j: int) -> tuple[int, ...]:

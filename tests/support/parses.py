@@ -47,17 +47,17 @@ def all_trees(kind: str, words: int, places: int, labels: int | None = None) -> 
     if kind != "spans":
         heads = projective(words, kind == "one root")
         trees = torch.zeros(len(heads), places, places, dtype=torch.float64)
-        for tree, own in zip(trees, heads, strict=True):
-            tree[list(own), list(range(1, words + 1))] = 1
+        for tree, head in zip(trees, heads, strict=True):
+            tree[list(head), list(range(1, words + 1))] = 1
         return trees
-    found = []
+    events = []
     for spans in brackets(0, words - 1):
         for names in itertools.product(range(labels or 1), repeat=len(spans)):
             tree = torch.zeros(places, places, labels or 1, dtype=torch.float64)
             for (first, last), label in zip(spans, names, strict=True):
                 tree[first, last, label] = 1
-            found.append(tree if labels else tree.squeeze(-1))
-    return torch.stack(found)
+            events.append(tree if labels else tree.squeeze(-1))
+    return torch.stack(events)
 
 
 def value(kind: str, scores: Tensor, words: int, omega: bx.Regularizer) -> Tensor:
@@ -66,16 +66,16 @@ def value(kind: str, scores: Tensor, words: int, omega: bx.Regularizer) -> Tenso
 
 
 def _of_spans(scores: Tensor, words: int, omega: bx.Regularizer) -> Tensor:
-    own = scores if scores.ndim == 2 else omega.max(scores)
+    weights = scores if scores.ndim == 2 else omega.max(scores)
     vertex = omega.max(scores.new_zeros(1))
     inside: dict[tuple[int, int], Tensor] = {}
     for i in range(words):
-        inside[i, i] = own[i, i] + vertex if scores.ndim == 2 else own[i, i]
+        inside[i, i] = weights[i, i] + vertex if scores.ndim == 2 else weights[i, i]
     for width in range(1, words):
         for i in range(words - width):
             j = i + width
             splits = [inside[i, k] + inside[k + 1, j] for k in range(i, j)]
-            inside[i, j] = own[i, j] + omega.max(torch.stack(splits))
+            inside[i, j] = weights[i, j] + omega.max(torch.stack(splits))
     return inside[0, words - 1]
 
 

@@ -108,18 +108,18 @@ class Enumerated:
     @cached_property
     def all_paths(self) -> Array:
         """Indicators of every path whose edges all exist, (paths, edges)."""
-        found: list[list[int]] = []
+        paths: list[list[int]] = []
 
         def extend(node: int, taken: list[int]) -> None:
             if node == 0:
-                found.append(taken)
+                paths.append(taken)
             for e, (parent, child) in enumerate(self.edges):
                 if child == node and self.weights[e] > -math.inf:
                     extend(parent, [*taken, e])
 
         extend(self.num_nodes - 1, [])
-        indicators = np.zeros((len(found), len(self.edges)))
-        for row, taken in enumerate(found):
+        indicators = np.zeros((len(paths), len(self.edges)))
+        for row, taken in enumerate(paths):
             indicators[row, taken] = 1
         return indicators
 

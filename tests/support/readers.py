@@ -163,7 +163,7 @@ def _check_columns(path: Path, kinds: set[str] | None = None) -> None:
 
 def _check_chunks(folder: Path) -> None:
     data = (folder / "standard input").read_bytes()
-    lines = [line for found in chunks(io.BytesIO(data)) for line in found]
+    lines = [line for chunk in chunks(io.BytesIO(data)) for line in chunk]
     assert "\n".join(lines).encode() == data.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
     for line in lines:
         assert all(columns.tokens_of(line))
@@ -183,11 +183,11 @@ def of_midi() -> list[Part]:
 def _midi(*, drums: bool = False) -> bytes:
     midi, file = pretty_midi.PrettyMIDI(initial_tempo=100), io.BytesIO()
     for program in (0, 40):
-        part = pretty_midi.Instrument(program, is_drum=drums and program > 0)
-        part.notes = [pretty_midi.Note(80, 60 + n, 0.5 + 0.5 * n, 1.25 + 0.5 * n) for n in range(4)]
-        part.pitch_bends = [pretty_midi.PitchBend(100, 0.7)]
-        part.control_changes = [pretty_midi.ControlChange(64, 100, 0.6)]
-        midi.instruments.append(part)
+        instrument = pretty_midi.Instrument(program, is_drum=drums and program > 0)
+        instrument.notes = [pretty_midi.Note(80, 60 + n, 0.5 + 0.5 * n, 1.25 + 0.5 * n) for n in range(4)]
+        instrument.pitch_bends = [pretty_midi.PitchBend(100, 0.7)]
+        instrument.control_changes = [pretty_midi.ControlChange(64, 100, 0.6)]
+        midi.instruments.append(instrument)
     midi.time_signature_changes.append(pretty_midi.TimeSignature(3, 4, 0))
     midi.key_signature_changes.append(pretty_midi.KeySignature(3, 0))
     midi.lyrics.append(pretty_midi.Lyric("la", 0.5))
@@ -345,8 +345,8 @@ def _check_tagger(folder: Path) -> None:
     assert all(weight.isfinite().all() for weight in model.parameters())
     assert config.settings.epochs > 0
     if config.gamma > 1e-6:  # scores are divided by it
-        (found,) = tagging.tag(model, vocabulary, [["Ann", "was"]])
-        assert len(found.tags) == 2
+        (tags,) = tagging.tag(model, vocabulary, [["Ann", "was"]])
+        assert len(tags.tags) == 2
 
 
 def _translator(run: Path) -> None:
@@ -363,10 +363,10 @@ def _translator(run: Path) -> None:
 def _check_translator(folder: Path) -> None:
     model, source, target, _ = translating.load(folder / "translation")
     assert all(weight.isfinite().all() for weight in model.parameters())
-    ((text, found),) = translating.translate(model, source, target, ["ba la"])
+    ((text, score),) = translating.translate(model, source, target, ["ba la"])
     assert isinstance(text, str)
     assert all(0 <= word < len(target) for word in target.encode(text))
-    assert found.log_probability <= 0
+    assert score.log_probability <= 0
 
 
 def _check_weights(path: Path) -> None:

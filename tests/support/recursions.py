@@ -52,9 +52,9 @@ class Recursion:
         for i, j, k in nodes:
             if not inside(i, j):
                 continue
-            found = [begin[i, j, k] * one] if (i, j, k) in begin else []
-            found += [values[s] + g for s, g in self.into(tensors, i, j, k) if s in values]
-            finite = [x for x in found if x > -math.inf]
+            candidates = [begin[i, j, k] * one] if (i, j, k) in begin else []
+            candidates += [values[s] + g for s, g in self.into(tensors, i, j, k) if s in values]
+            finite = [x for x in candidates if x > -math.inf]
             if finite:
                 values[i, j, k] = omega.max(torch.stack(finite)) + self.node(tensors, i, j, k)
         last = [(v, score) for v, score in self.ends(tensors, n, m) if inside(*v[:2])]
@@ -130,8 +130,8 @@ def _ctc_tensors(rows: int, columns: int) -> Tensors:
 def _ctc_into(t: Tensors, i: int, j: int, k: int) -> Scored:
     if k == 0:
         return [((i - 1, j, 0), 0.0), ((i - 1, j, 1), 0.0)]
-    found: list[tuple[Node, Tensor | float]] = [((i - 1, j, 1), 0.0), ((i - 1, j - 1, 0), 0.0)]
-    return found + ([((i - 1, j - 1, 1), 0.0)] if j > 1 and t["y"][j - 1] != t["y"][j - 2] else [])
+    moves: list[tuple[Node, Tensor | float]] = [((i - 1, j, 1), 0.0), ((i - 1, j - 1, 0), 0.0)]
+    return moves + ([((i - 1, j - 1, 1), 0.0)] if j > 1 and t["y"][j - 1] != t["y"][j - 2] else [])
 
 
 def _words(rows: int, columns: int) -> Tensors:
@@ -153,13 +153,13 @@ def _emitted(t: Tensors, i: int, j: int) -> Scored:
 
 def _timed_into(t: Tensors, i: int, j: int, k: int) -> Scored:
     """Moves of a token and its number of frames, at least one for a blank, which is the last token."""
-    found: list[tuple[Node, Tensor | float]] = []
+    moves: list[tuple[Node, Tensor | float]] = []
     for d in _DURATIONS:
         if d and i >= d:
-            found.append(((i - d, j, 0), entry(t["blank"], i - d, j) + t["durations"][i - d, j, d]))
+            moves.append(((i - d, j, 0), entry(t["blank"], i - d, j) + t["durations"][i - d, j, d]))
         if j and i >= d and bool(t["more"][i]):
-            found.append(((i - d, j - 1, 0), entry(t["emit"], i - d, j - 1) + t["durations"][i - d, j - 1, d]))
-    return found
+            moves.append(((i - d, j - 1, 0), entry(t["emit"], i - d, j - 1) + t["durations"][i - d, j - 1, d]))
+    return moves
 
 
 def _segment_moves(flat: bool) -> list[bx.Move]:

@@ -22,5 +22,5 @@ def forward_sum(blank: Tensor, emit: Tensor) -> Tensor:
 
 def log_likelihood(logits: Tensor, targets: Tensor, blank: int, frames: int, labels: int) -> Tensor:
     """log p(targets) of one sequence, from logits (T, U + 1, V)."""
-    own = logits[:frames, : labels + 1].log_softmax(-1)
-    return forward_sum(own[..., blank], own[:, torch.arange(labels), targets[:labels]])
+    log_probs = logits[:frames, : labels + 1].log_softmax(-1)
+    return forward_sum(log_probs[..., blank], log_probs[:, torch.arange(labels), targets[:labels]])
