@@ -53,30 +53,50 @@ def of_sequence(tensors: tuple[Tensor, ...], b: int) -> tuple[Tensor, ...]:
     return emissions[b], transitions if transitions.ndim == 2 else transitions[b], start, end[b]
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.35])
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer, backend: str) -> None:
+def chain_and_dense_chains(kind: str, missing: float, omega: bx.Regularizer) -> tuple[bx.Chain, list[bx.Chain]]:
+    """A batch of five chains from scores, and for each the dense chain of its unmasked steps."""
     tensors = scores(kind, missing)
     emissions, transitions, start, end = tensors
     p = bx.Chain.from_scores(emissions, transitions, start=start, end=end, mask=MASKS, omega=omega)
+    return p, [bx.Chain(added_up(*of_sequence(tensors, b), MASKS[b]), omega=omega) for b in range(5)]
+
+
+with_missing_edges = pytest.mark.parametrize("missing", [0.0, 0.35])
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@with_missing_edges
+@each_kind
+def test_values_and_marginals_equal_the_dense_chain(
+    kind: str, missing: float, omega: bx.Regularizer, backend: str
+) -> None:
+    p, dense_chains = chain_and_dense_chains(kind, missing, omega)
     assert p.backend == backend
     assert p.event_shape == (STEPS, STATES, STATES)
-    best_scores, best = p.topk_sequences(4)
-    topk_scores, topk_paths = p.topk(4)
-    entropy, count, mode = p.entropy(), p.num_paths, p.mode
+    entropy, count = p.entropy(), p.num_paths
     marginals, path, pairs = p.marginals, p.expected_path, p.pairwise_marginals
-    log_prob = p.log_prob(p.sequence_to_path(best[:, 0])) if missing == 0 else None
     assert not marginals[~MASKS].any()
-    for b in range(5):
-        steps = MASKS[b]
-        dense = bx.Chain(added_up(*of_sequence(tensors, b), steps), omega=omega)
-
+    for b, (steps, dense) in enumerate(zip(MASKS, dense_chains, strict=True)):
         close(p.value[b], dense.value)
         close(marginals[b][steps], dense.marginals)
         close(path[b][steps], dense.expected_path)
         assert not path[b][~steps].any()
         close(entropy[b], dense.entropy())
         close(count[b], dense.num_paths)
+        later = steps.clone()
+        later[steps.nonzero()[:1]] = False
+        close(pairs[b][later[1:]], dense.expected_path[1:])
+        assert not pairs[b][~later[1:]].any()
+
+
+@with_missing_edges
+@each_kind
+def test_best_paths_equal_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer, backend: str) -> None:
+    p, dense_chains = chain_and_dense_chains(kind, missing, omega)
+    best_scores, best = p.topk_sequences(4)
+    topk_scores, topk_paths = p.topk(4)
+    mode, log_prob = p.mode, p.log_prob(p.sequence_to_path(best[:, 0])) if missing == 0 else None
+    for b, (steps, dense) in enumerate(zip(MASKS, dense_chains, strict=True)):
         close(mode[b][steps], dense.mode)
         wanted_scores, wanted = dense.topk_sequences(4)
         close(best_scores[b], wanted_scores)
@@ -84,15 +104,17 @@ def test_equals_the_dense_chain(kind: str, missing: float, omega: bx.Regularizer
         assert torch.equal(best[b][:, steps], wanted)
         assert (best[b][:, ~steps] == -1).all()
         close(topk_paths[b][:, steps], dense.sequence_to_path(wanted))
-        later = steps.clone()
-        later[steps.nonzero()[:1]] = False
-        close(pairs[b][later[1:]], dense.expected_path[1:])
-        assert not pairs[b][~later[1:]].any()
         if log_prob is not None:
             close(log_prob[b], dense.log_prob(dense.best_path()))
+
+
+@with_missing_edges
+@each_kind
+def test_support_constraints_and_divergence(kind: str, missing: float, omega: bx.Regularizer, backend: str) -> None:
+    p, _ = chain_and_dense_chains(kind, missing, omega)
     listed, probabilities = p.support_paths()
     torch.testing.assert_close(probabilities.sum(0), (p.value > -math.inf).double())
-    torch.testing.assert_close((listed * probabilities[..., None, None, None]).sum(0), path)
+    torch.testing.assert_close((listed * probabilities[..., None, None, None]).sum(0), p.expected_path)
     allowed = potentials(5, STEPS, STATES, seed=8) > -1
     bound, dense_bound = p.constrain(allowed), bx.Chain(p.potentials, mask=MASKS, omega=omega).constrain(allowed)
     torch.testing.assert_close(bound.value, dense_bound.value)
