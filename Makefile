@@ -13,7 +13,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # The environment, made anew when what is installed into it changes: the library alone, with kernels for this machine, or
-# with all kernels and what the tests need.
+# with all kernels, the applications and what the tests need.
 FOR_ALL := -C cmake.define.BELLMAX_BASELINE=ON
 FOR_HERE := $(if $(filter avx2,$(SETS)),$(FOR_ALL:ON=OFF),$(FOR_ALL))
 
@@ -22,9 +22,9 @@ $(LIBRARY): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_HERE) -e .
 	touch $@
 
-$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
+$(INSTALLED): pyproject.toml apps/pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_ALL) -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FOR_ALL) -e '.[test]' -e ./apps
 	touch $(LIBRARY) $@
 
 # Workers share the cores: threads that wait for each other must not spin.
@@ -35,7 +35,7 @@ quick: $(INSTALLED)  ## most tests of the library in two minutes: one Ω of each
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal --quick tests
 
 # Tests of their own, and those of structures that the emulator can afford.
-EMULATED := tests/gpu tests/apps/gpu $(addprefix tests/test_,scores.py ctc.py monotone.py transducer.py)
+EMULATED := tests/gpu tests/gpu_check $(addprefix tests/test_,scores.py ctc.py monotone.py transducer.py)
 gpu: $(INSTALLED)  ## kernels for GPUs on an emulated one, and compiled for several
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m '' -k 'gpu or triton' $(EMULATED)
 

@@ -15,8 +15,8 @@ from measuring import SECONDS, Row, cell, command_line, factor, heading, machine
 from torch import Tensor
 from training_step import training_step
 
-from bellmax.apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes
-from bellmax.apps.ner.model import Tagger
+from bellmax_apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes
+from bellmax_apps.ner.model import Tagger
 
 SIZES = 8, 32
 LOSSES = "surrogate", "relaxed"

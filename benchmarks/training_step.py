@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bellmax.apps.training import clip_gradients
+from bellmax_apps.training import clip_gradients
 
 
 def training_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> Callable[[], None]:

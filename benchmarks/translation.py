@@ -11,8 +11,8 @@ import torch
 from measuring import Row, cell, command_line, heading, machine, measure, ratio, report, table
 from training_step import training_step
 
-from bellmax.apps.translation.data import END, Batch
-from bellmax.apps.translation.model import ATTENTIONS, Translator
+from bellmax_apps.translation.data import END, Batch
+from bellmax_apps.translation.model import ATTENTIONS, Translator
 
 SIZES = 128, 256
 SENTENCES, WORDS = 80, 7000

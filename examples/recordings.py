@@ -1,7 +1,7 @@
 """Scores as recordings that are hard to align: other instruments, out of tune, transposed, noisy, in a large room.
 
 Each MIDI file of a folder is played with rubato by FluidSynth (``apt install fluidsynth fluid-soundfont-gm``), once for
-each condition, so that the true time of every note is known. The results are in docs/results/audio.md.
+each condition, so that the true time of every note is known. The results are in apps/results/audio.md.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from rich.progress import track
 from scipy import signal
 
-from bellmax.apps.audio.align import MODELS, align_recording
-from bellmax.apps.audio.evaluation import Recording, by_synctoolbox
-from bellmax.apps.audio.features import RATE
-from bellmax.apps.audio.score import Score
+from bellmax_apps.audio.align import MODELS, align_recording
+from bellmax_apps.audio.evaluation import Recording, by_synctoolbox
+from bellmax_apps.audio.features import RATE
+from bellmax_apps.audio.score import Score
 
 Wave = NDArray[np.float32]
 Player = Callable[[pretty_midi.PrettyMIDI], Wave]

@@ -27,6 +27,8 @@ FLOORS = (
     ("losses", "series", "checking"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "cli", "__main__", ""),
+    ("nn", "plots", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
+    ("gpu_check", "__main__", ""),
 )
 
 
@@ -44,6 +46,7 @@ MODULES = modules()
 
 def imported(name: str, tree: ast.Module) -> set[str]:
     """Modules of the package that a module imports, at any place in it."""
+    """Names that a module imports anywhere in its code: modules, and members of modules."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -51,10 +54,10 @@ def imported(name: str, tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} has a relative import"
             names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return (names & MODULES.keys()) - {name}
+    return names
 
 
-IMPORTS = {name: imported(name, tree) for name, tree in MODULES.items()}
+IMPORTS = {name: (imported(name, tree) & MODULES.keys()) - {name} for name, tree in MODULES.items()}
 
 
 def floor(name: str) -> int:
@@ -74,6 +77,12 @@ def test_modules_import_only_lower_floors() -> None:
 
 
 def test_backends_are_imported_through_their_registry() -> None:
+def test_the_library_imports_no_application() -> None:
+    for name, tree in MODULES.items():
+        assert not [other for other in imported(name, tree) if other.startswith("bellmax_apps")], name
+
+
+def test_backends_are_behind_their_registry() -> None:
     outside = {name for name in MODULES if not name.startswith("bellmax.backends")}
     assert not [name for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.reference")]
     inside = {other for name in outside for other in IMPORTS[name] if other.startswith("bellmax.backends.native")}

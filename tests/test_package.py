@@ -49,10 +49,13 @@ def test_one_version_everywhere() -> None:
     root = Path(__file__).parents[1]
     if not (root / "pyproject.toml").exists():
         pytest.skip("not run from a checkout")
-    for name, line in {
-        "pyproject.toml": rf'^version = "{re.escape(bx.__version__)}"$',
-        "CITATION.cff": rf"^version: {re.escape(bx.__version__)}$",
-        "conda/recipe.yaml": rf'^  version: "{re.escape(bx.__version__)}"$',
-        "CHANGELOG.md": rf"^## {re.escape(bx.__version__)}$",
-    }.items():
+    version = re.escape(bx.__version__)
+    for name, line in (
+        ("pyproject.toml", rf'^version = "{version}"$'),
+        ("apps/pyproject.toml", rf'^version = "{version}"$'),
+        ("apps/pyproject.toml", rf'^    "bellmax=={version}",$'),
+        ("CITATION.cff", rf"^version: {version}$"),
+        ("conda/recipe.yaml", rf'^  version: "{version}"$'),
+        ("CHANGELOG.md", rf"^## {version}$"),
+    ):
         assert re.search(line, (root / name).read_text(encoding="utf-8"), re.MULTILINE), name

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "apps/results"
 HOME = "https://github.com/bellmax/bellmax/blob/main/"
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="not run from a checkout")
@@ -17,7 +18,15 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="not run from a checko
 def test_every_page_is_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = set(re.findall(r": ([\w/-]+\.md)$", config, re.MULTILINE))
-    assert pages == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert pages == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {
+        f"results/{path.name}" for path in RESULTS.glob("*.md")
+    }
+
+
+@pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), *RESULTS.glob("*.md")], ids=lambda page: page.name)
+def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).is_file()] == []
 
 
 def test_every_picture_is_in_the_gallery_with_its_code() -> None:

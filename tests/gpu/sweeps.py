@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from bellmax.apps.gpu.problems import OMEGAS, PROBLEMS, Problem
+from bellmax.gpu_check.problems import OMEGAS, PROBLEMS, Problem
 from gpu.driver import Launch, Log
 
 BATCH = 2

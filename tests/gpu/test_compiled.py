@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bellmax as bx
-from bellmax.apps.gpu.problems import OMEGAS
+from bellmax.gpu_check.problems import OMEGAS
 from gpu.driver import DRIVER, Launch, emulated, made, triton
 from gpu.sweeps import BATCH, BY_NAME, SIZES, launches_by_sweep
 

@@ -17,7 +17,7 @@ from support.inside import BACKENDS
 from torch.utils._pytree import tree_map_only
 
 import bellmax as bx
-from bellmax.apps.gpu.problems import PROBLEMS, Problem
+from bellmax.gpu_check.problems import PROBLEMS, Problem
 from gpu.driver import Log, emulated, triton
 from gpu.sweeps import SIZES, launches_by_sweep
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bellmax.apps.gpu import checks
-from bellmax.apps.gpu.problems import OMEGAS, PROBLEMS, Problem
+from bellmax.gpu_check import checks
+from bellmax.gpu_check.problems import OMEGAS, PROBLEMS, Problem
 from gpu.driver import emulated
 
 

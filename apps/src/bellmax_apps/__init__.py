@@ -1,0 +1,1 @@
+"""Three applications of bellmax, as subcommands of ``bellmax``: ``ner``, ``audio`` and ``translation``."""

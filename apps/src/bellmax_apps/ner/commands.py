@@ -1,0 +1,284 @@
+"""``bellmax ner …``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import bellmax_apps.ner.table as tables
+import bellmax_apps.ner.tagging as tagging
+import bellmax_apps.training as training
+from bellmax_apps.commands import (
+    CoolDown,
+    Decay,
+    Dropout,
+    Epochs,
+    Force,
+    Jobs,
+    Minutes,
+    Optimizer,
+    Resume,
+    Run,
+    RunFolder,
+    Seed,
+    Seeds,
+    Split,
+    StepSize,
+    TableFolder,
+    given_options,
+    train_into,
+    train_table,
+)
+from bellmax_apps.files import chunks
+from bellmax_apps.ner.data import SPLITS, Corpus, Sentence, find, tokens_of
+from bellmax_apps.ner.schemes import Entity
+from bellmax_command.errors import check_outputs, one_sentence
+
+app = typer.Typer(no_args_is_help=True)
+
+DEFAULT = tagging.Config()
+Data = Annotated[
+    Path, typer.Argument(help="Folder with a file for each of train, dev and test: one token and its tag per line.")
+]
+Embeddings = Annotated[
+    Path | None, typer.Option(help="Pretrained word vectors: a .vec or .txt file (fastText, GloVe), or .npz.")
+]
+Sentences = Annotated[int, typer.Option(help="Batch size, in sentences.")]
+WarmUp = Annotated[
+    int,
+    typer.Option(
+        help="Epochs with the surrogate loss before the relaxed one. With a sparse regularizer a few may be needed."
+    ),
+]
+WordSize = Annotated[int, typer.Option(help="Word embedding size, unless --embeddings is given.")]
+TokenColumn = Annotated[int, typer.Option(help="Column of the tokens, counted from 0.")]
+TagColumn = Annotated[int, typer.Option(help="Column of the tags, counted from 0; -1 is the last.")]
+
+
+@app.command()
+def train(
+    data: Data,
+    output: RunFolder,
+    context: typer.Context,
+    omega: Annotated[str, typer.Option(help="Regularizer: negentropy, l2 or tsallis.")] = DEFAULT.omega,
+    gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = DEFAULT.gamma,
+    loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = DEFAULT.loss,
+    warm_up: WarmUp = DEFAULT.warm_up,
+    embeddings: Embeddings = None,
+    epochs: Epochs = DEFAULT.settings.epochs,
+    minutes: Minutes = None,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    sentences: Sentences = DEFAULT.sentences,
+    tokens: Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")] = DEFAULT.tokens,
+    dropout: Dropout = DEFAULT.dropout,
+    word_size: WordSize = DEFAULT.word_size,
+    token_column: TokenColumn = DEFAULT.token_column,
+    tag_column: TagColumn = DEFAULT.tag_column,
+    seed: Seed = DEFAULT.settings.seed,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a tagger. The best weights on dev are kept.
+
+    After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
+    """
+    with one_sentence():
+        settings = training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed)
+        config = tagging.Config(
+            omega=omega,
+            gamma=gamma,
+            loss=loss,
+            warm_up=warm_up,
+            word_size=word_size,
+            embeddings=None if embeddings is None else str(embeddings.resolve()),
+            dropout=dropout,
+            sentences=sentences,
+            tokens=tokens,
+            token_column=token_column,
+            tag_column=tag_column,
+            settings=settings,
+        )
+
+        given = given_options(context)
+        if embeddings is not None:
+            given.discard("word_size")  # that of the vectors
+        uses = "bellmax ner evaluate RUN DATA", "bellmax ner tag RUN"
+        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, given=given, uses=uses)
+
+
+@app.command("eval", hidden=True)
+@app.command()
+def evaluate(run: Run, data: Data, split: Split = "test") -> None:
+    """Print precision, recall and F1 of entities, of all and by type, as CoNLL defines them."""
+    with one_sentence():
+        if split not in SPLITS:
+            raise ValueError(f"split must be train, dev or test, got {split!r}")
+        model, vocabulary, config = tagging.load(run)
+        path = find(data, split)
+        found = tagging.guess(model, Corpus(config.read(data, split, vocabulary.kinds), vocabulary))
+        whole = tagging.entity_scores(found.truth, found.guesses)
+        by_type = tagging.scores_by_type(found.truth, found.guesses)
+    whole["entities"] = sum(own["entities"] for own in by_type.values())
+    typer.echo(f"{path}: {len(found.truth)} sentences, {found.tags_per_word:.2f} tags per word")
+    typer.echo(f"{'':14}precision  recall      F1  entities")
+    for name, own in {**by_type, "all": whole}.items():
+        scores = (f"{own[score]:{width}.2f}" for score, width in (("precision", 9), ("recall", 8), ("f1", 8)))
+        typer.echo(f"{name:14}{''.join(scores)}{own['entities']:10.0f}")
+
+
+@app.command()
+def tag(
+    run: Run,
+    most: Annotated[int, typer.Option(help="Number of readings to list if not all can be listed.")] = 5,
+) -> None:
+    """Tag the standard input: one sentence per line, tokens separated by spaces.
+
+    Prints each token with its tag and the probability of the tag. After a sentence, lines that begin with # list its
+    readings, most probable first: all with positive probability if the regularizer is sparse, else the best ones.
+    """
+    with one_sentence():
+        model, vocabulary, _ = tagging.load(run)
+        for lines in chunks(sys.stdin.buffer):
+            for found in tagging.tag(model, vocabulary, [tokens_of(line) for line in lines], most):
+                typer.echo("".join(f"{line}\n" for line in _lines(found)))
+
+
+def _lines(found: tagging.Tagged) -> Iterator[str]:
+    for token, label, probability in zip(found.tokens, found.tags, found.confidence, strict=True):
+        yield f"{token}\t{label}\t{probability:.4f}"
+    for reading in found.readings:
+        yield f"# {reading.probability:.4f}\t{_bracketed(found.tokens, reading.entities)}"
+    if found.tokens and not found.is_all:
+        yield "# …"
+
+
+def _bracketed(tokens: list[str], found: list[Entity]) -> str:
+    words = list(tokens)
+    for kind, start, stop in found:
+        words[start] = f"[{kind} {words[start]}"
+        words[stop - 1] += "]"
+    return " ".join(words)
+
+
+@app.command()
+def plot(
+    run: Run,
+    sentence: Annotated[str, typer.Argument(help="Tokens separated by spaces; or, with --data, a sentence number.")],
+    output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("tags.png"),
+    data: Annotated[Path | None, typer.Option(help="Folder: take the sentence of this number, from 0, in dev.")] = None,
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw below. May be repeated.")] = None,
+    force: Force = False,
+) -> None:
+    """Plot the probability of each tag for each word: grey border, not 0; red dot, the true tag."""
+    from bellmax_apps.figures import PICTURES, save
+    from bellmax_apps.ner.figure import draw
+
+    with one_sentence():
+        check_outputs({"--output": output}, [], force=force, endings={"--output": PICTURES})
+        runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
+        given = _sentence(sentence, data, runs[0][3])
+        panels = []
+        for path, model, vocabulary, config in runs:
+            if vocabulary.labels != runs[0][2].labels:
+                raise ValueError(f"runs must have the same labels, but those of {path} differ")
+            with torch.no_grad():
+                p = model.distribution(Corpus([Sentence(given.tokens, [])], vocabulary).batch([0]))
+            panels.append((f"{config.omega}, {config.loss} ({path.name})", p.marginals[0].double().numpy()))
+        save(draw(given.tokens, vocabulary.labels, panels, given.tags), output)
+    typer.echo(f"{output}: {' '.join(given.tokens)}")
+
+
+def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence:
+    if data is None:
+        if not tokens_of(given):
+            raise ValueError("sentence must hold at least one token, got none")
+        return Sentence(tokens_of(given), [])
+    known = config.read(data, "dev")
+    if not given.isdecimal() or int(given) >= len(known):
+        raise ValueError(f"with --data, sentence must be a number from 0 to {len(known) - 1}, got {given!r}")
+    return known[int(given)]
+
+
+@app.command()
+def table(
+    data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
+    output: TableFolder,
+    epochs: Epochs = DEFAULT.settings.epochs,
+    minutes: Minutes = None,
+    embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
+    omega: Annotated[
+        list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2=10.")
+    ] = None,
+    optimizer: Optimizer = DEFAULT.settings.optimizer,
+    step_size: StepSize = DEFAULT.settings.step_size,
+    decay: Decay = DEFAULT.settings.decay,
+    cool_down: CoolDown = DEFAULT.settings.cool_down,
+    sentences: Sentences = DEFAULT.sentences,
+    dropout: Dropout = DEFAULT.dropout,
+    word_size: WordSize = DEFAULT.word_size,
+    warm_up: WarmUp = 3,
+    seed: Seeds = None,
+    jobs: Jobs = 1,
+) -> None:
+    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume.
+
+    Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
+    """
+    with one_sentence():
+        gammas = dict(map(_omega, omega or ("negentropy", "l2=10")))
+        vectors = _vectors(embeddings or (), data)
+        for folder, split in product(data, SPLITS):
+            find(folder, split)
+        shared: dict[str, object] = {
+            "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
+            "decay": decay, "cool_down": cool_down, "sentences": sentences, "dropout": dropout,
+            "word_size": word_size,
+        }  # fmt: skip
+        cells = {cell.run: cell for cell in tables.cells(data, list(gammas), seed or [0], output)}
+        trained = {}
+        for run, cell in cells.items():
+            own = {
+                "omega": cell.omega,
+                "gamma": gammas[cell.omega],
+                "loss": cell.loss,
+                "seed": cell.seed,
+                "warm_up": None if cell.omega == "negentropy" else warm_up,
+                "embeddings": vectors.get(cell.data.resolve().name),
+            }
+            trained[run] = ["ner", "train", str(cell.data)], shared | own
+        train_table(output, trained, jobs, "f1", lambda run: tables.measure(cells[run]), tables.markdown)
+
+
+def _omega(given: str) -> tuple[str, float]:
+    """NAME or NAME=γ → a name and γ, if there is such an Ω."""
+    name, _, written = given.partition("=")
+    try:
+        gamma = float(written or 1)
+    except ValueError:
+        raise ValueError(f"--omega must be NAME or NAME=γ, such as l2=10, got {given!r}") from None
+    tagging.Config(omega=name, gamma=gamma).regularizer()
+    return name, gamma
+
+
+def _vectors(given: Sequence[str], data: Sequence[Path]) -> dict[str, str]:
+    """FOLDER=FILE → the file of word vectors by the name of a folder of data."""
+    names = [folder.resolve().name for folder in data]
+    found = {}
+    for entry in given:
+        name, _, file = entry.partition("=")
+        if name not in names or not Path(file).is_file():
+            raise ValueError(
+                f"--embeddings must be FOLDER=FILE, with a FOLDER among {', '.join(names)} and a FILE that exists, "
+                f"got {entry!r}"
+            )
+        found[name] = file
+    return found

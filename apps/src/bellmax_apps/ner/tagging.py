@@ -1,0 +1,326 @@
+"""Train, save, load, evaluate and use a tagger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import bellmax_apps.training as training
+from bellmax.regularizers import Negentropy, Regularizer, SquaredL2, Tsallis
+from bellmax.structures.chain import ScoredChain
+from bellmax_apps.files import fingerprint
+from bellmax_apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
+from bellmax_apps.ner.model import Tagger
+from bellmax_apps.ner.schemes import Entity, entities, to_iob2
+
+OMEGAS = "negentropy", "l2", "tsallis"
+_SCORES = "precision", "recall", "f1"
+_MOST, _FEW = 1000, 8  # readings of a sentence by itself, and of each in a batch
+
+
+@dataclass(frozen=True)
+class Config(training.Config):
+    """The configuration of a tagger; its vocabulary is separate.
+
+    Args:
+        omega: "negentropy", "l2" or "tsallis" (α = 1.5).
+        gamma: strength of the regularizer.
+        loss: "surrogate" or "relaxed".
+        warm_up: epochs with the surrogate loss before the relaxed one. Under a sparse Ω the relaxed loss has no
+            gradient where the right tag has probability 0, and may never leave "O".
+        word_size: word embedding size, if no vectors are given.
+        embeddings: file of word vectors to start from, or None.
+        letter_size: letter embedding size.
+        hidden_size: hidden size of the LSTM over the sentence, in each direction.
+        dropout: dropout probability at its input and output.
+        sentences: maximum number of sentences in a batch.
+        tokens: maximum number of tokens in a batch of several sentences, with padding.
+        token_column: column of the tokens, from 0.
+        tag_column: column of the tags; −1 is the last.
+        settings: how to train.
+
+    """
+
+    command = "bellmax ner train"
+
+    settings: training.Settings = field(
+        default_factory=partial(training.Settings, epochs=14, optimizer="adamw", step_size=0.002, decay=0.7)
+    )
+    omega: str = "negentropy"
+    gamma: float = 1.0
+    loss: str = "surrogate"
+    warm_up: int = 0
+    word_size: int = 100
+    embeddings: str | None = None
+    letter_size: int = 50
+    hidden_size: int = 100
+    dropout: float = 0.5
+    sentences: int = 16
+    tokens: int = 2048
+    token_column: int = 0
+    tag_column: int = -1
+
+    def __post_init__(self) -> None:
+        training.check_share("dropout", self.dropout)
+
+    def regularizer(self) -> Regularizer:
+        if self.omega not in OMEGAS:
+            raise ValueError(f"omega must be one of {', '.join(map(repr, OMEGAS))}, got {self.omega!r}")
+        if self.omega == "tsallis":
+            return Tsallis(1.5, gamma=self.gamma)
+        return Negentropy(self.gamma) if self.omega == "negentropy" else SquaredL2(self.gamma)
+
+    def tagger(self, vocabulary: Vocabulary) -> Tagger:
+        """An untrained tagger."""
+        return Tagger(
+            vocabulary,
+            omega=self.regularizer(),
+            loss=self.loss,
+            word_size=self.word_size,
+            letter_size=self.letter_size,
+            hidden_size=self.hidden_size,
+            dropout=self.dropout,
+            sparse=self.settings.optimizer == "sgd",
+        )
+
+    def read(self, data: Path, split: str, kinds: Collection[str] | None = None) -> list[Sentence]:
+        """The sentences of a split of a folder, in IOBES; with entities of these types, if they are given."""
+        path = find(data, split)
+        return as_iobes(read(path, token_column=self.token_column, tag_column=self.tag_column, kinds=kinds))
+
+
+# --- training
+
+
+class NamedEntities(training.Task[list[int]]):
+    """Batches are lists of sentence indices."""
+
+    metric = "f1"
+
+    def __init__(self, model: Tagger, config: Config, train: Corpus, dev: Corpus) -> None:
+        self.model: Tagger = model
+        self._config, self._train, self._dev = config, train, dev
+        self._device = next(model.parameters()).device
+
+    def batches(self, epoch: int) -> Sequence[list[int]]:
+        self.model.crf.loss = "surrogate" if epoch < self._config.warm_up else self._config.loss
+        self._generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
+        return self._train.buckets(self._config.sentences, self._config.tokens, self._generator)
+
+    def part(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
+        own = batch[rank::world]
+        return self._train.batch(own or batch[:1], generator=self._generator).to(self._device), len(own)
+
+    def items(self, batch: list[int]) -> int:
+        return len(batch)
+
+    def tokens(self, batch: list[int]) -> int:
+        return sum(len(self._train.sentences[n].tokens) for n in batch)
+
+    def evaluate(self) -> training.Record:
+        return evaluate(self.model, self._dev, self._config.tokens)
+
+
+def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
+    """Train a tagger on a folder of files into the folder ``run``; ``more`` is for :func:`training.fit`.
+
+    With ``resume`` only epochs and minutes may differ from the configuration of the run.
+    """
+    torch.manual_seed(config.settings.seed)
+    config = replace(config, fingerprint=fingerprint(find(data, split) for split in ("train", "dev")))
+    rows: dict[int, Tensor] = {}
+    if more.get("resume") and training.is_begun(run):
+        config = config.resumed(run)
+    resume = bool(more.get("resume")) and training.has_epoch(run)
+    if resume:
+        vocabulary = Vocabulary.load(run / "vocabulary.json")
+        sentences = config.read(data, "train", vocabulary.kinds)
+    else:
+        sentences = config.read(data, "train")
+        words: list[str] = []
+        vectors = np.empty((0, config.word_size), np.float32)
+        if config.embeddings is not None:
+            words, vectors = read_vectors(Path(config.embeddings))
+        config = replace(config, word_size=vectors.shape[1])
+        vocabulary = Vocabulary.of(sentences, words)
+        rows = _rows(vocabulary, words, vectors)
+    dev = config.read(data, "dev", vocabulary.kinds)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with training.processes(device):
+        model = config.tagger(vocabulary)
+        model.use_vectors(rows)
+        model.to(device)
+        if training.rank() == 0:
+            training.begin(run, config, resume=resume)
+            vocabulary.save(run / "vocabulary.json")
+        task = NamedEntities(model, config, Corpus(sentences, vocabulary), Corpus(dev, vocabulary))
+        return training.fit(task, config.settings, run, **more)
+
+
+def _rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]) -> dict[int, Tensor]:
+    """Word vectors by row of the embeddings, for the words that have one, maybe in lower case."""
+    known = {word: row for row, word in enumerate(words)}
+    found = {n: known.get(word, known.get(word.lower())) for n, word in enumerate(vocabulary.words, start=1)}
+    return {n: torch.from_numpy(vectors[row]) for n, row in found.items() if row is not None}
+
+
+def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
+    """Load the best tagger of a run."""
+    training.check_usable(run, Config.command)
+    config, vocabulary = Config.load(run), Vocabulary.load(run / "vocabulary.json")
+    model = training.load_best(lambda: config.tagger(vocabulary), run)
+    return model.eval(), vocabulary, config
+
+
+# --- use
+
+
+class Guesses(NamedTuple):
+    """The true tags of sentences and those of a tagger, in IOB2, and the mean number of possible tags of a word."""
+
+    truth: list[list[str]]
+    guesses: list[list[str]]
+    tags_per_word: float
+
+
+@torch.no_grad()
+def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
+    """Tag sentences whose tags are known."""
+    truth: list[list[str]] = []
+    guesses: list[list[str]] = []
+    device = next(model.parameters()).device
+    positive = words = 0
+    labels = model.labels
+    for members in corpus.buckets(64, tokens):
+        p = model.distribution(corpus.batch(members).to(device))
+        positive += int((p.marginals > 0).sum())
+        for member, sequence in zip(members, p.best_sequence().tolist(), strict=True):
+            given = corpus.sentences[member].tags
+            guess = [labels[tag] for tag in sequence[: len(given)]]
+            for tags, to in ((given, truth), (guess, guesses)):
+                to.append(to_iob2(entities(tags), len(tags)))
+            words += len(given)
+    return Guesses(truth, guesses, positive / words)
+
+
+def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
+    """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
+    found = guess(model, corpus, tokens)
+    return {**entity_scores(found.truth, found.guesses), "tags_per_word": found.tags_per_word}
+
+
+def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.Record:
+    """Precision, recall and F1 of entities in per cent, of tags in IOB2.
+
+    >>> entity_scores([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O", "O"]])["f1"]  # 1 of 1, 1 of 2
+    66.66...
+    """
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    scores = precision_recall_fscore_support(truth, guesses, average="micro", zero_division=0)
+    return dict(zip(_SCORES, (100 * float(score) for score in scores[:3]), strict=True))
+
+
+def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str, training.Record]:
+    """The same for each type of entity, with their number in the truth.
+
+    >>> scores_by_type([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]])["LOC"]
+    {'precision': 0.0, 'recall': 0.0, 'f1': 0.0, 'entities': 1}
+    """
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    kinds = sorted({tag[2:] for tags in (*truth, *guesses) for tag in tags if tag != "O"})
+    *scores, counts = precision_recall_fscore_support(truth, guesses, average=None, zero_division=0)
+    return {
+        kind: {**dict(zip(_SCORES, (100 * float(score) for score in own), strict=True)), "entities": int(count)}
+        for kind, *own, count in zip(kinds, *scores, counts, strict=True)
+    }
+
+
+class Reading(NamedTuple):
+    """One reading of a sentence: its entities, with their joint probability."""
+
+    probability: float
+    entities: list[Entity]
+
+
+class Tagged(NamedTuple):
+    """A sentence, its best tags in IOB2, their probabilities, and its readings, most probable first.
+
+    ``is_all`` says whether these are all readings with positive probability.
+    """
+
+    tokens: list[str]
+    tags: list[str]
+    confidence: list[float]
+    readings: list[Reading]
+    is_all: bool
+
+
+@torch.no_grad()
+def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], most: int = 5) -> list[Tagged]:
+    """Tag tokenised sentences.
+
+    Under a sparse Ω all readings with positive probability are listed, if there are at most 1000. Otherwise, and under
+    negentropy, the ``most`` best ones are.
+    """
+    if most < 1:
+        raise ValueError(f"most must be at least 1, got {most}")
+    found = [Tagged([], [], [], [], True) for _ in sentences]
+    places = [n for n, tokens in enumerate(sentences) if tokens]
+    corpus = Corpus([Sentence(list(sentences[n]), []) for n in places], vocabulary)
+    for members in corpus.buckets(64, max(64, 10_000 // max(most, 5))):
+        batch = corpus.batch(members)
+        # In float64: a probability is the difference of two scores, which are large if a sentence is long.
+        p = model.crf.distribution(model.emissions(batch).double(), lengths=batch.lengths)
+        best = p.best_sequence()
+        confidence = p.marginals.gather(-1, best.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        every = zip(members, best.tolist(), confidence.tolist(), _readings(p, vocabulary.labels, most), strict=True)
+        for member, sequence, sure, (readings, is_all) in every:
+            tokens = corpus.sentences[member].tokens
+            tags = [vocabulary.labels[label] for label in sequence[: len(tokens)]]
+            tags = to_iob2(entities(tags), len(tags))
+            found[places[member]] = Tagged(tokens, tags, sure[: len(tokens)], readings, is_all)
+    return found
+
+
+def _readings(p: ScoredChain, labels: Sequence[str], most: int) -> list[tuple[list[Reading], bool]]:
+    """The readings of each sentence of a batch, and whether they are all."""
+    if type(p.omega) is Negentropy:
+        scores, sequences = p.topk_sequences(most)
+        return _listed(sequences, (scores - p.value.unsqueeze(-1)) / p.omega.gamma, labels, is_all=False)
+    count = p.batch_shape[0]
+    try:
+        paths, probabilities = p.support_paths(_MOST if count == 1 else _FEW)
+        return _listed(p.path_to_sequence(paths).movedim(0, 1), probabilities.log().T, labels, is_all=True)
+    except ValueError:
+        if count > 1:  # one of them has many readings
+            return [found for half in (p[: count // 2], p[count // 2 :]) for found in _readings(half, labels, most)]
+    sequences = p.topk_sequences(min(most, _MOST))[1]
+    log_probabilities = p.log_prob(p.sequence_to_path(sequences.movedim(1, 0))).T
+    return _listed(sequences, log_probabilities, labels, is_all=False)
+
+
+def _listed(
+    sequences: Tensor, log_probabilities: Tensor, labels: Sequence[str], *, is_all: bool
+) -> list[tuple[list[Reading], bool]]:
+    """The readings of sequences (B, K, T), whose log-probabilities (B, K) are −∞ where there are fewer than K."""
+    found = []
+    for own, chances in zip(sequences.tolist(), log_probabilities.tolist(), strict=True):
+        ordered = sorted(zip(chances, own, strict=True), key=lambda pair: -pair[0])
+        readings = [
+            Reading(math.exp(min(chance, 0.0)), entities([labels[label] for label in sequence if label >= 0]))
+            for chance, sequence in ordered
+            if chance > -math.inf
+        ]
+        found.append((readings, is_all))
+    return found

@@ -1,0 +1,231 @@
+"""Encoder and decoder of section 6 and appendix C.3 of the paper, with several kinds of attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from bellmax.nn import SegmentationAttention
+from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
+from bellmax_apps.translation.data import BEGIN, END, PADDING, Batch
+
+ATTENTIONS = "softmax", "negentropy", "l2", "sparsemax"
+
+
+class PlainAttention(nn.Module):
+    """The argmax of max_Ω over keys, by a bilinear score: softmax for negentropy, sparsemax for l2.
+
+    From queries (B, Q, D) and keys (B, K, D) to the context (B, Q, D) and weights (B, Q, K).
+    """
+
+    def __init__(self, size: int, omega: Regularizer) -> None:
+        super().__init__()
+        self.omega = omega
+        self.weight = nn.Parameter(torch.empty(size, size))
+        nn.init.normal_(self.weight, std=1 / size)
+
+    def forward(self, queries: Tensor, keys: Tensor, *, mask: Tensor) -> tuple[Tensor, Tensor]:
+        scores = (queries @ self.weight @ keys.mT).masked_fill(~mask.unsqueeze(-2), -torch.inf)
+        weights = self.omega.argmax(scores).to(keys.dtype)
+        return weights @ keys, weights
+
+
+def attention(kind: str, size: int) -> PlainAttention | SegmentationAttention:
+    """Attention by name; γ as in appendix C.3 of the paper.
+
+    With γ = 1 sparsemax puts all weight on one word after a few steps, and then its gradient is 0.
+    """
+    if kind not in ATTENTIONS:
+        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {kind!r}")
+    if kind in ("softmax", "sparsemax"):
+        return PlainAttention(size, Negentropy() if kind == "softmax" else SquaredL2(10.0))
+    return SegmentationAttention(size, size, omega=Negentropy(2.0) if kind == "negentropy" else SquaredL2(10.0))
+
+
+class State(NamedTuple):
+    """The state of the decoder between two words: (B, H) each."""
+
+    hidden: Tensor
+    cell: Tensor
+    fed: Tensor
+
+
+class Translator(nn.Module):
+    """A bidirectional LSTM encoder and an LSTM decoder with attention and input feeding.
+
+    Calling it returns the sum of the losses of a batch, over the target words.
+
+    Args:
+        source_words: vocabulary size of the source language.
+        target_words: vocabulary size of the target language.
+        kind: attention: "softmax", "negentropy", "l2" or "sparsemax".
+        size: size of the word embeddings and of the hidden states.
+        dropout: dropout probability of embeddings and of the output layer's input.
+        smoothing: label smoothing.
+
+    """
+
+    def __init__(
+        self,
+        source_words: int,
+        target_words: int,
+        *,
+        kind: str = "softmax",
+        size: int = 256,
+        dropout: float = 0.3,
+        smoothing: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if size < 2 or size % 2:
+            raise ValueError(f"size must be even and above 0, got {size}")
+        self.size, self.smoothing = size, smoothing
+        self.source = nn.Embedding(source_words, size, padding_idx=PADDING)
+        self.target = nn.Embedding(target_words, size, padding_idx=PADDING)
+        self.encoder = nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
+        self.decoder = nn.LSTMCell(2 * size, size)
+        self.attention = attention(kind, size)
+        self.combine = nn.Linear(2 * size, size, bias=False)
+        self.write = nn.Linear(size, target_words)
+        self.dropout = nn.Dropout(dropout)
+        for table in (self.source, self.target):
+            nn.init.normal_(table.weight, std=size**-0.5)
+        self.write.weight = self.target.weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        written, _ = self.states(batch)
+        wanted = batch.target[:, 1:]
+        scores = self.write(written).flatten(0, 1)
+        if not self.training:
+            return cross_entropy(scores, wanted.flatten(), ignore_index=PADDING, reduction="sum")
+        return cross_entropy(
+            scores, wanted.flatten(), ignore_index=PADDING, reduction="sum", label_smoothing=self.smoothing
+        )
+
+    def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Inputs of the output layer for the target words after the first (B, T−1, H), and weights (B, T−1, S)."""
+        keys, mask, state = self.read(batch.source, batch.lengths)
+        words = self.dropout(self.target(batch.target[:, :-1]))
+        written, weights = [], []
+        for word in words.unbind(1):
+            state, own = self.step(word, state, keys, mask)
+            written.append(state.fed)
+            weights.append(own)
+        return torch.stack(written, 1), torch.stack(weights, 1)
+
+    def read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Encode: keys (B, S, H), their mask (B, S) and the first state of the decoder."""
+        words = self.dropout(self.source(source))
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        states, (hidden, cell) = self.encoder(packed)
+        keys, _ = pad_packed_sequence(states, batch_first=True)
+        hidden, cell = (torch.cat(tuple(last), -1) for last in (hidden, cell))
+        return keys, source != PADDING, State(hidden, cell, torch.zeros_like(hidden))
+
+    def step(self, word: Tensor, state: State, keys: Tensor, mask: Tensor) -> tuple[State, Tensor]:
+        """The state after a word (B, H), from which ``write`` scores the next word, and weights (B, S)."""
+        hidden, cell = self.decoder(torch.cat((word, state.fed), -1), (state.hidden, state.cell))
+        context, weights = self.attention(hidden.unsqueeze(1), keys, mask=mask)
+        fed = self.dropout(torch.tanh(self.combine(torch.cat((context.squeeze(1), hidden), -1))))
+        return State(hidden, cell, fed), weights.squeeze(1)
+
+
+# --- search
+
+
+class Translation(NamedTuple):
+    """Token ids without begin and end, their log-probability, and weights (words, S)."""
+
+    words: list[int]
+    log_probability: float
+    weights: Tensor
+
+
+@torch.no_grad()
+def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> list[Translation]:
+    """Greedy search for a batch, up to ``most`` words."""
+    keys, mask, state = model.read(source, lengths)
+    batch = len(source)
+    word = torch.full((batch,), BEGIN, device=source.device)
+    done = torch.zeros(batch, dtype=torch.bool, device=source.device)
+    total = torch.zeros(batch, device=source.device)
+    words, weights = [], []
+    for _ in range(most):
+        state, own = model.step(model.target(word), state, keys, mask)
+        score, word = _next_words(model, state).max(-1)
+        total = total + score.masked_fill(done, 0)
+        words.append(word.masked_fill(done, END))
+        weights.append(own)
+        done = done | (word == END)
+        if bool(done.all()):
+            break
+    found, maps = torch.stack(words, 1).tolist(), torch.stack(weights, 1)
+    return [_translation(own, total[n].item(), maps[n]) for n, own in enumerate(found)]
+
+
+def _next_words(model: Translator, state: State) -> Tensor:
+    """Log-probabilities (B, words); −∞ for padding and begin."""
+    scores: Tensor = model.write(state.fed).float()
+    scores[:, :END] = -torch.inf
+    return scores.log_softmax(-1)
+
+
+def _translation(words: list[int], score: float, weights: Tensor) -> Translation:
+    count = words.index(END) if END in words else len(words)
+    return Translation(words[:count], score, weights[:count])
+
+
+@torch.no_grad()
+def beam_search(model: Translator, source: Tensor, width: int, most: int, penalty: float = 1.0) -> Translation:
+    """The best translation of a line (S,) by beam search with this width, up to ``most`` words.
+
+    Translations are ranked by log-probability / length^``penalty``, where the length includes the end.
+    """
+    keys, mask, state = model.read(source.unsqueeze(0), torch.tensor([len(source)]))
+    word = torch.full((1,), BEGIN, device=source.device)
+    kept: list[tuple[float, _Written | None]] = [(0.0, None)]
+    best: tuple[float, float, _Written | None] = -torch.inf, -torch.inf, None
+    for length in range(1, most + 1):
+        count = len(kept)
+        state, weights = model.step(model.target(word), state, keys.expand(count, -1, -1), mask.expand(count, -1))
+        before = torch.tensor([score for score, _ in kept], device=source.device)
+        scores = _next_words(model, state) + before.unsqueeze(1)
+        found, place = scores.flatten().topk(min(2 * width, scores.numel()))
+        going_on: list[tuple[float, _Written | None]] = []
+        parents: list[int] = []
+        for score, at in zip(found.tolist(), place.tolist(), strict=True):
+            parent, number = divmod(at, scores.shape[1])
+            written = kept[parent][1]
+            longer = written if number == END else _Written(written, number, weights[parent])
+            if number == END or length == most:
+                best = max(best, (score / length**penalty, score, longer), key=lambda entry: entry[0])
+            elif len(going_on) < width:
+                going_on.append((score, longer))
+                parents.append(parent)
+        # A longer translation has a lower log-probability, and at most `most` words.
+        if not going_on or best[0] >= going_on[0][0] / most**penalty:
+            break
+        kept = going_on
+        state = State(*(part[parents] for part in state))
+        word = torch.tensor([longer.word for _, longer in kept if longer], device=source.device)
+    return _translation_of(best[2], best[1], len(source))
+
+
+class _Written(NamedTuple):
+    """A word, its attention weights, and the words before it."""
+
+    before: _Written | None
+    word: int
+    weights: Tensor
+
+
+def _translation_of(last: _Written | None, score: float, source: int) -> Translation:
+    words, weights = [], []
+    while last is not None:
+        words.append(last.word)
+        weights.append(last.weights)
+        last = last.before
+    return Translation(words[::-1], score, torch.stack(weights[::-1]) if weights else torch.empty(0, source))

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+
+from bellmax_apps.audio import align as aligning
+from bellmax_apps.audio import evaluation
+from bellmax_apps.audio.features import HOP, RATE, load
+from bellmax_apps.audio.model import Both, Chroma, Harmonic
+from bellmax_apps.audio.score import read_midi, read_truth
+
+from . import music
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_known_warp_is_found_within_a_frame(seed):
+    score = music.score(seed, 12)
+    times = music.warp(score, seed)
+    found = aligning.align(Harmonic().features(music.render(score, times)), score, Harmonic())
+    assert np.abs(found.times - times[:-1]).max() <= 1.01 * HOP / RATE
+    assert found.confidence.min() > 0
+    assert found.confidence.max() <= 1 + 1e-6
+    assert found.soft.shape[1] == 12
+    assert found.soft.sum(1).max() <= 1 + 1e-5
+
+
+def test_chroma_needs_no_weights():
+    score = music.score(2, 12)
+    times = music.warp(score, 2)
+    model = Chroma()
+    found = aligning.align(model.features(music.render(score, times)), score, model, torch.empty(0))
+    assert np.median(np.abs(found.times - times[:-1])) <= 3 * HOP / RATE
+
+
+@pytest.mark.parametrize(("semitones", "cents"), [(0, 0), (2, 0), (-3, 20), (5, -40), (-6, 10)])
+def test_a_recording_of_another_pitch_is_found(semitones, cents):
+    score = music.score(4, 16)
+    times = music.warp(score, 4)
+    said = []
+    audio = music.render(score.transposed(semitones), times, cents=cents)
+    found, pitch = aligning.align_recording(audio, score, told=said.append)
+    assert pitch.semitones == semitones
+    assert pitch.tuned == pytest.approx(cents / 100, abs=0.06)
+    assert said == ([f"the recording is {pitch}"] if semitones or cents else [])
+    error = np.abs(found.times - times[:-1])
+    assert np.median(error) <= HOP / RATE
+    assert error.max() <= 3 * HOP / RATE
+
+
+def test_noise_does_not_matter_much():
+    score = music.score(5, 16)
+    times = music.warp(score, 5)
+    found, pitch = aligning.align_recording(music.render(score, times, noise=0.05), score)
+    assert pitch.semitones == 0
+    assert np.median(np.abs(found.times - times[:-1])) <= 1.5 * HOP / RATE
+
+
+def test_a_transposition_that_hardly_matters_is_not_taken():
+    """In a chromatic scale all tones are alike."""
+    notes = [(0.3 * n, 0.3 * n + 0.3, 48 + n % 12) for n in range(48)]
+    score = music.Score.of(notes)
+    everything = music.Score.of([(start, end, pitch + k) for start, end, pitch in notes for k in range(12)])
+    audio = music.render(everything, np.append(score.onsets, score.end) + 0.3)
+    assert aligning.Pitch.of(audio, score).semitones == 0
+
+
+def test_in_parts_it_is_the_same(monkeypatch):
+    score = music.score(3, 60 * 4)
+    times = music.warp(score, 3)
+    heard = Both().features(music.render(score, times))
+    whole = aligning.align(heard, score)
+    said = []
+    monkeypatch.setattr(aligning, "CELLS", 1000)
+    parts = aligning.align(heard, score, told=said.append)
+    assert "a coarse alignment first, then 3 parts of it" in said[0]
+    assert (whole.frames == parts.frames).mean() > 0.97
+    assert np.abs(whole.frames - parts.frames).max() < 20
+    np.testing.assert_allclose(np.median(parts.confidence), np.median(whole.confidence), atol=0.05)
+
+
+def test_durations_that_cannot_be():
+    score = music.score()
+    with pytest.raises(ValueError, match=r"the recording lasts 23.2 s and the score 3.\d s: one is more than 5 times"):
+        aligning.align(torch.zeros(1000, 88, 20), score)
+
+
+def test_weights_of_another_size(tmp_path):
+    score = music.score()
+    heard = Both().features(music.render(score, music.warp(score)))
+    with pytest.raises(ValueError, match=r"weights must have shape \(44,\), got \(5,\)"):
+        aligning.align(heard, score, weights=torch.ones(5))
+    path = tmp_path / "w.json"
+    path.write_text('{"weights": [1, 2]}')
+    with pytest.raises(ValueError, match=r"w.json must hold 44 finite weights, got 2 numbers"):
+        aligning.trained(path)
+    for text, why in (("[]", "list indices"), ("{}", "'weights' is missing"), ('{"weights": ["x"]}', "")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"w.json cannot be read as weights of 'bellmax audio train': .*{why}"):
+            aligning.trained(path)
+
+
+def test_paths_may_be_strings(tmp_path):
+    music.write_piece(tmp_path, "piece", 0)
+    recording, midi, truth = (str(tmp_path / "piece" / f"piece.{ending}") for ending in ("wav", "mid", "txt"))
+    score = read_midi(midi)
+    found, _ = aligning.align_recording(load(recording), score, Chroma(), torch.empty(0))
+    assert np.median(np.abs(found.times - read_truth(truth, score))) <= 3 * HOP / RATE
+    aligning.write_csv(str(tmp_path / "found.csv"), found, score)
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 1 + len(score)
+    with pytest.raises(ValueError, match="does not exist"):
+        aligning.trained(str(tmp_path / "none.json"))
+    assert [piece.name for piece in evaluation.read(str(tmp_path))] == ["piece"]

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import bellmax as bx
+from bellmax_apps.audio import features
+from bellmax_apps.audio.model import Both, Chroma, Harmonic, Linear, Piece, area, batch, cost_of_classes, learn
+
+from . import music
+
+
+def piece(model, seed=0, events=4):
+    score = music.score(seed, events)
+    times = music.warp(score, seed)
+    heard = model.features(music.render(score, times))
+    return Piece(heard, model.columns(score, len(heard)), times[:-1])
+
+
+@pytest.mark.parametrize("model", [Linear(), Harmonic(), Harmonic(share=0), Chroma()], ids=lambda m: type(m).__name__)
+def test_columns_name_keys(model):
+    score = music.score()
+    columns = model.columns(score, 300)
+    assert len(columns.onsets) == len(score)
+    assert (columns.onsets.diff() >= 1).all()
+    assert columns.onsets[0] == 1
+    norm = columns.keys.sum(0)
+    if isinstance(model, Chroma):
+        assert (columns.keys[12, columns.onsets] < 0).all()
+        norm = columns.keys.clamp(min=0).norm(dim=0)
+    torch.testing.assert_close(norm, torch.ones(columns.keys.shape[1]).double())
+
+
+def test_pitches_that_become_the_same_key_count_once():
+    score = music.Score.of([(0.0, 1.0, 9), (0.0, 1.0, 21), (1.0, 2.0, 108), (1.0, 2.0, 120)])
+    keys = Harmonic().columns(score, 20).keys
+    torch.testing.assert_close(keys.sum(0), torch.ones(keys.shape[1]).double())
+
+
+def test_both_adds_the_costs_of_the_two():
+    of_both, harmonic, chroma = (piece(model) for model in (Both(), Harmonic(), Chroma()))
+    weights = torch.randn(Both().size(), generator=torch.Generator().manual_seed(0)).double()
+    assert (of_both.columns.onsets == harmonic.columns.onsets).all()
+    costs = [
+        model.costs(weights, own.heard, own.columns.keys)
+        for model, own in ((Both(), of_both), (Harmonic(), harmonic), (Chroma(), chroma))
+    ]
+    torch.testing.assert_close(costs[0], costs[1] + 0.25 * costs[2])
+    for part, own in zip(Both.split(of_both.heard), (harmonic, chroma), strict=True):
+        torch.testing.assert_close(part, own.heard)
+
+
+def test_columns_follow_the_tempo_of_the_score():
+    score = music.score()
+    onsets = Harmonic(share=0.5).columns(score, 1000).onsets
+    lasting = np.diff(score.onsets) / (score.end - score.onsets[0])
+    np.testing.assert_allclose(onsets.diff() / 500, lasting, atol=0.01)
+
+
+def test_linear_has_a_key_for_each_pitch_that_it_knows():
+    model = Linear({60, 64, 90})
+    score = music.Score.of([(0.0, 1.0, 61), (0.0, 1.0, 40), (1.0, 2.0, 100), (2.0, 3.0, 64)])
+    assert model.columns(score, 10).keys.argmax(0).tolist() == [3, 0, 2, 1]  # silence, then the lowest notes
+
+
+@pytest.mark.parametrize("model", [Linear({60, 64, 67, 70, 75}), Harmonic(share=0)], ids=["linear", "harmonic"])
+@pytest.mark.parametrize("omega", [bx.Negentropy(2.0), bx.SquaredL2(20.0)], ids=str)
+def test_gradient_from_weights_to_loss(model, omega):
+    of = batch([piece(model, seed) for seed in range(2)])
+    short = of._replace(heard=of.heard[:, ::6], truth=of.truth[:, ::6], lengths=(of.lengths[0] // 6, of.lengths[1]))
+    short.truth[:] = 0
+    for n, (frames, columns) in enumerate(zip(*short.lengths, strict=True)):
+        target = bx.DTW(torch.rand(int(frames), int(columns)).double() + 1).best_path()
+        short.truth[n, : int(frames), : int(columns)] = target
+    torch.manual_seed(1)
+    weights = (0.3 * torch.randn(model.size())).double().requires_grad_()
+    assert gradcheck(lambda w: area(model, w, short, omega), weights, fast_mode=True)
+    assert gradcheck(lambda w: cost_of_classes(model, w, short), weights, fast_mode=True)
+    p = bx.DTW(model.costs(weights, short.heard, short.keys), lengths=short.lengths, omega=omega)
+    known = bx.losses.alignment_area(p, short.truth, reduction="sum") / short.lengths[0].sum()
+    torch.testing.assert_close(area(model, weights, short, omega), known)
+
+
+@pytest.mark.parametrize("model", [Linear(range(55, 80)), Harmonic(share=0)], ids=["linear", "harmonic"])
+def test_end_to_end_learning_brings_alignments_closer(model):
+    pieces = [piece(model, seed) for seed in range(3)]
+    of = batch(pieces)
+    first = learn(model, lambda w: cost_of_classes(model, w, of), torch.zeros(model.size()).double(), iterations=30)
+    omega = bx.Negentropy()
+    before = area(model, first, of, omega)
+    found = learn(model, lambda w: area(model, w, of, omega), first, iterations=20)
+    assert area(model, found, of, omega) < 0.8 * before
+
+
+@pytest.mark.parametrize("model", [Linear(), Harmonic(share=0)], ids=["linear", "harmonic"])
+def test_events_begin_in_the_true_alignment_where_they_should(model):
+    own = piece(model)
+    cells = own.alignment()
+    assert cells[0].tolist() == [0, 0]
+    assert cells[-1].tolist() == [own.shape[0] - 1, own.shape[1] - 1]
+    for column, onset in zip(own.columns.onsets.tolist(), own.truth, strict=True):
+        frames = cells[cells[:, 1] == column, 0]
+        assert frames[0] == round(onset * features.RATE / features.HOP)
+        assert len(frames) == 1 or isinstance(model, Linear)

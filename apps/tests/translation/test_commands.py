@@ -1,0 +1,259 @@
+"""``bellmax translation`` from one end to the other, on a toy language."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bellmax.nn import SegmentationAttention
+from bellmax_apps.translation import translating
+from bellmax_apps.translation.commands import app
+from bellmax_apps.translation.translating import Translating
+
+from ..processes import start_none
+from . import language
+
+SMALL = ["--size", "16", "--tokens", "120", "--dropout", "0"]
+
+
+def run(*args: object, text: str | None = None, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=text)
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language.write(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("l2") / "run"
+    options = ["--epochs", 6, "--attention", "l2", "--step-size", 0.01, *SMALL]
+    said = run("train", data, "--output", folder, *options)
+    assert re.search(r"epoch   6: loss \d+\.\d+, dev bleu \d+\.\d+", said)
+    return folder
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return torch.cat(
+        [t.flatten().double() for t in torch.load(folder / "last.pt", weights_only=True)["model"].values()]
+    )
+
+
+def test_translates_whatever_comes(trained: Path) -> None:
+    said = run("translate", trained, text=f"un deux\n\nzzz yyy\n{'trois ' * 500}\n")
+    lines = said.split("\n")
+    assert len(lines) == 5
+    assert lines[0]
+    assert lines[1] == ""
+
+
+def test_evaluates(trained: Path, data: Path) -> None:
+    said = run("evaluate", trained, data, "--width", 2)
+    assert re.search(r"BLEU +\d+\.\d\d +nrefs:1", said)
+    attended = float(re.search(r"words attended +(\d+\.\d+)", said)[1])
+    assert 0 < attended <= 6
+    assert run("evaluate", trained, data, "--split", "dev", "--width", 1) != said
+
+
+def test_draws_attention(trained: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    run("attention", trained, "un deux trois", "--output", picture)
+    alone = matplotlib.image.imread(picture)
+    run("attention", trained, "un deux trois", "--output", picture, "--beside", trained, "--force")
+    assert alone.std() > 0
+    assert matplotlib.image.imread(picture).shape[1] > alone.shape[1]
+
+
+def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
+    small = [*SMALL, "--cool-down", "0"]
+    run("train", data, "--output", tmp_path / "a", "--epochs", 2, *small)
+    run("train", data, "--output", tmp_path / "b", "--epochs", 1, *small)
+    run("train", data, "--output", tmp_path / "b", "--epochs", 2, "--resume")
+    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert "holds a run already" in run("train", data, "--output", tmp_path / "b", status=2)
+
+
+def test_resumes_with_the_same_settings_alone(data: Path, tmp_path: Path) -> None:
+    run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
+    said = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
+    wanted = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
+    assert wanted in " ".join(said.split())
+
+
+def test_defaults_are_those_of_the_results() -> None:
+    page = Path(__file__).parents[2] / "results/translation.md"
+    lines = page.read_text().replace("\\\n", "").splitlines()
+    command = next(line for line in lines if line.startswith("    bellmax translation table"))
+    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
+    config = translating.Config()
+    assert (str(config.size), str(config.tokens)) == (options["size"], options["tokens"])
+    for name in ("epochs", "step_size", "decay", "cool_down"):
+        assert getattr(config.settings, name) == float(options[name.replace("_", "-")])
+
+
+def test_the_line_that_cannot_be_read_is_named(trained: Path) -> None:
+    result = CliRunner().invoke(app, ["translate", str(trained)], input=b"un\nd\xe9ux\n")
+    assert result.exit_code == 2
+    assert result.output.endswith("Error: standard input, line 2: must be UTF-8, got b'd\\xe9ux'\n")
+
+
+def test_damaged_runs_are_named(trained: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    for name, message in (
+        ("best.pt", "cannot be read as a checkpoint: it is damaged"),
+        ("source.json", "cannot be read as the vocabulary of a run: 'pieces' is missing"),
+        ("config.json", "cannot be read as the configuration of a run: 'settings' is missing"),
+    ):
+        (copy / name).write_text("{}")
+        assert f"{copy / name} {message}" in run("translate", copy, text="", status=2)
+
+
+def test_pieces_of_words(data: Path, tmp_path: Path) -> None:
+    run("train", data, "--output", tmp_path, "--epochs", 1, "--pieces", 40, *SMALL)
+    run("train", data, "--output", tmp_path, "--epochs", 2, "--resume")
+    assert len(json.loads((tmp_path / "history.json").read_text())) == 2
+    assert run("translate", tmp_path, text="un deux\n").endswith("\n")
+
+
+def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_none(monkeypatch, run)
+    options = [
+        "table",
+        data,
+        "--output",
+        tmp_path,
+        "--epochs",
+        1,
+        "--jobs",
+        2,
+        "--pairs",
+        "fr-en",
+        "--width",
+        1,
+        *SMALL,
+    ]
+    run(*options)
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
+    text = (tmp_path / "table.md").read_text()
+    assert "## fr → en" in text
+    assert re.search(r"\| softmax \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # the paper's
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
+    run(*options)
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
+    assert json.loads((tmp_path / "table.json").read_text()) == rows
+
+
+def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_none(monkeypatch, run)
+    options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
+    run("table", data, "--output", tmp_path, *options)
+    assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["seed"] for row in rows] == [1, 2]
+    text = (tmp_path / "table.md").read_text()
+    mean = sum(row["bleu"] for row in rows) / 2
+    assert f"| l2 | mean | {mean:.2f} | +0.00 |" in text
+    assert "softmax" not in text
+
+
+def test_cools_down(data: Path, tmp_path: Path) -> None:
+    options = ["--epochs", 3, "--cool-down", 1, "--step-size", 0.004, "--decay", 1.0, *SMALL]
+    run("train", data, "--output", tmp_path, *options)
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert [record["step_size"] for record in history] == [0.004, 0.004, 0.002]
+
+
+def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    forward = SegmentationAttention.forward
+
+    def noted(self: SegmentationAttention, *args: object, **more: object) -> object:
+        used.append((self.training, self.omega.gamma))
+        return forward(self, *args, **more)
+
+    monkeypatch.setattr(SegmentationAttention, "forward", noted)
+    options = ["--attention", "l2", "--gamma-start", 4, "--cool-down", 1, *SMALL]
+    run("train", data, "--output", tmp_path / "whole", "--epochs", 3, *options)
+    assert list(dict.fromkeys(used)) == [(True, 40), (False, 10), (True, 20), (True, 10)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Translating, "batches", interrupted_in_the_second(Translating.batches))
+        run("train", data, "--output", tmp_path / "parts", "--epochs", 3, *options, status=130)
+    run("train", data, "--output", tmp_path / "parts", "--epochs", 3, "--resume")
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Translating, epoch: int) -> object:
+        raise KeyboardInterrupt
+
+    folder, options = tmp_path / "run", ["--attention", "l2", "--epochs", 1, *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr(Translating, "batches", interrupted)
+        said = " ".join(run("train", data, "--output", folder, *options, status=130).split())
+    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in said
+    said = " ".join(run("translate", folder, text="", status=2).split())
+    assert f"{folder} has no weights, since no epoch was finished: continue with 'bellmax translation train" in said
+    before = (folder / "config.json").read_bytes()
+    said = run("train", data, "--output", folder, "--resume").splitlines()
+    assert said[-1] == f"next: bellmax translation evaluate {folder} {data}, or bellmax translation translate {folder}"
+    assert (folder / "config.json").read_bytes() == before
+    run("train", data, "--output", tmp_path / "whole", *options)
+    assert torch.equal(weights(folder), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("name", ["dropout", "smoothing"])
+def test_bad_shares_are_named(data: Path, tmp_path: Path, name: str) -> None:
+    said = run("train", data, "--output", tmp_path / "run", f"--{name}", 1.5, status=2)
+    assert f"{name} must be at least 0 and below 1, got 1.5" in said
+    assert not (tmp_path / "run").exists()
+
+
+def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., object]:
+    def interrupted(self: Translating, epoch: int) -> object:
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return batches(self, epoch)
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["train", "nowhere", "--output", "x"], "nowhere is not a folder"),
+        (["translate", "nowhere"], "nowhere is not a run of 'bellmax translation train'"),
+        (["train", "DATA", "--output", "RUN", "--source", "de"], "must hold a file for train that ends in .de"),
+        (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'softmax'"),
+        (["train", "DATA", "--output", "RUN", "--longest", "1"], "no training pair has 1 to 1 tokens"),
+        (
+            ["train", "DATA", "--output", "RUN", "--epochs", "2", "--cool-down", "3"],
+            "cool_down must be from 0 to the 2 epochs, got 3",
+        ),
+        (["train", "DATA", "--output", "RUN", "--gamma-start", "0"], "gamma_start must be above 0, got 0.0"),
+        (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
+        (["table", "DATA", "--output", "RUN", "--pairs", "fr-xx"], "must hold a file for train that ends in .xx"),
+        (
+            ["table", "DATA", "--output", "RUN", "--attention", "max"],
+            "attention must be one of 'softmax', 'negentropy'",
+        ),
+    ],
+)
+def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+    places = {"DATA": data, "RUN": tmp_path / "run"}
+    said = run(*(places.get(arg, arg) for arg in args), status=2, text="")
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said

@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from bellmax_apps.translation.data import BEGIN, END, UNKNOWN, Corpus, Vocabulary, find, read_pairs
+
+from . import language
+
+
+def test_reads_parallel_text(tmp_path):
+    language.write(tmp_path)
+    assert find(tmp_path, "test", "fr").name == "test_2016_flickr.fr"
+    assert find(tmp_path, "train", "en").name == "train.en.gz"
+    found = read_pairs(tmp_path, "train", ("fr", "en"))
+    assert found == language.pairs(60)
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere is not a folder: it must hold parallel text, such as train.fr"):
+        find(tmp_path / "nowhere", "train", "fr")
+    with pytest.raises(ValueError, match=r"must hold a file for dev that ends in .fr or .fr.gz"):
+        find(tmp_path, "dev", "fr")
+    (tmp_path / "train.fr").write_text("un\ndeux\n")
+    (tmp_path / "train.en").write_text("ONE\n")
+    with pytest.raises(ValueError, match=r"as many lines as each other, got train.fr 2 and train.en 1"):
+        read_pairs(tmp_path, "train", ("fr", "en"))
+    for name in ("train.fr", "train.en"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(ValueError, match=r"train.fr is empty"):
+        read_pairs(tmp_path, "train", ("fr", "en"))
+    (tmp_path / "train.fr").write_bytes("é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train.fr cannot be read as UTF-8 text"):
+        read_pairs(tmp_path, "train", ("fr", "en"))
+    (tmp_path / "more.train.fr").touch()
+    with pytest.raises(ValueError, match=r"has 2 files for train"):
+        find(tmp_path, "train", "fr")
+
+
+LINES = ["A man, in a blue shirt, isn't here.", "A man is here.", "A dog is here; a dog.", "A blue man's shirt."] * 3
+
+
+@pytest.mark.parametrize("pieces", [0, 60])
+def test_text_becomes_numbers_and_comes_back(tmp_path, pieces):
+    vocabulary = Vocabulary.of("en", LINES, pieces=pieces)
+    vocabulary.save(tmp_path / "v.json")
+    for known in (vocabulary, Vocabulary.load(tmp_path / "v.json")):
+        for line in LINES[:4]:
+            numbers = known.encode(line)
+            assert len(known.tokens(line)) == len(numbers)
+            assert known.decode([*numbers, END, 5, 5]) == line
+            assert all(END < n < len(known) and n != UNKNOWN for n in numbers)
+    assert vocabulary.encode("") == []
+    assert vocabulary.decode([]) == ""
+    assert UNKNOWN in vocabulary.encode("Ж")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"words": [', '"words": [0, ', "words must be a list of texts"),
+        ('"words": [', '"words": ["a", ', "words must begin with <pad>, <s>, </s>, <unk>"),
+        ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces must be those of the words"),
+        ('"dog</w>"', '"dig</w>"', "pieces must be those of the words"),
+        ('"language": "en"', '"language": 1', "language must be text, got 1"),
+    ],
+)
+def test_damaged_vocabularies_are_named(tmp_path, old, new, message):
+    path = tmp_path / "v.json"
+    Vocabulary.of("en", LINES, pieces=60).save(path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=rf"v.json cannot be read as the vocabulary of a run: {message}"):
+        Vocabulary.load(path)
+
+
+def test_words_that_are_rare_are_unknown():
+    vocabulary = Vocabulary.of("en", ["a a b", "b c"])
+    assert vocabulary.words[4:] == ["a", "b"]
+    assert vocabulary.encode("a c") == [4, UNKNOWN]
+
+
+def test_batches():
+    pairs = [*language.pairs(20), ("", "UN"), ("un " * 60, "UN " * 60)]
+    source, target = (Vocabulary.of("en", [p[side] for p in pairs], least=1) for side in (0, 1))
+    corpus = Corpus(pairs, source, target)
+    members = corpus.within(50)
+    assert members == list(range(20))
+    for generator in (None, torch.Generator().manual_seed(0)):
+        found = corpus.buckets(members, 30, generator)
+        assert sorted(n for own in found for n in own) == members
+        for own in found:
+            batch = corpus.batch(own)
+            assert batch.target.numel() <= 30 + len(own) or len(own) == 1
+            assert (batch.target[:, 0] == BEGIN).all()
+            for n, row, length in zip(own, batch.source, batch.lengths, strict=True):
+                assert row[length - 1] == END
+                assert source.decode(row.tolist()) == pairs[n][0]

@@ -1,0 +1,116 @@
+from itertools import product
+
+import pytest
+import torch
+
+from bellmax_apps.translation.data import BEGIN, END, PADDING, Batch, Corpus, Vocabulary
+from bellmax_apps.translation.model import ATTENTIONS, Translator, beam_search, greedy
+
+from . import language
+
+
+def translator(kind="softmax", **more):
+    torch.manual_seed(0)
+    return Translator(12, 7, kind=kind, size=8, **more).eval()
+
+
+SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0], [8, 9, 2, 0]]), torch.tensor([4, 2, 3])
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_a_batch_is_its_pairs(kind):
+    model = translator(kind)
+    target = torch.tensor([[1, 4, 5, 2], [1, 6, 2, 0], [1, 4, 4, 2]])
+    together = model(Batch(SOURCE, LENGTHS, target))
+    alone = sum(model(Batch(SOURCE[n : n + 1, : LENGTHS[n]], LENGTHS[n : n + 1], target[n : n + 1])) for n in range(3))
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_masked_words_have_no_weight_and_get_no_gradient(kind):
+    model = translator(kind)
+    target = torch.tensor([[1, 4, 5, 2]] * 3)
+    _, weights = model.states(Batch(SOURCE, LENGTHS, target))
+    masked = (SOURCE == PADDING).unsqueeze(1).expand_as(weights)
+    assert not weights[masked].any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3))
+    keys, mask, state = model.read(SOURCE, LENGTHS)
+    keys = keys.detach().masked_fill(~mask.unsqueeze(-1), torch.nan if kind in ("negentropy", "l2") else 3.0)
+    keys.requires_grad_()
+    step, _ = model.step(model.target(torch.full((3,), 4)), state, keys, mask)
+    (gradient,) = torch.autograd.grad(step.fed.sum(), keys)
+    assert not gradient[~mask].any()
+    assert gradient[mask].any()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_learns_to_say_it_backwards(kind):
+    pairs = language.pairs(24)
+    source, target = (Vocabulary.of("en", [p[side] for p in pairs], least=1) for side in (0, 1))
+    corpus = Corpus(pairs, source, target)
+    torch.manual_seed(1)
+    model = Translator(len(source), len(target), kind=kind, size=48, dropout=0.0, smoothing=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batch = corpus.batch(range(24))
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model(batch) / 24
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        if loss < 0.02:
+            break
+    found = greedy(model.eval(), batch.source, batch.lengths, 10)
+    assert [target.decode(own.words) for own in found] == [pair[1] for pair in pairs]
+
+
+def log_probability(model, source, words):
+    target = torch.tensor([[BEGIN, *words, END]])
+    return -model(Batch(source.unsqueeze(0), torch.tensor([len(source)]), target)).item()
+
+
+def every_translation(words, most):
+    return [list(own) for length in range(most) for own in product(words, repeat=length)]
+
+
+def spread_out(model):
+    """Weights that make probabilities differ."""
+    with torch.no_grad():
+        model.write.bias[:END] = -1e4  # never written
+        model.write.bias[END:].normal_(generator=torch.Generator().manual_seed(3))
+        model.combine.weight.mul_(8)
+    return model
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_beam_search_is_that_of_all_translations_if_it_is_wide(penalty):
+    model, source = spread_out(translator("l2")), SOURCE[0]
+    most = 4
+    every = every_translation(range(END + 1, 7), most)
+    scores = [log_probability(model, source, words) / (len(words) + 1) ** penalty for words in every]
+    best = max(range(len(every)), key=scores.__getitem__)
+    found = beam_search(model, source, 200, most, penalty)
+    # Those that are cut at the end have no end in their probability, and may be better.
+    if len(found.words) < most:
+        assert found.words == every[best]
+        assert found.log_probability == pytest.approx(log_probability(model, source, found.words), rel=1e-4)
+        assert found.weights.shape == (len(found.words), len(source))
+    else:
+        assert found.log_probability / most**penalty >= scores[best] - 1e-5
+
+
+def test_beam_search_of_one_is_greedy():
+    model = spread_out(translator("negentropy"))
+    for n in range(3):
+        source = SOURCE[n, : LENGTHS[n]]
+        (wanted,) = greedy(model, source.unsqueeze(0), LENGTHS[n : n + 1], 6)
+        found = beam_search(model, source, 1, 6, penalty=0.0)
+        assert found.log_probability >= wanted.log_probability - 1e-4
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"attention must be one of 'softmax', .*, got 'dot'"):
+        Translator(5, 5, kind="dot")
+    with pytest.raises(ValueError, match="size must be even and above 0, got 7"):
+        Translator(5, 5, size=7)

@@ -1,1 +1,0 @@
-"""The applications of the paper, each an optional extra: ``bellmax[ner]``, and so on."""
