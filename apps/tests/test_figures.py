@@ -13,7 +13,7 @@ def picture(text: str, family: list[str]) -> Figure:
     return figure
 
 
-def test_letters_that_no_font_has_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_characters_without_a_font_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.png"
     figures.save(picture("a中b文中", ["DejaVu Sans"]), path)
     said = capsys.readouterr()
@@ -24,12 +24,14 @@ def test_letters_that_no_font_has_are_named_once(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("text", ["ção $x_1$ ∞", "ça"])
-def test_other_letters_are_drawn_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_common_characters_are_drawn_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
     figures.save(picture(text, figures.fonts()), tmp_path / "a.pdf")
     assert capsys.readouterr().err == ""
 
 
-def test_fonts_with_colours_are_not_used() -> None:
+def test_colour_fonts_are_left_out() -> None:
     """Matplotlib draws nothing with them."""
     coloured, plain = "NotoColorEmoji-Regular.ttf", "NotoEmoji-Regular.ttf"
     assert figures.useful([f"a/{coloured}", f"a/{plain}", "Symbola_hint.ttf"]) == ["Symbola_hint.ttf", f"a/{plain}"]

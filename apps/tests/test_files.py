@@ -36,24 +36,24 @@ from bellmax_apps.files import (
         (type("PanicException", (BaseException,), {})("out of range"), "out of range"),
     ],
 )
-def test_whatever_a_reader_raises_is_a_sentence(tmp_path: Path, error: BaseException, why: str) -> None:
+def test_any_error_of_a_reader_becomes_one_sentence(tmp_path: Path, error: BaseException, why: str) -> None:
     path = tmp_path / "a.bin"
     path.touch()
     with pytest.raises(ValueError, match=rf"{path} cannot be read as music: {why}$"), reading(path, "music"):
         raise error
 
 
-def test_an_interrupt_is_not_the_file() -> None:
+def test_interrupts_pass_through_readers() -> None:
     with pytest.raises(KeyboardInterrupt), reading(Path(__file__), "music"):
         raise KeyboardInterrupt
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none.json does not exist"):
         read_json(tmp_path / "none.json")
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_damaged_files_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("{nothing")
     with pytest.raises(ValueError, match=r"a.json cannot be read as JSON: Expecting property name"):
@@ -90,7 +90,7 @@ def test_a_line_that_is_too_long_is_refused(ending: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("text", ["\ufeffone\ntwo\n", "one\ntwo\n"])
-def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path, text: str) -> None:
+def test_a_byte_order_mark_is_removed(tmp_path: Path, text: str) -> None:
     plain, zipped = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     plain.write_text(text, encoding="utf-8")
     zipped.write_bytes(gzip.compress(text.encode()))
@@ -117,7 +117,7 @@ class Pieces(io.BytesIO):
         return next(self._pieces, b"")
 
 
-def test_lines_come_as_they_are_there() -> None:
+def test_chunks_yields_complete_lines_as_they_arrive() -> None:
     assert list(chunks(Pieces(b"one\n", b"two\nth", b"r\xc3", b"\xa9\n", b"end"))) == [
         ["one"],
         ["two"],
@@ -128,7 +128,7 @@ def test_lines_come_as_they_are_there() -> None:
     assert list(chunks(Pieces())) == []
 
 
-def test_the_line_that_is_not_utf8_is_named_after_those_before_it() -> None:
+def test_chunks_yields_valid_lines_before_it_reports_an_invalid_one() -> None:
     found = chunks(Pieces(b"one\n", b"two\nthr\xff\nfour\n"))
     assert next(found) == ["one"]
     assert next(found) == ["two"]
@@ -136,7 +136,7 @@ def test_the_line_that_is_not_utf8_is_named_after_those_before_it() -> None:
         next(found)
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     write_json(path, [1])
 
@@ -150,7 +150,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_file_beside_an_output_is_left_alone(tmp_path: Path) -> None:
+def test_files_with_similar_names_are_not_touched(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("mine")
     (tmp_path / "thesis.part").write_text("mine too")
@@ -165,7 +165,7 @@ def test_a_file_beside_an_output_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
-def test_an_interrupted_write_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_temporary_file(error: type[BaseException], tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, [1])
 
@@ -180,7 +180,7 @@ def test_an_interrupted_write_leaves_nothing(error: type[BaseException], tmp_pat
     assert json.loads(path.read_text()) == [1]
 
 
-def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
+def test_fingerprints_depend_on_contents_and_order(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_text("one")
     b.write_text("two")
@@ -189,7 +189,7 @@ def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(2, "No such file", "other")], ids=repr)
-def test_errors_that_are_not_of_the_output_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
+def test_unrelated_errors_pass_through_replacing(error: Exception, tmp_path: Path) -> None:
     with pytest.raises(type(error)) as caught, bellmax.files.replacing(tmp_path / "a.txt"):
         raise error
     assert caught.value is error

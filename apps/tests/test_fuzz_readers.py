@@ -23,7 +23,7 @@ def changed(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_readers_say_what_is_wrong_in_a_sentence(tmp_path: Path, reader: str) -> None:
+def test_readers_report_damage_in_one_sentence(tmp_path: Path, reader: str) -> None:
     folder, rng = Folder(reader, tmp_path), random.Random(0)
     said = [folder.check(changed(seed, rng)) for seed in folder.seeds for _ in range(45 // len(folder.seeds))]
     assert len(set(said)) > 5
@@ -59,7 +59,7 @@ def _say_two_lines(path: Path) -> None:
         (lambda path: path.unlink(), "did: os.remove"),
     ],
 )
-def test_a_reader_that_errs_is_found(
+def test_misbehaving_readers_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errs: Callable[[Path], object], message: str
 ) -> None:
     folder = Folder("columns", tmp_path)

@@ -22,14 +22,14 @@ from bellmax_apps.translation.data import Vocabulary, read_pairs
     ("language", "counts"),
     [("es", {"train": 18798, "dev": 4352, "test": 3559}), ("nl", {"train": 13344, "dev": 2616, "test": 3941})],
 )
-def test_conll_2002_has_the_entities_that_were_published(language: str, counts: dict[str, int]) -> None:
+def test_conll_2002_has_the_published_number_of_entities(language: str, counts: dict[str, int]) -> None:
     data = folder(f"ner/conll2002_{language}")
     for split, count in counts.items():
         sentences = Config().read(data, split)
         assert sum(len(entities(sentence.tags)) for sentence in sentences) == count
 
 
-def test_multi30k_comes_back_from_its_tokens() -> None:
+def test_multi30k_survives_a_round_trip_through_tokens() -> None:
     data = folder("translation/multi30k")
     assert [len(read_pairs(data, split, ("fr", "en"))) for split in ("train", "dev", "test")] == [29000, 1014, 1000]
     lines = [line for _, line in read_pairs(data, "dev", ("fr", "en"))]
@@ -38,7 +38,7 @@ def test_multi30k_comes_back_from_its_tokens() -> None:
     assert sacrebleu.corpus_bleu(again, [lines]).score > 98
 
 
-def test_paths_that_hear_nothing_on_bach10() -> None:
+def test_baselines_without_audio_on_bach10() -> None:
     measured = []
     for recording in read_pieces(folder("bach10")):
         frames = 1 + len(recording.audio) // features.HOP
@@ -48,7 +48,7 @@ def test_paths_that_hear_nothing_on_bach10() -> None:
     np.testing.assert_allclose(np.std(measured, 0, ddof=1), [2.63, 0.58], atol=0.005)
 
 
-def test_weights_that_ship_find_the_notes_of_a_chorale() -> None:
+def test_shipped_weights_align_a_chorale() -> None:
     first = next(read_pieces(folder("bach10")))
     found, pitch = aligning.align_recording(first.audio, first.score.transposed(2))
     assert pitch.semitones == -2

@@ -23,7 +23,7 @@ from bellmax_apps.ner.commands import app
 
 data, whole, killed, *options = sys.argv[1:]
 mark = Path(killed + ".mark")
-train_epoch = training._epoch
+train_epoch = training._train_epoch
 
 def kill_in_second_epoch(*arguments):
     if distributed.get_rank() == 1 and arguments[4] == 1 and not mark.exists():
@@ -36,7 +36,7 @@ def kill_in_second_epoch(*arguments):
 distributed.init_process_group("gloo")
 if not mark.exists():
     app(["train", data, "--output", whole, "--resume", *options], standalone_mode=False)
-training._epoch = kill_in_second_epoch
+training._train_epoch = kill_in_second_epoch
 app(["train", data, "--output", killed, "--resume", *options], standalone_mode=False)
 distributed.destroy_process_group()
 """
@@ -58,7 +58,7 @@ def finishes(command: list[str | Path]) -> bool:
             return False
 
 
-def test_a_killed_process_comes_back_and_resumes(tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_resumes(tmp_path: Path) -> None:
     data = corpus.write(tmp_path / "data", {"train": 14, "dev": 3, "test": 3})
     script = tmp_path / "trainings.py"
     script.write_text(SCRIPT)

@@ -42,7 +42,7 @@ def test_help_of_an_application_imports_none_of_its_libraries(arguments: list[st
 
 
 @pytest.mark.parametrize("arguments", [["ner"], ["ner", "train", "data"], ["ner", "--help"]], ids=" ".join)
-def test_a_library_that_is_missing_is_named(arguments: list[str]) -> None:
+def test_a_library_that_is_missing_is_reported(arguments: list[str]) -> None:
     done = run(arguments, "sys.modules['seqeval'] = None", "main()")
     assert done.returncode == 1
     assert done.stderr == "bellmax ner cannot be loaded: seqeval is not installed: try pip install bellmax-apps\n"

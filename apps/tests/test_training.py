@@ -40,7 +40,7 @@ class Regression(Task[Tensor]):
         generator = torch.Generator().manual_seed(epoch)
         return [torch.randn(4, 2, generator=generator) for _ in range(10)]
 
-    def part(self, batch: Tensor, rank: int, world: int) -> tuple[Tensor, int]:
+    def shard(self, batch: Tensor, rank: int, world: int) -> tuple[Tensor, int]:
         return batch, len(batch)
 
     def items(self, batch: Tensor) -> int:
@@ -73,13 +73,13 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, optimizer: str) -> None:
     assert state.best > state.history[0]["score"]
 
 
-def test_interrupted_in_the_first_epoch_there_are_no_weights(tmp_path: Path) -> None:
+def test_an_interrupt_in_the_first_epoch_leaves_no_weights(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(Regression(stop_at=0), Settings(), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_best_is_kept_and_steps_shrink(tmp_path: Path) -> None:
+def test_best_weights_are_saved_and_the_learning_rate_decays(tmp_path: Path) -> None:
     task = Regression()
     scores = iter([1.0, 3.0, 2.0, 2.5])
     kept = {}
@@ -96,12 +96,12 @@ def test_best_is_kept_and_steps_shrink(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([t.flatten() for t in best.values()]), kept[3.0])
 
 
-def test_minutes_end_it(tmp_path: Path) -> None:
+def test_minutes_limit_the_training(tmp_path: Path) -> None:
     state = fit(Regression(), Settings(epochs=9, minutes=1e-9), tmp_path)
     assert len(state.history) == 1
 
 
-def test_says_how_it_goes(tmp_path: Path) -> None:
+def test_each_epoch_is_reported(tmp_path: Path) -> None:
     for terminal in (False, True):
         console = Console(record=True, force_terminal=terminal, width=120, file=io.StringIO())
         fit(Regression(), Settings(epochs=2), tmp_path, console=console)
@@ -110,10 +110,10 @@ def test_says_how_it_goes(tmp_path: Path) -> None:
         assert "dev score" in text
 
 
-def test_lines_in_place_of_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_without_a_terminal_is_printed_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {}
     for every in (0.0, 3600.0):
-        monkeypatch.setattr(training, "EVERY", every)
+        monkeypatch.setattr(training, "LINE_SECONDS", every)
         console = Console(record=True, force_terminal=False, width=120, file=io.StringIO())
         fit(Regression(), Settings(epochs=2), tmp_path, console=console)
         said[every] = console.export_text().splitlines()
@@ -123,7 +123,7 @@ def test_lines_in_place_of_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(said[3600.0]) == 2
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(Regression(), Settings(epochs=1), tmp_path)
     before = (tmp_path / "last.pt").read_bytes()
 
@@ -138,7 +138,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "history.json", "last.pt"}
 
 
-def test_a_loss_that_explodes_is_named(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         FloatingPointError, match=r"the loss became (inf|nan), in epoch \d: try a learning rate below 1e"
     ):
@@ -170,7 +170,7 @@ def test_clips_sparse_and_dense_gradients_together() -> None:
         ({"settings": []}, "'list' object has no attribute 'items'"),
     ],
 )
-def test_damaged_configurations_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_damaged_configurations_are_reported(tmp_path: Path, change: dict[str, object], message: str) -> None:
     Config(Settings(minutes=3)).save(tmp_path)
     assert Config.load(tmp_path) == Config(Settings(minutes=3))
     (tmp_path / "config.json").write_text(json.dumps({"settings": {}} | change))
@@ -179,7 +179,7 @@ def test_damaged_configurations_are_named(tmp_path: Path, change: dict[str, obje
     assert message in str(caught.value)
 
 
-def test_odd_checkpoints_are_read_in_silence(tmp_path: Path) -> None:
+def test_old_pickle_protocols_are_read_without_a_warning(tmp_path: Path) -> None:
     torch.save({"a": 1}, tmp_path / "a.pt", pickle_protocol=3)
     with pytest.warns(UserWarning, match="Detected pickle protocol 3"):
         torch.load(tmp_path / "a.pt")
@@ -187,14 +187,14 @@ def test_odd_checkpoints_are_read_in_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [[1], torch.zeros(2, 2)])
-def test_checkpoints_of_something_else_are_named(tmp_path: Path, other: object) -> None:
+def test_checkpoints_that_are_not_dictionaries_are_reported(tmp_path: Path, other: object) -> None:
     torch.save(other, tmp_path / "last.pt")
     with pytest.raises(ValueError, match=r"last.pt cannot be read as a checkpoint: it is damaged, or another program"):
         fit(Regression(), Settings(epochs=1), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 1j])
-def test_weights_that_are_not_finite_are_named(tmp_path: Path, weight: complex) -> None:
+def test_weights_that_are_not_finite_are_reported(tmp_path: Path, weight: complex) -> None:
     fit(Regression(), Settings(epochs=1), tmp_path)
     Config().save(tmp_path)
     for name in ("best.pt", "last.pt"):
@@ -208,7 +208,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, weight: complex) 
         fit(Regression(), Settings(epochs=2), tmp_path, resume=True)
 
 
-def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(tmp_path: Path) -> None:
+def test_shapes_are_compared_before_memory_is_allocated(tmp_path: Path) -> None:
     fit(Regression(), Settings(epochs=1), tmp_path)
     Config().save(tmp_path)
     assert torch.equal(load_best(Line, tmp_path).layer.weight, torch.load(tmp_path / "best.pt")["layer.weight"])
@@ -231,7 +231,7 @@ def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(tmp_path: Pa
         ({"step_size": math.inf}, "the step size of a run must be finite and above 0, got inf"),
     ],
 )
-def test_damaged_progress_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_damaged_progress_is_reported(tmp_path: Path, change: dict[str, object], message: str) -> None:
     fit(Regression(), Settings(epochs=1), tmp_path)
     torch.save(torch.load(tmp_path / "last.pt") | change, tmp_path / "last.pt")
     with pytest.raises(ValueError, match=rf"last.pt cannot be read as a checkpoint of this model: {message}"):
@@ -239,7 +239,7 @@ def test_damaged_progress_is_named(tmp_path: Path, change: dict[str, object], me
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_damaged_optimizers_are_named(tmp_path: Path, optimizer: str) -> None:
+def test_damaged_optimizers_are_reported(tmp_path: Path, optimizer: str) -> None:
     fit(Regression(), Settings(epochs=1, optimizer=optimizer), tmp_path)
     whole = (tmp_path / "last.pt").read_bytes()
 
@@ -269,6 +269,6 @@ def test_damaged_optimizers_are_named(tmp_path: Path, optimizer: str) -> None:
         ({"clip": -1.0}, r"clip must be above 0, got -1\.0"),
     ],
 )
-def test_errors(change: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**change)

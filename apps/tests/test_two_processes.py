@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_they_train_the_same_models(folder: Path) -> None:
+def test_two_processes_train_the_same_models_as_one(folder: Path) -> None:
     for name, tolerance in (("ner", 2e-3), ("translation", 1e-4)):
         one, two = folder / name / "one", folder / name / "two"
         torch.testing.assert_close(weights(two), weights(one), rtol=0, atol=tolerance)

@@ -11,8 +11,8 @@ import typer
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn errors about the input into one line, without a traceback."""
+def report_errors() -> Iterator[None]:
+    """Print errors about the user's input as one line without a traceback, and exit with status 2."""
     try:
         yield
     except (typer.Exit, BrokenPipeError):
@@ -29,26 +29,26 @@ def check_outputs(
     force: bool,
     endings: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Check the files that options name, before the work that they are to hold.
+    """Raise ``ValueError`` if an output file cannot or must not be written. Call this before a long computation.
 
     Args:
-        outputs: by option; None is not asked for.
-        inputs: files that are read, and never written to.
-        force: whether files may be replaced.
-        endings: by option, the endings that a name may have.
+        outputs: File of each option, or None if the option is not used.
+        inputs: Files that the command reads. They are never replaced.
+        force: If True, existing outputs may be replaced.
+        endings: Allowed file name extensions of an option, default any.
 
     """
-    taken: dict[Path, str] = {path.resolve(): "an input" for path in inputs}
+    uses: dict[Path, str] = {path.resolve(): "an input" for path in inputs}
     for option, path in outputs.items():
         if path is None:
             continue
         allowed = (endings or {}).get(option)
         if allowed is not None and path.suffix.lower() not in allowed:
             raise ValueError(f"{option} must end in {', '.join(sorted(allowed))}, got {path}")
-        same = next((what for other, what in taken.items() if other == path.resolve() or _is_same(other, path)), None)
-        if same is not None:
-            raise ValueError(f"{option} must name a file of its own, got {path}, which is {same}")
-        taken[path.resolve()] = f"that of {option}"
+        use = next((use for other, use in uses.items() if other == path.resolve() or _is_same(other, path)), None)
+        if use is not None:
+            raise ValueError(f"{option} must name another file, got {path}, which is {use}")
+        uses[path.resolve()] = f"that of {option}"
         if not path.parent.is_dir():
             raise ValueError(f"{option} must be in a folder that exists, got {path}")
         if path.is_dir():
@@ -60,5 +60,5 @@ def check_outputs(
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Whether they are one file under two names."""
+    """True if both paths are names of one existing file, such as hard links."""
     return path.exists() and other.exists() and path.samefile(other)

@@ -1,4 +1,4 @@
-"""``bellmax gpu`` as far as it goes without a GPU: other backends, a clock of the CPU, and the report."""
+"""``bellmax gpu`` without a GPU: checks of other backends, times by the clock of the CPU, and the report."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ CPU = torch.device("cpu")
 
 
 @needs_kernels
-def test_every_program_is_checked_and_right_by_the_kernels_of_the_cpu() -> None:
-    found = list(checks.run(CPU, "native"))
-    assert len(found) == checks.count() == 4 * 2 * len(PROBLEMS)
-    assert [check for check in found if not check.is_right] == []
-    assert {check.program for check in found} == {problem.name for problem in PROBLEMS}
+def test_all_checks_pass_on_the_native_backend() -> None:
+    results = list(checks.run(CPU, "native"))
+    assert len(results) == checks.count() == 4 * 2 * len(PROBLEMS)
+    assert [check for check in results if not check.is_right] == []
+    assert {check.program for check in results} == {problem.name for problem in PROBLEMS}
 
 
-def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = checks.derivatives
+def test_a_wrong_gradient_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    derivatives = checks.derivatives
     calls = []
 
     def wrong(*args: object) -> object:
         calls.append(args)
-        value, gradient, hessian = right(*args)  # type: ignore[arg-type]
-        off = 1e-3 if len(calls) % 3 == 1 else 0.0  # of the first of two runs, not of the reference
-        return value, [gradient[0] + off, *gradient[1:]], hessian
+        value, gradient, hessian = derivatives(*args)  # type: ignore[arg-type]
+        error = 1e-3 if len(calls) % 3 == 1 else 0.0  # only in the first of two runs, not in the reference
+        return value, [gradient[0] + error, *gradient[1:]], hessian
 
     monkeypatch.setattr(checks, "derivatives", wrong)
     first = next(checks.run(CPU, "reference"))
     assert (first.is_right, first.same_twice) == (False, False)
     assert first.gradient == pytest.approx(1e-3, rel=0.1)
     assert first.value < 5e-6
-    written = report.as_markdown({"device": "none"}, [first], [], [])
-    assert "0 of 1 checks passed" in written
-    assert "| chain from scores | negentropy | float32 |" in written
+    page = report.as_markdown({"device": "none"}, [first], [], [])
+    assert "0 of 1 checks passed" in page
+    assert "| chain from scores | negentropy | float32 |" in page
 
 
-@pytest.mark.parametrize(("found", "expected", "error"), [(math.nan, 1.0, math.inf), (-math.inf, -math.inf, 0.0)])
-def test_errors_of_what_is_not_finite(found: float, expected: float, error: float) -> None:
-    assert checks._error(torch.tensor([found]), torch.tensor([expected])) == error
+@pytest.mark.parametrize(("result", "expected", "error"), [(math.nan, 1.0, math.inf), (-math.inf, -math.inf, 0.0)])
+def test_errors_of_nonfinite_numbers(result: float, expected: float, error: float) -> None:
+    assert checks._error(torch.tensor([result]), torch.tensor([expected])) == error
 
 
 class Event:
-    """A clock of the CPU in the place of the device's."""
+    """Replacement of the events of a GPU, with the clock of the CPU."""
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -71,24 +71,24 @@ class Event:
         return 1000 * (later.at - self.at)
 
 
-def test_times_of_every_program_and_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_program_and_peer_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(Event=Event, synchronize=lambda: None)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(times, "BACKENDS", ("reference",))
     monkeypatch.setattr(times, "_RUNS", 2)
     monkeypatch.setattr(times, "_WARM", 1)
     monkeypatch.setattr(times, "PROBLEMS", [problem._replace(large=problem.small) for problem in PROBLEMS])
-    found = list(times.run(CPU))
-    assert [t.program for t in found if t.who == "reference"] == [problem.name for problem in PROBLEMS]
-    assert {"pytorch-crf", "torch ctc_loss"} <= {t.who for t in found}
-    assert all(t.milliseconds > 0 for t in found)
+    results = list(times.run(CPU))
+    assert [t.program for t in results if t.who == "reference"] == [problem.name for problem in PROBLEMS]
+    assert {"pytorch-crf", "torch ctc_loss"} <= {t.who for t in results}
+    assert all(t.milliseconds > 0 for t in results)
     assert times.count() == len(PROBLEMS)
-    lines = report.as_markdown({"device": "none"}, [], found, [times.Compiled("walk", 40, 0, 512)]).splitlines()
+    lines = report.as_markdown({"device": "none"}, [], results, [times.Compiled("walk", 40, 0, 512)]).splitlines()
     assert "1 variants of kernels: at most 40 registers, 0 spills." in lines
     assert sum(line.startswith("| CTC |") for line in lines) == 2
 
 
-def test_an_older_report_is_kept(tmp_path: Path) -> None:
+def test_an_older_report_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "gpu.md").write_text("mine")
     result = CliRunner().invoke(app, ["--output", str(tmp_path / "gpu.json")])
     assert result.exit_code == 2
@@ -96,8 +96,10 @@ def test_an_older_report_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "gpu.md").read_text() == "mine"
 
 
-def test_without_a_gpu_each_check_is_shown_and_numpy_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Triton's interpreter, which computes −∞ − (−∞) with NumPy."""
+def test_without_a_gpu_each_check_is_reported_without_numpy_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's interpreter computes −∞ − (−∞) with NumPy, which warns of it."""
     pytest.importorskip("triton")
 
     def run(device: torch.device, cases: object) -> Iterator[checks.Check]:
@@ -126,7 +128,7 @@ def test_without_a_gpu_the_checks_run_in_the_interpreter(tmp_path: Path) -> None
     assert "There is no GPU here" in done.stdout
     assert f"checks: {2 * len(PROBLEMS)} of {2 * len(PROBLEMS)}" in done.stdout
     assert "Warning" not in done.stderr
-    told = json.loads((tmp_path / "gpu.json").read_text())
-    assert len(told["checks"]) == checks.count(checks.FEW) == 2 * len(PROBLEMS)
-    assert told["times"] == told["kernels"] == []
+    data = json.loads((tmp_path / "gpu.json").read_text())
+    assert len(data["checks"]) == checks.count(checks.FEW) == 2 * len(PROBLEMS)
+    assert data["times"] == data["kernels"] == []
     assert f"{2 * len(PROBLEMS)} of {2 * len(PROBLEMS)} checks passed" in (tmp_path / "gpu.md").read_text()

@@ -1,4 +1,4 @@
-"""Options and helpers shared by the commands of all applications."""
+"""Options of several commands, training of a run or of a table of runs, and the origin of a result."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ Optimizer = Annotated[str, typer.Option(help="Optimizer: sgd or adamw.")]
 StepSize = Annotated[float, typer.Option(help="Learning rate.")]
 Decay = Annotated[float, typer.Option(help="Factor for the learning rate after an epoch without a new best score.")]
 CoolDown = Annotated[int, typer.Option(help="Number of last epochs in which the learning rate decays nearly to 0.")]
+Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Dropout = Annotated[float, typer.Option(help="Dropout probability.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Random seed, repeatable. Default 0.")]
@@ -40,11 +41,12 @@ Split = Annotated[str, typer.Option(help="train, dev or test.")]
 Jobs = Annotated[int, typer.Option(help="Number of runs in parallel.")]
 
 
-_COMMAND = "    bellmax "  # as a page of results begins
+_COMMAND = "    bellmax "
+"""First characters of a page of results: the command that wrote it."""
 
 
-def given_options(context: typer.Context) -> set[str]:
-    """Names of the parameters that are on the command line."""
+def options_on_command_line(context: typer.Context) -> set[str]:
+    """Names of the options that the user has set."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
@@ -58,18 +60,27 @@ def train_into(
     *,
     resume: bool,
     force: bool,
-    given: Collection[str],
+    explicit: Collection[str],
     uses: Sequence[str],
 ) -> None:
-    """Train on a folder of data into a folder that holds no run, or one to go on with or to replace; handle Ctrl-C.
+    """Train a model, start or resume its run folder, and print the next steps. Ctrl-C keeps finished epochs.
 
-    Options that are not in ``given`` are taken from the run to resume. ``uses`` lists commands to show at the end, with
-    RUN and DATA in place of the folders.
+    Args:
+        output: Folder of the run.
+        data: Folder of the data.
+        config: Configuration of the run.
+        train: Function that trains from ``data`` into ``output`` with ``config``.
+        metric: Name of the score on dev.
+        resume: If True, continue the run in ``output``.
+        force: If True, replace the run in ``output``.
+        explicit: Options that the user has set. Other options of a resumed run stay as they were.
+        uses: Commands to print at the end. The words RUN and DATA stand for the two folders.
+
     """
     if resume and force:
-        raise ValueError("either --resume or --force may be given: one goes on with a run, the other replaces it")
+        raise ValueError("either --resume or --force may be given: --resume continues a run, --force replaces it")
     if output.resolve() == data.resolve():
-        raise ValueError(f"output must be another folder than that of the data, got {output}")
+        raise ValueError(f"output must be another folder than the data, got {output}")
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first and not (resume or force or training.is_empty(output)):
         raise ValueError(
@@ -77,18 +88,12 @@ def train_into(
             "folder"
         )
     if resume and training.is_begun(output):
-        config = config.filled(output, given)
+        config = config.completed_from(output, explicit)
     console = Console() if is_first else None
     try:
         state = train(data, output, config, resume=resume, console=console)
     except KeyboardInterrupt:
-        if training.is_usable(output):
-            what = f"interrupted: {output} can be used as it is, or resumed with --resume"
-        elif training.is_begun(output):
-            what = f"interrupted: {output}: no epoch was finished; continue with --resume"
-        else:
-            what = "interrupted before the training began: run the same command again"
-        typer.echo(f"\n{what}", err=True)
+        typer.echo(f"\n{_after_interrupt(output)}", err=True)
         raise typer.Exit(130) from None
     if console is not None:
         best = f"dev {metric} {state.best:.2f} after {len(state.history)} epochs"
@@ -98,47 +103,81 @@ def train_into(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _after_interrupt(run: Path) -> str:
+    """Advice on an interrupted run, which depends on how far it got."""
+    if training.is_usable(run):
+        return f"interrupted: {run} can be used as it is, or resumed with --resume"
+    if training.is_begun(run):
+        return f"interrupted: {run}: no epoch was finished; continue with --resume"
+    return "interrupted before the training began: run the same command again"
+
+
 def train_table(
     output: Path,
-    trained: Mapping[Path, tuple[Sequence[str], Mapping[str, object]]],
+    runs: Mapping[Path, tuple[Sequence[str], Mapping[str, object]]],
     jobs: int,
     metric: str,
     measure: Callable[[Path], dict[str, Any]],
     markdown: Callable[[list[dict[str, Any]]], str],
 ) -> None:
-    """Train each run by its command and options; then measure all runs, write the table and print it."""
+    """Train several runs, measure them, and write and print a table with a row for each.
+
+    Args:
+        output: Folder of the table.
+        runs: Command and options that train each run folder.
+        jobs: Number of runs in parallel.
+        metric: Entry of the history to report after each epoch.
+        measure: Function from a run folder to a row of the table.
+        markdown: Function from all rows to the page.
+
+    """
     console = Console()
     page, numbers = output / "table.md", output / "table.json"
     check_results(page, numbers)
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         console.print(line, highlight=False)
 
     commands = {
-        run: [*command, "--resume", "--output", str(run), *_written(options)]
-        for run, (command, options) in trained.items()
+        run: [*command, "--resume", "--output", str(run), *_arguments(options)]
+        for run, (command, options) in runs.items()
     }
-    train_all(commands, jobs, metric, tell)
+    train_all(commands, jobs, metric, report)
     rows = []
-    for run in trained:
-        tell(f"{run}: test data")
+    for run in runs:
+        report(f"{run}: test data")
         rows.append(measure(run))
     text = markdown(rows)
     page.write_text(f"{origin()} {jobs} runs at a time.\n\n{text}", encoding="utf-8")
     write_json(numbers, rows)
-    tell(text)
+    report(text)
+
+
+def _arguments(options: Mapping[str, object]) -> Iterator[str]:
+    """Options as command-line arguments. Options that are None are left out."""
+    for name, value in options.items():
+        if value is not None:
+            yield from (f"--{name.replace('_', '-')}", str(value))
 
 
 def check_results(page: Path, *others: Path) -> None:
-    """Check that a page of results, which begins with its command, and what is beside it may be written anew."""
-    first = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    """Raise ``ValueError`` if a file of results exists that no command has written.
+
+    Args:
+        page: Page of results. A page that a command has written begins with this command.
+        others: Files that the command writes together with the page.
+
+    """
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
     for path in (page, *others):
-        if path.exists() and not first.startswith(_COMMAND):
-            raise ValueError(f"{path} is not of this command: move it, or name another folder with --output")
+        if path.exists() and not text.startswith(_COMMAND):
+            raise ValueError(
+                f"{path} was not written by this command. Move it, or choose another folder with --output."
+            )
 
 
 def seeded(name: str, seed: int, seeds: Sequence[int]) -> str:
-    """The folder name of a run: with its seed if there are several.
+    """Folder name of a run. It contains the seed only if there are several seeds.
 
     >>> seeded("l2", 1, [1]), seeded("l2", 1, [0, 1])
     ('l2', 'l2-1')
@@ -147,43 +186,35 @@ def seeded(name: str, seed: int, seeds: Sequence[int]) -> str:
 
 
 def with_means(rows: Sequence[dict[str, Any]], *by: str) -> list[dict[str, Any]]:
-    """The rows; after several that share the entries ``by``, a row of the means of their numbers, with seed "mean".
+    """Group rows by the entries ``by``, and append a row with the means of each group of several rows.
+
+    The seed of such a row is "mean".
 
     >>> with_means([{"omega": "l2", "seed": 0, "f1": 3.0}, {"omega": "l2", "seed": 1, "f1": 4.0}], "omega")[2:]
     [{'omega': 'l2', 'seed': 'mean', 'f1': 3.5}]
     """
-    found = []
+    grouped = []
     for key in dict.fromkeys(tuple(row[name] for name in by) for row in rows):
-        own = [row for row in rows if tuple(row[name] for name in by) == key]
-        found += own
-        if len(own) > 1:
-            means = {name: fmean(row[name] for row in own) for name, first in own[0].items() if _is_number(first)}
-            found.append(own[0] | means | {"seed": "mean"})
-    return found
-
-
-def _is_number(given: object) -> bool:
-    return isinstance(given, (int, float))
-
-
-def _written(options: Mapping[str, object]) -> Iterator[str]:
-    """Options as command-line arguments; those that are None are left out."""
-    for name, given in options.items():
-        if given is not None:
-            yield from (f"--{name.replace('_', '-')}", str(given))
+        group = [row for row in rows if tuple(row[name] for name in by) == key]
+        grouped += group
+        if len(group) > 1:
+            numbers = [name for name, entry in group[0].items() if isinstance(entry, int | float)]
+            means = {name: fmean(row[name] for row in group) for name in numbers}
+            grouped.append(group[0] | means | {"seed": "mean"})
+    return grouped
 
 
 def origin() -> str:
-    """The command, the commit (if in a repository) and the machine that gave a result."""
+    """The command line, the commit (in a clone of the repository) and the machine, to put above a result."""
     try:
-        told = subprocess.run(
+        revision = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=True,
         )
-        commit = f"commit {told.stdout.strip()}; "
+        commit = f"commit {revision.stdout.strip()}; "
     except (OSError, subprocess.CalledProcessError):
         commit = ""
     machine = f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}"
@@ -191,6 +222,7 @@ def origin() -> str:
 
 
 def _processor() -> str:
+    """Model name of the CPU on Linux, and its architecture elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""What the figures of all applications share."""
+"""Fonts for text in any language, and writing of figures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager
 
 PICTURES = ".png", ".svg", ".pdf", ".jpg"
-"""Endings of the files that a figure can be written to."""
+"""File name extensions of figures."""
 
 
 def useful(paths: Iterable[str]) -> list[str]:
-    """The font files that have letters of Chinese, Japanese and Korean, or emoji. Matplotlib cannot draw coloured ones.
+    """Select the font files with Chinese, Japanese and Korean characters, or with emoji.
+
+    Colour fonts are left out, since matplotlib cannot draw them.
 
     >>> useful(["NotoSerif-Regular.ttf", "NotoColorEmoji-Regular.ttf", "NotoSansCJK-Regular.ttc"])
     ['NotoSansCJK-Regular.ttc']
@@ -28,18 +30,18 @@ def useful(paths: Iterable[str]) -> list[str]:
 
 @cache
 def fonts() -> list[str]:
-    """For text of any language: a letter is drawn in the first that has it, and as a box if none has."""
-    found = ["DejaVu Sans"]
+    """Font families for text in any language. Matplotlib draws each character in the first family that has it."""
+    families = ["DejaVu Sans"]
     for path in useful(findSystemFonts()):
-        before = len(fontManager.ttflist)
+        count = len(fontManager.ttflist)
         with suppress(Exception):  # a damaged font
-            fontManager.addfont(path)  # matplotlib remembers those of its first day
-            found.append(fontManager.ttflist[before].name)
-    return found
+            fontManager.addfont(path)  # matplotlib caches the fonts that were installed when it first ran
+            families.append(fontManager.ttflist[count].name)
+    return families
 
 
 def save(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Write a figure. Letters that no font has are named in one sentence."""
+    """Write a figure, and report the characters that no font has in a single line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(path, dpi=dpi)

@@ -1,4 +1,4 @@
-"""Several training runs, each in a separate process, a few in parallel."""
+"""Several training runs, each in a separate process, a few at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from bellmax_apps.files import read_json
 
 Running = tuple[Path, "subprocess.Popen[bytes]", int]
+"""A run folder, its process, and the number of its epochs that are reported."""
 
 
-def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, told: Callable[[str], None]) -> None:
-    """Run ``bellmax`` with the given arguments for each run folder; report each epoch to ``told``.
+def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, report: Callable[[str], None]) -> None:
+    """Run ``bellmax`` with these arguments for each run folder, and report each epoch as a line of text.
 
-    The commands should resume: then it can be called again after an interrupt, and they check that finished runs have
-    the same settings and data.
+    The commands should resume. Then this function can be called again after an interrupt, and each command checks that
+    a finished run has the same settings and data.
     """
     waiting = list(commands)
     environment = dict(os.environ)
@@ -36,23 +37,26 @@ def train_all(commands: Mapping[Path, Sequence[str]], jobs: int, metric: str, to
                         command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
                     )
                 running.append((run, process, 0))
-                told(f"{run}: begun")
+                report(f"{run}: begun")
             time.sleep(0.2)
-            running = list(_going_on(running, metric, told))
+            running = list(_poll(running, metric, report))
     finally:
         for _, process, _ in running:
             process.terminate()
             process.wait()
 
 
-def _going_on(running: Sequence[Running], metric: str, told: Callable[[str], None]) -> Iterator[Running]:
-    """The runs that are still running. Reports finished epochs; raises if a run has failed."""
-    for run, process, seen in running:
+def _poll(running: Sequence[Running], metric: str, report: Callable[[str], None]) -> Iterator[Running]:
+    """Report new epochs, and yield the runs whose process has not ended.
+
+    Raises ``RuntimeError`` with the last line of the log if a run has failed.
+    """
+    for run, process, reported in running:
         history = run / "history.json"
         records = read_json(history) if history.exists() else []
-        if len(records) > seen:
+        if len(records) > reported:
             last = records[-1]
-            told(f"{run}: epoch {len(records)}, dev {metric} {last[metric]:.2f}, loss {last['loss']:.3f}")
+            report(f"{run}: epoch {len(records)}, dev {metric} {last[metric]:.2f}, loss {last['loss']:.3f}")
         status = process.poll()
         if status is None:
             yield run, process, len(records)

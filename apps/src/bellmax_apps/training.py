@@ -1,7 +1,11 @@
-"""Training with progress, which can be interrupted and resumed, on one or several processes.
+"""Training in one or several processes, with checkpoints to resume from after an interrupt.
 
-A run is a folder: ``last.pt`` is the checkpoint to resume from, ``best.pt`` the best weights on the development data,
-``history.json`` the metrics, one entry per epoch.
+A run is a folder with these files:
+
+- ``config.json``: the configuration.
+- ``last.pt``: the checkpoint to resume from.
+- ``best.pt``: the weights with the best score on the development data.
+- ``history.json``: the metrics, one entry per epoch.
 """
 
 from __future__ import annotations
@@ -33,26 +37,27 @@ B = TypeVar("B")
 M = TypeVar("M", bound=nn.Module)
 Record = dict[str, float]
 
-EVERY = 30.0
-"""Seconds between two lines about an epoch, where there is no terminal to draw a bar on."""
-LEARNT = "last.pt", "best.pt", "history.json"
-FILES = "config.json", *LEARNT
-MAY_CHANGE = "epochs", "minutes"  # when a run goes on
+LINE_SECONDS = 30.0
+"""Seconds between two lines about an epoch if the output is not a terminal."""
+EPOCH_FILES = "last.pt", "best.pt", "history.json"
+"""Files that each epoch replaces."""
+CHANGEABLE = "epochs", "minutes"
+"""Settings that may change when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Settings of the training loop.
 
     Args:
-        epochs: maximum number of epochs.
-        minutes: no new epoch starts after this many.
+        epochs: Maximum number of epochs.
+        minutes: Training time after which no new epoch starts, default unlimited.
         optimizer: "sgd" or "adamw".
-        step_size: learning rate.
-        decay: the learning rate is multiplied by this after an epoch without a new best score.
-        cool_down: number of last epochs over which the learning rate decays linearly, nearly to 0.
-        clip: maximum norm of a gradient.
-        seed: random seed.
+        step_size: Learning rate.
+        decay: Factor for the learning rate after an epoch without a new best score.
+        cool_down: Number of last epochs over which the learning rate decays linearly, nearly to 0.
+        clip: Maximum norm of the gradient.
+        seed: Random seed.
 
     """
 
@@ -77,7 +82,7 @@ class Settings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def step_at(self, epoch: int, step_size: float) -> float:
-        """The learning rate of an epoch, counted from 0, where ``step_size`` is the rate without the cool-down.
+        """Learning rate of an epoch, counted from 0. ``step_size`` is the learning rate before the cool-down.
 
         >>> settings = Settings(epochs=4, cool_down=2)
         >>> [settings.step_at(epoch, 3.0) for epoch in range(4)]
@@ -88,96 +93,106 @@ class Settings:
 
 @dataclass(frozen=True)
 class Config:
-    """The configuration of a run; each application adds fields."""
+    """The configuration of a run. Each application adds fields."""
 
     command: ClassVar[str] = "bellmax train"
-    """The command that writes such a run."""
+    """The command that trains such a run."""
 
     settings: Settings = field(default_factory=Settings)
     fingerprint: str | None = None
-    """That of the files of train and dev; training sets it. Older runs have none."""
+    """Fingerprint of the training and development data, set by training. Old runs have None."""
 
     @classmethod
     def load(cls, run: Path) -> Self:
-        given: dict[str, Any] = read_json(run / "config.json")
+        """Read the configuration of a run."""
+        values: dict[str, Any] = read_json(run / "config.json")
         with reading(run / "config.json", "the configuration of a run"):
-            for name in sorted(given.keys() - {known.name for known in fields(cls)}):
+            for name in sorted(values.keys() - {known.name for known in fields(cls)}):
                 raise ValueError(f"{name!r} is not a setting of '{cls.command}'; is this a run of another application?")
-            settings = Settings(**_typed(Settings, given["settings"]))
-            return cls(**_typed(cls, {**given, "settings": settings}))
+            _check_types(Settings, values["settings"])
+            values["settings"] = Settings(**values["settings"])
+            _check_types(cls, values)
+            return cls(**values)
 
     def save(self, run: Path) -> None:
+        """Write the configuration of a run."""
         write_json(run / "config.json", asdict(self))
 
-    def filled(self, run: Path, given: Collection[str]) -> Self:
-        """The configuration saved in a run, with the fields of this one that are in ``given``."""
-        before = self.load(run)
-        own = {name: value for name, value in vars(self.settings).items() if name in given}
-        others = {name: value for name, value in vars(self).items() if name in given}
-        return replace(before, settings=replace(before.settings, **own), **others)
+    def completed_from(self, run: Path, explicit: Collection[str]) -> Self:
+        """Return the configuration of a run, in which ``self`` replaces the fields that ``explicit`` names."""
+        saved = self.load(run)
+        settings = {name: value for name, value in vars(self.settings).items() if name in explicit}
+        others = {name: value for name, value in vars(self).items() if name in explicit}
+        return replace(saved, settings=replace(saved.settings, **settings), **others)
 
     def resumed(self, run: Path) -> Self:
-        """The configuration saved in a run, with the epochs and minutes of this one. Nothing else may differ."""
-        before = self.load(run)
-        is_old = before.fingerprint is None
-        pairs = [(vars(before), vars(self)), (vars(before.settings), vars(self.settings))]
+        """Return the configuration of a run, with the epochs and minutes of ``self``.
+
+        Raises ``ValueError`` if anything else differs, or if the data have changed.
+        """
+        saved = self.load(run)
+        is_old = saved.fingerprint is None
+        pairs = [(vars(saved), vars(self)), (vars(saved.settings), vars(self.settings))]
         differ = [
             f"{name} {old[name]}, got {new[name]}"
             for old, new in pairs
             for name in old
-            if name not in ("settings", "fingerprint", *MAY_CHANGE)
+            if name not in ("settings", "fingerprint", *CHANGEABLE)
             and old[name] != new[name]
             and not (is_old and old[name] is None)
         ]
         if differ:
             raise ValueError(
                 f"{run} was begun with {'; '.join(differ)}: leave this out, or name another folder "
-                f"(only {' and '.join(MAY_CHANGE)} may change)"
+                f"(only {' and '.join(CHANGEABLE)} may change)"
             )
-        if not is_old and before.fingerprint != self.fingerprint:
+        if not is_old and saved.fingerprint != self.fingerprint:
             raise ValueError(f"{run} was begun with other data: to go on, the files of train and dev must be the same")
-        changed = {name: getattr(self.settings, name) for name in MAY_CHANGE}
-        return replace(before, settings=replace(before.settings, **changed), fingerprint=self.fingerprint)
+        changed = {name: getattr(self.settings, name) for name in CHANGEABLE}
+        return replace(saved, settings=replace(saved.settings, **changed), fingerprint=self.fingerprint)
 
 
 def check_share(name: str, value: float) -> None:
+    """Raise ``ValueError`` unless ``value`` is at least 0 and below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def _typed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """What is given for a dataclass, if it has the types of its fields and is finite."""
+def _check_types(kind: type, values: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless the values have the types of the fields of a dataclass, and are finite."""
     types = get_type_hints(kind)
-    for name, value in given.items():
+    for name, value in values.items():
         wanted, is_number = types.get(name, object), isinstance(value, int | float)
         if not isinstance(value, wanted) and not (is_number and isinstance(0.0, wanted)):
             raise ValueError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {value!r}")
         if is_number and not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value}")
-    return given
 
 
 class Task(Protocol, Generic[B]):
-    """A training task: batches, and a model that returns the sum of the losses of a batch."""
+    """Training data, and a model that returns the sum of the losses over the items of a batch."""
 
     model: nn.Module
     metric: str
-    """The entry of ``evaluate`` to maximise."""
+    """Entry of ``evaluate`` to maximise."""
 
     def batches(self, epoch: int) -> Sequence[B]:
-        """The batches of an epoch; the same ones if the epoch is repeated."""
+        """Batches of an epoch. A repeated epoch has the same batches."""
         ...
 
-    def part(self, batch: B, rank: int, world: int) -> tuple[Any, int]:
-        """The share of a batch for one of ``world`` processes, as model input, and its number of items, maybe 0."""
+    def shard(self, batch: B, rank: int, world: int) -> tuple[Any, int]:
+        """Input of the model in one of ``world`` processes, and its number of items.
+
+        If the number of items is 0, the input is a placeholder, whose loss does not count.
+        """
         ...
 
     def items(self, batch: B) -> int:
-        """Number of items in a batch; the loss is the mean over items."""
+        """Number of items in a batch. The loss that is minimised is the mean over items."""
         ...
 
     def tokens(self, batch: B) -> int:
-        """Number of tokens in a batch; speed is in tokens per second."""
+        """Number of tokens in a batch, for the speed in tokens per second."""
         ...
 
     def evaluate(self) -> Record:
@@ -189,16 +204,18 @@ class Task(Protocol, Generic[B]):
 
 
 def rank() -> int:
+    """Number of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def world() -> int:
+    """Number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the process group, if torchrun started this process."""
+    """Join the process group for the duration of the block, if torchrun started this process."""
     if "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         yield
         return
@@ -216,7 +233,14 @@ def processes(device: torch.device) -> Iterator[None]:
 
 @dataclass
 class State:
-    """The progress of a run."""
+    """Progress of a run.
+
+    Args:
+        history: Metrics of each epoch.
+        step_size: Learning rate before the cool-down.
+        best: Best score so far.
+
+    """
 
     history: list[Record]
     step_size: float
@@ -233,11 +257,12 @@ class State:
 
     @property
     def seconds(self) -> float:
+        """Training time of all epochs."""
         return sum(record["seconds"] for record in self.history)
 
 
 def is_begun(run: Path) -> bool:
-    """True if the run has settings, or an epoch, to resume from."""
+    """True if the run has a configuration or an epoch to resume from."""
     return (run / "config.json").exists() or has_epoch(run)
 
 
@@ -261,41 +286,43 @@ def check_usable(run: Path, command: str) -> None:
 
 
 def is_empty(run: Path) -> bool:
-    """Whether the folder has none of the files of a run."""
-    return not any((run / name).exists() for name in FILES)
+    """True if the folder has no file of a run."""
+    return not any((run / name).exists() for name in ("config.json", *EPOCH_FILES))
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """torch.load of tensors and numbers by name, which runs no code of the file."""
+    """Load tensors and numbers by name, without running code from the file."""
     with reading(path, "a checkpoint", "it is damaged, or another program wrote it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, on files that it reads as meant
-        found = torch.load(path, weights_only=True, map_location=device)
-        if not isinstance(found, dict):
+        warnings.simplefilter("ignore")  # torch warns of old pickle protocols, which it reads correctly
+        checkpoint = torch.load(path, weights_only=True, map_location=device)
+        if not isinstance(checkpoint, dict):
             raise ValueError
-        return found
+        return checkpoint
 
 
 def load_best(make: Callable[[], M], run: Path) -> M:
-    """The model of a configuration, with the best weights of a run."""
-    state = load_checkpoint(run / "best.pt")
+    """Return the model that ``make`` creates, with the best weights of a run."""
+    weights = load_checkpoint(run / "best.pt")
     with reading(run / "config.json", "the configuration of a run"), torch.device("meta"):
-        empty = make()
+        without_memory = make()
     with reading(run / "best.pt", "the weights of this model"):
-        _fill(empty, state, assign=True)  # before a model of any size takes memory
+        # A damaged configuration may describe a model of any size. Compare shapes before allocating memory.
+        _load_weights(without_memory, weights, assign=True)
         model = make()
-        _fill(model, state)
+        _load_weights(model, weights)
     return model
 
 
-def _fill(model: nn.Module, state: dict[str, Tensor], *, assign: bool = False) -> None:
-    wrong = [name for name, weight in state.items() if weight.is_complex() or not weight.isfinite().all()]
+def _load_weights(model: nn.Module, weights: dict[str, Tensor], *, assign: bool = False) -> None:
+    """Set the weights of a model. Raises ``ValueError`` if a weight is complex or not finite."""
+    wrong = [name for name, weight in weights.items() if weight.is_complex() or not weight.isfinite().all()]
     if wrong:
         raise ValueError(f"{wrong[0]} must hold finite numbers")
-    model.load_state_dict(state, assign=assign)
+    model.load_state_dict(weights, assign=assign)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step with gradients of 0 on a copy, so that damage shows now."""
+    """Take a step with zero gradients on a copy, so that a damaged optimizer state raises before training."""
     copy = deepcopy(optimizer)
     weights = [weight for group in copy.param_groups for weight in group["params"]]
     for weight in weights:
@@ -306,18 +333,18 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def begin(run: Path, config: Config, *, resume: bool) -> None:
-    """Make the folder of a run and save its settings; unless it resumes, remove what an earlier run has learnt."""
+    """Create the folder of a run and save its configuration. Unless ``resume``, delete the epochs of an earlier run."""
     run.mkdir(parents=True, exist_ok=True)
     if not resume:
-        for name in LEARNT:
+        for name in EPOCH_FILES:
             (run / name).unlink(missing_ok=True)
     config.save(run)
 
 
 def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, console: Console | None = None) -> State:
-    """Train, from the start or from the last epoch of the run; show progress on ``console``.
+    """Train from the start, or from the last epoch of the run, and show the progress on ``console``.
 
-    Ctrl-C raises KeyboardInterrupt. The files of the finished epochs stay.
+    Ctrl-C raises ``KeyboardInterrupt``. Finished epochs stay in the run.
     """
     model = task.model
     device = next(model.parameters()).device
@@ -327,7 +354,7 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
     if resume and has_epoch(run):
         saved = load_checkpoint(run / "last.pt", device)
         with reading(run / "last.pt", "a checkpoint of this model"):
-            _fill(model, saved["model"])
+            _load_weights(model, saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             _check_optimizer(optimizer)
             state = State(saved["history"], saved["step_size"], saved["best"])
@@ -339,12 +366,12 @@ def fit(task: Task[B], settings: Settings, run: Path, *, resume: bool = False, c
         for group in optimizer.param_groups:
             group["lr"] = step_size
         record = {"epoch": epoch + 1, "step_size": step_size}
-        record |= _epoch(task, parallel, optimizer, settings, epoch, console)
-        _keep(task, record, optimizer, settings, state, run, console)
+        record |= _train_epoch(task, parallel, optimizer, settings, epoch, console)
+        _evaluate_and_save(task, record, optimizer, settings, state, run, console)
     return state
 
 
-def _epoch(
+def _train_epoch(
     task: Task[B],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -352,6 +379,7 @@ def _epoch(
     epoch: int,
     console: Console | None,
 ) -> Record:
+    """Take a step for each batch of an epoch. Returns the mean loss, the seconds, and the tokens per second."""
     torch.manual_seed(1_000_003 * settings.seed + epoch)
     model.train()
     device = next(model.parameters()).device
@@ -361,11 +389,11 @@ def _epoch(
     items = tokens = 0
     with _bar(console, f"epoch {epoch + 1}/{settings.epochs}", len(batches)) as advance:
         for batch in batches:
-            part, own = task.part(batch, rank(), world())
-            with _step_is_named(epoch + 1, optimizer.param_groups[0]["lr"]):
-                loss = _loss(model, part) * bool(own)
+            shard, items_here = task.shard(batch, rank(), world())
+            with _suggest_smaller_steps(epoch + 1, optimizer.param_groups[0]["lr"]):
+                loss = _loss(model, shard) * bool(items_here)
             optimizer.zero_grad()
-            (loss * (world() / task.items(batch))).backward()  # processes take the mean of their gradients
+            (loss * (world() / task.items(batch))).backward()  # DistributedDataParallel averages over processes
             clip_gradients(model.parameters(), settings.clip)
             optimizer.step()
             total += loss.detach().double().cpu()
@@ -376,31 +404,35 @@ def _epoch(
     if world() > 1:
         total = total.to(device)
         distributed.all_reduce(total)
-        slowest = torch.tensor(seconds, device=device)  # so that all processes stop after the same epoch
+        slowest = torch.tensor(seconds, device=device)  # then all processes stop after the same epoch
         distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
         seconds = slowest.item()
     return {"loss": total.item() / max(items, 1), "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
-def _loss(model: nn.Module, part: Any) -> Tensor:
+def _loss(model: nn.Module, inputs: Any) -> Tensor:
+    """Sum of the losses of the inputs, in mixed precision on a GPU. Raises ``ValueError`` if it is not finite."""
     device = next(model.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        loss: Tensor = model(part)
+        loss: Tensor = model(inputs)
     if not loss.isfinite():
         raise ValueError(f"the loss became {loss.item()}")
     return loss
 
 
 @contextmanager
-def _step_is_named(epoch: int, step_size: float) -> Iterator[None]:
-    """After steps that are too long the loss, or the scores that a structure is given, are not finite."""
+def _suggest_smaller_steps(epoch: int, step_size: float) -> Iterator[None]:
+    """Turn a ``ValueError`` into a ``FloatingPointError`` that suggests a smaller learning rate.
+
+    If steps are too long, the weights diverge. Then the loss is not finite, or bellmax refuses the scores.
+    """
     try:
         yield
     except ValueError as error:
         raise FloatingPointError(f"{error}, in epoch {epoch}: try a learning rate below {step_size:g}") from None
 
 
-def _keep(
+def _evaluate_and_save(
     task: Task[B],
     record: Record,
     optimizer: torch.optim.Optimizer,
@@ -409,9 +441,9 @@ def _keep(
     run: Path,
     console: Console | None,
 ) -> None:
-    """Evaluate, and write the run's files."""
+    """Finish an epoch: evaluate on the development data, adapt the learning rate, and write the files of the run."""
     task.model.eval()
-    with _step_is_named(int(record["epoch"]), record["step_size"]):
+    with _suggest_smaller_steps(int(record["epoch"]), record["step_size"]):
         record |= task.evaluate()
     state.history.append(record)
     is_best = record[task.metric] > state.best
@@ -423,8 +455,8 @@ def _keep(
         if is_best:
             save(task.model.state_dict(), run / "best.pt")
         write_json(run / "history.json", state.history)
-        whole = {"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), **vars(state)}
-        save(whole, run / "last.pt")
+        checkpoint = {"model": task.model.state_dict(), "optimizer": optimizer.state_dict(), **vars(state)}
+        save(checkpoint, run / "last.pt")
     if console is not None:
         console.print(
             f"epoch {record['epoch']:>3}: loss {record['loss']:.4f}, dev {task.metric} {record[task.metric]:.2f}"
@@ -436,8 +468,9 @@ def _keep(
 
 @contextmanager
 def _bar(console: Console | None, title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call after each batch, which updates a progress bar and the text behind it."""
     if console is None or not console.is_terminal:
-        yield (lambda text: None) if console is None else _lines(console, title, total)
+        yield (lambda text: None) if console is None else _line_printer(console, title, total)
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True) as progress:
@@ -445,42 +478,42 @@ def _bar(console: Console | None, title: str, total: int) -> Iterator[Callable[[
         yield lambda text: progress.update(bar, advance=1, text=text)
 
 
-def _lines(console: Console, title: str, total: int) -> Callable[[str], None]:
-    """Prints a line every so often, in place of a bar."""
+def _line_printer(console: Console, title: str, total: int) -> Callable[[str], None]:
+    """Replacement of a progress bar: a function to call after each batch, which prints a line every 30 seconds."""
     done, last = 0, time.monotonic()
 
     def advance(text: str) -> None:
         nonlocal done, last
         done += 1
-        if time.monotonic() - last >= EVERY:
+        if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
             console.print(f"{title}: {done} of {total} batches, {text}", highlight=False, soft_wrap=True)
 
     return advance
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """Scale all gradients, dense and sparse, to a total norm of at most ``most``; returns the norm before.
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+    """Scale all gradients, dense and sparse, to a total norm of at most ``limit``. Returns the norm before.
 
     >>> weight = nn.Parameter(torch.zeros(2))
     >>> weight.grad = torch.tensor([3.0, 4.0])
     >>> clip_gradients([weight], 1.0), weight.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    numbers = []
+    gradients = []
     for parameter in parameters:
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
-                numbers.append(parameter.grad.values())
+                gradients.append(parameter.grad.values())
             else:
-                numbers.append(parameter.grad)
-    norm: Tensor = torch.stack(torch._foreach_norm(numbers)).norm()
-    torch._foreach_mul_(numbers, torch.where(norm > most, most / norm, 1.0))
+                gradients.append(parameter.grad)
+    norm: Tensor = torch.stack(torch._foreach_norm(gradients)).norm()
+    torch._foreach_mul_(gradients, torch.where(norm > limit, limit / norm, 1.0))
     return norm
 
 
-def save(what: Any, path: Path) -> None:
-    """torch.save, atomically."""
+def save(checkpoint: Any, path: Path) -> None:
+    """Write a checkpoint atomically."""
     with replacing(path) as temporary:
-        torch.save(what, temporary)
+        torch.save(checkpoint, temporary)

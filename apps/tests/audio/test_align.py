@@ -12,7 +12,7 @@ from . import music
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_known_warp_is_found_within_a_frame(seed):
+def test_a_known_tempo_change_is_aligned_within_a_frame(seed):
     score = music.score(seed, 12)
     times = music.warp(score, seed)
     found = aligning.align(Harmonic().features(music.render(score, times)), score, Harmonic())
@@ -32,12 +32,12 @@ def test_chroma_needs_no_weights():
 
 
 @pytest.mark.parametrize(("semitones", "cents"), [(0, 0), (2, 0), (-3, 20), (5, -40), (-6, 10)])
-def test_a_recording_of_another_pitch_is_found(semitones, cents):
+def test_transposition_and_tuning_are_estimated(semitones, cents):
     score = music.score(4, 16)
     times = music.warp(score, 4)
     said = []
     audio = music.render(score.transposed(semitones), times, cents=cents)
-    found, pitch = aligning.align_recording(audio, score, told=said.append)
+    found, pitch = aligning.align_recording(audio, score, report=said.append)
     assert pitch.semitones == semitones
     assert pitch.tuned == pytest.approx(cents / 100, abs=0.06)
     assert said == ([f"the recording is {pitch}"] if semitones or cents else [])
@@ -46,7 +46,7 @@ def test_a_recording_of_another_pitch_is_found(semitones, cents):
     assert error.max() <= 3 * HOP / RATE
 
 
-def test_noise_does_not_matter_much():
+def test_noise_barely_changes_the_alignment():
     score = music.score(5, 16)
     times = music.warp(score, 5)
     found, pitch = aligning.align_recording(music.render(score, times, noise=0.05), score)
@@ -54,7 +54,7 @@ def test_noise_does_not_matter_much():
     assert np.median(np.abs(found.times - times[:-1])) <= 1.5 * HOP / RATE
 
 
-def test_a_transposition_that_hardly_matters_is_not_taken():
+def test_a_transposition_must_reduce_the_cost():
     """In a chromatic scale all tones are alike."""
     notes = [(0.3 * n, 0.3 * n + 0.3, 48 + n % 12) for n in range(48)]
     score = music.Score.of(notes)
@@ -63,27 +63,27 @@ def test_a_transposition_that_hardly_matters_is_not_taken():
     assert aligning.Pitch.of(audio, score).semitones == 0
 
 
-def test_in_parts_it_is_the_same(monkeypatch):
+def test_sections_agree_with_the_whole_alignment(monkeypatch):
     score = music.score(3, 60 * 4)
     times = music.warp(score, 3)
     heard = Both().features(music.render(score, times))
     whole = aligning.align(heard, score)
     said = []
     monkeypatch.setattr(aligning, "CELLS", 1000)
-    parts = aligning.align(heard, score, told=said.append)
+    parts = aligning.align(heard, score, report=said.append)
     assert "a coarse alignment first, then 3 parts of it" in said[0]
     assert (whole.frames == parts.frames).mean() > 0.97
     assert np.abs(whole.frames - parts.frames).max() < 20
     np.testing.assert_allclose(np.median(parts.confidence), np.median(whole.confidence), atol=0.05)
 
 
-def test_durations_that_cannot_be():
+def test_very_different_durations_are_refused():
     score = music.score()
     with pytest.raises(ValueError, match=r"the recording lasts 23.2 s and the score 3.\d s: one is more than 5 times"):
         aligning.align(torch.zeros(1000, 88, 20), score)
 
 
-def test_weights_of_another_size(tmp_path):
+def test_weights_of_a_wrong_size_are_refused(tmp_path):
     score = music.score()
     heard = Both().features(music.render(score, music.warp(score)))
     with pytest.raises(ValueError, match=r"weights must have shape \(44,\), got \(5,\)"):

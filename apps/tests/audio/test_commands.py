@@ -62,7 +62,7 @@ def test_aligns(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_learns_and_uses_what_it_learnt(data: Path, tmp_path: Path) -> None:
+def test_align_uses_trained_weights(data: Path, tmp_path: Path) -> None:
     assert "44 weights learnt on 2 pieces" in run("train", data, "--output", tmp_path / "w.json")
     piece = data / "two/two"
     options = ["--weights", tmp_path / "w.json", "--out", tmp_path / "a.csv"]
@@ -99,7 +99,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "pieces/one.json").unlink()
     for changed, why in (
         ({"rows": two["rows"]}, "'pieces' is missing"),
-        (two | {"pieces": "others"}, "it is of other recordings than those of the data"),
+        (two | {"pieces": "others"}, "it has other recordings than the folder of the data"),
     ):
         (tmp_path / "pieces/two.json").write_text(json.dumps(changed))
         said = " ".join(run("evaluate", data, "--output", tmp_path, status=2).split())
@@ -110,7 +110,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "pieces/two.json").write_text(json.dumps(two))
     assert "two.json cannot be read" in run("evaluate", data, "--output", tmp_path, status=2)
     (tmp_path / "audio.md").write_text("mine")
-    assert "audio.md is not of this command" in run("evaluate", data, "--output", tmp_path, status=2)
+    assert "audio.md was not written by this command" in run("evaluate", data, "--output", tmp_path, status=2)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (["align", "WAV", "MIDI", "--audio-clicks", "WAV", "--force"], "one.wav, which is an input"),
     ],
 )
-def test_errors_are_a_sentence(
+def test_errors_are_one_sentence(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_errors_are_a_sentence(
 
 
 @pytest.mark.parametrize(("features", "advice"), [("both", "chroma"), ("harmonic", "chroma"), ("chroma", "both")])
-def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features: str, advice: str) -> None:
+def test_low_confidence_is_reported_and_outputs_are_not_replaced(tmp_path: Path, features: str, advice: str) -> None:
     score, other = music.score(0, events=24), music.score(15, events=30)
     recording, table = tmp_path / "a.wav", tmp_path / "a.csv"
     soundfile.write(recording, music.render(score, music.warp(score)), RATE)
@@ -172,7 +172,7 @@ def test_says_that_it_is_not_sure_and_replaces_nothing(tmp_path: Path, features:
     assert table.read_bytes() != before
 
 
-def test_a_recording_of_another_pitch(tmp_path: Path) -> None:
+def test_aligns_a_transposed_recording(tmp_path: Path) -> None:
     score = music.score(1, events=16)
     soundfile.write(tmp_path / "a.wav", music.render(score.transposed(-3), music.warp(score), cents=15), RATE)
     midi = music.write_midi(tmp_path / "a.mid", score)

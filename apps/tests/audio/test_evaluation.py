@@ -25,19 +25,19 @@ def test_measures(piece):
     assert (late["within_50"], late["within_100"]) == (0, 1)
 
 
-def test_columns_of_a_straight_line_last_equally_long(piece):
+def test_straight_line_has_equal_durations(piece):
     onsets = evaluation.straight_line(piece)
     assert len(onsets) == 8
     np.testing.assert_allclose(np.diff(onsets, prepend=0, append=features.seconds(200)), features.seconds(200) / 9)
 
 
-def test_constant_costs_are_those_that_prefer_the_last_column_a_little(piece):
+def test_constant_costs_resolve_ties_towards_the_last_column(piece):
     theta = torch.ones(piece.shape).double()
     theta[:, -1] -= 1e-6
     np.testing.assert_array_equal(evaluation.constant_costs(piece), evaluation.by_costs(theta, piece))
 
 
-def test_a_path_of_most_overlap_follows_the_soft_alignment(piece):
+def test_overlap_decoding_follows_the_soft_alignment(piece):
     theta = torch.randn(piece.shape, generator=torch.Generator().manual_seed(0)).double()
     hard = evaluation.by_overlap(theta, piece, bx.Negentropy(1e-3))
     # Cells that Y does not have cost nothing, so a diagonal may become a corner.

@@ -31,7 +31,7 @@ def test_shapes_and_scales(audio):
     assert harmonic.max() < 1.5
 
 
-def test_evidence_is_where_the_key_is():
+def test_harmonic_features_locate_key_and_onset():
     time = np.arange(2 * features.RATE) / features.RATE
     silence = np.zeros(features.RATE // 2)
     tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)  # A4, 69
@@ -42,20 +42,20 @@ def test_evidence_is_where_the_key_is():
 
 
 @pytest.mark.parametrize("cents", [-40, 0, 25])
-def test_tuning_is_found(cents):
+def test_tuning_is_estimated(cents):
     score = music.score()
     tuned = features.tuning(music.render(score, music.warp(score), cents=cents))
     assert tuned == pytest.approx(cents / 100, abs=0.05)
 
 
-def test_a_tone_is_sharpest_at_its_tuning():
+def test_the_right_tuning_concentrates_a_tone_in_one_bin():
     time = np.arange(2 * features.RATE) / features.RATE
     tone = np.sin(2 * np.pi * 440 * 2 ** (0.4 / 12) * time).astype(np.float32)
     heard = {tuned: np.sort(features.constant_q(tone, tuned)[40])[::-1] for tuned in (0.0, 0.4)}
     assert heard[0.4][0] - heard[0.4][1] > heard[0.0][0] - heard[0.0][1] + 0.1
 
 
-def test_noise_is_no_tone():
+def test_chroma_ignores_noise():
     noise = np.random.default_rng(0).normal(0, 0.1, 2 * features.RATE).astype(np.float32)
     time = np.arange(2 * features.RATE) / features.RATE
     tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)
@@ -65,13 +65,13 @@ def test_noise_is_no_tone():
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg"])
-def test_loads(tmp_path: Path, audio, ending: str):
+def test_loads_audio_formats(tmp_path: Path, audio, ending: str):
     path = tmp_path / f"a.{ending}"
     soundfile.write(path, np.stack([audio, audio], 1), features.RATE)
     assert len(features.load(path)) == pytest.approx(len(audio), abs=10)
 
 
-def test_errors(tmp_path: Path):
+def test_unusable_recordings_are_reported(tmp_path: Path):
     path = tmp_path / "a.wav"
     with pytest.raises(ValueError, match=r"a.wav does not exist"):
         features.load(path)

@@ -5,7 +5,7 @@ from torch.autograd import gradcheck
 
 import bellmax as bx
 from bellmax_apps.audio import features
-from bellmax_apps.audio.model import Both, Chroma, Harmonic, Linear, Piece, area, batch, cost_of_classes, learn
+from bellmax_apps.audio.model import Both, Chroma, Harmonic, Linear, Piece, area, cost_of_classes, learn, to_batch
 
 from . import music
 
@@ -18,7 +18,7 @@ def piece(model, seed=0, events=4):
 
 
 @pytest.mark.parametrize("model", [Linear(), Harmonic(), Harmonic(share=0), Chroma()], ids=lambda m: type(m).__name__)
-def test_columns_name_keys(model):
+def test_columns_are_normalised(model):
     score = music.score()
     columns = model.columns(score, 300)
     assert len(columns.onsets) == len(score)
@@ -31,23 +31,23 @@ def test_columns_name_keys(model):
     torch.testing.assert_close(norm, torch.ones(columns.keys.shape[1]).double())
 
 
-def test_pitches_that_become_the_same_key_count_once():
+def test_pitches_with_the_same_key_count_once():
     score = music.Score.of([(0.0, 1.0, 9), (0.0, 1.0, 21), (1.0, 2.0, 108), (1.0, 2.0, 120)])
     keys = Harmonic().columns(score, 20).keys
     torch.testing.assert_close(keys.sum(0), torch.ones(keys.shape[1]).double())
 
 
-def test_both_adds_the_costs_of_the_two():
+def test_both_adds_harmonic_and_chroma_costs():
     of_both, harmonic, chroma = (piece(model) for model in (Both(), Harmonic(), Chroma()))
     weights = torch.randn(Both().size(), generator=torch.Generator().manual_seed(0)).double()
     assert (of_both.columns.onsets == harmonic.columns.onsets).all()
     costs = [
-        model.costs(weights, own.heard, own.columns.keys)
+        model.costs(weights, own.sound, own.columns.keys)
         for model, own in ((Both(), of_both), (Harmonic(), harmonic), (Chroma(), chroma))
     ]
     torch.testing.assert_close(costs[0], costs[1] + 0.25 * costs[2])
-    for part, own in zip(Both.split(of_both.heard), (harmonic, chroma), strict=True):
-        torch.testing.assert_close(part, own.heard)
+    for part, own in zip(Both.split(of_both.sound), (harmonic, chroma), strict=True):
+        torch.testing.assert_close(part, own.sound)
 
 
 def test_columns_follow_the_tempo_of_the_score():
@@ -57,7 +57,7 @@ def test_columns_follow_the_tempo_of_the_score():
     np.testing.assert_allclose(onsets.diff() / 500, lasting, atol=0.01)
 
 
-def test_linear_has_a_key_for_each_pitch_that_it_knows():
+def test_linear_uses_the_nearest_pitch_with_a_key():
     model = Linear({60, 64, 90})
     score = music.Score.of([(0.0, 1.0, 61), (0.0, 1.0, 40), (1.0, 2.0, 100), (2.0, 3.0, 64)])
     assert model.columns(score, 10).keys.argmax(0).tolist() == [3, 0, 2, 1]  # silence, then the lowest notes
@@ -65,9 +65,9 @@ def test_linear_has_a_key_for_each_pitch_that_it_knows():
 
 @pytest.mark.parametrize("model", [Linear({60, 64, 67, 70, 75}), Harmonic(share=0)], ids=["linear", "harmonic"])
 @pytest.mark.parametrize("omega", [bx.Negentropy(2.0), bx.SquaredL2(20.0)], ids=str)
-def test_gradient_from_weights_to_loss(model, omega):
-    of = batch([piece(model, seed) for seed in range(2)])
-    short = of._replace(heard=of.heard[:, ::6], truth=of.truth[:, ::6], lengths=(of.lengths[0] // 6, of.lengths[1]))
+def test_gradients_of_the_losses_with_respect_to_weights(model, omega):
+    of = to_batch([piece(model, seed) for seed in range(2)])
+    short = of._replace(sound=of.sound[:, ::6], truth=of.truth[:, ::6], lengths=(of.lengths[0] // 6, of.lengths[1]))
     short.truth[:] = 0
     for n, (frames, columns) in enumerate(zip(*short.lengths, strict=True)):
         target = bx.DTW(torch.rand(int(frames), int(columns)).double() + 1).best_path()
@@ -76,15 +76,15 @@ def test_gradient_from_weights_to_loss(model, omega):
     weights = (0.3 * torch.randn(model.size())).double().requires_grad_()
     assert gradcheck(lambda w: area(model, w, short, omega), weights, fast_mode=True)
     assert gradcheck(lambda w: cost_of_classes(model, w, short), weights, fast_mode=True)
-    p = bx.DTW(model.costs(weights, short.heard, short.keys), lengths=short.lengths, omega=omega)
+    p = bx.DTW(model.costs(weights, short.sound, short.keys), lengths=short.lengths, omega=omega)
     known = bx.losses.alignment_area(p, short.truth, reduction="sum") / short.lengths[0].sum()
     torch.testing.assert_close(area(model, weights, short, omega), known)
 
 
 @pytest.mark.parametrize("model", [Linear(range(55, 80)), Harmonic(share=0)], ids=["linear", "harmonic"])
-def test_end_to_end_learning_brings_alignments_closer(model):
+def test_end_to_end_training_reduces_the_area(model):
     pieces = [piece(model, seed) for seed in range(3)]
-    of = batch(pieces)
+    of = to_batch(pieces)
     first = learn(model, lambda w: cost_of_classes(model, w, of), torch.zeros(model.size()).double(), iterations=30)
     omega = bx.Negentropy()
     before = area(model, first, of, omega)
@@ -93,7 +93,7 @@ def test_end_to_end_learning_brings_alignments_closer(model):
 
 
 @pytest.mark.parametrize("model", [Linear(), Harmonic(share=0)], ids=["linear", "harmonic"])
-def test_events_begin_in_the_true_alignment_where_they_should(model):
+def test_true_alignment_starts_events_at_their_true_times(model):
     own = piece(model)
     cells = own.alignment()
     assert cells[0].tolist() == [0, 0]

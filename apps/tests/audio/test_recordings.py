@@ -1,4 +1,4 @@
-"""``examples/recordings.py`` with synthetic tones instead of instruments."""
+"""``examples/recordings.py``, with tones in place of instruments."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
-    """Render at 44.1 kHz by rendering an octave lower at half the rate and twice the duration."""
+    """At 44.1 kHz, as an octave lower at half the rate and twice the time."""
     score = music.Score.of([(2 * n.start, 2 * n.end, n.pitch - 12) for i in midi.instruments for n in i.notes])
     return music.render(score, np.append(score.onsets, score.end))
 
 
 @pytest.mark.parametrize("condition", ["its instruments", "60 cents sharp", "all of it"])
-def test_estimated_times_are_close_to_the_truth(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
+def test_true_times_are_recovered(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
     path = music.write_midi(tmp_path / "a.mid", music.score(2, 24))
-    errors = dict(recordings.errors(path, condition, tones, seconds=7.0))
-    assert list(errors) == ["both", "harmonic", "chroma"]
-    assert 8 < len(errors["both"]) < 24
-    assert np.median(errors["both"]) < 0.05
-    assert recordings.table({(condition, name): [error] for name, error in errors.items()}).count("|") > 8
+    found = dict(recordings.errors(path, condition, tones, seconds=7.0))
+    assert list(found) == ["both", "harmonic", "chroma"]
+    assert 8 < len(found["both"]) < 24
+    assert np.median(found["both"]) < 0.05
+    assert recordings.table({(condition, name): [error] for name, error in found.items()}).count("|") > 8
 
 
-def test_conditions_change_the_recording_as_named(recordings: ModuleType) -> None:
+def test_conditions_change_the_recording(recordings: ModuleType) -> None:
     audio = music.render(music.score(), music.warp(music.score()))
     rng = np.random.default_rng(0)
     plain, _ = recordings.recorded(audio, recordings.Condition(), rng)
@@ -61,7 +61,7 @@ def test_conditions_change_the_recording_as_named(recordings: ModuleType) -> Non
         ("sounds", "name a soundfont with --sounds"),
     ],
 )
-def test_a_missing_program_is_named(
+def test_missing_files_and_programs_are_reported(
     recordings: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

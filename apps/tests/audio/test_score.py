@@ -10,7 +10,7 @@ from bellmax_apps.audio.score import Score, first_frames, read_midi, read_truth,
 from . import music
 
 
-def test_events_are_moments_at_which_notes_begin():
+def test_events_group_notes_that_begin_together():
     score = Score.of([(1.0, 3.0, 60), (1.005, 2.0, 64), (2.0, 3.0, 67), (2.5, 4.0, 48)])
     assert score.onsets.tolist() == [1.0, 2.0, 2.5]
     assert [sorted(s) for s in score.sounding] == [[60, 64], [60, 67], [48, 60, 67]]
@@ -20,13 +20,13 @@ def test_events_are_moments_at_which_notes_begin():
         Score.of([])
 
 
-def test_notes_that_overlap_on_a_key():
+def test_overlapping_notes_of_the_same_pitch():
     score = Score.of([(0.0, 3.0, 60), (1.0, 2.0, 60), (2.5, 4.0, 60), (3.5, 5.0, 62), (6.0, 7.0, 60)])
     assert [sorted(s) for s in score.sounding] == [[60], [60], [60], [60, 62], [60]]
     assert score.transposed(-2).sounding == tuple(frozenset(p - 2 for p in own) for own in score.sounding)
 
 
-def test_many_notes_that_never_end_are_read_at_once():
+def test_many_long_notes_take_linear_time():
     score = Score.of(
         [(n / 50, 400.0, 40 + n % 40) for n in range(20_000)]
     )  # minutes, if each note is followed to its end
@@ -41,7 +41,7 @@ def test_reads_midi(tmp_path: Path):
     assert found.sounding == written.sounding
 
 
-def test_errors_of_midi(tmp_path: Path):
+def test_unreadable_midi_is_reported(tmp_path: Path):
     path = tmp_path / "a.mid"
     with pytest.raises(ValueError, match=r"a.mid does not exist"):
         read_midi(path)
@@ -90,7 +90,7 @@ def test_true_alignments_are_paths(starts: list[int]):
     assert first_frames(path).tolist() == wanted.tolist()
 
 
-def test_odd_midi_is_read_in_silence(tmp_path: Path):
+def test_unusual_midi_is_read_without_a_warning(tmp_path: Path):
     whole = bytearray(music.write_midi(tmp_path / "a.mid", music.score()).read_bytes())
     whole[9] = 2  # the type, at which pretty_midi warns if tempi are on other tracks
     track = bytes.fromhex("4d54726b0000000b00ff510307a12000ff2f00")

@@ -97,7 +97,7 @@ def test_plots(trained: Path, data: Path, tmp_path: Path) -> None:
     assert _has_red(matplotlib.image.imread(picture))
 
 
-def test_plots_whatever_comes(trained: Path, tmp_path: Path) -> None:
+def test_plots_unusual_characters_and_long_words(trained: Path, tmp_path: Path) -> None:
     picture = tmp_path / "tags.svg"
     said = run("plot", trained, f"$x_1$ $\\frac$ 日本 😀 10\u00a0000 {'x' * 300_000}", "--output", picture)
     assert len(said) > 300_000
@@ -112,7 +112,7 @@ def test_long_sentences_take_several_rows() -> None:
     assert figure.get_size_inches()[0] < 13
 
 
-def test_dollars_are_no_mathematics() -> None:
+def test_dollar_signs_are_drawn_as_text() -> None:
     tokens = ["$x_1$", "$\\frac$", "y" * 30]
     (ax,) = draw(tokens, ["O"], [("$title$", np.ones((3, 1)))], ["O"] * 3).axes
     labels = ax.get_xticklabels()
@@ -125,7 +125,7 @@ def _has_red(picture: object) -> bool:
     return bool(((red > 0.8) & (green < 0.3) & (blue < 0.3)).any())
 
 
-def test_tags_in_batches_as_one_by_one(trained: Path) -> None:
+def test_a_batch_is_tagged_like_single_sentences(trained: Path) -> None:
     lines = ["mr Bob Lee walks in San Juan Bay and sees mr Ann", "", "in Rome", "zzz " * 40, "mr Ed", "the"] * 2
     together = run("tag", trained, text="\n".join(lines)).split("\n\n")
     alone = "".join(run("tag", trained, text=f"{line}\n") for line in lines).split("\n\n")
@@ -142,7 +142,7 @@ def _apart(line: str) -> tuple[list[str], float]:
     return re.split(r"\b[01]\.\d{4}\b", line), float(numbers[0]) if numbers else 0.0
 
 
-def test_tags_odd_text(trained: Path) -> None:
+def test_tags_the_lines_before_one_that_is_not_utf8(trained: Path) -> None:
     long = "x" * 300_000
     text = f"in 10\u00a0000 {long}\n{'the in Rome ' * 2000}\n".encode() + b"in \xff Rome\nin Oslo\n"
     result = CliRunner().invoke(app, ["tag", str(trained)], input=text)
@@ -153,7 +153,7 @@ def test_tags_odd_text(trained: Path) -> None:
     assert said == "Error: standard input, line 3: must be UTF-8, got b'in \\xff Rome'\n"
 
 
-def test_defaults_are_those_of_the_results() -> None:
+def test_defaults_match_the_page_of_results() -> None:
     page = Path(__file__).parents[2] / "results/ner.md"
     lines = page.read_text().replace("\\\n", "").splitlines()
     command = next(line for line in lines if line.startswith("    bellmax ner table"))
@@ -178,7 +178,7 @@ def test_resumed_equals_uninterrupted(few: Path, tmp_path: Path, optimizer: str)
     assert "holds a run already: add --resume" in said
 
 
-def test_resumes_with_the_same_settings_and_data_alone(few: Path, tmp_path: Path) -> None:
+def test_resuming_refuses_other_settings_or_data(few: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("train", few, "--output", folder, "--epochs", 1, *SMALL)
     before = (folder / "last.pt").read_bytes()
@@ -195,7 +195,7 @@ def test_resumes_with_the_same_settings_and_data_alone(few: Path, tmp_path: Path
     assert "after 1 epochs" in run("train", few, "--output", folder, "--epochs", 1, *SMALL, "--force")
 
 
-def test_resumes_with_vectors_of_another_size(few: Path, tmp_path: Path) -> None:
+def test_resumes_if_vectors_determine_the_word_size(few: Path, tmp_path: Path) -> None:
     vectors, others = tmp_path / "some.vec", tmp_path / "others.vec"
     for path in (vectors, others):
         path.write_text("rome 1 2 3\n")
@@ -208,7 +208,7 @@ def test_resumes_with_vectors_of_another_size(few: Path, tmp_path: Path) -> None
     assert "none was begun with embeddings None, got " in " ".join(run(*command, vectors, status=2).split())
 
 
-def test_runs_of_older_versions_go_on(few: Path, tmp_path: Path) -> None:
+def test_runs_of_older_versions_can_be_resumed(few: Path, tmp_path: Path) -> None:
     vectors, folder = tmp_path / "some.vec", tmp_path / "run"
     vectors.write_text("rome 1 2 3\n")
     command = ["train", few, "--output", folder, "--embeddings", vectors, "--resume", *SMALL]
@@ -226,7 +226,7 @@ def copy(few: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_damaged_runs_are_named(copy: Path, few: Path) -> None:
+def test_damaged_files_of_a_run_are_reported(copy: Path, few: Path) -> None:
     def said(*args: object) -> str:
         told = run(*args, status=2, text="")
         assert told.count("\n") == 1
@@ -252,7 +252,7 @@ def test_damaged_runs_are_named(copy: Path, few: Path) -> None:
     assert f"{copy / 'config.json'} cannot be read as JSON" in said(*evaluate)
 
 
-def test_bad_input_is_found_before_training(few: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_before_training(few: Path, tmp_path: Path) -> None:
     vectors, folder = tmp_path / "some.vec", tmp_path / "run"
     vectors.write_text("rome 1 nan 3\n")
     said = run("train", few, "--output", folder, "--embeddings", vectors, status=2)
@@ -268,19 +268,21 @@ def test_bad_input_is_found_before_training(few: Path, tmp_path: Path) -> None:
     assert "output must be another folder" in run("train", data, "--output", data, "--force", status=2)
 
 
-def test_a_step_that_is_too_long_is_named(few: Path, tmp_path: Path) -> None:
+def test_a_diverging_loss_suggests_a_smaller_learning_rate(few: Path, tmp_path: Path) -> None:
     said = run("train", few, "--output", tmp_path / "run", "--step-size", "1e30", status=2)
     assert "in epoch 2: try a learning rate below 1e+30" in " ".join(said.split())
 
 
-def test_words_of_any_length_are_trained_on(tmp_path: Path) -> None:
+def test_trains_on_a_very_long_word(tmp_path: Path) -> None:
     data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
     with (data / "train.tsv").open("a") as file:
         file.write(f"\n{'x' * 200_000}\tO\n")
     run("train", data, "--output", tmp_path / "run", "--epochs", 1, *SMALL)
 
 
-def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_interrupted_in_the_second_epoch_can_be_used(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = tagging.NamedEntities.batches
 
     def interrupted(self: tagging.NamedEntities, epoch: int) -> object:
@@ -294,7 +296,7 @@ def test_interrupted_a_run_can_be_used(few: Path, tmp_path: Path, monkeypatch: p
     assert "F1" in run("evaluate", tmp_path / "run", few)
 
 
-def test_interrupted_before_the_first_epoch_it_cannot_be_used(
+def test_a_run_interrupted_before_the_first_epoch_cannot_be_used(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> object:
@@ -306,7 +308,7 @@ def test_interrupted_before_the_first_epoch_it_cannot_be_used(
     assert "holds a run already" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
 
 
-def test_interrupted_in_the_first_epoch_it_begins_again(
+def test_a_run_interrupted_in_the_first_epoch_starts_again(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vectors = tmp_path / "some.vec"
@@ -324,7 +326,7 @@ def test_interrupted_in_the_first_epoch_it_begins_again(
     assert torch.equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
-def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
+def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: tagging.NamedEntities, epoch: int) -> object:
@@ -349,7 +351,7 @@ def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
     assert torch.equal(weights(folder), weights(tmp_path / "whole"))
 
 
-def test_interrupted_while_data_are_read_a_run_has_no_settings(
+def test_an_interrupt_while_reading_data_leaves_no_run(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> object:
@@ -360,13 +362,13 @@ def test_interrupted_while_data_are_read_a_run_has_no_settings(
     assert "interrupted before the training began: run the same command again" in " ".join(said.split())
 
 
-def test_training_says_what_to_do_next(few: Path, tmp_path: Path) -> None:
+def test_training_ends_with_the_next_commands(few: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my run"
     said = run("train", few, "--output", folder, "--epochs", 1, *SMALL).splitlines()
     assert said[-1] == f"next: bellmax ner evaluate '{folder}' {few}, or bellmax ner tag '{folder}'"
 
 
-def test_a_run_of_another_application_is_named(few: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_application_is_refused(few: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run("train", few, "--output", folder, "--epochs", 1, *SMALL)
     settings = json.loads((folder / "config.json").read_text())["settings"]
@@ -380,7 +382,7 @@ def test_a_run_of_another_application_is_named(few: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dropout", ["-0.1", "1", "1.5", "nan"])
-def test_bad_dropout_is_named(few: Path, tmp_path: Path, dropout: str) -> None:
+def test_dropout_outside_of_0_to_1_is_refused(few: Path, tmp_path: Path, dropout: str) -> None:
     said = run("train", few, "--output", tmp_path / "run", "--dropout", dropout, status=2)
     assert f"dropout must be at least 0 and below 1, got {float(dropout)}" in said
     assert not (tmp_path / "run").exists()
@@ -394,7 +396,7 @@ def test_warms_up_with_the_surrogate_loss(few: Path, tmp_path: Path) -> None:
     assert not torch.equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
-def test_vectors_begin_the_table(few: Path, tmp_path: Path) -> None:
+def test_word_embeddings_start_from_vectors(few: Path, tmp_path: Path) -> None:
     vectors = tmp_path / "some.vec"
     vectors.write_text("rome 1 2 3\nunseen 4 5 6\n")
     small = ["--epochs", 1, "--step-size", 1e-9, "--embeddings", vectors]
@@ -406,7 +408,7 @@ def test_vectors_begin_the_table(few: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(row, torch.tensor(vector).float())
 
 
-def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
+def test_table_is_written_and_resumed(few: Path, tmp_path: Path) -> None:
     options = ["table", few, "--output", tmp_path, "--epochs", 1, "--jobs", 2, "--omega", "l2=2", "--seed", 3, *SMALL]
     said = run(*options)
     assert f"{tmp_path / few.name / 'l2-relaxed'}: begun" in said.replace("\n", "")
@@ -421,7 +423,7 @@ def test_table_is_made_and_resumed(few: Path, tmp_path: Path) -> None:
     assert (tmp_path / "table.md").read_text() == text
 
 
-def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_several_seeds_uses_finished_runs(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_none(monkeypatch, run)
     small = ["--epochs", 1, "--omega", "l2", "--warm-up", 0, *SMALL]
     for loss, seed in product(("surrogate", "relaxed"), (0, 1)):
@@ -437,13 +439,13 @@ def test_table_of_several_seeds_takes_finished_runs(few: Path, tmp_path: Path, m
     assert re.search(rf"\| l2 \| 1 \| surrogate \| mean \| \S+ \|  \| {mean:.2f} \|", text)
 
 
-def test_a_table_replaces_no_file_of_others(few: Path, tmp_path: Path) -> None:
+def test_a_table_does_not_replace_other_files(few: Path, tmp_path: Path) -> None:
     for name in ("table.md", "table.json"):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_text("mine")
         said = run("table", few, "--output", folder, status=2)
-        assert f"{name} is not of this command: move it, or name another folder" in " ".join(said.split())
+        assert f"{name} was not written by this command. Move it, or choose another folder" in " ".join(said.split())
         assert [path.name for path in folder.iterdir()] == [name]
 
 
@@ -464,7 +466,9 @@ def test_numbers_of_the_paper_are_in_the_table() -> None:
         ("O O B-PER", "O O O", 0, 0, 1),
     ],
 )
-def test_f1_is_that_of_conll(truth: str, guess: str, right: int, guessed: int, wanted: int) -> None:
+def test_f1_counts_complete_entities_as_conll_does(
+    truth: str, guess: str, right: int, guessed: int, wanted: int
+) -> None:
     found = tagging.entity_scores([truth.split()], [guess.split()])
     assert found["precision"] == pytest.approx(100 * right / max(guessed, 1))
     assert found["recall"] == pytest.approx(100 * right / wanted)
@@ -485,7 +489,7 @@ def test_f1_is_that_of_conll(truth: str, guess: str, right: int, guessed: int, w
         (["table", "DATA", "--output", "RUN", "--embeddings", "a"], "--embeddings must be FOLDER=FILE, with a FOLDER"),
     ],
 )
-def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+def test_errors_are_one_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
     places = {"DATA": str(data), "RUN": str(tmp_path / "run")}
     said = run(*(places.get(arg, arg) for arg in args), status=2)
     assert message in " ".join(said.split())

@@ -40,21 +40,21 @@ def test_reads_columns(tmp_path):
         ("a\tO\n" + 999 * "b" + "\n", r"line 2: expected 2 columns, got 1: 'b{60}'$"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path, text, message):
+def test_malformed_lines_are_reported(tmp_path, text, message):
     path = tmp_path / "train.tsv"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read(path)
 
 
-def test_a_column_that_is_not_there(tmp_path):
+def test_a_missing_column_is_reported(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("a\tO\n")
     with pytest.raises(ValueError, match="line 1: expected 4 columns, got 2"):
         read(path, tag_column=3)
 
 
-def test_other_encodings_are_named(tmp_path):
+def test_other_encodings_are_reported(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_bytes("é\tO\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"train.tsv cannot be read as UTF-8 text"):
@@ -127,7 +127,7 @@ TWO, ROWS = np.array(["a", "b"]), np.ones((2, 3))
         (TWO, ROWS * 1e39, "must hold finite numbers, got others for 2 words, the first of them 'a'"),
     ],
 )
-def test_arrays_that_are_no_vectors_are_named(tmp_path, words, vectors, message):
+def test_arrays_of_wrong_types_or_shapes_are_reported(tmp_path, words, vectors, message):
     path = npz(tmp_path / "a.npz", words, vectors)
     with pytest.raises(ValueError, match=rf"a\.npz .*{re.escape(message)}"):
         read_vectors(path)
@@ -143,7 +143,7 @@ def test_arrays_that_expand_too_far_are_refused(tmp_path, monkeypatch):
         read_vectors(path)
 
 
-def test_odd_arrays_are_read_in_silence(tmp_path):
+def test_arrays_of_python_2_are_read_without_a_warning(tmp_path):
     file = io.BytesIO()
     np.save(file, ROWS)
     path = npz(tmp_path / "a.npz", TWO, file.getvalue().replace(b"(2, 3), }  ", b"(2L, 3L), }"))
@@ -152,14 +152,14 @@ def test_odd_arrays_are_read_in_silence(tmp_path):
     assert read_vectors(path)[1].tolist() == ROWS.tolist()
 
 
-def test_numbers_that_are_too_large_are_named(tmp_path):
+def test_numbers_that_overflow_float32_are_reported(tmp_path):
     path = tmp_path / "a.vec"
     path.write_text("a 1 2\nb 1e39 1\n")
     with pytest.raises(ValueError, match=r"must hold finite numbers, got others for 1 words, the first of them 'b'"):
         read_vectors(path)
 
 
-def test_other_white_space_is_part_of_a_token(tmp_path):
+def test_a_nonbreaking_space_belongs_to_a_token(tmp_path):
     path = tmp_path / "train.txt"
     for separator in (" ", "\t"):
         path.write_text(f"10\u00a0000{separator}O\nRome{separator}B-LOC\n", encoding="utf-8")
@@ -169,7 +169,7 @@ def test_other_white_space_is_part_of_a_token(tmp_path):
         read(path)
 
 
-def test_unknown_types_are_named_by_file_and_line(tmp_path):
+def test_unknown_types_are_reported_with_file_and_line(tmp_path):
     path = tmp_path / "dev.tsv"
     path.write_text("Ann\tB-PER\n\nit\tO\nfilm\tB-NEW\n")
     with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag 'B-NEW' has a type .* which are LOC, PER"):
@@ -184,7 +184,7 @@ def test_long_words_are_spelled_by_both_ends():
     assert batch.letters[0].tolist() == [1] * 100 + [3] * 100
 
 
-def test_words_and_letters_as_numbers(tmp_path):
+def test_corpus_converts_words_letters_and_tags_to_indices(tmp_path):
     known = as_iobes([Sentence(["Ann", "sees", "sees"], ["B-PER", "O", "O"])])
     vocabulary = Vocabulary.of(known, more_words=["rome"])
     assert vocabulary.words == ("Ann", "sees", "rome")
@@ -198,7 +198,7 @@ def test_words_and_letters_as_numbers(tmp_path):
     assert batch.tags is None
     spelled = [batch.letters[form, : batch.letter_lengths[form]].tolist() for form in batch.forms[1].tolist()]
     assert spelled == [[1 + vocabulary.letters.index(letter) for letter in token] for token in known[0].tokens]
-    with pytest.raises(ValueError, match=r"tags must be among those of training, .*, got 'B-LOC'"):
+    with pytest.raises(ValueError, match=r"tags must occur in the training data, which has .*, got 'B-LOC'"):
         Corpus([Sentence(["a"], ["B-LOC"])], vocabulary)
 
 
@@ -214,7 +214,7 @@ def test_words_and_letters_as_numbers(tmp_path):
         ({"labels": ["O", *2 * ["B-A", "I-A", "E-A", "S-A"]]}, "labels must be O, and B-, I-, E- and S- of each type"),
     ],
 )
-def test_damaged_vocabularies_are_named(tmp_path, change, message):
+def test_damaged_vocabularies_are_reported(tmp_path, change, message):
     path = tmp_path / "v.json"
     Vocabulary.of([Sentence(["Ann"], ["S-PER"])]).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -231,7 +231,7 @@ def test_rare_words_are_unknown_half_of_the_time():
     assert (corpus_.batch(range(200)).words > 0).all()
 
 
-def test_buckets_hold_every_sentence_once_and_few_tokens():
+def test_batches_contain_every_sentence_once_within_the_limits():
     lengths = [1, 5, 9, 300, 4, 4, 7, 2, 30, 30, 31]
     sentences = [Sentence(["a"] * n, ["O"] * n) for n in lengths]
     of = Corpus(sentences, Vocabulary.of(sentences))
@@ -245,6 +245,6 @@ def test_buckets_hold_every_sentence_once_and_few_tokens():
     assert shuffled[0] == shuffled[1] != shuffled[2]
 
 
-def test_the_toy_language(tmp_path):
+def test_toy_corpus_has_both_types_of_entities(tmp_path):
     corpus.write(tmp_path)
     assert {tag for s in read(find(tmp_path, "train")) for tag in s.tags} == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}

@@ -21,7 +21,7 @@ def tagger(**more):
 
 
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
-def test_a_batch_is_its_sentences(omega):
+def test_a_batch_gives_the_results_of_its_sentences(omega):
     model, corpus = tagger(omega=omega)
     model.eval()
     together = model.emissions(corpus.batch([0, 1, 2]))
@@ -34,7 +34,7 @@ def test_a_batch_is_its_sentences(omega):
 
 @pytest.mark.parametrize("loss", ["surrogate", "relaxed"])
 @pytest.mark.parametrize("omega", ["negentropy", "l2"])
-def test_learns_a_sentence_by_heart(omega, loss):
+def test_overfits_three_sentences(omega, loss):
     model, corpus = tagger(omega=omega, loss=loss, dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for _ in range(60):
@@ -47,7 +47,7 @@ def test_learns_a_sentence_by_heart(omega, loss):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_what_is_not_known_is_zero_and_stays_so(sparse):
+def test_the_embedding_of_unknown_words_stays_zero(sparse):
     model, _ = tagger(sparse=sparse)
     corpus = Corpus([Sentence(["zzz", "Ann"], ["O", "S-PER"])], Vocabulary.of(SENTENCES))
     batch = corpus.batch([0])
@@ -60,13 +60,13 @@ def test_what_is_not_known_is_zero_and_stays_so(sparse):
     assert gradient.to_dense()[1].any()
 
 
-def test_begins_with_vectors():
+def test_use_vectors_sets_rows_of_the_embedding():
     model, _ = tagger()
     model.use_vectors({2: torch.arange(6.0)})
     assert model.words.weight[2].tolist() == list(range(6))
 
 
-def test_probabilities_are_at_most_1_whatever_the_weights():
+def test_probabilities_are_at_most_1_for_huge_scores():
     model, _ = tagger()
     with torch.no_grad():
         model.to_emissions.bias[[model.labels.index(label) for label in ("O", "B-PER")]] = torch.tensor([1e16, 1e37])

@@ -17,7 +17,7 @@ def annotated(draw):
 
 
 @given(annotated())
-def test_every_scheme_comes_back(case):
+def test_entities_survive_a_round_trip_through_each_scheme(case):
     length, found = case
     assert entities(to_iob2(found, length)) == found
     assert entities(to_iobes(found, length)) == found
@@ -34,5 +34,5 @@ def test_every_scheme_comes_back(case):
         ("", []),
     ],
 )
-def test_nothing_is_malformed(tags, found):
+def test_any_sequence_of_tags_has_entities(tags, found):
     assert entities(tags.split()) == [Entity(*entity) for entity in found]

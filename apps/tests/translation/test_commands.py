@@ -50,7 +50,7 @@ def weights(folder: Path) -> torch.Tensor:
     )
 
 
-def test_translates_whatever_comes(trained: Path) -> None:
+def test_translates_empty_unknown_and_long_lines(trained: Path) -> None:
     said = run("translate", trained, text=f"un deux\n\nzzz yyy\n{'trois ' * 500}\n")
     lines = said.split("\n")
     assert len(lines) == 5
@@ -84,14 +84,14 @@ def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
     assert "holds a run already" in run("train", data, "--output", tmp_path / "b", status=2)
 
 
-def test_resumes_with_the_same_settings_alone(data: Path, tmp_path: Path) -> None:
+def test_resuming_refuses_other_settings(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
     said = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
     wanted = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
     assert wanted in " ".join(said.split())
 
 
-def test_defaults_are_those_of_the_results() -> None:
+def test_defaults_match_the_page_of_results() -> None:
     page = Path(__file__).parents[2] / "results/translation.md"
     lines = page.read_text().replace("\\\n", "").splitlines()
     command = next(line for line in lines if line.startswith("    bellmax translation table"))
@@ -102,13 +102,13 @@ def test_defaults_are_those_of_the_results() -> None:
         assert getattr(config.settings, name) == float(options[name.replace("_", "-")])
 
 
-def test_the_line_that_cannot_be_read_is_named(trained: Path) -> None:
+def test_a_line_that_is_not_utf8_is_reported(trained: Path) -> None:
     result = CliRunner().invoke(app, ["translate", str(trained)], input=b"un\nd\xe9ux\n")
     assert result.exit_code == 2
     assert result.output.endswith("Error: standard input, line 2: must be UTF-8, got b'd\\xe9ux'\n")
 
 
-def test_damaged_runs_are_named(trained: Path, tmp_path: Path) -> None:
+def test_damaged_files_of_a_run_are_reported(trained: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(trained, tmp_path / "copy")
     for name, message in (
         ("best.pt", "cannot be read as a checkpoint: it is damaged"),
@@ -119,14 +119,14 @@ def test_damaged_runs_are_named(trained: Path, tmp_path: Path) -> None:
         assert f"{copy / name} {message}" in run("translate", copy, text="", status=2)
 
 
-def test_pieces_of_words(data: Path, tmp_path: Path) -> None:
+def test_word_pieces_can_be_trained_and_resumed(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, "--epochs", 1, "--pieces", 40, *SMALL)
     run("train", data, "--output", tmp_path, "--epochs", 2, "--resume")
     assert len(json.loads((tmp_path / "history.json").read_text())) == 2
     assert run("translate", tmp_path, text="un deux\n").endswith("\n")
 
 
-def test_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_none(monkeypatch, run)
     options = [
         "table",
@@ -168,7 +168,7 @@ def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.
     assert "softmax" not in text
 
 
-def test_cools_down(data: Path, tmp_path: Path) -> None:
+def test_cool_down_reduces_the_learning_rate(data: Path, tmp_path: Path) -> None:
     options = ["--epochs", 3, "--cool-down", 1, "--step-size", 0.004, "--decay", 1.0, *SMALL]
     run("train", data, "--output", tmp_path, *options)
     history = json.loads((tmp_path / "history.json").read_text())
@@ -194,7 +194,7 @@ def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: p
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
+def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Translating, epoch: int) -> object:
@@ -216,7 +216,7 @@ def test_interrupted_in_the_first_epoch_a_run_keeps_its_settings(
 
 
 @pytest.mark.parametrize("name", ["dropout", "smoothing"])
-def test_bad_shares_are_named(data: Path, tmp_path: Path, name: str) -> None:
+def test_probabilities_outside_of_0_to_1_are_refused(data: Path, tmp_path: Path, name: str) -> None:
     said = run("train", data, "--output", tmp_path / "run", f"--{name}", 1.5, status=2)
     assert f"{name} must be at least 0 and below 1, got 1.5" in said
     assert not (tmp_path / "run").exists()
@@ -252,7 +252,7 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
         ),
     ],
 )
-def test_errors_are_a_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
+def test_errors_are_one_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
     places = {"DATA": data, "RUN": tmp_path / "run"}
     said = run(*(places.get(arg, arg) for arg in args), status=2, text="")
     assert message in " ".join(said.split())

@@ -14,7 +14,7 @@ def test_reads_parallel_text(tmp_path):
     assert found == language.pairs(60)
 
 
-def test_errors(tmp_path):
+def test_unusable_files_are_reported(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere is not a folder: it must hold parallel text, such as train.fr"):
         find(tmp_path / "nowhere", "train", "fr")
     with pytest.raises(ValueError, match=r"must hold a file for dev that ends in .fr or .fr.gz"):
@@ -39,7 +39,7 @@ LINES = ["A man, in a blue shirt, isn't here.", "A man is here.", "A dog is here
 
 
 @pytest.mark.parametrize("pieces", [0, 60])
-def test_text_becomes_numbers_and_comes_back(tmp_path, pieces):
+def test_text_survives_a_round_trip_through_token_ids(tmp_path, pieces):
     vocabulary = Vocabulary.of("en", LINES, pieces=pieces)
     vocabulary.save(tmp_path / "v.json")
     for known in (vocabulary, Vocabulary.load(tmp_path / "v.json")):
@@ -58,12 +58,12 @@ def test_text_becomes_numbers_and_comes_back(tmp_path, pieces):
     [
         ('"words": [', '"words": [0, ', "words must be a list of texts"),
         ('"words": [', '"words": ["a", ', "words must begin with <pad>, <s>, </s>, <unk>"),
-        ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces must be those of the words"),
-        ('"dog</w>"', '"dig</w>"', "pieces must be those of the words"),
+        ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces and words must have the same texts"),
+        ('"dog</w>"', '"dig</w>"', "pieces and words must have the same texts"),
         ('"language": "en"', '"language": 1', "language must be text, got 1"),
     ],
 )
-def test_damaged_vocabularies_are_named(tmp_path, old, new, message):
+def test_damaged_vocabularies_are_reported(tmp_path, old, new, message):
     path = tmp_path / "v.json"
     Vocabulary.of("en", LINES, pieces=60).save(path)
     assert old in path.read_text()
@@ -72,13 +72,13 @@ def test_damaged_vocabularies_are_named(tmp_path, old, new, message):
         Vocabulary.load(path)
 
 
-def test_words_that_are_rare_are_unknown():
+def test_rare_words_are_unknown():
     vocabulary = Vocabulary.of("en", ["a a b", "b c"])
     assert vocabulary.words[4:] == ["a", "b"]
     assert vocabulary.encode("a c") == [4, UNKNOWN]
 
 
-def test_batches():
+def test_batches_contain_every_pair_once_within_the_limit():
     pairs = [*language.pairs(20), ("", "UN"), ("un " * 60, "UN " * 60)]
     source, target = (Vocabulary.of("en", [p[side] for p in pairs], least=1) for side in (0, 1))
     corpus = Corpus(pairs, source, target)

@@ -18,7 +18,7 @@ SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0], [8, 9, 2, 0]]), torc
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
-def test_a_batch_is_its_pairs(kind):
+def test_a_batch_gives_the_loss_of_its_pairs(kind):
     model = translator(kind)
     target = torch.tensor([[1, 4, 5, 2], [1, 6, 2, 0], [1, 4, 4, 2]])
     together = model(Batch(SOURCE, LENGTHS, target))
@@ -45,7 +45,7 @@ def test_masked_words_have_no_weight_and_get_no_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
-def test_learns_to_say_it_backwards(kind):
+def test_learns_to_reverse_sentences(kind):
     pairs = language.pairs(24)
     source, target = (Vocabulary.of("en", [p[side] for p in pairs], least=1) for side in (0, 1))
     corpus = Corpus(pairs, source, target)
@@ -84,7 +84,7 @@ def spread_out(model):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_beam_search_is_that_of_all_translations_if_it_is_wide(penalty):
+def test_wide_beam_search_finds_the_best_translation(penalty):
     model, source = spread_out(translator("l2")), SOURCE[0]
     most = 4
     every = every_translation(range(END + 1, 7), most)
@@ -100,7 +100,7 @@ def test_beam_search_is_that_of_all_translations_if_it_is_wide(penalty):
         assert found.log_probability / most**penalty >= scores[best] - 1e-5
 
 
-def test_beam_search_of_one_is_greedy():
+def test_beam_search_is_at_least_as_good_as_greedy():
     model = spread_out(translator("negentropy"))
     for n in range(3):
         source = SOURCE[n, : LENGTHS[n]]
@@ -109,7 +109,7 @@ def test_beam_search_of_one_is_greedy():
         assert found.log_probability >= wanted.log_probability - 1e-4
 
 
-def test_errors():
+def test_unknown_attention_and_odd_sizes_are_refused():
     with pytest.raises(ValueError, match=r"attention must be one of 'softmax', .*, got 'dot'"):
         Translator(5, 5, kind="dot")
     with pytest.raises(ValueError, match="size must be even and above 0, got 7"):

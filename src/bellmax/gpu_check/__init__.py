@@ -1,1 +1,1 @@
-"""The kernels for GPUs on the GPU at hand: are they right, and how long do they take?"""
+"""Verification and benchmarks of the GPU kernels, for ``bellmax gpu``."""

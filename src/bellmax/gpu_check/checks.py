@@ -1,4 +1,4 @@
-"""Each kernel against plain torch in float64, and against itself: the same bits twice."""
+"""Checks of each kernel: agreement with plain torch in float64, and the same bits in two runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import bellmax as bx
 from bellmax.gpu_check.problems import OMEGAS, PROBLEMS, Omega, Problem
 
 BOUNDS = {torch.float32: 5e-6, torch.float64: 1e-10}
+"""Maximum errors."""
 
 
 class Check(NamedTuple):
-    """The largest errors of a program, relative to the largest number expected, or to 1 if that is less."""
+    """Largest errors of a program, relative to the largest expected number, or to 1 if this number is smaller."""
 
     program: str
     omega: str
@@ -30,16 +31,16 @@ class Check(NamedTuple):
 Case = tuple[str, torch.dtype]
 CASES: list[Case] = [(omega, dtype) for omega in OMEGAS for dtype in BOUNDS]
 FEW: list[Case] = [("negentropy", torch.float32), ("l2", torch.float64)]
-"""For Triton's interpreter, which takes seconds for each."""
+"""Cases for Triton's interpreter, in which each one takes seconds."""
 
 
 def count(cases: Sequence[Case] = CASES) -> int:
-    """How many checks there are."""
+    """Number of checks that :func:`run` yields."""
     return len(PROBLEMS) * len(cases)
 
 
 def run(device: torch.device, backend: str = "triton", cases: Sequence[Case] = CASES) -> Iterator[Check]:
-    """Every program in each case, one by one."""
+    """Check every program in each case."""
     for problem in PROBLEMS:
         scores = [score.to(device) for score in problem.scores(problem.small)]
         for omega, dtype in cases:
@@ -47,15 +48,14 @@ def run(device: torch.device, backend: str = "triton", cases: Sequence[Case] = C
 
 
 def _check(problem: Problem, backend: str, name: str, scores: list[Tensor]) -> Check:
+    """Run a program twice on a backend, and once in float64 on the reference backend."""
     dtype, omega = scores[0].dtype, OMEGAS[name]
     with bx.use_backend(backend):
-        found, again = derivatives(problem, omega, scores), derivatives(problem, omega, scores)
+        results, again = derivatives(problem, omega, scores), derivatives(problem, omega, scores)
     with bx.use_backend("reference"):
         expected = derivatives(problem, omega, [score.double() for score in scores])
-    errors = [max(map(_error, part, true)) for part, true in zip(found, expected, strict=True)]
-    same = all(
-        torch.equal(a, b) for one, other in zip(found, again, strict=True) for a, b in zip(one, other, strict=True)
-    )
+    errors = [max(map(_error, *pair)) for pair in zip(results, expected, strict=True)]
+    same = all(all(map(torch.equal, *pair)) for pair in zip(results, again, strict=True))
     is_right = same and max(errors) <= BOUNDS[dtype]
     value, gradient, hessian = errors
     return Check(problem.name, name, str(dtype).removeprefix("torch."), value, gradient, hessian, same, is_right)
@@ -64,7 +64,7 @@ def _check(problem: Problem, backend: str, name: str, scores: list[Tensor]) -> C
 def derivatives(
     problem: Problem, omega: Omega, scores: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The value, its gradient, and a product with its Hessian."""
+    """Values of a program, the gradient of their sum, and a Hessian product."""
     leaves = [score.detach().requires_grad_() for score in scores]
     value = problem.values(leaves, omega)
     gradient = torch.autograd.grad(value.sum(), leaves, create_graph=True)
@@ -73,8 +73,8 @@ def derivatives(
     return [value.detach()], [g.detach() for g in gradient], [h.detach() for h in hessian]
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
-    """NaN counts as infinite."""
-    difference = torch.where(found == expected, 0, (found - expected).abs())
+def _error(result: Tensor, expected: Tensor) -> float:
+    """Largest relative error, as :class:`Check` defines it. Equal infinities have error 0, and NaN counts as ∞."""
+    difference = torch.where(result == expected, 0, (result - expected).abs())
     scale = torch.where(expected.isfinite(), expected.abs(), 0).amax().clamp(min=1)
     return float((difference.amax() / scale).nan_to_num(nan=torch.inf))

@@ -1,4 +1,4 @@
-"""``bellmax gpu``."""
+"""The subcommand ``bellmax gpu``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import bellmax.gpu_check.times as timing
 from bellmax.backends import BACKENDS
 from bellmax.backends.triton import Triton
 from bellmax.gpu_check.report import as_json, as_markdown, versions
-from bellmax_command.errors import check_outputs, one_sentence
+from bellmax_command.errors import check_outputs, report_errors
 
 app = typer.Typer()
 
@@ -29,17 +29,17 @@ _Result = TypeVar("_Result", checking.Check, timing.Time)
 
 @app.callback(invoke_without_command=True)
 def gpu(
-    output: Annotated[Path, typer.Option(help="Report to write as JSON; the same as Markdown goes beside it.")] = Path(
-        "gpu.json"
-    ),
-    force: Annotated[bool, typer.Option(help="Write over an older report.")] = False,
+    output: Annotated[
+        Path, typer.Option(help="Report to write as JSON. A second file has the same name and ends in .md.")
+    ] = Path("gpu.json"),
+    force: Annotated[bool, typer.Option(help="Replace an older report.")] = False,
     times: Annotated[bool, typer.Option(help="Time the kernels as well.")] = True,
 ) -> None:
-    """Check every kernel against plain torch in float64, twice; time it; write a report to paste into an issue.
+    """Check every kernel against plain torch in float64, time it, and write a report to paste into an issue.
 
-    Without a GPU some of the checks run in Triton's interpreter, on the CPU, and nothing is timed.
+    Without a GPU, some of the checks run in Triton's interpreter on the CPU, and nothing is timed.
     """
-    with one_sentence():
+    with report_errors():
         markdown = output.with_suffix(".md")
         check_outputs({"--output": output, "--output, as Markdown": markdown}, [], force=force)
         if find_spec("triton") is None:
@@ -47,22 +47,22 @@ def gpu(
         console = Console()
         device = _device(console)
         cases = checking.FEW if device.type == "cpu" else checking.CASES
-        with np.errstate(all="ignore"):  # the interpreter computes with NumPy, ∞ − ∞ as well
+        with np.errstate(all="ignore"):  # the interpreter computes ∞ − ∞ with NumPy
             checks = list(_shown(checking.run(device, cases=cases), "checks", checking.count(cases), console))
         measured: list[timing.Time] = []
         if times and device.type != "cpu":
             measured = list(_shown(timing.run(device), "times", timing.count(), console))
-        found = versions(device), checks, measured, [] if device.type == "cpu" else timing.compiled()
-        output.write_text(json.dumps(as_json(*found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        markdown.write_text(as_markdown(*found), encoding="utf-8")
-        console.print(as_markdown(*found), highlight=False, markup=False)
+        results = versions(device), checks, measured, [] if device.type == "cpu" else timing.compiled()
+        output.write_text(json.dumps(as_json(*results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        markdown.write_text(as_markdown(*results), encoding="utf-8")
+        console.print(as_markdown(*results), highlight=False, markup=False)
         console.print(f"written to {output} and {markdown}", highlight=False)
         if not all(check.is_right for check in checks):
             raise typer.Exit(1)
 
 
 def _shown(results: Iterator[_Result], what: str, total: int, console: Console) -> Iterator[_Result]:
-    """The results, counted in a progress bar, or line by line if the output is not a terminal."""
+    """Yield the results, and count them in a progress bar, or in lines if the output is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
@@ -74,14 +74,14 @@ def _shown(results: Iterator[_Result], what: str, total: int, console: Console) 
 
 
 def _device(console: Console) -> torch.device:
-    """The GPU, or the CPU with Triton's interpreter in its place."""
+    """The GPU. If there is none, the CPU, on which the triton backend then runs in Triton's interpreter."""
     for name in ("cuda", "xpu"):
         if torch.get_device_module(name).is_available():
             return torch.device(name, torch.get_device_module(name).current_device())
     console.print(
         "There is no GPU here: the kernels run in Triton's interpreter, on the CPU, under two Ω. Nothing is timed."
     )
-    os.environ["TRITON_INTERPRET"] = "1"  # read by triton when the kernels are imported, which is later
+    os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when the kernels are imported, which happens later
     triton = BACKENDS["triton"]
     assert isinstance(triton, Triton)
     triton.devices.add("cpu")

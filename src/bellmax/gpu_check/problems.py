@@ -1,4 +1,4 @@
-"""The programs that have kernels, with random scores."""
+"""Programs that have GPU kernels, with random scores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ Omega = str | bx.Regularizer
 
 
 class Problem(NamedTuple):
-    """A program: the scores of a shape, made on the CPU, and its values (B,) from them."""
+    """A program to check and to time.
+
+    Args:
+        name: Name in the report.
+        sizes: Meaning of the numbers of a shape.
+        scores: Function that creates random scores of a shape, in float64 on the CPU.
+        values: Function from scores and Ω to values (B,).
+        small: Shape for checks.
+        large: Shape for times.
+
+    """
 
     name: str
     sizes: str
-    """What the numbers of a shape are."""
     scores: Callable[[Shape], list[Tensor]]
     values: Callable[[list[Tensor], Omega], Tensor]
     small: Shape
@@ -32,7 +41,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def _lengths(scores: Tensor, dim: int = 1) -> Tensor:
-    """Of all sizes along a dimension, the first one whole."""
+    """Lengths of a batch along a dimension: the first has full length, the others down to half of it."""
     longest = scores.shape[dim]
     return longest - torch.arange(scores.shape[0], device=scores.device) % max(longest // 2, 1)
 
@@ -92,8 +101,8 @@ def _graph(scores: list[Tensor], omega: Omega) -> Tensor:
     first = torch.stack((torch.zeros(width, dtype=torch.int64), nodes[0]), 1)
     last = torch.stack((nodes[-1], torch.full((width,), levels * width + 1)), 1)
     edges = torch.cat((first, between, last))
-    every = weights.reshape(batch, -1)[:, : len(edges)]
-    return bx.DAG(edges).to(weights.device).paths(every, omega=omega).value
+    edge_weights = weights.reshape(batch, -1)[:, : len(edges)]
+    return bx.DAG(edges).to(weights.device).paths(edge_weights, omega=omega).value
 
 
 def _trees(scores: list[Tensor], omega: Omega) -> Tensor:

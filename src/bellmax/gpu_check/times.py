@@ -1,4 +1,4 @@
-"""How long the kernels take on a GPU, beside what else could do the same there."""
+"""Times of the kernels on a GPU, of the other backends, and of other libraries."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bellmax.gpu_check.problems import PROBLEMS, Problem
 
 BACKENDS = ("triton", "detour", "reference")
 _RUNS, _WARM = 50, 5
-_SECONDS = 5.0  # after which a slow one has run often enough
-_CACHE = 2**28  # bytes: more than any second-level cache holds
+_SECONDS = 5.0  # limit for the sum of all runs of a slow program
+_CACHE = 2**28  # bytes, more than the size of any second-level cache
 
 
 class Time(NamedTuple):
-    """Milliseconds of a value and its gradient, the median; launches of our own kernels."""
+    """Median time of a value and its gradient by a backend or library ``who``, and the number of kernel launches."""
 
     program: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Time(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a kernel."""
+    """Resources of a compiled variant of a kernel."""
 
     kernel: str
     registers: int
@@ -41,17 +41,17 @@ class Compiled(NamedTuple):
 
 
 def count() -> int:
-    """How many runs there are without peers."""
+    """Number of times that :func:`run` yields if no other library is installed."""
     return len(PROBLEMS) * len(BACKENDS)
 
 
 def run(device: torch.device) -> Iterator[Time]:
-    """Every program by every backend, and by peers that are installed."""
+    """Time every program on every backend, and in other libraries that are installed."""
     for problem in PROBLEMS:
         scores = [score.float().to(device).requires_grad_() for score in problem.scores(problem.large)]
         for backend in BACKENDS:
             with bx.use_backend(backend), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # the detour says that it is one
+                warnings.simplefilter("ignore", RuntimeWarning)  # the detour backend warns that it copies to the CPU
                 call = _gradient(problem, scores)
                 launches = _launches(call) if backend == "triton" else None
                 yield Time(problem.name, problem.large, backend, _median(call, device), launches)
@@ -60,7 +60,7 @@ def run(device: torch.device) -> Iterator[Time]:
 
 
 def compiled() -> list[Compiled]:
-    """Every variant of a kernel that has run."""
+    """Compiled variants of the kernels that have run."""
     from triton import JITFunction
 
     modules = [module for name, module in sys.modules.items() if name.startswith("bellmax.backends.triton.")]
@@ -70,11 +70,12 @@ def compiled() -> list[Compiled]:
 
 
 def _gradient(problem: Problem, scores: list[Tensor]) -> Callable[[], Any]:
+    """Function that computes the values of a program and their gradient."""
     return lambda: torch.autograd.grad(problem.values(scores, "negentropy").sum(), scores)
 
 
 def _peers(problem: Problem, scores: list[Tensor]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Those whose result is the same, up to lengths."""
+    """Other libraries with the same result for sequences of full length: name, and function to time."""
     if problem.name == "chain from scores":
         with _if_installed():
             from torchcrf import CRF
@@ -82,8 +83,8 @@ def _peers(problem: Problem, scores: list[Tensor]) -> Iterator[tuple[str, Callab
             emissions = scores[0].transpose(0, 1)
             crf = CRF(emissions.shape[-1]).to(emissions.device)
             tags = torch.zeros(emissions.shape[:2], dtype=torch.int64, device=emissions.device)
-            whole = torch.ones_like(tags, dtype=torch.bool)
-            yield "pytorch-crf", lambda: torch.autograd.grad(crf(emissions, tags, whole), [scores[0], crf.transitions])
+            mask = torch.ones_like(tags, dtype=torch.bool)
+            yield "pytorch-crf", lambda: torch.autograd.grad(crf(emissions, tags, mask), [scores[0], crf.transitions])
     if problem.name == "soft-DTW":
         with _if_installed():
             from pysdtw import SoftDTW
@@ -104,6 +105,7 @@ def _peers(problem: Problem, scores: list[Tensor]) -> Iterator[tuple[str, Callab
 
 @contextmanager
 def _if_installed() -> Iterator[None]:
+    """Leave the block at the first import that fails."""
     try:
         yield
     except ImportError:
@@ -111,21 +113,21 @@ def _if_installed() -> Iterator[None]:
 
 
 def _launches(call: Callable[[], Any]) -> int:
-    """How many of our kernels one call launches."""
+    """Number of Triton kernels that a call launches, once it is compiled."""
     from triton import knobs
 
-    seen: list[Any] = []
+    launches: list[Any] = []
     call()
-    knobs.runtime.launch_enter_hook.add(seen.append)
+    knobs.runtime.launch_enter_hook.add(launches.append)
     try:
         call()
     finally:
-        knobs.runtime.launch_enter_hook.remove(seen.append)
-    return len(seen)
+        knobs.runtime.launch_enter_hook.remove(launches.append)
+    return len(launches)
 
 
 def _median(call: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds by the device's own clock; its second-level cache is emptied before each run."""
+    """Median of several runs in milliseconds, by the clock of the device. Each run starts with an empty cache."""
     module: Any = torch.get_device_module(device)
     cache = torch.empty(_CACHE, dtype=torch.int8, device=device)
     for _ in range(_WARM):

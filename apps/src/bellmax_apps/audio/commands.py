@@ -1,4 +1,4 @@
-"""``bellmax audio …``."""
+"""Subcommands of ``bellmax audio``: align, train and evaluate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bellmax_apps.audio.model import Harmonic
 from bellmax_apps.audio.score import read_midi
 from bellmax_apps.commands import Force, check_results, origin
 from bellmax_apps.files import reading, write_json
-from bellmax_command.errors import check_outputs, one_sentence
+from bellmax_command.errors import check_outputs, report_errors
 
 app = typer.Typer(no_args_is_help=True)
 
 UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.85}
-"""Median confidence below which an alignment is probably wrong: with the score of another piece it mostly is below."""
+"""Median confidence below which an alignment is probably wrong. The score of another piece is mostly below."""
 _AUDIO = {b"RIFF": "WAV", b"RF64": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg"}
 _MIDI = {b"MThd": "MIDI"}
 Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
@@ -55,7 +55,7 @@ def align(
     from bellmax_apps.figures import PICTURES, save
 
     output = out or output
-    with one_sentence():
+    with report_errors():
         outputs = {"--output": output, "--plot": plot, "--audio-clicks": audio_clicks}
         sounds = {f".{name.lower()}" for name in soundfile.available_formats()}
         endings = {"--plot": PICTURES, "--audio-clicks": sounds}
@@ -64,23 +64,23 @@ def align(
         model = aligning.model_named(features_)
         if weights is not None and not model.size():
             raise ValueError(f"--weights cannot be used with --features {features_}, which has none")
-        known = aligning.trained(weights)
+        numbers = aligning.trained(weights)
         _check_kinds(recording, score)
-        written, audio = read_midi(score), features.load(recording)
-        found, pitch = aligning.align_recording(audio, written, model, known, told=typer.echo)
-        aligning.write_csv(output, found, written)
+        events, audio = read_midi(score), features.load(recording)
+        alignment, pitch = aligning.align_recording(audio, events, model, numbers, report=typer.echo)
+        aligning.write_csv(output, alignment, events)
         if plot is not None:
             from bellmax_apps.audio.figure import draw
 
-            save(draw(audio, found, written, pitch, recording.name), plot, dpi=130)
+            save(draw(audio, alignment, events, pitch, recording.name), plot, dpi=130)
         if audio_clicks is not None:
-            clicks = librosa.clicks(times=found.times, sr=features.RATE, length=len(audio))
+            clicks = librosa.clicks(times=alignment.times, sr=features.RATE, length=len(audio))
             mixed = 0.6 * audio / np.abs(audio).max() + 0.4 * clicks
             soundfile.write(audio_clicks, mixed.astype(np.float32), features.RATE)
-    sure = float(np.median(found.confidence))
-    begin, end = found.times[[0, -1]]
-    typer.echo(f"{output}: {len(written)} events, from {begin:.2f} s to {end:.2f} s, confidence {sure:.2f}")
-    if sure < UNSURE[features_]:
+    confidence = float(np.median(alignment.confidence))
+    begin, end = alignment.times[[0, -1]]
+    typer.echo(f"{output}: {len(events)} events, from {begin:.2f} s to {end:.2f} s, confidence {confidence:.2f}")
+    if confidence < UNSURE[features_]:
         other = "both" if features_ == "chroma" else "chroma"
         typer.secho(
             f"The confidence is low. Listen to the file of --audio-clicks, or try --features {other}. The score may "
@@ -91,7 +91,7 @@ def align(
 
 
 def _check_kinds(recording: Path, score: Path) -> None:
-    """Raise ``ValueError`` if the score is audio, or the recording is MIDI, by their first bytes."""
+    """Raise ``ValueError`` if the first bytes show that the score is audio, or the recording is MIDI."""
     for path, kinds in ((score, _AUDIO), (recording, _MIDI)):
         with reading(path, "a file"), path.open("rb") as file:
             first = file.read(12)
@@ -106,16 +106,16 @@ def train(
     force: Force = False,
 ) -> None:
     """Train the harmonic weights end to end, on all pieces."""
-    with one_sentence():
+    with report_errors():
         check_outputs({"--output": output}, [], force=force, endings={"--output": [".json"]})
-        pieces = []
+        examples = []
         for recording in evaluation.read(data):
             typer.echo(f"listening to {recording.name}")
-            heard = features.harmonic(recording.audio, features.tuning(recording.audio))
-            pieces.append(evaluation.Heard(recording, heard))
-        found = {name: weights for name, weights, _ in evaluation.learnt(Harmonic(share=0), pieces)}
-        names = [piece.recording.name for piece in pieces]
-        write_json(output, {"weights": found["end-to-end, l2"].tolist(), "pieces": names})
+            sound = features.harmonic(recording.audio, features.tuning(recording.audio))
+            examples.append(evaluation.Example(recording, sound))
+        weights = {name: numbers for name, numbers, _ in evaluation.learnt(Harmonic(share=0), examples)}
+        names = [example.recording.name for example in examples]
+        write_json(output, {"weights": weights["end-to-end, l2"].tolist(), "pieces": names})
     typer.echo(f"{output}: {Harmonic().size()} weights learnt on {len(names)} pieces")
 
 
@@ -131,19 +131,19 @@ def evaluate(
 
     console = Console()
     page, picture = output / "audio.md", output / "audio-maps.png"
-    with one_sentence():
+    with report_errors():
         check_results(page, picture)
         pieces = sum(1 for path in data.iterdir() if path.is_dir()) if data.is_dir() else 0
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("", total=pieces * evaluation.STEPS)
 
-            def told(text: str, steps: int) -> None:
+            def report(text: str, steps: int) -> None:
                 progress.update(bar, advance=steps, description=text)
                 if not console.is_terminal:
                     console.print(text, highlight=False, soft_wrap=True)
 
-            folds = evaluation.experiment(data, output / "pieces", told)
+            folds = evaluation.experiment(data, output / "pieces", report)
         text = evaluation.markdown(folds)
         console.print(text, highlight=False, soft_wrap=True)
         page.write_text(f"{origin()}\n\n{text}", encoding="utf-8")

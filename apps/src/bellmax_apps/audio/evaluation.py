@@ -1,4 +1,7 @@
-"""The leave-one-out experiment of section 5.3 of the paper: train on all pieces but one, align that one."""
+"""The leave-one-out experiment of section 5.3 of the paper, with its baselines, measures and table of results.
+
+Each piece is aligned by models that were trained on the other pieces.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ from bellmax_apps.audio.model import (
     Model,
     Piece,
     area,
-    batch,
     cost_of_classes,
     learn,
     onset_frames,
+    to_batch,
 )
 from bellmax_apps.audio.score import Score, read_midi, read_truth
 from bellmax_apps.files import fingerprint, read_json, reading, write_json
@@ -44,12 +47,12 @@ PAPER = {
     ("the paper's features: pretrained", HARD): ("1.80 ± 0.14", "3.69 ± 2.85"),
     ("the paper's features: end-to-end, negentropy", HARD): ("0.17 ± 0.01", "1.07 ± 0.61"),
 }
-"""Table 2 of the paper, train and test. Its "Random θ" is beside a constant θ, which it seems to be."""
+"""Train and test errors in table 2 of the paper. Its "Random θ" seems to be a constant θ."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A piece of the dataset."""
+    """A recording of a piece, its score, and the true onsets (M,) in seconds."""
 
     name: str
     audio: NDArray[np.float32]
@@ -58,7 +61,7 @@ class Recording:
 
 
 def read(data: Path | str) -> Iterator[Recording]:
-    """Read a folder laid out as Bach10: one folder per piece, with a .wav, a .mid and a .txt of the same name."""
+    """Read a folder like Bach10: one folder per piece, with a .wav, a .mid and a .txt of the same name."""
     data = Path(data)
     folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
     if not folders:
@@ -73,20 +76,21 @@ def read(data: Path | str) -> Iterator[Recording]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The recording, the score and the true onsets of a piece."""
+    """Files of a piece: the recording, the score and the true onsets."""
     return [folder / f"{folder.name}{ending}" for ending in (".wav", ".mid", ".txt")]
 
 
 @dataclass(frozen=True)
-class Heard:
+class Example:
     """A recording and its features."""
 
     recording: Recording
-    heard: Tensor
+    sound: Tensor
 
     def piece(self, model: Model) -> Piece:
-        columns = model.columns(self.recording.score, len(self.heard))
-        return Piece(self.heard, columns, self.recording.truth)
+        """Training example of a model, with its columns of the score."""
+        columns = model.columns(self.recording.score, len(self.sound))
+        return Piece(self.sound, columns, self.recording.truth)
 
 
 # --- measures
@@ -94,16 +98,17 @@ class Heard:
 Onsets = NDArray[np.float64]
 
 
-def measure(truth: Onsets, found: Onsets) -> dict[str, float]:
-    """Errors of onsets (M,), in seconds.
+def measure(truth: Onsets, estimate: Onsets) -> dict[str, float]:
+    """Errors of estimated onsets (M,).
 
-    ``seconds``: the mean over the columns of the score, which are a silence that begins at 0, and the events;
-    ``median``: that of the events; ``within_50`` and ``within_100``: the shares of events within 50 and 100 ms.
+    - ``seconds``: Mean error over the columns of the score: the events, and a silence whose error is 0.
+    - ``median``: Median error of the events, in seconds.
+    - ``within_50`` and ``within_100``: Share of the events with an error of at most 50 and 100 ms.
 
     >>> measure(np.array([1.0]), np.array([1.0625]))
     {'seconds': 0.03125, 'median': 0.0625, 'within_50': 0.0, 'within_100': 1.0}
     """
-    error = np.abs(found - truth)
+    error = np.abs(estimate - truth)
     return {
         "seconds": float(error.sum() / (len(error) + 1)),
         "median": float(np.median(error)),
@@ -116,25 +121,26 @@ def measure(truth: Onsets, found: Onsets) -> dict[str, float]:
 
 
 def by_costs(theta: Tensor, piece: Piece) -> Onsets:
-    """The onsets (M,) in seconds, by the alignment of least cost."""
+    """Onsets (M,) in seconds of the alignment of least cost."""
     return np.asarray(features.seconds(onset_frames(theta, piece.columns).numpy()))
 
 
 def by_overlap(theta: Tensor, piece: Piece, omega: Regularizer = NEGENTROPY) -> Onsets:
-    """The onsets (M,) by the alignment whose cells have the largest sum in ∇DTW_Ω(θ)."""
+    """Onsets (M,) of the alignment whose cells have the largest sum in the soft alignment ∇DTW_Ω(θ)."""
     return by_costs(-DTW(theta, omega=omega).expected_path, piece)
 
 
 def straight_line(piece: Piece) -> Onsets:
-    """The onsets (M,) if all columns last equally long."""
+    """Onsets (M,) if all columns have the same duration."""
     columns = len(piece.truth) + 1
     return np.asarray(features.seconds(np.arange(1.0, columns) * (piece.frames / columns)))
 
 
 def constant_costs(piece: Piece) -> Onsets:
-    """The onsets (M,) by a constant θ, where ties go to the frame before in the same column, from the end.
+    """Onsets (M,) of an alignment with constant costs, in which each column except the last has one frame.
 
-    All alignments that pass a frame only once cost the same. In this one each column but the last has one frame.
+    All alignments that pass each frame once have the same cost. Hard DTW returns this one if, from the end, ties are
+    resolved in favour of the same column in the previous frame.
     """
     return np.asarray(features.seconds(np.arange(1, len(piece.truth) + 1)))
 
@@ -142,8 +148,8 @@ def constant_costs(piece: Piece) -> Onsets:
 # --- methods
 
 
-class Found(NamedTuple):
-    """The onsets that a method found in each piece; None where it was not used."""
+class Result(NamedTuple):
+    """Onsets by a method in each piece. None marks a piece that the method was not applied to."""
 
     name: str
     decoding: str
@@ -151,77 +157,82 @@ class Found(NamedTuple):
 
 
 def learnt(
-    model: Model, pieces: Sequence[Heard], *, iterations: int = 40, from_zeros: int = 0
+    model: Model, examples: Sequence[Example], *, iterations: int = 40, from_zeros: int = 0
 ) -> Iterator[tuple[str, Tensor, Regularizer]]:
-    """Weights of the pretrained classifier, then those trained end to end, by name, with their Ω.
+    """Train a model, and yield the name of each training method, the weights, and Ω.
 
-    End-to-end training starts from the pretrained weights and, with ``from_zeros`` iterations, also from 0.
+    The first method trains the classifier alone. The others train end to end, starting from the weights of the
+    classifier and, if ``from_zeros`` > 0, also from 0 with this number of iterations.
     """
-    of = batch([heard.piece(model) for heard in pieces])
+    batch = to_batch([example.piece(model) for example in examples])
     zeros = torch.zeros(model.size(), dtype=torch.float64)
-    first = learn(model, partial(cost_of_classes, model, of=of), zeros)
+    first = learn(model, partial(cost_of_classes, model, batch=batch), zeros)
     yield "pretrained", first, NEGENTROPY
     for name, omega in OMEGAS.items():
-        loss = partial(area, model, of=of, omega=omega)
+        loss = partial(area, model, batch=batch, omega=omega)
         yield f"end-to-end, {name}", learn(model, loss, first, iterations=iterations), omega
         if from_zeros:
             yield f"end-to-end from zeros, {name}", learn(model, loss, zeros, iterations=from_zeros), omega
 
 
-def baselines(every: Sequence[Heard], seed: int) -> Iterator[Found]:
-    """Methods that learn nothing."""
-    pieces = [heard.piece(Linear()) for heard in every]
-    yield Found("straight line", "–", [straight_line(piece) for piece in pieces])
-    yield Found("constant θ", HARD, [constant_costs(piece) for piece in pieces])
-    yield Found("constant θ", OVERLAP, [by_overlap(torch.zeros(piece.shape).double(), piece) for piece in pieces])
+def baselines(examples: Sequence[Example], seed: int) -> Iterator[Result]:
+    """Methods without learning."""
+    pieces = [example.piece(Linear()) for example in examples]
+    yield Result("straight line", "–", [straight_line(piece) for piece in pieces])
+    yield Result("constant θ", HARD, [constant_costs(piece) for piece in pieces])
+    yield Result("constant θ", OVERLAP, [by_overlap(torch.zeros(piece.shape).double(), piece) for piece in pieces])
     generator = torch.Generator().manual_seed(seed)
     costs = [torch.randn(piece.shape, generator=generator).double() for piece in pieces]
-    yield Found("random θ", HARD, list(map(by_costs, costs, pieces)))
-    yield Found("random θ", OVERLAP, list(map(by_overlap, costs, pieces)))
+    yield Result("random θ", HARD, list(map(by_costs, costs, pieces)))
+    yield Result("random θ", OVERLAP, list(map(by_overlap, costs, pieces)))
 
 
-def with_features_of_paper(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
+def with_features_of_paper(examples: Sequence[Example], left_out: int) -> Iterator[Result]:
     """The classifier of the paper, trained on the other pieces."""
-    others = _without(every, left_out)
-    model = Linear(min(sounding) for heard in others for sounding in heard.recording.score.sounding)
-    pieces = [heard.piece(model) for heard in every]
+    others = _without(examples, left_out)
+    model = Linear(min(pitches) for example in others for pitches in example.recording.score.sounding)
+    pieces = [example.piece(model) for example in examples]
     for name, weights, omega in learnt(model, others, iterations=300, from_zeros=100):
-        costs = [model.costs(weights, piece.heard, piece.columns.keys) for piece in pieces]
-        yield Found(f"the paper's features: {name}", HARD, list(map(by_costs, costs, pieces)))
-        soft = [by_overlap(theta, piece, omega) for theta, piece in zip(costs, pieces, strict=True)]
-        yield Found(f"the paper's features: {name}", OVERLAP, soft)
+        costs = [model.costs(weights, piece.sound, piece.columns.keys) for piece in pieces]
+        yield Result(f"the paper's features: {name}", HARD, list(map(by_costs, costs, pieces)))
+        onsets = [by_overlap(theta, piece, omega) for theta, piece in zip(costs, pieces, strict=True)]
+        yield Result(f"the paper's features: {name}", OVERLAP, onsets)
 
 
-def with_harmonic_features(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
-    """The harmonic model, trained with few columns, and evaluated with columns that follow the score's tempo.
+def with_harmonic_features(examples: Sequence[Example], left_out: int) -> Iterator[Result]:
+    """The harmonic model, trained with few columns, and evaluated with columns that follow the tempo of the score.
 
-    ``every`` has the features of :class:`Both`, which is evaluated too, with the weights of the harmonic model.
+    The examples have the features of :class:`Both`. This model is evaluated, too, with the weights of the harmonic one.
     """
-    harmonic, tones = ([Heard(heard.recording, Both.split(heard.heard)[side]) for heard in every] for side in (0, 1))
+    harmonic, tones = (
+        [Example(example.recording, Both.split(example.sound)[side]) for example in examples] for side in (0, 1)
+    )
     for name, weights, _ in learnt(Harmonic(share=0), _without(harmonic, left_out)):
-        yield Found(f"harmonic features: {name}", HARD, _by_model(Harmonic(), weights, harmonic))
-    yield Found("chroma features", HARD, _by_model(Chroma(), weights, tones))
-    yield Found(f"harmonic and chroma features: {name}", HARD, _by_model(Both(), weights, every))
+        yield Result(f"harmonic features: {name}", HARD, _by_model(Harmonic(), weights, harmonic))
+    yield Result("chroma features", HARD, _by_model(Chroma(), weights, tones))
+    yield Result(f"harmonic and chroma features: {name}", HARD, _by_model(Both(), weights, examples))
 
 
-def _by_model(model: Model, weights: Tensor, every: Sequence[Heard]) -> list[Onsets]:
-    pieces = (heard.piece(model) for heard in every)
-    return [by_costs(model.costs(weights, piece.heard, piece.columns.keys), piece) for piece in pieces]
+def _by_model(model: Model, weights: Tensor, examples: Sequence[Example]) -> list[Onsets]:
+    """Onsets in each example, by hard DTW of the costs of a model."""
+    pieces = (example.piece(model) for example in examples)
+    return [by_costs(model.costs(weights, piece.sound, piece.columns.keys), piece) for piece in pieces]
 
 
-def _without(every: Sequence[Heard], left_out: int) -> list[Heard]:
-    return [heard for number, heard in enumerate(every) if number != left_out]
+def _without(examples: Sequence[Example], left_out: int) -> list[Example]:
+    """The training data of a fold: all examples except one."""
+    return [example for number, example in enumerate(examples) if number != left_out]
 
 
-def with_synctoolbox(every: Sequence[Heard], left_out: int) -> Iterator[Found]:
-    """A peer that is not trained, if it is installed."""
-    onsets = by_synctoolbox(every[left_out].recording)
+def with_synctoolbox(examples: Sequence[Example], left_out: int) -> Iterator[Result]:
+    """The library synctoolbox, which needs no training, if it is installed."""
+    onsets = by_synctoolbox(examples[left_out].recording)
     if onsets is not None:
-        yield Found("synctoolbox", "–", [onsets if n == left_out else None for n in range(len(every))])
+        yield Result("synctoolbox", "–", [onsets if n == left_out else None for n in range(len(examples))])
 
 
 def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
-    """The onsets (M,) by tuned chroma, onset features and multi-scale DTW of synctoolbox, where it is installed."""
+    """Onsets (M,) by synctoolbox: tuned chroma, onset features and multi-scale DTW. None if it is not installed."""
     try:
         import pandas
         from synctoolbox.dtw.mrmsdtw import sync_via_mrmsdtw
@@ -241,14 +252,14 @@ def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
     )
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        heard = {"f_audio": recording.audio, "Fs": features.RATE}
-        heard["tuning_offset"] = estimate_tuning(recording.audio, features.RATE)
-        pitches = audio_to_pitch_features(**heard, feature_rate=rate)
+        audio_arguments = {"f_audio": recording.audio, "Fs": features.RATE}
+        audio_arguments["tuning_offset"] = estimate_tuning(recording.audio, features.RATE)
+        pitches = audio_to_pitch_features(**audio_arguments, feature_rate=rate)
         tones = [quantize_chroma(pitch_to_chroma(p)) for p in (pitches, df_to_pitch_features(notes, feature_rate=rate))]
-        peaks = audio_to_pitch_onset_features(**heard), df_to_pitch_onset_features(notes)
+        peaks = audio_to_pitch_onset_features(**audio_arguments), df_to_pitch_onset_features(notes)
         onsets = [
-            pitch_onset_features_to_DLNCO(own, feature_sequence_length=tone.shape[1], feature_rate=rate)
-            for own, tone in zip(peaks, tones, strict=True)
+            pitch_onset_features_to_DLNCO(peak, feature_sequence_length=tone.shape[1], feature_rate=rate)
+            for peak, tone in zip(peaks, tones, strict=True)
         ]
         path = sync_via_mrmsdtw(
             *tones, *onsets, input_feature_rate=rate, step_weights=np.array([1.5, 1.5, 2.0]), threshold_rec=10**6
@@ -260,13 +271,13 @@ def by_synctoolbox(recording: Recording) -> NDArray[np.float64] | None:
 # --- the experiment
 
 STEPS = 22
-"""Number of messages per piece: one row of the table each, and one for listening."""
+"""Number of messages per piece: one for its features, and one for each row of the table."""
 
 
-def experiment(data: Path | str, output: Path | str, told: Callable[[str, int], None]) -> list[dict[str, Any]]:
-    """All folds of all methods. ``told`` gets a message and the number of steps that are done with it.
+def experiment(data: Path | str, output: Path | str, report: Callable[[str, int], None]) -> list[dict[str, Any]]:
+    """Apply all methods to all folds. A finished fold is written to ``output``, and is not computed again.
 
-    A finished fold is written to ``output``, and is not computed again.
+    ``report`` receives messages, each with the number of steps that it completes.
     """
     data, output = Path(data), Path(output)
     recordings = list(read(data))
@@ -274,66 +285,71 @@ def experiment(data: Path | str, output: Path | str, told: Callable[[str, int], 
         raise ValueError(f"{data} must hold at least two pieces, got one")
     paths = [output / f"{recording.name}.json" for recording in recordings]
     pieces = fingerprint(file for recording in recordings for file in files_of(data / recording.name))
-    _same_folds([path for path in paths if path.exists()], pieces)
+    _read_folds([path for path in paths if path.exists()], pieces)
     output.mkdir(parents=True, exist_ok=True)
     linear, tuned = [], []
     if not all(path.exists() for path in paths):
         for recording in recordings:
-            linear.append(Heard(recording, features.of_paper(recording.audio)))
-            tuned.append(Heard(recording, Both().features(recording.audio, features.tuning(recording.audio))))
-            told(f"listening to {recording.name}", 1)
+            linear.append(Example(recording, features.of_paper(recording.audio)))
+            tuned.append(Example(recording, Both().features(recording.audio, features.tuning(recording.audio))))
+            report(f"listening to {recording.name}", 1)
     for number, path in enumerate(paths):
         if path.exists():
-            told(f"{path} is there already", STEPS - 1)
+            report(f"{path} is there already", STEPS - 1)
         else:
-            write_json(path, {"pieces": pieces, **fold(linear, tuned, number, told)})
-    return _same_folds(paths, pieces)
+            write_json(path, {"pieces": pieces, **fold(linear, tuned, number, report)})
+    return _read_folds(paths, pieces)
 
 
-def _same_folds(paths: Sequence[Path], pieces: str) -> list[dict[str, Any]]:
-    """The folds in these files, if all are of the same pieces and methods."""
+def _read_folds(paths: Sequence[Path], pieces: str) -> list[dict[str, Any]]:
+    """Read finished folds. Raises ``ValueError`` if one has other pieces (by fingerprint) or other methods."""
     folds: list[dict[str, Any]] = []
     for path in paths:
         folds.append(read_json(path))
         with reading(path, "a piece of this experiment (delete it, and run the command again)"):
             if folds[-1]["pieces"] != pieces:
-                raise ValueError("it is of other recordings than those of the data")
+                raise ValueError("it has other recordings than the folder of the data")
             if _methods(folds[-1]) != _methods(folds[0]):
                 raise ValueError(f"it has other methods than {paths[0]}")
     return folds
 
 
-def _methods(of: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(row["name"], row["decoding"]) for row in of["rows"]]
+def _methods(fold: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and decoding of each method in a fold."""
+    return [(row["name"], row["decoding"]) for row in fold["rows"]]
 
 
 def fold(
-    linear: Sequence[Heard], tuned: Sequence[Heard], left_out: int, told: Callable[[str, int], None]
+    linear: Sequence[Example], tuned: Sequence[Example], left_out: int, report: Callable[[str, int], None]
 ) -> dict[str, Any]:
-    """The true onsets of a piece, and a row for each method: its onsets there, and its measures there and elsewhere."""
-    truths = [heard.recording.truth for heard in linear]
+    """Apply all methods, trained on the other pieces.
+
+    Returns the true onsets of the piece that is left out and, for each method, its onsets in this piece and its errors
+    in this piece (``test``) and in the others (``train``).
+    """
+    truths = [example.recording.truth for example in linear]
     rows = []
-    for found in chain(
+    for result in chain(
         baselines(linear, left_out),
         with_features_of_paper(linear, left_out),
         with_harmonic_features(tuned, left_out),
         with_synctoolbox(linear, left_out),
     ):
-        told(f"{linear[left_out].recording.name}: {found.name}, {found.decoding}", 1)
-        both = zip(truths, found.onsets, strict=True)
-        measured = [None if own is None else measure(truth, own) for truth, own in both]
-        test, others = measured.pop(left_out), [own for own in measured if own is not None]
-        train = {name: float(np.mean([own[name] for own in others])) for name in others[0]} if others else None
-        onsets = np.asarray(found.onsets[left_out]).tolist()
-        rows.append({"name": found.name, "decoding": found.decoding, "train": train, "test": test, "onsets": onsets})
+        report(f"{linear[left_out].recording.name}: {result.name}, {result.decoding}", 1)
+        pairs = zip(truths, result.onsets, strict=True)
+        errors = [None if onsets is None else measure(truth, onsets) for truth, onsets in pairs]
+        test, others = errors.pop(left_out), [error for error in errors if error is not None]
+        train = {name: float(np.mean([error[name] for error in others])) for name in others[0]} if others else None
+        onsets = np.asarray(result.onsets[left_out]).tolist()
+        rows.append({"name": result.name, "decoding": result.decoding, "train": train, "test": test, "onsets": onsets})
     return {"truth": truths[left_out].tolist(), "rows": rows}
 
 
-def maps(of: dict[str, Any]) -> dict[str, Onsets]:
-    """The onsets of a fold to draw: by hard DTW, before and after end-to-end training."""
+def maps(fold: dict[str, Any]) -> dict[str, Onsets]:
+    """Onsets to draw for a fold: by hard DTW, before and after end-to-end training."""
     return {
         row["name"]: np.array(row["onsets"])
-        for row in of["rows"]
+        for row in fold["rows"]
         if row["decoding"] == HARD and row["name"].endswith((": pretrained", ": end-to-end, negentropy"))
     }
 
@@ -342,12 +358,12 @@ def maps(of: dict[str, Any]) -> dict[str, Onsets]:
 
 
 def markdown(folds: Sequence[dict[str, Any]]) -> str:
-    """A table; ± is the standard deviation over folds."""
+    """Table of all methods. ± is the standard deviation over folds."""
     lines = [
         "| | decoded by | train, s | test, s | paper: train | test | median, s | within 50 ms | within 100 ms |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for rows in zip(*(of["rows"] for of in folds), strict=True):
+    for rows in zip(*(fold["rows"] for fold in folds), strict=True):
         name, decoding = rows[0]["name"], rows[0]["decoding"]
         cells = [name, decoding, _mean([row["train"] for row in rows]), _mean([row["test"] for row in rows])]
         cells += PAPER.get((name, decoding), ("", ""))
@@ -357,8 +373,9 @@ def markdown(folds: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mean(measured: Sequence[dict[str, float] | None]) -> str:
-    values = [own["seconds"] for own in measured if own is not None]
+def _mean(errors: Sequence[dict[str, float] | None]) -> str:
+    """Mean and standard deviation of the seconds, with three digits if they are small, or a dash without values."""
+    values = [error["seconds"] for error in errors if error is not None]
     if not values:
         return "–"
     digits = 2 if np.mean(values) > 0.15 else 3

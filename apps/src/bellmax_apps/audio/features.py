@@ -1,4 +1,4 @@
-"""Audio features of each frame of a recording."""
+"""Recordings, and features of their frames: the features of the paper, harmonics of piano keys, and chroma."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 from bellmax_apps.files import reading
 
-RATE = 22050
-HOP = 512
+RATE = 22050  # samples per second
+HOP = 512  # samples per frame
 LOWEST, HIGHEST = 21, 108  # the keys of a piano, as MIDI numbers
 KEYS = HIGHEST - LOWEST + 1
-TONES = 13  # of an octave, and silence
+TONES = 13  # the twelve tones of an octave, and silence
 BINS = 100  # semitones from the lowest key up to 8.5 kHz
 PARTIALS = (0, 12, 19, 24, 28, 31, 36)
-"""Semitones from a tone to its harmonics."""
+"""Semitones from a key to its harmonics."""
 NEIGHBOURS = (-12, -1, 1)
-"""Semitones to pitches that have energy when another key sounds, not this one."""
+"""Semitones from a key to pitches whose loudness shows that another key sounds instead."""
 
 
 def seconds(frames: float | NDArray[np.int64] | NDArray[np.float64]) -> float | NDArray[np.float64]:
-    """The time at which a frame begins."""
+    """Time at which a frame begins."""
     return frames * HOP / RATE
 
 
 def load(path: Path | str) -> NDArray[np.float32]:
-    """A recording as (samples,) at 22.05 kHz."""
+    """Read a recording as mono samples (samples,) at 22.05 kHz."""
     import librosa
     import soundfile
 
@@ -39,7 +39,7 @@ def load(path: Path | str) -> NDArray[np.float32]:
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
     if rate < 1000:
         raise ValueError(f"{path} must have at least 1000 samples a second, got {rate}")
-    wrong = ~(np.abs(channels) < 1e10).all(1)  # so that squares are finite too
+    wrong = ~(np.abs(channels) < 1e10).all(1)  # squares must be finite, too
     if wrong.any():
         first = wrong.argmax() / rate
         raise ValueError(f"{path} must hold finite samples below 1e10, got {wrong.sum()} others, from {first:.2f} s on")
@@ -52,9 +52,10 @@ def load(path: Path | str) -> NDArray[np.float32]:
 
 
 def of_paper(audio: NDArray[np.float32]) -> Tensor:
-    """The features (N, 8) of appendix C.2 of the paper.
+    """Features (N, 8) of appendix C.2 of the paper.
 
-    Energy, spectral centroid and bandwidth, and five MFCC, minus their median, divided by their standard deviation.
+    These are energy, spectral centroid, spectral bandwidth and five MFCC. Their median is subtracted, and they are
+    divided by their standard deviation.
     """
     import librosa
 
@@ -65,29 +66,33 @@ def of_paper(audio: NDArray[np.float32]) -> Tensor:
         librosa.feature.spectral_bandwidth(S=spectrum, sr=RATE),
         librosa.feature.mfcc(S=librosa.power_to_db(librosa.feature.melspectrogram(S=spectrum**2, sr=RATE)), n_mfcc=5),
     ]
-    features = np.concatenate(rows).T
-    spread = features.std(0)
-    return torch.from_numpy((features - np.median(features, 0)) / np.where(spread > 0, spread, 1)).double()
+    raw = np.concatenate(rows).T
+    deviation = raw.std(0)
+    return torch.from_numpy((raw - np.median(raw, 0)) / np.where(deviation > 0, deviation, 1)).double()
 
 
 def tuning(audio: NDArray[np.float32]) -> float:
-    """How much higher than A4 = 440 Hz a recording is tuned, in semitones, from −0.5 to 0.5."""
+    """Estimate the tuning of a recording: semitones above A4 = 440 Hz, from −0.5 to 0.5."""
     import librosa
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of librosa, on recordings without tones
+        warnings.simplefilter("ignore")  # librosa warns of recordings without tones
         return float(librosa.estimate_tuning(y=audio, sr=RATE))
 
 
 def constant_q(audio: NDArray[np.float32], tuned: float, window: float = 1.0) -> NDArray[np.float32]:
-    """Compressed loudness (N, 100) of the semitones from A0, ``tuned`` semitones higher; about 1 where it is loud.
+    """Loudness (N, 100) of the semitones from A0 on a logarithmic scale. Loud tones are about 1.
 
-    A shorter ``window`` gives better time resolution and worse pitch resolution.
+    Args:
+        audio: Samples of the recording.
+        tuned: Tuning of the recording in semitones, as :func:`tuning` estimates it.
+        window: Relative length of the window. A short window resolves time better, and pitch worse.
+
     """
     import librosa
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of librosa, on short recordings
+        warnings.simplefilter("ignore")  # librosa warns of short recordings
         magnitude = np.abs(
             librosa.cqt(
                 audio,
@@ -105,34 +110,36 @@ def constant_q(audio: NDArray[np.float32], tuned: float, window: float = 1.0) ->
 
 
 def harmonic(audio: NDArray[np.float32], tuned: float) -> Tensor:
-    """Features (N, keys, 2 · (harmonics + neighbours)) of each piano key, of the same kind for all keys.
+    """Features (N, keys, 2 · (harmonics + neighbours)) of each piano key.
 
-    First the loudness at its harmonics and neighbours, then its growth over the last frames.
+    The first half is the loudness at the harmonics and neighbours of the key. The second half is its growth over the
+    last frames.
     """
     loudness = torch.from_numpy(constant_q(audio, tuned, window=0.5)).double()
-    sharp = torch.from_numpy(constant_q(audio, tuned, window=0.2)).double()
-    grown = (_later(sharp, 1) - _later(sharp, -1)).clamp(min=0)
-    return torch.cat([_around_keys(loudness), _around_keys(grown)], -1)
+    short = torch.from_numpy(constant_q(audio, tuned, window=0.2)).double()
+    growth = (_later(short, 1) - _later(short, -1)).clamp(min=0)
+    return torch.cat([_around_keys(loudness), _around_keys(growth)], -1)
 
 
 def chroma(audio: NDArray[np.float32], tuned: float) -> Tensor:
-    """Loudness (N, 13) of the twelve tones from C and of silence, normalised to norm 1.
+    """Loudness (N, 13) of the twelve tones from C and of silence, with norm 1 in each frame.
 
-    The median of a frame's tones is its noise, and does not count.
+    The median over the tones of a frame is taken as noise, and subtracted.
     """
     loudness = torch.from_numpy(constant_q(audio, tuned)).double()
     tones = torch.zeros(len(loudness), 12, dtype=torch.float64)
     tones.index_add_(1, (torch.arange(BINS) + LOWEST) % 12, loudness.square())
-    heard = (tones - tones.median(1, keepdim=True).values).clamp(min=0)
-    return torch.nn.functional.normalize(torch.nn.functional.pad(heard, (0, 1), value=0.05))
+    above_noise = (tones - tones.median(1, keepdim=True).values).clamp(min=0)
+    return torch.nn.functional.normalize(torch.nn.functional.pad(above_noise, (0, 1), value=0.05))
 
 
 def _later(rows: Tensor, by: int) -> Tensor:
-    """Rows shifted by ``by``; the first or last row is repeated at the border."""
+    """Row n of the result is row n + ``by``. Beyond the border, the first or last row is repeated."""
     return rows[(torch.arange(len(rows)) + by).clamp(0, len(rows) - 1)]
 
 
 def _around_keys(loudness: Tensor) -> Tensor:
+    """Loudness at the harmonics and neighbours of each key, shape (N, keys, harmonics + neighbours)."""
     low, high = -min(NEIGHBOURS), PARTIALS[-1]
     padded = torch.nn.functional.pad(loudness, (low, max(0, KEYS + high - loudness.shape[1])))
     return torch.stack([padded[:, low + h : low + h + KEYS] for h in (*PARTIALS, *NEIGHBOURS)], -1)

@@ -1,4 +1,4 @@
-"""Figures of alignments."""
+"""Figures of an alignment with a recording, and of the onsets of several methods."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bellmax_apps.audio.align import Alignment, Pitch
 from bellmax_apps.audio.score import Score
 
 
-def draw(audio: NDArray[np.float32], found: Alignment, score: Score, pitch: Pitch, title: str) -> Figure:
-    """Draw the recording by semitones with the notes of the score at its pitch; below, the soft alignment over time."""
+def draw(audio: NDArray[np.float32], alignment: Alignment, score: Score, pitch: Pitch, title: str) -> Figure:
+    """Draw the loudness of a recording by semitone with the notes of its score, and below it the soft alignment."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     above, below = figure.subplots(2, sharex=True)
-    end = float(features.seconds(len(found.soft)))
+    end = float(features.seconds(len(alignment.soft)))
     loudness = _shrink(features.constant_q(audio, pitch.tuned), 2000)
     above.imshow(
         loudness.T, origin="lower", aspect="auto", cmap="magma", interpolation="nearest",
         extent=(0, end, features.LOWEST - 0.5, features.LOWEST + features.BINS - 0.5),
     )  # fmt: skip
-    for time, pitches in zip(found.times, score.transposed(pitch.semitones).beginning, strict=True):
+    for time, pitches in zip(alignment.times, score.transposed(pitch.semitones).beginning, strict=True):
         above.vlines(time, min(pitches) - 2, max(pitches) + 2, color="cyan", linewidth=0.7)
         above.plot([time] * len(pitches), sorted(pitches), "o", color="cyan", markersize=2.5)
     above.set_ylim(features.LOWEST + 10, features.LOWEST + features.BINS - 6)
@@ -31,10 +31,10 @@ def draw(audio: NDArray[np.float32], found: Alignment, score: Score, pitch: Pitc
         f"{title}: the notes of the score, where they were found", fontsize=10, loc="left", parse_math=False
     )
     below.imshow(
-        _shrink(found.soft, 2000).T, origin="lower", aspect="auto", cmap="Blues", vmin=0, vmax=1,
+        _shrink(alignment.soft, 2000).T, origin="lower", aspect="auto", cmap="Blues", vmin=0, vmax=1,
         extent=(0, end, -0.5, len(score) - 0.5),
     )  # fmt: skip
-    below.plot(found.times, np.arange(len(score)), ".", color="tab:red", markersize=2)
+    below.plot(alignment.times, np.arange(len(score)), ".", color="tab:red", markersize=2)
     below.set_xlabel("time in the recording (s)")
     below.set_ylabel("event of the score")
     below.set_title("The soft alignment (blue) and the onsets (red)", fontsize=10, loc="left")
@@ -42,18 +42,18 @@ def draw(audio: NDArray[np.float32], found: Alignment, score: Score, pitch: Pitc
 
 
 def _shrink(rows: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """At most ``most`` rows, each the maximum of several."""
+    """Reduce to at most ``most`` rows, each the maximum of several consecutive rows."""
     times = -(-len(rows) // most)
     padded = np.pad(rows, ((0, -len(rows) % times), (0, 0)))
     return np.asarray(padded.reshape(-1, times, rows.shape[1]).max(1))
 
 
 def draw_maps(truth: NDArray[np.float64], onsets: dict[str, NDArray[np.float64]], title: str) -> Figure:
-    """Draw the alignment maps of appendix C.2: for each method, its onsets and the true ones, event by event."""
+    """Draw the true and the estimated onset of each event, with a panel for each method, as in appendix C.2."""
     figure = Figure(figsize=(4.2 * len(onsets), 4), layout="constrained")
     axes = figure.subplots(1, len(onsets), squeeze=False, sharex=True, sharey=True)[0]
-    for ax, (name, own) in zip(axes, onsets.items(), strict=True):
-        _map(ax, truth, own)
+    for ax, (name, estimate) in zip(axes, onsets.items(), strict=True):
+        _map(ax, truth, estimate)
         ax.set_title(name, fontsize=9, loc="left")
     axes[0].set_ylabel("event of the score")
     figure.suptitle(title, fontsize=10)
@@ -61,6 +61,7 @@ def draw_maps(truth: NDArray[np.float64], onsets: dict[str, NDArray[np.float64]]
 
 
 def _map(ax: Axes, truth: NDArray[np.float64], onsets: NDArray[np.float64]) -> None:
+    """Draw true and estimated onsets as two step functions, with the area between them."""
     events = np.arange(len(truth))
     ax.fill_betweenx(events, truth, onsets, step="pre", color="tab:orange", alpha=0.35, linewidth=0)
     ax.step(truth, events, where="post", color="black", linewidth=1.2, label="truth")

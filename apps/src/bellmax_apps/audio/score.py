@@ -1,4 +1,4 @@
-"""A score as a sequence of events, and their times in a recording."""
+"""Scores as sequences of events, their true times in a recording, and alignments as index pairs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TOGETHER = 0.01
 
 @dataclass(frozen=True)
 class Score:
-    """A sequence of M events: at each, notes begin, and all that sound last until the next.
+    """A score as a sequence of M events. At each event notes begin, and an event lasts until the next one.
 
     Args:
-        notes: (start, end, pitch), in seconds and as MIDI numbers.
-        onsets: (M,) seconds, ascending.
-        sounding: the pitches that sound at each event: those that begin and those held over.
-        beginning: the pitches that begin at each event.
+        notes: Start, end and pitch of each note, in seconds and as MIDI numbers.
+        onsets: Start of each event in seconds, ascending, shape (M,).
+        sounding: Pitches that sound at each event, including those that began before.
+        beginning: Pitches that begin at each event.
 
     """
 
@@ -38,19 +38,19 @@ class Score:
 
     @property
     def end(self) -> float:
-        """The end of the last note, in seconds."""
+        """End of the last note, in seconds."""
         return max(end for _, end, _ in self.notes)
 
     def __len__(self) -> int:
         return len(self.onsets)
 
     def transposed(self, by: int) -> Score:
-        """The same score, so many semitones higher."""
+        """Transpose the score up by this many semitones."""
         return Score.of([(start, end, pitch + by) for start, end, pitch in self.notes])
 
     @classmethod
     def of(cls, notes: Sequence[tuple[float, float, int]]) -> Score:
-        """The score of notes (start, end, pitch).
+        """Score of notes (start, end, pitch).
 
         >>> score = Score.of([(0.0, 2.0, 60), (1.0, 2.0, 64), (1.0, 1.5, 67)])
         >>> score.onsets.tolist(), [sorted(pitches) for pitches in score.sounding]
@@ -59,20 +59,19 @@ class Score:
         if not notes:
             raise ValueError("a score must have at least one note, got none")
         ordered = sorted(notes)
-        begins = [start for start, _, _ in ordered]
-        onsets = begins[:1] + [start for before, start in pairwise(begins) if start - before > TOGETHER]
-        at = np.array(onsets)
+        starts = [start for start, _, _ in ordered]
+        onsets = np.array(starts[:1] + [start for before, start in pairwise(starts) if start - before > TOGETHER])
         sounding: list[set[int]] = [set() for _ in onsets]
         beginning: list[set[int]] = [set() for _ in onsets]
-        done: dict[int, int] = {}  # by pitch: the events before this one are known
+        next_event: dict[int, int] = {}  # first event of a pitch that is not filled in; avoids quadratic time
         for start, end, pitch in ordered:
-            first = int(np.searchsorted(at, start, side="right")) - 1
+            first = int(np.searchsorted(onsets, start, side="right")) - 1
             beginning[first].add(pitch)
-            last = max(int(np.searchsorted(at, end - TOGETHER)), first + 1)
-            for event in range(max(first, done.get(pitch, 0)), last):
+            stop = max(int(np.searchsorted(onsets, end - TOGETHER)), first + 1)
+            for event in range(max(first, next_event.get(pitch, 0)), stop):
                 sounding[event].add(pitch)
-            done[pitch] = max(last, done.get(pitch, 0))
-        return cls(tuple(ordered), at, tuple(map(frozenset, sounding)), tuple(map(frozenset, beginning)))
+            next_event[pitch] = max(stop, next_event.get(pitch, 0))
+        return cls(tuple(ordered), onsets, tuple(map(frozenset, sounding)), tuple(map(frozenset, beginning)))
 
 
 def read_midi(path: Path | str) -> Score:
@@ -81,7 +80,7 @@ def read_midi(path: Path | str) -> Score:
 
     path = Path(path)
     with reading(path, "MIDI"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pretty_midi, on files that it reads as meant
+        warnings.simplefilter("ignore")  # pretty_midi warns of unusual files, which it reads correctly
         midi = pretty_midi.PrettyMIDI(str(path))
     notes = [(n.start, n.end, n.pitch) for i in midi.instruments if not i.is_drum for n in i.notes]
     if not notes:
@@ -90,14 +89,14 @@ def read_midi(path: Path | str) -> Score:
 
 
 def read_truth(path: Path | str, score: Score) -> NDArray[np.float64]:
-    """Read the true time of each event in a recording, (M,) seconds, from a file as in Bach10.
+    """Read the true time of each event in a recording, in seconds, shape (M,), from a file as in Bach10.
 
-    A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The onset
-    of an event is the median over its notes.
+    A line is a note: its onset in the recording and in the score, in milliseconds, its pitch and its channel. The true
+    time of an event is the median over its notes.
     """
     path = Path(path)
     with reading(path, "lines of four numbers"), warnings.catch_warnings():
-        warnings.simplefilter("error")  # of numpy, on a file without a line
+        warnings.simplefilter("error")  # numpy warns of an empty file
         rows = np.loadtxt(path, ndmin=2) / 1000
     if rows.shape[1] < 2:
         raise ValueError(f"{path} must hold lines of four numbers, got {rows.shape[1]} on a line")
@@ -111,11 +110,11 @@ def read_truth(path: Path | str, score: Score) -> NDArray[np.float64]:
     return np.array([np.median(rows[nearest == event, 0]) for event in range(len(score))])
 
 
-# --- as rows and columns of an alignment
+# --- alignments
 
 
 def true_alignment(starts: NDArray[np.int64], frames: int) -> Tensor:
-    """Index pairs (L, 2) of frames and columns, where column j begins in frame starts[j]; the first in frame 0.
+    """Alignment as index pairs (L, 2) of frames and columns. Column j begins in frame starts[j], column 0 in frame 0.
 
     >>> true_alignment(np.array([0, 2, 2]), 4).tolist()
     [[0, 0], [1, 0], [2, 1], [2, 2], [3, 2]]
@@ -124,14 +123,14 @@ def true_alignment(starts: NDArray[np.int64], frames: int) -> Tensor:
     begins = np.maximum.accumulate(np.clip(starts, 0, frames - 1))
     begins[0] = 0
     for column, start in enumerate(begins):
-        last = column + 1 == len(begins)
-        stop = frames if last else max(int(begins[column + 1]), int(start) + 1)
+        is_last = column + 1 == len(begins)
+        stop = frames if is_last else max(int(begins[column + 1]), int(start) + 1)
         cells += [(frame, column) for frame in range(int(start), stop)]
     return torch.tensor(cells)
 
 
 def first_frames(path: Tensor) -> Tensor:
-    """The first frame (columns,) of each column of an alignment (frames, columns).
+    """First frame of each column of an alignment (frames, columns), shape (columns,).
 
     >>> first_frames(torch.tensor([[1, 0], [0, 1], [0, 1]])).tolist()
     [0, 1]

@@ -1,4 +1,4 @@
-"""``bellmax ner …``."""
+"""Subcommands of ``bellmax ner``: train, evaluate, tag, plot and table."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from bellmax_apps.commands import (
     Split,
     StepSize,
     TableFolder,
-    given_options,
+    Tokens,
+    options_on_command_line,
     train_into,
     train_table,
 )
 from bellmax_apps.files import chunks
 from bellmax_apps.ner.data import SPLITS, Corpus, Sentence, find, tokens_of
 from bellmax_apps.ner.schemes import Entity
-from bellmax_command.errors import check_outputs, one_sentence
+from bellmax_command.errors import check_outputs, report_errors
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -78,7 +79,7 @@ def train(
     decay: Decay = DEFAULT.settings.decay,
     cool_down: CoolDown = DEFAULT.settings.cool_down,
     sentences: Sentences = DEFAULT.sentences,
-    tokens: Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")] = DEFAULT.tokens,
+    tokens: Tokens = DEFAULT.tokens,
     dropout: Dropout = DEFAULT.dropout,
     word_size: WordSize = DEFAULT.word_size,
     token_column: TokenColumn = DEFAULT.token_column,
@@ -91,8 +92,7 @@ def train(
 
     After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
     """
-    with one_sentence():
-        settings = training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed)
+    with report_errors():
         config = tagging.Config(
             omega=omega,
             gamma=gamma,
@@ -105,34 +105,31 @@ def train(
             tokens=tokens,
             token_column=token_column,
             tag_column=tag_column,
-            settings=settings,
+            settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
-
-        given = given_options(context)
+        explicit = options_on_command_line(context)
         if embeddings is not None:
-            given.discard("word_size")  # that of the vectors
+            explicit.discard("word_size")  # the vectors determine the size
         uses = "bellmax ner evaluate RUN DATA", "bellmax ner tag RUN"
-        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, given=given, uses=uses)
+        train_into(output, data, config, tagging.train, "F1", resume=resume, force=force, explicit=explicit, uses=uses)
 
 
 @app.command("eval", hidden=True)
 @app.command()
 def evaluate(run: Run, data: Data, split: Split = "test") -> None:
     """Print precision, recall and F1 of entities, of all and by type, as CoNLL defines them."""
-    with one_sentence():
-        if split not in SPLITS:
-            raise ValueError(f"split must be train, dev or test, got {split!r}")
+    with report_errors():
         model, vocabulary, config = tagging.load(run)
         path = find(data, split)
-        found = tagging.guess(model, Corpus(config.read(data, split, vocabulary.kinds), vocabulary))
-        whole = tagging.entity_scores(found.truth, found.guesses)
-        by_type = tagging.scores_by_type(found.truth, found.guesses)
-    whole["entities"] = sum(own["entities"] for own in by_type.values())
-    typer.echo(f"{path}: {len(found.truth)} sentences, {found.tags_per_word:.2f} tags per word")
+        result = tagging.guess(model, Corpus(config.read(data, split, vocabulary.kinds), vocabulary))
+        total = tagging.entity_scores(result.truth, result.guesses)
+        by_type = tagging.scores_by_type(result.truth, result.guesses)
+    total["entities"] = sum(scores["entities"] for scores in by_type.values())
+    typer.echo(f"{path}: {len(result.truth)} sentences, {result.tags_per_word:.2f} tags per word")
     typer.echo(f"{'':14}precision  recall      F1  entities")
-    for name, own in {**by_type, "all": whole}.items():
-        scores = (f"{own[score]:{width}.2f}" for score, width in (("precision", 9), ("recall", 8), ("f1", 8)))
-        typer.echo(f"{name:14}{''.join(scores)}{own['entities']:10.0f}")
+    for name, scores in {**by_type, "all": total}.items():
+        cells = (f"{scores[score]:{width}.2f}" for score, width in (("precision", 9), ("recall", 8), ("f1", 8)))
+        typer.echo(f"{name:14}{''.join(cells)}{scores['entities']:10.0f}")
 
 
 @app.command()
@@ -145,25 +142,27 @@ def tag(
     Prints each token with its tag and the probability of the tag. After a sentence, lines that begin with # list its
     readings, most probable first: all with positive probability if the regularizer is sparse, else the best ones.
     """
-    with one_sentence():
+    with report_errors():
         model, vocabulary, _ = tagging.load(run)
         for lines in chunks(sys.stdin.buffer):
-            for found in tagging.tag(model, vocabulary, [tokens_of(line) for line in lines], most):
-                typer.echo("".join(f"{line}\n" for line in _lines(found)))
+            for tagged in tagging.tag(model, vocabulary, [tokens_of(line) for line in lines], most):
+                typer.echo("".join(f"{line}\n" for line in _lines(tagged)))
 
 
-def _lines(found: tagging.Tagged) -> Iterator[str]:
-    for token, label, probability in zip(found.tokens, found.tags, found.confidence, strict=True):
+def _lines(tagged: tagging.Tagged) -> Iterator[str]:
+    """Output for a sentence: a line for each token, then a line for each reading, and "# …" if there are more."""
+    for token, label, probability in zip(tagged.tokens, tagged.tags, tagged.confidence, strict=True):
         yield f"{token}\t{label}\t{probability:.4f}"
-    for reading in found.readings:
-        yield f"# {reading.probability:.4f}\t{_bracketed(found.tokens, reading.entities)}"
-    if found.tokens and not found.is_all:
+    for reading in tagged.readings:
+        yield f"# {reading.probability:.4f}\t{_bracketed(tagged.tokens, reading.entities)}"
+    if tagged.tokens and not tagged.is_all:
         yield "# …"
 
 
-def _bracketed(tokens: list[str], found: list[Entity]) -> str:
+def _bracketed(tokens: list[str], entities: list[Entity]) -> str:
+    """A sentence with its entities in brackets: "in [LOC San Juan]"."""
     words = list(tokens)
-    for kind, start, stop in found:
+    for kind, start, stop in entities:
         words[start] = f"[{kind} {words[start]}"
         words[stop - 1] += "]"
     return " ".join(words)
@@ -182,30 +181,31 @@ def plot(
     from bellmax_apps.figures import PICTURES, save
     from bellmax_apps.ner.figure import draw
 
-    with one_sentence():
+    with report_errors():
         check_outputs({"--output": output}, [], force=force, endings={"--output": PICTURES})
         runs = [(path, *tagging.load(path)) for path in (run, *(beside or []))]
-        given = _sentence(sentence, data, runs[0][3])
+        tokens, truth = _sentence(sentence, data, runs[0][3])
         panels = []
         for path, model, vocabulary, config in runs:
             if vocabulary.labels != runs[0][2].labels:
-                raise ValueError(f"runs must have the same labels, but those of {path} differ")
+                raise ValueError(f"runs must have the same labels, but the labels of {path} differ")
             with torch.no_grad():
-                p = model.distribution(Corpus([Sentence(given.tokens, [])], vocabulary).batch([0]))
+                p = model.distribution(Corpus([Sentence(tokens, [])], vocabulary).batch([0]))
             panels.append((f"{config.omega}, {config.loss} ({path.name})", p.marginals[0].double().numpy()))
-        save(draw(given.tokens, vocabulary.labels, panels, given.tags), output)
-    typer.echo(f"{output}: {' '.join(given.tokens)}")
+        save(draw(tokens, vocabulary.labels, panels, truth), output)
+    typer.echo(f"{output}: {' '.join(tokens)}")
 
 
-def _sentence(given: str, data: Path | None, config: tagging.Config) -> Sentence:
+def _sentence(argument: str, data: Path | None, config: tagging.Config) -> Sentence:
+    """The sentence to plot: the argument itself or, with a folder of data, the dev sentence of this number."""
     if data is None:
-        if not tokens_of(given):
+        if not tokens_of(argument):
             raise ValueError("sentence must hold at least one token, got none")
-        return Sentence(tokens_of(given), [])
-    known = config.read(data, "dev")
-    if not given.isdecimal() or int(given) >= len(known):
-        raise ValueError(f"with --data, sentence must be a number from 0 to {len(known) - 1}, got {given!r}")
-    return known[int(given)]
+        return Sentence(tokens_of(argument), [])
+    sentences = config.read(data, "dev")
+    if not argument.isdecimal() or int(argument) >= len(sentences):
+        raise ValueError(f"with --data, sentence must be a number from 0 to {len(sentences) - 1}, got {argument!r}")
+    return sentences[int(argument)]
 
 
 @app.command()
@@ -233,9 +233,9 @@ def table(
 
     Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
     """
-    with one_sentence():
-        gammas = dict(map(_omega, omega or ("negentropy", "l2=10")))
-        vectors = _vectors(embeddings or (), data)
+    with report_errors():
+        gammas = dict(map(_name_and_gamma, omega or ("negentropy", "l2=10")))
+        vectors = _vector_files(embeddings or (), data)
         for folder, split in product(data, SPLITS):
             find(folder, split)
         shared: dict[str, object] = {
@@ -244,9 +244,9 @@ def table(
             "word_size": word_size,
         }  # fmt: skip
         cells = {cell.run: cell for cell in tables.cells(data, list(gammas), seed or [0], output)}
-        trained = {}
+        runs = {}
         for run, cell in cells.items():
-            own = {
+            options = {
                 "omega": cell.omega,
                 "gamma": gammas[cell.omega],
                 "loss": cell.loss,
@@ -254,31 +254,31 @@ def table(
                 "warm_up": None if cell.omega == "negentropy" else warm_up,
                 "embeddings": vectors.get(cell.data.resolve().name),
             }
-            trained[run] = ["ner", "train", str(cell.data)], shared | own
-        train_table(output, trained, jobs, "f1", lambda run: tables.measure(cells[run]), tables.markdown)
+            runs[run] = ["ner", "train", str(cell.data)], shared | options
+        train_table(output, runs, jobs, "f1", lambda run: tables.measure(cells[run]), tables.markdown)
 
 
-def _omega(given: str) -> tuple[str, float]:
-    """NAME or NAME=γ → a name and γ, if there is such an Ω."""
-    name, _, written = given.partition("=")
+def _name_and_gamma(option: str) -> tuple[str, float]:
+    """Parse NAME or NAME=γ. Raises ``ValueError`` if there is no such regularizer."""
+    name, _, number = option.partition("=")
     try:
-        gamma = float(written or 1)
+        gamma = float(number or 1)
     except ValueError:
-        raise ValueError(f"--omega must be NAME or NAME=γ, such as l2=10, got {given!r}") from None
+        raise ValueError(f"--omega must be NAME or NAME=γ, such as l2=10, got {option!r}") from None
     tagging.Config(omega=name, gamma=gamma).regularizer()
     return name, gamma
 
 
-def _vectors(given: Sequence[str], data: Sequence[Path]) -> dict[str, str]:
-    """FOLDER=FILE → the file of word vectors by the name of a folder of data."""
+def _vector_files(options: Sequence[str], data: Sequence[Path]) -> dict[str, str]:
+    """Parse FOLDER=FILE: the file of word vectors for each data folder, by the name of the folder."""
     names = [folder.resolve().name for folder in data]
-    found = {}
-    for entry in given:
-        name, _, file = entry.partition("=")
+    files = {}
+    for option in options:
+        name, _, file = option.partition("=")
         if name not in names or not Path(file).is_file():
             raise ValueError(
                 f"--embeddings must be FOLDER=FILE, with a FOLDER among {', '.join(names)} and a FILE that exists, "
-                f"got {entry!r}"
+                f"got {option!r}"
             )
-        found[name] = file
-    return found
+        files[name] = file
+    return files

@@ -1,4 +1,4 @@
-"""The figure of appendix C.1 of the paper: words, tags, and their probabilities."""
+"""Tag probabilities of a sentence as a figure, as in appendix C.1 of the paper."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from bellmax_apps.figures import fonts
 
 WIDE = 24
-"""Words in a row; longer sentences take several."""
+"""Maximum number of words in a row."""
 LONG = 20
-"""Letters of a word that are shown."""
+"""Maximum number of letters of a word."""
 
 
 def draw(
@@ -26,8 +26,8 @@ def draw(
 ) -> Figure:
     """Draw a panel for each title and probabilities (T, S): words on the x axis, tags on the y axis.
 
-    Darker is more probable. A grey border marks a probability above 0, a red dot the true tag, given as labels. Tags
-    that are improbable everywhere and never true are left out. A panel of a long sentence has several rows.
+    Darker is more probable. A grey border marks a probability above 0, and a red dot marks the true tag. Tags that are
+    improbable everywhere and never true are left out. A panel of a long sentence has several rows.
     """
     most = np.max([p.max(0) for _, p in panels], axis=0)
     shown = [n for n, label in enumerate(labels) if most[n] > 0.005 or (truth and label in truth)]
@@ -40,17 +40,18 @@ def draw(
     axes = iter(figure.subplots(len(panels) * count, squeeze=False)[:, 0])
     for title, p in panels:
         for start in range(0, len(words), width):
-            ax, own = next(axes), slice(start, start + width)
-            _panel(ax, words[own], names, p[own, shown].T, truth[own] if truth else None)
+            ax, row = next(axes), slice(start, start + width)
+            _draw_row(ax, words[row], names, p[row, shown].T, truth[row] if truth else None)
             ax.set_xlim(-0.5, width - 0.5)
             if start == 0:
                 ax.set_title(title, fontsize=9, loc="left", family=fonts(), parse_math=False)
     return figure
 
 
-def _panel(
+def _draw_row(
     ax: Axes, words: Sequence[str], labels: list[str], cells: NDArray[np.float64], truth: Sequence[str] | None
 ) -> None:
+    """Draw the probabilities (labels, words) of a row of words."""
     ax.imshow(cells, cmap="Blues", vmin=0, vmax=1.2, aspect="auto")
     for row, column in zip(*np.nonzero(cells > 0), strict=True):
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.6", linewidth=0.8))

@@ -1,4 +1,4 @@
-"""The tagger of section 5.2 and appendix C.1 of the paper."""
+"""The network of a tagger, as in section 5.2 and appendix C.1 of the paper."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Tagger(nn.Module):
     Calling it returns the sum of the losses of a batch.
 
     Args:
-        vocabulary: the words, letters and labels.
-        omega: Ω of the CRF.
+        vocabulary: Words, letters and labels.
+        omega: Regularizer Ω of the CRF.
         loss: "surrogate" or "relaxed".
-        word_size: word embedding size. The embedding of unknown words is 0 and is not trained.
-        letter_size: letter embedding size, and the size of a word's representation by its letters.
-        hidden_size: hidden size of the LSTM over the sentence, in each direction.
-        dropout: dropout probability at the input and output of that LSTM.
-        sparse: whether gradients of the word embeddings are sparse, which SGD supports.
+        word_size: Word embedding size. The embedding of unknown words is 0 and is not trained.
+        letter_size: Letter embedding size, and the size of the output of the LSTM over letters.
+        hidden_size: Hidden size of the LSTM over the sentence, in each direction.
+        dropout: Dropout probability at the input and output of the LSTM over the sentence.
+        sparse: If True, the gradients of the word embeddings are sparse, as SGD allows.
 
     """
 
@@ -54,7 +54,7 @@ class Tagger(nn.Module):
         self.crf = CRF(len(vocabulary.labels), omega=omega, constraints=constraints, loss=loss)
 
     def use_vectors(self, vectors: dict[int, Tensor]) -> None:
-        """Set these rows of the word embeddings."""
+        """Set rows of the word embeddings to pretrained vectors."""
         with torch.no_grad():
             for row, vector in vectors.items():
                 self.words.weight[row] = vector
@@ -65,24 +65,25 @@ class Tagger(nn.Module):
         return loss
 
     def distribution(self, batch: Batch) -> ScoredChain:
-        """The distribution over the tags of each sentence."""
+        """Distribution over the tag sequences of each sentence."""
         return self.crf.distribution(self.emissions(batch), lengths=self._lengths(batch))
 
     def emissions(self, batch: Batch) -> Tensor:
-        """Scores of the tags, (B, T, S)."""
-        words = torch.cat((self.words(batch.words), self._spelled(batch)[batch.forms]), -1)
+        """Score of each tag, shape (B, T, S)."""
+        words = torch.cat((self.words(batch.words), self._letter_states(batch)[batch.forms]), -1)
         packed = _packed(self.dropout(words), batch.lengths)
         hidden, _ = pad_packed_sequence(self.context(packed)[0], batch_first=True)
         scores: Tensor = self.to_emissions(self.dropout(hidden))
         return scores
 
-    def _spelled(self, batch: Batch) -> Tensor:
-        """The last states of both directions for each distinct form, (U, letter_size)."""
+    def _letter_states(self, batch: Batch) -> Tensor:
+        """Last states of the LSTM over letters, in both directions, shape (U, letter_size)."""
         packed = _packed(self.letters(batch.letters), batch.letter_lengths)
         _, (last, _) = self.spelling(packed)
         return torch.cat(tuple(last), -1)
 
     def _lengths(self, batch: Batch) -> Tensor:
+        """Lengths on the device of the model. In the batch they are on the CPU."""
         return batch.lengths.to(self.to_emissions.weight.device)
 
 

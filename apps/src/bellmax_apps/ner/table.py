@@ -1,4 +1,4 @@
-"""All losses and Ω on several datasets, at one budget."""
+"""A table that compares all losses and regularizers on several datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAPER = {
     ("conll2002_nl", "l2", "surrogate"): 86.58,
     ("conll2002_nl", "l2", "relaxed"): 85.90,
 }
-"""F1 of the paper, which has fastText embeddings of size 300."""
+"""F1 in the paper, with fastText embeddings of size 300."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Cell:
 
 
 def cells(data: Sequence[Path], omegas: Sequence[str], seeds: Sequence[int], output: Path) -> list[Cell]:
+    """Runs of the table: each dataset with each regularizer, loss and seed."""
     names = [folder.resolve().name for folder in data]
     if len(set(names)) < len(names):
         raise ValueError(f"folders of data must have different names, got {names}")
@@ -73,20 +74,20 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """One table per dataset."""
     lines: list[str] = []
     for name in dict.fromkeys(row["data"] for row in rows):
-        own = with_means([row for row in rows if row["data"] == name], "omega", "loss")
-        means = [row for row in own if row["seed"] == "mean"]
-        best = max(row["test_f1"] for row in means or own)
+        runs = with_means([row for row in rows if row["data"] == name], "omega", "loss")
+        means = [row for row in runs if row["seed"] == "mean"]
+        best = max(row["test_f1"] for row in means or runs)
         lines += [
             f"## {name}",
             "",
             "| Ω | γ | loss | seed | test F1 | paper | dev F1 | best epoch | tags per word | s per epoch |",
             "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
         ]
-        for row in own:
+        for row in runs:
             test = f"{row['test_f1']:.2f}"
             test = f"**{test}**" if row["test_f1"] == best else test
-            known = PAPER.get((name, row["omega"], row["loss"]))
-            paper = "" if known is None else f"{known:.2f}"
+            published = PAPER.get((name, row["omega"], row["loss"]))
+            paper = "" if published is None else f"{published:.2f}"
             lines.append(
                 f"| {row['omega']} | {row['gamma']:g} | {row['loss']} | {row['seed']} | {test} "
                 f"| {paper} | {row['dev_f1']:.2f} | {row['best_epoch']:g} of {row['epochs']:g} "

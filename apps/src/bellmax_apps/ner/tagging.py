@@ -24,29 +24,29 @@ from bellmax_apps.ner.schemes import Entity, entities, to_iob2
 
 OMEGAS = "negentropy", "l2", "tsallis"
 _SCORES = "precision", "recall", "f1"
-_MOST, _FEW = 1000, 8  # readings of a sentence by itself, and of each in a batch
+_MOST, _FEW = 1000, 8  # maximum number of readings of a sentence by itself, and of each sentence of a batch
 
 
 @dataclass(frozen=True)
 class Config(training.Config):
-    """The configuration of a tagger; its vocabulary is separate.
+    """The configuration of a tagger, without its vocabulary.
 
     Args:
-        omega: "negentropy", "l2" or "tsallis" (α = 1.5).
-        gamma: strength of the regularizer.
+        omega: Regularizer: "negentropy", "l2" or "tsallis" (α = 1.5).
+        gamma: Strength of the regularizer.
         loss: "surrogate" or "relaxed".
-        warm_up: epochs with the surrogate loss before the relaxed one. Under a sparse Ω the relaxed loss has no
-            gradient where the right tag has probability 0, and may never leave "O".
-        word_size: word embedding size, if no vectors are given.
-        embeddings: file of word vectors to start from, or None.
-        letter_size: letter embedding size.
-        hidden_size: hidden size of the LSTM over the sentence, in each direction.
-        dropout: dropout probability at its input and output.
-        sentences: maximum number of sentences in a batch.
-        tokens: maximum number of tokens in a batch of several sentences, with padding.
-        token_column: column of the tokens, from 0.
-        tag_column: column of the tags; −1 is the last.
-        settings: how to train.
+        warm_up: Number of epochs with the surrogate loss before the relaxed loss. Under a sparse Ω the relaxed loss has
+            no gradient where the true tag has probability 0, so that a tagger may predict "O" forever.
+        word_size: Word embedding size without ``embeddings``.
+        embeddings: File of word vectors to start from, or None.
+        letter_size: Letter embedding size.
+        hidden_size: Hidden size of the LSTM over the sentence, in each direction.
+        dropout: Dropout probability at the input and output of this LSTM.
+        sentences: Maximum number of sentences in a batch.
+        tokens: Maximum number of tokens in a batch of several sentences, with padding.
+        token_column: Column of the tokens, from 0.
+        tag_column: Column of the tags. −1 is the last column.
+        settings: Settings of the training loop.
 
     """
 
@@ -73,6 +73,7 @@ class Config(training.Config):
         training.check_share("dropout", self.dropout)
 
     def regularizer(self) -> Regularizer:
+        """Regularizer Ω of the CRF. Raises ``ValueError`` if ``omega`` is unknown."""
         if self.omega not in OMEGAS:
             raise ValueError(f"omega must be one of {', '.join(map(repr, OMEGAS))}, got {self.omega!r}")
         if self.omega == "tsallis":
@@ -80,7 +81,7 @@ class Config(training.Config):
         return Negentropy(self.gamma) if self.omega == "negentropy" else SquaredL2(self.gamma)
 
     def tagger(self, vocabulary: Vocabulary) -> Tagger:
-        """An untrained tagger."""
+        """Create an untrained tagger."""
         return Tagger(
             vocabulary,
             omega=self.regularizer(),
@@ -93,7 +94,7 @@ class Config(training.Config):
         )
 
     def read(self, data: Path, split: str, kinds: Collection[str] | None = None) -> list[Sentence]:
-        """The sentences of a split of a folder, in IOBES; with entities of these types, if they are given."""
+        """Read the sentences of a split in IOBES. Raises ``ValueError`` if an entity has a type not in ``kinds``."""
         path = find(data, split)
         return as_iobes(read(path, token_column=self.token_column, tag_column=self.tag_column, kinds=kinds))
 
@@ -102,7 +103,7 @@ class Config(training.Config):
 
 
 class NamedEntities(training.Task[list[int]]):
-    """Batches are lists of sentence indices."""
+    """Training of a tagger. Batches are lists of sentence indices."""
 
     metric = "f1"
 
@@ -116,9 +117,9 @@ class NamedEntities(training.Task[list[int]]):
         self._generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
         return self._train.buckets(self._config.sentences, self._config.tokens, self._generator)
 
-    def part(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
-        own = batch[rank::world]
-        return self._train.batch(own or batch[:1], generator=self._generator).to(self._device), len(own)
+    def shard(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
+        members = batch[rank::world]
+        return self._train.batch(members or batch[:1], generator=self._generator).to(self._device), len(members)
 
     def items(self, batch: list[int]) -> int:
         return len(batch)
@@ -131,9 +132,10 @@ class NamedEntities(training.Task[list[int]]):
 
 
 def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
-    """Train a tagger on a folder of files into the folder ``run``; ``more`` is for :func:`training.fit`.
+    """Train a tagger on the files of a folder, and write it to the folder ``run``.
 
-    With ``resume`` only epochs and minutes may differ from the configuration of the run.
+    ``more`` are arguments of :func:`training.fit`. With ``resume``, only epochs and minutes may differ from the
+    configuration of the run.
     """
     torch.manual_seed(config.settings.seed)
     config = replace(config, fingerprint=fingerprint(find(data, split) for split in ("train", "dev")))
@@ -152,7 +154,7 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
             words, vectors = read_vectors(Path(config.embeddings))
         config = replace(config, word_size=vectors.shape[1])
         vocabulary = Vocabulary.of(sentences, words)
-        rows = _rows(vocabulary, words, vectors)
+        rows = _embedding_rows(vocabulary, words, vectors)
     dev = config.read(data, "dev", vocabulary.kinds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with training.processes(device):
@@ -166,11 +168,11 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
         return training.fit(task, config.settings, run, **more)
 
 
-def _rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]) -> dict[int, Tensor]:
-    """Word vectors by row of the embeddings, for the words that have one, maybe in lower case."""
-    known = {word: row for row, word in enumerate(words)}
-    found = {n: known.get(word, known.get(word.lower())) for n, word in enumerate(vocabulary.words, start=1)}
-    return {n: torch.from_numpy(vectors[row]) for n, row in found.items() if row is not None}
+def _embedding_rows(vocabulary: Vocabulary, words: list[str], vectors: NDArray[np.float32]) -> dict[int, Tensor]:
+    """Pretrained vectors by row of the word embeddings. A word without a vector is looked up in lower case."""
+    index = {word: n for n, word in enumerate(words)}
+    rows = {row: index.get(word, index.get(word.lower())) for row, word in enumerate(vocabulary.words, start=1)}
+    return {row: torch.from_numpy(vectors[n]) for row, n in rows.items() if n is not None}
 
 
 def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
@@ -185,7 +187,7 @@ def load(run: Path) -> tuple[Tagger, Vocabulary, Config]:
 
 
 class Guesses(NamedTuple):
-    """The true tags of sentences and those of a tagger, in IOB2, and the mean number of possible tags of a word."""
+    """True and predicted tags of sentences in IOB2, and the mean number of tags of a word with positive probability."""
 
     truth: list[list[str]]
     guesses: list[list[str]]
@@ -194,7 +196,7 @@ class Guesses(NamedTuple):
 
 @torch.no_grad()
 def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
-    """Tag sentences whose tags are known."""
+    """Tag sentences whose true tags are known."""
     truth: list[list[str]] = []
     guesses: list[list[str]] = []
     device = next(model.parameters()).device
@@ -204,22 +206,22 @@ def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
         p = model.distribution(corpus.batch(members).to(device))
         positive += int((p.marginals > 0).sum())
         for member, sequence in zip(members, p.best_sequence().tolist(), strict=True):
-            given = corpus.sentences[member].tags
-            guess = [labels[tag] for tag in sequence[: len(given)]]
-            for tags, to in ((given, truth), (guess, guesses)):
-                to.append(to_iob2(entities(tags), len(tags)))
-            words += len(given)
+            true_tags = corpus.sentences[member].tags
+            predicted = [labels[tag] for tag in sequence[: len(true_tags)]]
+            truth.append(to_iob2(entities(true_tags), len(true_tags)))
+            guesses.append(to_iob2(entities(predicted), len(predicted)))
+            words += len(true_tags)
     return Guesses(truth, guesses, positive / words)
 
 
 def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
     """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
-    found = guess(model, corpus, tokens)
-    return {**entity_scores(found.truth, found.guesses), "tags_per_word": found.tags_per_word}
+    result = guess(model, corpus, tokens)
+    return {**entity_scores(result.truth, result.guesses), "tags_per_word": result.tags_per_word}
 
 
 def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.Record:
-    """Precision, recall and F1 of entities in per cent, of tags in IOB2.
+    """Precision, recall and F1 of entities in per cent, from tags in IOB2.
 
     >>> entity_scores([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O", "O"]])["f1"]  # 1 of 1, 1 of 2
     66.66...
@@ -231,7 +233,7 @@ def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.
 
 
 def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str, training.Record]:
-    """The same for each type of entity, with their number in the truth.
+    """Precision, recall and F1 in per cent for each type of entity, and its number of true entities.
 
     >>> scores_by_type([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]])["LOC"]
     {'precision': 0.0, 'recall': 0.0, 'f1': 0.0, 'entities': 1}
@@ -241,22 +243,28 @@ def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str
     kinds = sorted({tag[2:] for tags in (*truth, *guesses) for tag in tags if tag != "O"})
     *scores, counts = precision_recall_fscore_support(truth, guesses, average=None, zero_division=0)
     return {
-        kind: {**dict(zip(_SCORES, (100 * float(score) for score in own), strict=True)), "entities": int(count)}
-        for kind, *own, count in zip(kinds, *scores, counts, strict=True)
+        kind: {**dict(zip(_SCORES, (100 * float(score) for score in row), strict=True)), "entities": int(count)}
+        for kind, *row, count in zip(kinds, *scores, counts, strict=True)
     }
 
 
 class Reading(NamedTuple):
-    """One reading of a sentence: its entities, with their joint probability."""
+    """The entities of a possible tag sequence of a sentence, and its probability."""
 
     probability: float
     entities: list[Entity]
 
 
 class Tagged(NamedTuple):
-    """A sentence, its best tags in IOB2, their probabilities, and its readings, most probable first.
+    """A tagged sentence.
 
-    ``is_all`` says whether these are all readings with positive probability.
+    Args:
+        tokens: The tokens.
+        tags: Best tag of each token in IOB2.
+        confidence: Probability of each of these tags.
+        readings: Readings of the sentence, most probable first.
+        is_all: True if these are all readings with positive probability.
+
     """
 
     tokens: list[str]
@@ -270,57 +278,66 @@ class Tagged(NamedTuple):
 def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], most: int = 5) -> list[Tagged]:
     """Tag tokenised sentences.
 
-    Under a sparse Ω all readings with positive probability are listed, if there are at most 1000. Otherwise, and under
-    negentropy, the ``most`` best ones are.
+    Under a sparse Ω, all readings with positive probability are listed if there are at most 1000. Otherwise, and under
+    negentropy, the ``most`` best readings are listed.
     """
     if most < 1:
         raise ValueError(f"most must be at least 1, got {most}")
-    found = [Tagged([], [], [], [], True) for _ in sentences]
-    places = [n for n, tokens in enumerate(sentences) if tokens]
-    corpus = Corpus([Sentence(list(sentences[n]), []) for n in places], vocabulary)
+    results = [Tagged([], [], [], [], True) for _ in sentences]
+    nonempty = [n for n, tokens in enumerate(sentences) if tokens]
+    corpus = Corpus([Sentence(list(sentences[n]), []) for n in nonempty], vocabulary)
     for members in corpus.buckets(64, max(64, 10_000 // max(most, 5))):
         batch = corpus.batch(members)
-        # In float64: a probability is the difference of two scores, which are large if a sentence is long.
+        # float64, because the log-probability of a long sentence is a small difference of large scores
         p = model.crf.distribution(model.emissions(batch).double(), lengths=batch.lengths)
         best = p.best_sequence()
         confidence = p.marginals.gather(-1, best.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        every = zip(members, best.tolist(), confidence.tolist(), _readings(p, vocabulary.labels, most), strict=True)
-        for member, sequence, sure, (readings, is_all) in every:
+        readings_of = _readings(p, vocabulary.labels, most)
+        for member, sequence, probabilities, (readings, is_all) in zip(
+            members, best.tolist(), confidence.tolist(), readings_of, strict=True
+        ):
             tokens = corpus.sentences[member].tokens
             tags = [vocabulary.labels[label] for label in sequence[: len(tokens)]]
             tags = to_iob2(entities(tags), len(tags))
-            found[places[member]] = Tagged(tokens, tags, sure[: len(tokens)], readings, is_all)
-    return found
+            results[nonempty[member]] = Tagged(tokens, tags, probabilities[: len(tokens)], readings, is_all)
+    return results
 
 
 def _readings(p: ScoredChain, labels: Sequence[str], most: int) -> list[tuple[list[Reading], bool]]:
-    """The readings of each sentence of a batch, and whether they are all."""
+    """Readings of each sentence of a batch, and True if they are all readings with positive probability.
+
+    A sentence with many readings would make the whole batch list many. Therefore a batch in which a sentence has more
+    than 8 readings is split in two.
+    """
     if type(p.omega) is Negentropy:
         scores, sequences = p.topk_sequences(most)
-        return _listed(sequences, (scores - p.value.unsqueeze(-1)) / p.omega.gamma, labels, is_all=False)
+        return _to_readings(sequences, (scores - p.value.unsqueeze(-1)) / p.omega.gamma, labels, is_all=False)
     count = p.batch_shape[0]
     try:
         paths, probabilities = p.support_paths(_MOST if count == 1 else _FEW)
-        return _listed(p.path_to_sequence(paths).movedim(0, 1), probabilities.log().T, labels, is_all=True)
+        return _to_readings(p.path_to_sequence(paths).movedim(0, 1), probabilities.log().T, labels, is_all=True)
     except ValueError:
-        if count > 1:  # one of them has many readings
-            return [found for half in (p[: count // 2], p[count // 2 :]) for found in _readings(half, labels, most)]
+        if count > 1:
+            return [pair for half in (p[: count // 2], p[count // 2 :]) for pair in _readings(half, labels, most)]
     sequences = p.topk_sequences(min(most, _MOST))[1]
     log_probabilities = p.log_prob(p.sequence_to_path(sequences.movedim(1, 0))).T
-    return _listed(sequences, log_probabilities, labels, is_all=False)
+    return _to_readings(sequences, log_probabilities, labels, is_all=False)
 
 
-def _listed(
+def _to_readings(
     sequences: Tensor, log_probabilities: Tensor, labels: Sequence[str], *, is_all: bool
 ) -> list[tuple[list[Reading], bool]]:
-    """The readings of sequences (B, K, T), whose log-probabilities (B, K) are −∞ where there are fewer than K."""
-    found = []
-    for own, chances in zip(sequences.tolist(), log_probabilities.tolist(), strict=True):
-        ordered = sorted(zip(chances, own, strict=True), key=lambda pair: -pair[0])
+    """Convert tag sequences (B, K, T) with log-probabilities (B, K) to readings, most probable first.
+
+    A log-probability of −∞ marks a sequence that does not exist, in a sentence with fewer than K readings.
+    """
+    results = []
+    for candidates, logs in zip(sequences.tolist(), log_probabilities.tolist(), strict=True):
+        ordered = sorted(zip(logs, candidates, strict=True), key=lambda pair: -pair[0])
         readings = [
-            Reading(math.exp(min(chance, 0.0)), entities([labels[label] for label in sequence if label >= 0]))
-            for chance, sequence in ordered
-            if chance > -math.inf
+            Reading(math.exp(min(log, 0.0)), entities([labels[label] for label in sequence if label >= 0]))
+            for log, sequence in ordered
+            if log > -math.inf
         ]
-        found.append((readings, is_all))
-    return found
+        results.append((readings, is_all))
+    return results

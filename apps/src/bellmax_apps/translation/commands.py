@@ -1,4 +1,4 @@
-"""``bellmax translation …``."""
+"""Subcommands of ``bellmax translation``: train, translate, evaluate, attention and table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from bellmax_apps.commands import (
     Split,
     StepSize,
     TableFolder,
-    given_options,
+    Tokens,
+    options_on_command_line,
     seeded,
     train_into,
     train_table,
@@ -37,7 +38,7 @@ from bellmax_apps.files import chunks, read_json
 from bellmax_apps.translation.data import SPLITS, find, read_pairs
 from bellmax_apps.translation.model import ATTENTIONS
 from bellmax_apps.translation.model import attention as attention_layer
-from bellmax_command.errors import check_outputs, one_sentence
+from bellmax_command.errors import check_outputs, report_errors
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -53,7 +54,6 @@ CoolDown = Annotated[
     ),
 ]
 Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
-Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
 GammaStart = Annotated[
     float, typer.Option(help="γ of the attention starts at this many times its usual value, and falls to it.")
@@ -92,7 +92,7 @@ def train(
 
     After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
     """
-    with one_sentence():
+    with report_errors():
         if cool_down is None:
             cool_down = min(DEFAULT.settings.cool_down, max(epochs, 0))
         config = translating.Config(
@@ -108,15 +108,17 @@ def train(
             gamma_start=gamma_start,
             settings=training.Settings(epochs, minutes, optimizer, step_size, decay, cool_down, seed=seed),
         )
-        given = given_options(context)
+        explicit = options_on_command_line(context)
         uses = "bellmax translation evaluate RUN DATA", "bellmax translation translate RUN"
-        train_into(output, data, config, translating.train, "BLEU", resume=resume, force=force, given=given, uses=uses)
+        train_into(
+            output, data, config, translating.train, "BLEU", resume=resume, force=force, explicit=explicit, uses=uses
+        )
 
 
 @app.command()
 def translate(run: Run, width: Width = 5) -> None:
     """Translate the standard input, line by line."""
-    with one_sentence():
+    with report_errors():
         model, source, target, _ = translating.load(run)
         for lines in chunks(sys.stdin.buffer):
             for text, _ in translating.translate(model, source, target, lines, width):
@@ -131,15 +133,13 @@ def evaluate(
     width: Width = 5,
 ) -> None:
     """Print the BLEU score with its sacreBLEU signature, and the mean number of source words attended to per word."""
-    with one_sentence():
-        if split not in SPLITS:
-            raise ValueError(f"split must be train, dev or test, got {split!r}")
+    with report_errors():
         model, source, target, config = translating.load(run)
         pairs = read_pairs(data, split, (config.source, config.target))
-        found = translating.evaluate(model, source, target, pairs, width)
-    typer.echo(f"BLEU            {found['bleu']:6.2f}   {found['signature']}")
-    typer.echo(f"words attended  {found['attended']:6.2f}   with a weight above 0")
-    typer.echo(f"                {found['clearly']:6.2f}   with a weight above 0.1")
+        scores = translating.evaluate(model, source, target, pairs, width)
+    typer.echo(f"BLEU            {scores['bleu']:6.2f}   {scores['signature']}")
+    typer.echo(f"words attended  {scores['attended']:6.2f}   with a weight above 0")
+    typer.echo(f"                {scores['clearly']:6.2f}   with a weight above 0.1")
 
 
 @app.command()
@@ -147,7 +147,7 @@ def attention(
     run: Run,
     sentence: Annotated[str, typer.Argument(help="A sentence to translate.")],
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("attention.png"),
-    beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw beside it. May be repeated.")] = None,
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run, drawn on the right. May be repeated.")] = None,
     width: Width = 5,
     force: Force = False,
 ) -> None:
@@ -155,18 +155,18 @@ def attention(
     from bellmax_apps.figures import PICTURES, save
     from bellmax_apps.translation.figure import draw
 
-    with one_sentence():
+    with report_errors():
         check_outputs({"--output": output}, [], force=force, endings={"--output": PICTURES})
         maps = []
         for path in (run, *(beside or [])):
             model, source, target, config = translating.load(path)
-            ((text, found),) = translating.translate(model, source, target, [sentence], width)
-            if not found.words:
+            ((text, translation),) = translating.translate(model, source, target, [sentence], width)
+            if not translation.words:
                 raise ValueError(f"sentence must give a translation with words, got none from {path}")
             kind = config.attention
             title = kind if kind in ("softmax", "sparsemax") else f"structured, {kind}"
             title += "" if path.name == kind else f" ({path.name})"
-            maps.append((title, target.shown(found.words), found.weights.double().numpy()))
+            maps.append((title, target.shown(translation.words), translation.weights.double().numpy()))
             typer.echo(f"{path}: {text}")
         save(draw([*source.tokens(sentence), "</s>"], maps), output)
     typer.echo(str(output))
@@ -199,37 +199,39 @@ def table(
 
     Runs are in OUTPUT/PAIR/ATTENTION or, with several seeds, in OUTPUT/PAIR/ATTENTION-SEED.
     """
-    with one_sentence():
+    with report_errors():
         shared: dict[str, object] = {
             "epochs": epochs, "minutes": minutes, "optimizer": optimizer, "step_size": step_size,
             "decay": decay, "cool_down": cool_down, "gamma_start": gamma_start, "size": size, "tokens": tokens,
             "dropout": dropout, "pieces": pieces,
         }  # fmt: skip
-        seeds, trained = seed or [0], {}
-        for pair, kind, own_seed in product(pairs or ("fr-en", "en-fr"), attention or ATTENTIONS, seeds):
+        seeds, runs = seed or [0], {}
+        for pair, kind, run_seed in product(pairs or ("fr-en", "en-fr"), attention or ATTENTIONS, seeds):
             source, _, target = pair.partition("-")
             if not (source and target):
                 raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
-            attention_layer(kind, size)  # or the sentence that there is none
+            attention_layer(kind, size)  # raises if there is no such attention, before any training
             for split, language in product(SPLITS, (source, target)):
                 find(data, split, language)
-            own = {"source": source, "target": target, "attention": kind, "seed": own_seed}
-            run = output / pair / seeded(kind, own_seed, seeds)
-            trained[run] = ["translation", "train", str(data)], shared | own
-        train_table(output, trained, jobs, "bleu", lambda run: _measure(data, run, width), _markdown)
+            options = {"source": source, "target": target, "attention": kind, "seed": run_seed}
+            run = output / pair / seeded(kind, run_seed, seeds)
+            runs[run] = ["translation", "train", str(data)], shared | options
+        train_table(output, runs, jobs, "bleu", lambda run: _measure(data, run, width), _markdown)
 
 
 def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
+    """Evaluate a finished run on the test data, with its best weights on the development data."""
     model, source, target, config = translating.load(run)
     history = read_json(run / "history.json")
-    found = translating.evaluate(model, source, target, read_pairs(data, "test", (config.source, config.target)), width)
+    pairs = read_pairs(data, "test", (config.source, config.target))
+    scores = translating.evaluate(model, source, target, pairs, width)
     speed = sorted(record["tokens_per_second"] for record in history)[len(history) // 2]
     best = max(history, key=lambda record: record["bleu"])
     return {
         "pair": f"{config.source}-{config.target}",
         "attention": config.attention,
         "seed": config.settings.seed,
-        **found,
+        **scores,
         "dev_bleu": best["bleu"],
         "best_epoch": best["epoch"],
         "epochs": len(history),
@@ -241,15 +243,16 @@ PAPER = {
     "fr-en": {"softmax": 27.96, "negentropy": 27.96, "l2": 27.21},
     "en-fr": {"softmax": 28.08, "negentropy": 27.98, "l2": 27.28},
 }
-"""BLEU of the paper, on other data: newstest2014, after training on WMT14."""
+"""BLEU in the paper, on other data: newstest2014, after training on WMT14."""
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:
+    """One table per language pair. The first attention is the baseline of the others."""
     lines = []
     for pair in dict.fromkeys(row["pair"] for row in rows):
-        own = with_means([row for row in rows if row["pair"] == pair], "attention")
-        first = own[0]["attention"]
-        beside = {row["seed"]: row for row in own if row["attention"] == first}
+        runs = with_means([row for row in rows if row["pair"] == pair], "attention")
+        first = runs[0]["attention"]
+        baselines = {row["seed"]: row for row in runs if row["attention"] == first}
         lines += [
             f"## {pair.replace('-', ' → ')}",
             "",
@@ -257,14 +260,14 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
             f"| to {first} | attended | > 0.1 |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
-        for row in own:
-            other, speed = beside[row["seed"]], row["tokens_per_second"]
+        for row in runs:
+            baseline, speed = baselines[row["seed"]], row["tokens_per_second"]
             lines.append(
-                f"| {row['attention']} | {row['seed']} | {row['bleu']:.2f} | {row['bleu'] - other['bleu']:+.2f} "
+                f"| {row['attention']} | {row['seed']} | {row['bleu']:.2f} | {row['bleu'] - baseline['bleu']:+.2f} "
                 f"| {PAPER.get(pair, {}).get(row['attention'], '')} "
                 f"| {row['dev_bleu']:.2f} | {row['best_epoch']:g} of {row['epochs']:g} "
-                f"| {speed:.0f} | {speed / other['tokens_per_second']:.2f}× | {row['attended']:.2f} "
+                f"| {speed:.0f} | {speed / baseline['tokens_per_second']:.2f}× | {row['attended']:.2f} "
                 f"| {row['clearly']:.2f} |"
             )
-        lines += ["", f"{own[0]['signature']}", ""]
+        lines += ["", f"{runs[0]['signature']}", ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Parallel text, its vocabulary of words or word pieces, and batches."""
+"""Files of parallel text, the vocabulary of a language, and batches of sentence pairs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bellmax_apps.files import read_json, read_lines, reading, texts
+from bellmax_apps.batches import batches_of
+from bellmax_apps.files import find_split, read_json, read_lines, reading, texts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PADDING, BEGIN, END, UNKNOWN = range(4)
 SPECIAL = "<pad>", "<s>", "</s>", "<unk>"
-SPLITS = {"train": ("train",), "dev": ("val", "dev"), "test": ("test_2016", "test2016", "test")}
+SPLITS: dict[str, Sequence[str]] = {
+    "train": ("train",),
+    "dev": ("val", "dev"),
+    "test": ("test_2016", "test2016", "test"),
+}
+"""Names that the files of a split can have, in order of preference."""
 
 
 # --- files
 
 
 def find(folder: Path, split: str, language: str) -> Path:
-    """The file in ``folder`` for a split and a language: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
+    """The file of a split in a language, recognised by its name: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: it must hold parallel text, such as train.{language}")
     files = sorted(path for path in folder.iterdir() if path.name.removesuffix(".gz").endswith(f".{language}"))
-    for name in SPLITS[split]:
-        found = [path for path in files if name in path.name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise ValueError(f"{folder} has {len(found)} files for {split}: {', '.join(path.name for path in found)}")
-    raise ValueError(f"{folder} must hold a file for {split} that ends in .{language} or .{language}.gz")
+    path = find_split(folder, files, split, SPLITS)
+    if path is None:
+        raise ValueError(f"{folder} must hold a file for {split} that ends in .{language} or .{language}.gz")
+    return path
 
 
 def read_pairs(folder: Path, split: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
-    """Lines in both languages."""
+    """Read the sentence pairs of a split."""
     paths = [find(folder, split, language) for language in languages]
     texts = [[line.rstrip("\n") for line in read_lines(path)] for path in paths]
     if len(texts[0]) != len(texts[1]):
@@ -55,16 +58,20 @@ def read_pairs(folder: Path, split: str, languages: tuple[str, str]) -> list[tup
 
 
 class Vocabulary:
-    """Text of a language to token ids, and back. Ids 0 to 3 are padding, begin, end and unknown.
+    """Conversion between text and token ids of a language. Ids 0 to 3 are padding, begin, end and unknown.
 
-    Text is tokenised as by Moses. With ``pieces`` tokens are split by byte pair encoding.
+    Args:
+        language: Language code for the Moses tokenizer.
+        words: Text of each token id.
+        pieces: Byte pair encoding that splits words into pieces, or None for whole words.
+
     """
 
     def __init__(self, language: str, words: Sequence[str], pieces: Tokenizer | None = None) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
 
         self.language, self.words, self._pieces = language, list(words), pieces
-        self._number = {word: n for n, word in enumerate(self.words)}
+        self._ids = {word: n for n, word in enumerate(self.words)}
         self._tokenizer, self._detokenizer = MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
     def __len__(self) -> int:
@@ -72,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, language: str, lines: Iterable[str], *, pieces: int = 0, least: int = 2) -> Vocabulary:
-        """All words seen at least ``least`` times, or a number of word pieces."""
+        """Vocabulary of text: all words that occur ``least`` times or, if ``pieces`` > 0, that many word pieces."""
         from sacremoses import MosesTokenizer
         from tokenizers import Tokenizer
         from tokenizers.decoders import BPEDecoder
@@ -92,17 +99,17 @@ class Vocabulary:
             vocab_size=pieces, special_tokens=list(SPECIAL), end_of_word_suffix="</w>", show_progress=False
         )
         model.train_from_iterator((" ".join(tokens) for tokens in tokenized), trainer)
-        return cls(language, _known(model), model)
+        return cls(language, _pieces_by_id(model), model)
 
     def encode(self, line: str) -> list[int]:
         """Token ids of a line, without begin and end."""
         tokens = self._tokenizer.tokenize(line, escape=False)
         if self._pieces is not None:
             return list(self._pieces.encode(" ".join(tokens)).ids)
-        return [self._number.get(token, UNKNOWN) for token in tokens]
+        return [self._ids.get(token, UNKNOWN) for token in tokens]
 
     def tokens(self, line: str) -> list[str]:
-        """The text of each token that ``encode`` gives, unknown ones included."""
+        """Text of each token of ``encode``. Unknown words keep their text."""
         if self._pieces is not None:
             return [piece.removesuffix("</w>") for piece in self._pieces.encode(" ".join(self._split(line))).tokens]
         return self._split(line)
@@ -110,62 +117,65 @@ class Vocabulary:
     def _split(self, line: str) -> list[str]:
         return list(self._tokenizer.tokenize(line, escape=False))
 
-    def shown(self, numbers: Sequence[int]) -> list[str]:
-        """The text of each token id."""
-        return [self.words[n].removesuffix("</w>") for n in numbers]
+    def shown(self, ids: Sequence[int]) -> list[str]:
+        """Text of each token id."""
+        return [self.words[n].removesuffix("</w>") for n in ids]
 
-    def decode(self, numbers: Sequence[int]) -> str:
-        """The text of token ids, up to the first end."""
-        kept = list(numbers[: numbers.index(END)] if END in numbers else numbers)
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, up to the first end."""
+        before_end = ids[: ids.index(END)] if END in ids else ids
+        words = [self.words[n] for n in before_end if n > END]
         if self._pieces is not None:
-            text = "".join(self.words[n].replace("</w>", " ") for n in kept if n > END)
-            return str(self._detokenizer.detokenize(text.split()))
-        return str(self._detokenizer.detokenize([self.words[n] for n in kept if n > END]))
+            words = "".join(word.replace("</w>", " ") for word in words).split()
+        return str(self._detokenizer.detokenize(words))
 
     def save(self, path: Path) -> None:
+        """Write the vocabulary as JSON."""
         pieces = None if self._pieces is None else self._pieces.to_str()
-        given = {"language": self.language, "words": self.words, "pieces": pieces}
-        path.write_text(json.dumps(given, ensure_ascii=False), encoding="utf-8")
+        data = {"language": self.language, "words": self.words, "pieces": pieces}
+        path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
+        """Read a vocabulary that :meth:`save` wrote."""
         from tokenizers import Tokenizer
 
-        given = read_json(path)
+        data = read_json(path)
         with reading(path, "the vocabulary of a run"):
-            pieces = Tokenizer.from_str(given["pieces"]) if given["pieces"] else None
-            words = texts(given, "words")
-            if not isinstance(given["language"], str):
-                raise ValueError(f"language must be text, got {given['language']!r}")
+            pieces = Tokenizer.from_str(data["pieces"]) if data["pieces"] else None
+            words = texts(data, "words")
+            if not isinstance(data["language"], str):
+                raise ValueError(f"language must be text, got {data['language']!r}")
             if tuple(words[: len(SPECIAL)]) != SPECIAL:
                 raise ValueError(f"words must begin with {', '.join(SPECIAL)}")
-            if pieces is not None and (_known(pieces) != words or pieces.model.unk_token != SPECIAL[UNKNOWN]):
-                raise ValueError("pieces must be those of the words")
-            return cls(given["language"], words, pieces)
+            if pieces is not None and (_pieces_by_id(pieces) != words or pieces.model.unk_token != SPECIAL[UNKNOWN]):
+                raise ValueError("pieces and words must have the same texts")
+            return cls(data["language"], words, pieces)
 
 
-def _known(pieces: Tokenizer) -> list[str]:
-    """The pieces by their numbers."""
-    numbers = pieces.get_vocab()
-    return sorted(numbers, key=lambda piece: numbers[piece])
+def _pieces_by_id(pieces: Tokenizer) -> list[str]:
+    """Text of each word piece, in the order of their ids."""
+    ids = pieces.get_vocab()
+    return sorted(ids, key=lambda piece: ids[piece])
 
 
 # --- batches
 
 
 class Batch(NamedTuple):
-    """B pairs: source (B, S) and its lengths (B,), target (B, T) with begin and end."""
+    """B sentence pairs: source (B, S), lengths of the source (B,), and target (B, T) with begin and end."""
 
     source: Tensor
     lengths: Tensor
     target: Tensor
 
     def to(self, device: torch.device) -> Batch:
+        """Copy to a device. Lengths stay on the CPU, since torch packs sequences by lengths there."""
         return Batch(self.source.to(device), self.lengths, self.target.to(device))
 
 
 class Corpus:
-    """Pairs of lines as token ids. An empty source becomes a single end token."""
+    """Sentence pairs as token ids. An empty source is a single end token."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], source: Vocabulary, target: Vocabulary) -> None:
         self.pairs = [
@@ -177,24 +187,19 @@ class Corpus:
         return [n for n, (a, b) in enumerate(self.pairs) if 1 < len(a) <= most + 1 and 2 < len(b) <= most + 2]
 
     def batch(self, members: Sequence[int]) -> Batch:
+        """Batch of the pairs with these indices."""
         source, target = ([self.pairs[n][side] for n in members] for side in (0, 1))
         lengths = torch.tensor([len(s) for s in source])
         return Batch(pad_sequence(source, batch_first=True), lengths, pad_sequence(target, batch_first=True))
 
     def buckets(self, members: Sequence[int], tokens: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Batches of pairs of similar length, with at most so many tokens, padding included."""
+        """Pair indices of each batch, which has at most this many tokens in a language, with padding.
+
+        Pairs of similar length share a batch. With a generator, the batches and the pairs of similar length are
+        shuffled.
+        """
         sizes = torch.tensor([[len(self.pairs[n][1]), len(self.pairs[n][0])] for n in members]).reshape(-1, 2)
         noise = torch.zeros(len(members)) if generator is None else torch.rand(len(members), generator=generator)
         order = torch.argsort(100 * sizes[:, 0] + sizes[:, 1] + 100 * noise, stable=True).tolist()
-        found: list[list[int]] = []
-        longest = 0
-        for place in order:
-            length = int(sizes[place].max())
-            longest = max(longest, length)
-            if not found or (len(found[-1]) + 1) * longest > tokens:
-                found.append([])
-                longest = length
-            found[-1].append(members[place])
-        if generator is None:
-            return found
-        return [found[n] for n in torch.randperm(len(found), generator=generator).tolist()]
+        batches = batches_of(order, sizes.amax(1).tolist(), tokens, generator=generator)
+        return [[members[n] for n in batch] for batch in batches]

@@ -1,4 +1,4 @@
-"""Attention maps, as in the figures of section 6 and appendix C.3 of the paper."""
+"""Attention weights of a translation as a figure, as in section 6 and appendix C.3 of the paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bellmax_apps.figures import fonts
 
 
 def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray[np.float64]]]) -> Figure:
-    """Draw the models side by side, each given as a title, its words, and their weights (words, source).
+    """Draw attention maps side by side. A map is a title, the target words, and their weights (words, source).
 
     Darker is a greater weight; a border marks a weight above 0.
     """
@@ -29,6 +29,7 @@ def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray
 
 
 def _map(ax: Axes, source: Sequence[str], words: Sequence[str], weights: NDArray[np.float64]) -> None:
+    """Draw one attention map."""
     ax.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for row, column in zip(*np.nonzero(weights > 0), strict=True):
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.6", linewidth=0.6))

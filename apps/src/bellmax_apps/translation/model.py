@@ -1,4 +1,4 @@
-"""Encoder and decoder of section 6 and appendix C.3 of the paper, with several kinds of attention."""
+"""The translator of section 6 and appendix C.3 of the paper, its kinds of attention, greedy search and beam search."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ATTENTIONS = "softmax", "negentropy", "l2", "sparsemax"
 
 
 class PlainAttention(nn.Module):
-    """The argmax of max_Ω over keys, by a bilinear score: softmax for negentropy, sparsemax for l2.
+    """Attention with bilinear scores and the argmax of max_Ω as weights: softmax for negentropy, sparsemax for l2.
 
-    From queries (B, Q, D) and keys (B, K, D) to the context (B, Q, D) and weights (B, Q, K).
+    Queries (B, Q, D) and keys (B, K, D) give a context (B, Q, D) and weights (B, Q, K).
     """
 
     def __init__(self, size: int, omega: Regularizer) -> None:
@@ -35,9 +35,9 @@ class PlainAttention(nn.Module):
 
 
 def attention(kind: str, size: int) -> PlainAttention | SegmentationAttention:
-    """Attention by name; γ as in appendix C.3 of the paper.
+    """Create attention by its name, with γ as in appendix C.3 of the paper.
 
-    With γ = 1 sparsemax puts all weight on one word after a few steps, and then its gradient is 0.
+    With γ = 1, sparsemax would put all weight on one word after a few steps, and then its gradient is 0.
     """
     if kind not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {kind!r}")
@@ -47,7 +47,7 @@ def attention(kind: str, size: int) -> PlainAttention | SegmentationAttention:
 
 
 class State(NamedTuple):
-    """The state of the decoder between two words: (B, H) each."""
+    """The state of the decoder between two words, (B, H) each. ``fed`` is the last input of the output layer."""
 
     hidden: Tensor
     cell: Tensor
@@ -60,12 +60,12 @@ class Translator(nn.Module):
     Calling it returns the sum of the losses of a batch, over the target words.
 
     Args:
-        source_words: vocabulary size of the source language.
-        target_words: vocabulary size of the target language.
-        kind: attention: "softmax", "negentropy", "l2" or "sparsemax".
-        size: size of the word embeddings and of the hidden states.
-        dropout: dropout probability of embeddings and of the output layer's input.
-        smoothing: label smoothing.
+        source_words: Vocabulary size of the source language.
+        target_words: Vocabulary size of the target language.
+        kind: Attention: "softmax", "negentropy", "l2" or "sparsemax".
+        size: Size of the word embeddings and of the hidden states.
+        dropout: Dropout probability of embeddings and of the input of the output layer.
+        smoothing: Label smoothing in training.
 
     """
 
@@ -96,28 +96,24 @@ class Translator(nn.Module):
         self.write.weight = self.target.weight
 
     def forward(self, batch: Batch) -> Tensor:
-        written, _ = self.states(batch)
-        wanted = batch.target[:, 1:]
-        scores = self.write(written).flatten(0, 1)
-        if not self.training:
-            return cross_entropy(scores, wanted.flatten(), ignore_index=PADDING, reduction="sum")
-        return cross_entropy(
-            scores, wanted.flatten(), ignore_index=PADDING, reduction="sum", label_smoothing=self.smoothing
-        )
+        outputs, _ = self.states(batch)
+        scores, words = self.write(outputs).flatten(0, 1), batch.target[:, 1:].flatten()
+        smoothing = self.smoothing if self.training else 0.0
+        return cross_entropy(scores, words, ignore_index=PADDING, reduction="sum", label_smoothing=smoothing)
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Inputs of the output layer for the target words after the first (B, T−1, H), and weights (B, T−1, S)."""
+        """Inputs of the output layer for the target words after the first, (B, T−1, H), and weights (B, T−1, S)."""
         keys, mask, state = self.read(batch.source, batch.lengths)
         words = self.dropout(self.target(batch.target[:, :-1]))
-        written, weights = [], []
+        outputs, weights = [], []
         for word in words.unbind(1):
-            state, own = self.step(word, state, keys, mask)
-            written.append(state.fed)
-            weights.append(own)
-        return torch.stack(written, 1), torch.stack(weights, 1)
+            state, word_weights = self.step(word, state, keys, mask)
+            outputs.append(state.fed)
+            weights.append(word_weights)
+        return torch.stack(outputs, 1), torch.stack(weights, 1)
 
     def read(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Encode: keys (B, S, H), their mask (B, S) and the first state of the decoder."""
+        """Encode a batch: keys (B, S, H), their mask (B, S) and the first state of the decoder."""
         words = self.dropout(self.source(source))
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         states, (hidden, cell) = self.encoder(packed)
@@ -126,7 +122,7 @@ class Translator(nn.Module):
         return keys, source != PADDING, State(hidden, cell, torch.zeros_like(hidden))
 
     def step(self, word: Tensor, state: State, keys: Tensor, mask: Tensor) -> tuple[State, Tensor]:
-        """The state after a word (B, H), from which ``write`` scores the next word, and weights (B, S)."""
+        """Decode a word (B, H): the next state, from which ``write`` scores the next word, and weights (B, S)."""
         hidden, cell = self.decoder(torch.cat((word, state.fed), -1), (state.hidden, state.cell))
         context, weights = self.attention(hidden.unsqueeze(1), keys, mask=mask)
         fed = self.dropout(torch.tanh(self.combine(torch.cat((context.squeeze(1), hidden), -1))))
@@ -137,7 +133,7 @@ class Translator(nn.Module):
 
 
 class Translation(NamedTuple):
-    """Token ids without begin and end, their log-probability, and weights (words, S)."""
+    """Token ids without begin and end, their log-probability, and attention weights (words, S)."""
 
     words: list[int]
     log_probability: float
@@ -146,7 +142,7 @@ class Translation(NamedTuple):
 
 @torch.no_grad()
 def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> list[Translation]:
-    """Greedy search for a batch, up to ``most`` words."""
+    """Translate a batch by greedy search, up to ``most`` words."""
     keys, mask, state = model.read(source, lengths)
     batch = len(source)
     word = torch.full((batch,), BEGIN, device=source.device)
@@ -154,78 +150,81 @@ def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> lis
     total = torch.zeros(batch, device=source.device)
     words, weights = [], []
     for _ in range(most):
-        state, own = model.step(model.target(word), state, keys, mask)
+        state, word_weights = model.step(model.target(word), state, keys, mask)
         score, word = _next_words(model, state).max(-1)
         total = total + score.masked_fill(done, 0)
         words.append(word.masked_fill(done, END))
-        weights.append(own)
+        weights.append(word_weights)
         done = done | (word == END)
         if bool(done.all()):
             break
-    found, maps = torch.stack(words, 1).tolist(), torch.stack(weights, 1)
-    return [_translation(own, total[n].item(), maps[n]) for n, own in enumerate(found)]
+    rows = zip(torch.stack(words, 1).tolist(), total.tolist(), torch.stack(weights, 1), strict=True)
+    return [_up_to_end(*row) for row in rows]
 
 
 def _next_words(model: Translator, state: State) -> Tensor:
-    """Log-probabilities (B, words); −∞ for padding and begin."""
+    """Log-probabilities of the next word, shape (B, words). Padding and begin have −∞."""
     scores: Tensor = model.write(state.fed).float()
     scores[:, :END] = -torch.inf
     return scores.log_softmax(-1)
 
 
-def _translation(words: list[int], score: float, weights: Tensor) -> Translation:
+def _up_to_end(words: list[int], score: float, weights: Tensor) -> Translation:
+    """Translation without the end token and what follows it."""
     count = words.index(END) if END in words else len(words)
     return Translation(words[:count], score, weights[:count])
 
 
 @torch.no_grad()
 def beam_search(model: Translator, source: Tensor, width: int, most: int, penalty: float = 1.0) -> Translation:
-    """The best translation of a line (S,) by beam search with this width, up to ``most`` words.
+    """Translate a sentence (S,) by beam search with this width, up to ``most`` words.
 
     Translations are ranked by log-probability / length^``penalty``, where the length includes the end.
     """
     keys, mask, state = model.read(source.unsqueeze(0), torch.tensor([len(source)]))
     word = torch.full((1,), BEGIN, device=source.device)
-    kept: list[tuple[float, _Written | None]] = [(0.0, None)]
-    best: tuple[float, float, _Written | None] = -torch.inf, -torch.inf, None
+    beam: list[tuple[float, _Prefix | None]] = [(0.0, None)]
+    best: tuple[float, float, _Prefix | None] = -torch.inf, -torch.inf, None
     for length in range(1, most + 1):
-        count = len(kept)
+        count = len(beam)
         state, weights = model.step(model.target(word), state, keys.expand(count, -1, -1), mask.expand(count, -1))
-        before = torch.tensor([score for score, _ in kept], device=source.device)
+        before = torch.tensor([score for score, _ in beam], device=source.device)
         scores = _next_words(model, state) + before.unsqueeze(1)
-        found, place = scores.flatten().topk(min(2 * width, scores.numel()))
-        going_on: list[tuple[float, _Written | None]] = []
+        candidates = scores.flatten().topk(min(2 * width, scores.numel()))
+        longer: list[tuple[float, _Prefix | None]] = []
         parents: list[int] = []
-        for score, at in zip(found.tolist(), place.tolist(), strict=True):
-            parent, number = divmod(at, scores.shape[1])
-            written = kept[parent][1]
-            longer = written if number == END else _Written(written, number, weights[parent])
-            if number == END or length == most:
-                best = max(best, (score / length**penalty, score, longer), key=lambda entry: entry[0])
-            elif len(going_on) < width:
-                going_on.append((score, longer))
+        for score, index in zip(candidates.values.tolist(), candidates.indices.tolist(), strict=True):
+            parent, next_word = divmod(index, scores.shape[1])
+            prefix = beam[parent][1]
+            if next_word != END:
+                prefix = _Prefix(prefix, next_word, weights[parent])
+            if next_word == END or length == most:
+                best = max(best, (score / length**penalty, score, prefix), key=lambda entry: entry[0])
+            elif len(longer) < width:
+                longer.append((score, prefix))
                 parents.append(parent)
-        # A longer translation has a lower log-probability, and at most `most` words.
-        if not going_on or best[0] >= going_on[0][0] / most**penalty:
+        # A longer translation has a lower log-probability, and at most `most` words: it cannot beat this rank.
+        if not longer or best[0] >= longer[0][0] / most**penalty:
             break
-        kept = going_on
-        state = State(*(part[parents] for part in state))
-        word = torch.tensor([longer.word for _, longer in kept if longer], device=source.device)
-    return _translation_of(best[2], best[1], len(source))
+        beam = longer
+        state = State(*(tensor[parents] for tensor in state))
+        word = torch.tensor([prefix.word for _, prefix in beam if prefix], device=source.device)
+    return _from_prefix(best[2], best[1], len(source))
 
 
-class _Written(NamedTuple):
-    """A word, its attention weights, and the words before it."""
+class _Prefix(NamedTuple):
+    """The beginning of a translation as a linked list: the last word, its attention weights, and the words before."""
 
-    before: _Written | None
+    before: _Prefix | None
     word: int
     weights: Tensor
 
 
-def _translation_of(last: _Written | None, score: float, source: int) -> Translation:
+def _from_prefix(prefix: _Prefix | None, score: float, source: int) -> Translation:
+    """Translation of a source of ``source`` tokens from the linked list of its words."""
     words, weights = [], []
-    while last is not None:
-        words.append(last.word)
-        weights.append(last.weights)
-        last = last.before
+    while prefix is not None:
+        words.append(prefix.word)
+        weights.append(prefix.weights)
+        prefix = prefix.before
     return Translation(words[::-1], score, torch.stack(weights[::-1]) if weights else torch.empty(0, source))

@@ -19,21 +19,22 @@ from bellmax_apps.translation.model import Translation, Translator, beam_search,
 
 @dataclass(frozen=True)
 class Config(training.Config):
-    """The configuration of a translator; its vocabularies are separate.
+    """The configuration of a translator, without its vocabularies.
 
     Args:
-        source: source language: the file extension.
-        target: target language: the file extension.
+        source: Source language: the file extension.
+        target: Target language: the file extension.
         attention: "softmax", "negentropy", "l2" or "sparsemax".
-        size: size of the word embeddings and of the hidden states.
-        dropout: dropout probability.
-        smoothing: label smoothing.
+        size: Size of the word embeddings and of the hidden states.
+        dropout: Dropout probability.
+        smoothing: Label smoothing.
         pieces: BPE vocabulary size of each language; 0 for whole words.
-        longest: maximum number of tokens of a training sentence.
-        tokens: maximum batch size in tokens, with padding.
-        gamma_start: γ of the attention starts at this many times its usual value, and falls by the same factor after
-            each epoch. It has its usual value when the cool-down starts (without one, in the last epoch), and on dev.
-        settings: how to train.
+        longest: Maximum number of tokens of a training sentence.
+        tokens: Maximum batch size in tokens, with padding.
+        gamma_start: γ of the attention in the first epoch, as a multiple of its usual value. It falls by the same
+            factor after each epoch, and has its usual value from the start of the cool-down (without cool-down, in the
+            last epoch). Evaluation always uses the usual value.
+        settings: Settings of the training loop.
 
     """
 
@@ -60,7 +61,7 @@ class Config(training.Config):
         training.check_share("smoothing", self.smoothing)
 
     def gamma_at(self, epoch: int) -> float:
-        """γ in an epoch, counted from 0, as a multiple of its usual value.
+        """γ of the attention in an epoch, counted from 0, as a multiple of its usual value.
 
         >>> config = Config(gamma_start=4.0, settings=training.Settings(epochs=4, cool_down=2))
         >>> [config.gamma_at(epoch) for epoch in range(4)]
@@ -70,7 +71,7 @@ class Config(training.Config):
         return float(self.gamma_start ** (1 - epoch / falling)) if epoch < falling else 1.0
 
     def model(self, source: Vocabulary, target: Vocabulary) -> Translator:
-        """An untrained translator."""
+        """Create an untrained translator."""
         return Translator(
             len(source),
             len(target),
@@ -85,13 +86,13 @@ class Config(training.Config):
 
 
 class Translating(training.Task[list[int]]):
-    """Batches are lists of pair indices."""
+    """Training of a translator. Batches are lists of pair indices."""
 
     metric = "bleu"
 
-    def __init__(self, model: Translator, config: Config, train: Corpus, dev: Corpus, written: Dev) -> None:
+    def __init__(self, model: Translator, config: Config, train: Corpus, dev: Corpus, references: References) -> None:
         self.model: Translator = model
-        self._config, self._train, self._dev, self._written = config, train, dev, written
+        self._config, self._train, self._dev, self._references = config, train, dev, references
         self._members = train.within(config.longest)
         if not self._members:
             raise ValueError(f"no training pair has 1 to {config.longest} tokens on both sides")
@@ -103,9 +104,9 @@ class Translating(training.Task[list[int]]):
         generator = torch.Generator().manual_seed(1_000_003 * self._config.settings.seed + epoch)
         return self._train.buckets(self._members, self._config.tokens, generator)
 
-    def part(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
-        own = batch[rank::world]
-        return self._train.batch(own or batch[:1]).to(self._device), len(own)
+    def shard(self, batch: list[int], rank: int, world: int) -> tuple[Batch, int]:
+        members = batch[rank::world]
+        return self._train.batch(members or batch[:1]).to(self._device), len(members)
 
     def items(self, batch: list[int]) -> int:
         return sum(len(self._train.pairs[n][1]) - 1 for n in batch)
@@ -113,7 +114,7 @@ class Translating(training.Task[list[int]]):
     tokens = items
 
     def evaluate(self) -> training.Record:
-        """Perplexity, and BLEU with greedy search, with the usual γ."""
+        """Perplexity, and BLEU of greedy search, on the development data with the usual γ."""
         import sacrebleu
 
         self.model.attention.omega.gamma = self._gamma
@@ -122,24 +123,25 @@ class Translating(training.Task[list[int]]):
             for members in self._dev.buckets(range(len(self._dev.pairs)), 4 * self._config.tokens):
                 total += self.model(self._dev.batch(members).to(self._device)).item()
                 words += sum(len(self._dev.pairs[n][1]) - 1 for n in members)
-        found = translate_all(self.model, [source for source, _ in self._dev.pairs])
-        text = [self._written.vocabulary.decode(translation.words) for translation in found]
+        translations = translate_all(self.model, [source for source, _ in self._dev.pairs])
+        lines = [self._references.vocabulary.decode(translation.words) for translation in translations]
         perplexity = float(torch.tensor(total / words).exp())
-        return {"perplexity": perplexity, "bleu": sacrebleu.corpus_bleu(text, [self._written.lines]).score}
+        return {"perplexity": perplexity, "bleu": sacrebleu.corpus_bleu(lines, [self._references.lines]).score}
 
 
 @dataclass(frozen=True)
-class Dev:
-    """The reference translations of the development data."""
+class References:
+    """Reference translations of the development data, and the vocabulary of their language."""
 
     lines: list[str]
     vocabulary: Vocabulary
 
 
 def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
-    """Train a translator on a folder of parallel text into the folder ``run``; ``more`` is for :func:`training.fit`.
+    """Train a translator on a folder of parallel text, and write it to the folder ``run``.
 
-    With ``resume`` only epochs and minutes may differ from the configuration of the run.
+    ``more`` are arguments of :func:`training.fit`. With ``resume``, only epochs and minutes may differ from the
+    configuration of the run.
     """
     languages = config.source, config.target
     files = (find(data, split, language) for split in ("train", "dev") for language in languages)
@@ -163,12 +165,13 @@ def train(data: Path, run: Path, config: Config, **more: Any) -> training.State:
             training.begin(run, config, resume=resume)
             source.save(run / "source.json")
             target.save(run / "target.json")
-        known, unseen = (Corpus(own, source, target) for own in (pairs, dev))
-        task = Translating(model, config, known, unseen, Dev([line for _, line in dev], target))
+        references = References([line for _, line in dev], target)
+        task = Translating(model, config, Corpus(pairs, source, target), Corpus(dev, source, target), references)
         return training.fit(task, config.settings, run, **more)
 
 
 def vocabularies(run: Path) -> tuple[Vocabulary, Vocabulary]:
+    """Vocabularies of the source and the target language of a run."""
     return Vocabulary.load(run / "source.json"), Vocabulary.load(run / "target.json")
 
 
@@ -184,52 +187,52 @@ def load(run: Path) -> tuple[Translator, Vocabulary, Vocabulary, Config]:
 
 
 def most_words(source: Tensor) -> int:
-    """Maximum length of a translation."""
+    """Maximum number of words of a translation."""
     return 2 * len(source) + 10
 
 
 def translate_all(model: Translator, sources: Sequence[Tensor], batch: int = 64) -> list[Translation]:
-    """Translate with greedy search, in batches of lines of similar length."""
+    """Translate sentences by greedy search, in batches of similar length."""
     device = next(model.parameters()).device
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))
-    found: dict[int, Translation] = {}
+    translations: dict[int, Translation] = {}
     for start in range(0, len(order), batch):
-        own = order[start : start + batch]
-        lines = [sources[n] for n in own]
+        members = order[start : start + batch]
+        lines = [sources[n] for n in members]
         padded = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True).to(device)
         lengths = torch.tensor([len(line) for line in lines])
-        found |= dict(zip(own, greedy(model, padded, lengths, most_words(lines[-1])), strict=True))
-    return [found[n] for n in range(len(sources))]
+        translations |= zip(members, greedy(model, padded, lengths, most_words(lines[-1])), strict=True)
+    return [translations[n] for n in range(len(sources))]
 
 
 def translate(
     model: Translator, source: Vocabulary, target: Vocabulary, lines: Sequence[str], width: int = 5
 ) -> Iterator[tuple[str, Translation]]:
-    """The translation of each line, as text and in detail. A line without tokens gives an empty text."""
+    """Translate lines by beam search, to text and token ids. The translation of a line without tokens is empty."""
     for line in lines:
-        numbers = torch.tensor([*source.encode(line), END])
-        if len(numbers) == 1:
+        ids = torch.tensor([*source.encode(line), END])
+        if len(ids) == 1:
             yield "", Translation([], 0.0, torch.empty(0, 1))
             continue
-        found = beam_search(model, numbers, width, most_words(numbers))
-        yield target.decode(found.words), found
+        translation = beam_search(model, ids, width, most_words(ids))
+        yield target.decode(translation.words), translation
 
 
 def evaluate(
     model: Translator, source: Vocabulary, target: Vocabulary, pairs: Sequence[tuple[str, str]], width: int = 1
 ) -> dict[str, Any]:
-    """BLEU with its signature, and the mean number of source words with a weight above 0, and above 0.1."""
+    """BLEU with its signature, and the mean number of source words with attention weight above 0, and above 0.1."""
     import sacrebleu
 
     if width == 1:
-        found = translate_all(model, [torch.tensor([*source.encode(a), END]) for a, _ in pairs])
-        texts = [target.decode(translation.words) for translation in found]
+        translations = translate_all(model, [torch.tensor([*source.encode(a), END]) for a, _ in pairs])
+        texts = [target.decode(translation.words) for translation in translations]
     else:
-        both = list(translate(model, source, target, [a for a, _ in pairs], width))
-        texts, found = [text for text, _ in both], [translation for _, translation in both]
+        results = list(translate(model, source, target, [a for a, _ in pairs], width))
+        texts, translations = [text for text, _ in results], [translation for _, translation in results]
     metric = sacrebleu.BLEU()
     bleu = metric.corpus_score(texts, [[b for _, b in pairs]])
-    rows = [row for translation in found for row in translation.weights]
+    rows = [row for translation in translations for row in translation.weights]
     positive = sum(int((row > 0).sum()) for row in rows) / max(len(rows), 1)
     clear = sum(int((row > 0.1).sum()) for row in rows) / max(len(rows), 1)
     return {"bleu": bleu.score, "signature": str(metric.get_signature()), "attended": positive, "clearly": clear}
