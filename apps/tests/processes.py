@@ -1,4 +1,4 @@
-"""Patches for commands that start other processes."""
+"""Replacement of the processes that ``bellmax NAME table`` starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from bellmax_apps import runs
 
 
-def start_none(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object]) -> None:
-    """Let ``bellmax NAME table`` train in this process: by ``run``, which gets the arguments after the name."""
+def train_in_this_process(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object]) -> None:
+    """Let ``bellmax NAME table`` call ``run`` with the arguments after the name, instead of starting a process."""
 
     class Process:
         def __init__(self, command: list[str], **_: object) -> None:

@@ -1,4 +1,4 @@
-"""Fuzzing of file readers: seed folders, and the properties that must hold for everything that is read."""
+"""Valid inputs of each reader of files, and checks of its behaviour on changed inputs."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from bellmax_apps.audio.score import Score, read_midi, read_truth
 from bellmax_apps.files import chunks
 
 LONGEST = 400
-"""Letters of a sentence that says what is wrong, without the path."""
+"""Maximum number of characters of an error message, without the path."""
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _WORDS = b"\t|\n|\r|-|O|NaN|-Infinity|null|true|[]|{}|0|-1|1e39|1e999|99999999999|\\ud800|\xef\xbb\xbf|\xff".split(b"|")
 
 
-class Part(NamedTuple):
-    """A file, or a file in an archive, whose bytes are replaced.
+class Slot(NamedTuple):
+    """A file, or a member of an archive, whose bytes a test replaces.
 
     Args:
-        file: Name of the file in the folder.
-        seeds: Bytes to mutate. The folder is valid with the first of them.
-        read: Function that reads the folder and asserts properties of the result.
-        packed: Function from the replaced bytes to the bytes of the file.
+        file: Path in the folder of the reader.
+        seeds: Bytes to start from. With the first of them, the folder is valid.
+        read: Function that reads the folder and checks the result.
+        packed: Function from the bytes of the slot to the bytes of the file, default the identity.
 
     """
 
@@ -57,97 +57,104 @@ class Part(NamedTuple):
 
 
 class Folder:
-    """A valid folder in which one target at a time is replaced. The first byte of the data selects the target."""
+    """A valid folder of a reader, in which an input replaces one slot. Its first byte selects the slot."""
 
     def __init__(self, reader: str, folder: Path) -> None:
         _watch()
-        self.folder, self.parts = folder, READERS[reader]()
-        self._whole = {part.file: part.packed(part.seeds[0]) for part in self.parts}
-        for file, whole in self._whole.items():
+        self.folder, self.slots = folder, READERS[reader]()
+        self._valid = {slot.file: slot.packed(slot.seeds[0]) for slot in self.slots}
+        for file, content in self._valid.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_bytes(whole)
-        for part in self.parts:
-            part.read(folder)  # also imports lazily loaded modules
+            (folder / file).write_bytes(content)
+        for slot in self.slots:
+            slot.read(folder)  # also triggers late imports of libraries, which are not misbehaviour
 
     @property
     def seeds(self) -> list[bytes]:
-        return [bytes([n]) + seed for n, part in enumerate(self.parts) for seed in part.seeds]
+        """Valid inputs to start from."""
+        return [bytes([n]) + seed for n, slot in enumerate(self.slots) for seed in slot.seeds]
 
     @property
     def words(self) -> list[bytes]:
-        """Tokens for the fuzzer's dictionary: words of the seeds, and tokens that often break readers."""
+        """Byte sequences for the fuzzer to insert: words of the seeds, and values that are hard to parse."""
         return sorted({word for seed in self.seeds for word in re.findall(rb"[\w.-]{2,20}", seed)} | set(_WORDS))
 
     def check(self, data: bytes) -> str:
-        """Read the folder with these bytes. Returns the error message, or ""."""
-        part = self.parts[data[0] % len(self.parts)] if data else self.parts[0]
-        path = self.folder / part.file
-        path.write_bytes(part.packed(data[1:]))
+        """Read the folder with an input. Returns the error message, or "" if the input is valid.
+
+        Raises ``AssertionError`` if the reader misbehaves.
+        """
+        slot = self.slots[data[0] % len(self.slots)] if data else self.slots[0]
+        path = self.folder / slot.file
+        path.write_bytes(slot.packed(data[1:]))
         try:
             with _quiet():
-                part.read(self.folder)
+                slot.read(self.folder)
         except ValueError as error:
             return self._sentence(error)
         finally:
-            path.write_bytes(self._whole[part.file])
+            path.write_bytes(self._valid[slot.file])
         return ""
 
     def _sentence(self, error: ValueError) -> str:
+        """Message of an error, which must be a short printable line that names a file of the folder."""
         text = str(error)
-        names = ["standard input", *(Path(file).name for file in self._whole)]
+        names = ["standard input", *(Path(file).name for file in self._valid)]
         is_named = type(error) is ValueError and any(name in text for name in names)
         if not is_named or _UNWRITABLE.search(text) or len(text) > LONGEST + len(str(self.folder)):
             raise AssertionError(f"not a sentence that names the file: {type(error).__name__}: {text!r}") from error
         return text
 
 
-# --- forbidden side effects
+# --- actions that a reader must not take
 
-_DEEDS = re.compile(
+_FORBIDDEN = re.compile(
     r"os\.(system|exec|fork|posix_spawn|remove|rename|rmdir|mkdir|link|symlink|truncate|chmod|putenv)"
     r"|subprocess\.|shutil\.|tempfile\.|socket\.(connect|bind)|webbrowser\."
 )
-_done: list[str] | None = None
+_actions: list[str] | None = None
 
 
-def _notice(event: str, args: tuple[Any, ...]) -> None:
+def _record(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook: record events that write files, start processes or connect to the network."""
     writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    if _done is not None and (writes or _DEEDS.match(event)):
-        _done.append(f"{event} {args}")
+    if _actions is not None and (writes or _FORBIDDEN.match(event)):
+        _actions.append(f"{event} {args}")
 
 
 @cache
 def _watch() -> None:
-    sys.addaudithook(_notice)
+    """Install the audit hook once, since hooks cannot be removed."""
+    sys.addaudithook(_record)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Raise an AssertionError if the code inside prints, warns, writes a file or starts a process."""
-    global _done
-    _done, printed = [], io.StringIO()
+    """Raise ``AssertionError`` if the block prints, warns, writes a file or starts a process."""
+    global _actions
+    _actions, printed = [], io.StringIO()
     try:
         with warnings.catch_warnings(record=True) as warned, redirect_stdout(printed), redirect_stderr(printed):
             warnings.simplefilter("always")
             yield
     finally:
-        done, _done = _done, None
+        actions, _actions = _actions, None
         assert not warned, f"warned: {warned[0].category.__name__}: {warned[0].message}"
         assert not printed.getvalue(), f"printed: {printed.getvalue()}"
-        assert not done, f"did: {done[0]}"
+        assert not actions, f"did: {actions[0]}"
 
 
 # --- columns
 
 
-def of_columns() -> list[Part]:
+def column_slots() -> list[Slot]:
     spaces = b"-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\nPeter NNP I-NP B-PER\n"
     tabs = "New York\tB-LOC\nis\tO\n10\u00a0000\tS-NUM\n\nbig\tE-X\n".encode()
     return [
-        Part("train.txt", [spaces, tabs], lambda folder: _check_columns(folder / "train.txt")),
-        Part("dev.txt", [spaces], lambda folder: _check_columns(folder / "dev.txt", kinds={"ORG", "PER"})),
-        Part("train.txt.gz", [compress(spaces, mtime=0)], lambda folder: _check_columns(folder / "train.txt.gz")),
-        Part("standard input", ["two words\n\nthr\u00e9\nend".encode(), b"\xef\xbb\xbfone\ntwo"], _check_chunks),
+        Slot("train.txt", [spaces, tabs], lambda folder: _check_columns(folder / "train.txt")),
+        Slot("dev.txt", [spaces], lambda folder: _check_columns(folder / "dev.txt", kinds={"ORG", "PER"})),
+        Slot("train.txt.gz", [compress(spaces, mtime=0)], lambda folder: _check_columns(folder / "train.txt.gz")),
+        Slot("standard input", ["two words\n\nthr\u00e9\nend".encode(), b"\xef\xbb\xbfone\ntwo"], _check_chunks),
     ]
 
 
@@ -172,11 +179,11 @@ def _check_chunks(folder: Path) -> None:
 # --- MIDI
 
 
-def of_midi() -> list[Part]:
+def midi_slots() -> list[Slot]:
     truth = b"100\t500\t60\t1\n120\t501\t64\t2\n900\t1000\t67\t1\n"
     return [
-        Part("score.mid", [_midi(), _midi(drums=True)], lambda folder: _check_score(read_midi(folder / "score.mid"))),
-        Part("truth.txt", [truth], _check_truth),
+        Slot("score.mid", [_midi(), _midi(drums=True)], lambda folder: _check_score(read_midi(folder / "score.mid"))),
+        Slot("truth.txt", [truth], _check_truth),
     ]
 
 
@@ -214,17 +221,17 @@ def _check_truth(folder: Path) -> None:
 # --- WAV
 
 
-def of_wav() -> list[Part]:
+def wav_slots() -> list[Slot]:
     wave = 0.3 * np.sin(np.arange(1200) / 5)
     kinds = [("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("WAV", "MS_ADPCM"), ("WAVEX", "PCM_16"), ("FLAC", "PCM_S8")]
     kinds += [("AIFF", "PCM_S8"), ("AU", "ULAW"), ("W64", "PCM_U8"), ("CAF", "ALAC_16")]
-    return [Part("a.wav", [_audio(wave, *kind) for kind in kinds], lambda folder: _check_audio(folder / "a.wav"))]
+    return [Slot("a.wav", [_audio(wave, *kind) for kind in kinds], lambda folder: _check_audio(folder / "a.wav"))]
 
 
 def _audio(wave: np.ndarray[Any, Any], kind: str, subtype: str) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, wave, 8000, subtype, format=kind)
-    return re.sub(rb"(PEAK.{8}).{4}", rb"\1....", file.getvalue(), flags=re.DOTALL)  # the time of writing
+    return re.sub(rb"(PEAK.{8}).{4}", rb"\1....", file.getvalue(), flags=re.DOTALL)  # without the time of writing
 
 
 def _check_audio(path: Path) -> None:
@@ -239,16 +246,16 @@ def _check_audio(path: Path) -> None:
 # --- word vectors
 
 
-def of_vectors() -> list[Part]:
+def vector_slots() -> list[Slot]:
     words, vectors = np.array(["the", "\u00e9"]), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     arrays = {"words": _npy(words), "vectors": _npy(vectors)}
     text = "2 3\nthe 1 2 3\n\u00e9 4e0 -.5 6\n".encode()
     return [
-        Part("a.vec", [text, text[4:]], lambda folder: _check_vectors(folder / "a.vec")),
-        Part("a.npz", [_npz(arrays)], lambda folder: _check_vectors(folder / "a.npz")),
+        Slot("a.vec", [text, text[4:]], lambda folder: _check_vectors(folder / "a.vec")),
+        Slot("a.npz", [_npz(arrays)], lambda folder: _check_vectors(folder / "a.npz")),
         *(
-            Part(
-                "a.npz", [array], lambda folder: _check_vectors(folder / "a.npz"), _Packed(_npz(arrays), f"{name}.npy")
+            Slot(
+                "a.npz", [array], lambda folder: _check_vectors(folder / "a.npz"), _Member(_npz(arrays), f"{name}.npy")
             )
             for name, array in arrays.items()
         ),
@@ -273,16 +280,17 @@ def _zipped(files: dict[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-class _Packed:
-    """Replace one file of an archive and update its checksum."""
+class _Member:
+    """Function that replaces a file of an archive, with the right checksums."""
 
-    def __init__(self, whole: bytes, name: str) -> None:
-        with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+    def __init__(self, archive_bytes: bytes, name: str) -> None:
+        with zipfile.ZipFile(io.BytesIO(archive_bytes)) as archive:
             self._files = {file: archive.read(file) for file in archive.namelist()}
         self._name = next(file for file in self._files if file.endswith(name))
 
     @property
     def seed(self) -> bytes:
+        """Original bytes of the file."""
         return self._files[self._name]
 
     def __call__(self, data: bytes) -> bytes:
@@ -303,32 +311,33 @@ def _check_vectors(path: Path) -> None:
 # --- checkpoints
 
 
-def of_checkpoints() -> list[Part]:
+def checkpoint_slots() -> list[Slot]:
     weights = json.dumps({"weights": aligning.trained().tolist()}).encode()
     return [
-        *_parts_of_run("ner", _tagger, _check_tagger),
-        *_parts_of_run("translation", _translator, _check_translator),
-        Part("weights.json", [weights], lambda folder: _check_weights(folder / "weights.json")),
-        *_checkpoints("last/last.pt", _last(), _check_last),
+        *_run_slots("ner", _tagger, _check_tagger),
+        *_run_slots("translation", _translator, _check_translator),
+        Slot("weights.json", [weights], lambda folder: _check_weights(folder / "weights.json")),
+        *_torch_file_slots("last/last.pt", _last(), _check_last),
     ]
 
 
-def _parts_of_run(name: str, write: Callable[[Path], None], read: Callable[[Path], None]) -> Iterator[Part]:
-    with tempfile.TemporaryDirectory() as made:
-        write(Path(made))
-        for path in sorted(Path(made).iterdir()):
-            file, whole = f"{name}/{path.name}", path.read_bytes()
+def _run_slots(name: str, write: Callable[[Path], None], read: Callable[[Path], None]) -> Iterator[Slot]:
+    """Slots for all files of a run folder, which ``write`` creates."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        for path in sorted(Path(folder).iterdir()):
+            file, content = f"{name}/{path.name}", path.read_bytes()
             if path.suffix == ".pt":
-                yield from _checkpoints(file, whole, read)
+                yield from _torch_file_slots(file, content, read)
             else:
-                yield Part(file, [whole], read)
+                yield Slot(file, [content], read)
 
 
-def _checkpoints(file: str, whole: bytes, read: Callable[[Path], None]) -> Iterator[Part]:
-    """A torch archive, and the pickle in it."""
-    packed = _Packed(whole, "data.pkl")
-    yield Part(file, [whole], read)
-    yield Part(file, [packed.seed, b"cos\nsystem\n(S'true'\ntR."], read, packed)
+def _torch_file_slots(file: str, content: bytes, read: Callable[[Path], None]) -> Iterator[Slot]:
+    """Slots for a checkpoint of torch, which is an archive, and for the pickle in it."""
+    packed = _Member(content, "data.pkl")
+    yield Slot(file, [content], read)
+    yield Slot(file, [packed.seed, b"cos\nsystem\n(S'true'\ntR."], read, packed)
 
 
 def _tagger(run: Path) -> None:
@@ -344,14 +353,14 @@ def _check_tagger(folder: Path) -> None:
     model, vocabulary, config = tagging.load(folder / "ner")
     assert all(weight.isfinite().all() for weight in model.parameters())
     assert config.settings.epochs > 0
-    if config.gamma > 1e-6:  # scores are divided by it
-        (tags,) = tagging.tag(model, vocabulary, [["Ann", "was"]])
-        assert len(tags.tags) == 2
+    if config.gamma > 1e-6:  # scores are divided by γ
+        (tagged,) = tagging.tag(model, vocabulary, [["Ann", "was"]])
+        assert len(tagged.tags) == 2
 
 
 def _translator(run: Path) -> None:
     config = translating.Config(size=2)
-    lines = ["ba aba", "ba ca"]  # words that end in the same letter: otherwise the order of subwords is random
+    lines = ["ba aba", "ba ca"]  # with different last letters, the order of the word pieces would be random
     source, target = (parallel.Vocabulary.of("fr", lines, pieces=pieces, least=1) for pieces in (0, 9))
     torch.manual_seed(0)
     config.save(run)
@@ -363,10 +372,10 @@ def _translator(run: Path) -> None:
 def _check_translator(folder: Path) -> None:
     model, source, target, _ = translating.load(folder / "translation")
     assert all(weight.isfinite().all() for weight in model.parameters())
-    ((text, score),) = translating.translate(model, source, target, ["ba la"])
+    ((text, translation),) = translating.translate(model, source, target, ["ba la"])
     assert isinstance(text, str)
     assert all(0 <= word < len(target) for word in target.encode(text))
-    assert score.log_probability <= 0
+    assert translation.log_probability <= 0
 
 
 def _check_weights(path: Path) -> None:
@@ -375,8 +384,8 @@ def _check_weights(path: Path) -> None:
     assert weights.isfinite().all()
 
 
-class _Nothing(training.Task[int]):
-    """A model with one weight, trained for no time."""
+class _Untrained(training.Task[int]):
+    """A task whose model has one weight, for runs that have no epoch left to train."""
 
     metric = "score"
 
@@ -397,7 +406,7 @@ def _last() -> bytes:
 
 
 def _check_last(folder: Path) -> None:
-    task = _Nothing()
+    task = _Untrained()
     state = training.fit(task, training.Settings(minutes=0.0, optimizer="adamw"), folder / "last", resume=True)
     assert all(weight.isfinite().all() for weight in task.model.parameters())
     assert state.step_size > 0
@@ -409,13 +418,13 @@ def _check_last(folder: Path) -> None:
 # --- parallel text
 
 
-def of_pairs() -> list[Part]:
+def pair_slots() -> list[Slot]:
     french, english = "un chien\n\u00e9t\u00e9\n".encode(), b"a dog\nsummer\n"
     return [
-        Part("val.fr", [french], lambda folder: _check_pairs(folder, "dev")),
-        Part("val.en", [english], lambda folder: _check_pairs(folder, "dev")),
-        Part("train.fr.gz", [compress(french, mtime=0)], lambda folder: _check_pairs(folder, "train")),
-        Part("train.en", [english], lambda folder: _check_pairs(folder, "train")),
+        Slot("val.fr", [french], lambda folder: _check_pairs(folder, "dev")),
+        Slot("val.en", [english], lambda folder: _check_pairs(folder, "dev")),
+        Slot("train.fr.gz", [compress(french, mtime=0)], lambda folder: _check_pairs(folder, "train")),
+        Slot("train.en", [english], lambda folder: _check_pairs(folder, "train")),
     ]
 
 
@@ -429,11 +438,11 @@ def _check_pairs(folder: Path, split: str) -> None:
             assert all(word < len(vocabulary) for word in vocabulary.encode(pair[side]))
 
 
-READERS: dict[str, Callable[[], list[Part]]] = {
-    "columns": of_columns,
-    "midi": of_midi,
-    "wav": of_wav,
-    "vectors": of_vectors,
-    "checkpoints": of_checkpoints,
-    "pairs": of_pairs,
+READERS: dict[str, Callable[[], list[Slot]]] = {
+    "columns": column_slots,
+    "midi": midi_slots,
+    "wav": wav_slots,
+    "vectors": vector_slots,
+    "checkpoints": checkpoint_slots,
+    "pairs": pair_slots,
 }

@@ -16,10 +16,10 @@ def picture(text: str, family: list[str]) -> Figure:
 def test_characters_without_a_font_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.png"
     figures.save(picture("a中b文中", ["DejaVu Sans"]), path)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.strip().count("\n") == 0
-    assert "a.png: no font here has 中 文, so boxes are drawn. Install one" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.strip().count("\n") == 0
+    assert "a.png: no font here has 中 文, so boxes are drawn. Install one" in output.err
     assert path.stat().st_size > 0
 
 
@@ -32,7 +32,7 @@ def test_common_characters_are_drawn_without_a_warning(
 
 
 def test_colour_fonts_are_left_out() -> None:
-    """Matplotlib draws nothing with them."""
+    """Matplotlib cannot draw colour fonts."""
     coloured, plain = "NotoColorEmoji-Regular.ttf", "NotoEmoji-Regular.ttf"
     assert figures.useful([f"a/{coloured}", f"a/{plain}", "Symbola_hint.ttf"]) == ["Symbola_hint.ttf", f"a/{plain}"]
 

@@ -106,34 +106,34 @@ def test_texts_of_json() -> None:
         texts({"words": ["\ud800"]}, "words")
 
 
-class Pieces(io.BytesIO):
-    """Gives what was written at a time, as a pipe does."""
+class Pipe(io.BytesIO):
+    """A stream that returns the bytes of one write at a time, as a pipe does."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *writes: bytes) -> None:
         super().__init__()
-        self._pieces = iter(pieces)
+        self._writes = iter(writes)
 
     def read1(self, size: int | None = -1) -> bytes:
-        return next(self._pieces, b"")
+        return next(self._writes, b"")
 
 
 def test_chunks_yields_complete_lines_as_they_arrive() -> None:
-    assert list(chunks(Pieces(b"one\n", b"two\nth", b"r\xc3", b"\xa9\n", b"end"))) == [
+    assert list(chunks(Pipe(b"one\n", b"two\nth", b"r\xc3", b"\xa9\n", b"end"))) == [
         ["one"],
         ["two"],
         ["thré"],
         ["end"],
     ]
-    assert list(chunks(Pieces(b"a\n\nb\n"))) == [["a", "", "b"]]
-    assert list(chunks(Pieces())) == []
+    assert list(chunks(Pipe(b"a\n\nb\n"))) == [["a", "", "b"]]
+    assert list(chunks(Pipe())) == []
 
 
 def test_chunks_yields_valid_lines_before_it_reports_an_invalid_one() -> None:
-    found = chunks(Pieces(b"one\n", b"two\nthr\xff\nfour\n"))
-    assert next(found) == ["one"]
-    assert next(found) == ["two"]
+    lists = chunks(Pipe(b"one\n", b"two\nthr\xff\nfour\n"))
+    assert next(lists) == ["one"]
+    assert next(lists) == ["two"]
     with pytest.raises(ValueError, match=r"standard input, line 3: must be UTF-8, got b'thr\\xff'"):
-        next(found)
+        next(lists)
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"a.json cannot be written: No space left on device"):
         write_json(path, [2])
     assert json.loads(path.read_text()) == [1]
-    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_files_with_similar_names_are_not_touched(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_interrupted_write_leaves_no_temporary_file(error: type[BaseException
 
     with pytest.raises(error):
         write()
-    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
     assert json.loads(path.read_text()) == [1]
 
 

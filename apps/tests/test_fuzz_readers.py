@@ -1,4 +1,4 @@
-"""The readers of ``apps/tests/fuzz_readers.py`` on a few bytes, always the same."""
+"""The readers of ``apps/tests/fuzz_readers.py`` on a few random bytes with a fixed seed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .readers import READERS, Folder
 
 
 def changed(data: bytes, rng: random.Random) -> bytes:
-    """The same part of a folder, cut short or with other bytes somewhere."""
-    place = rng.randrange(1, len(data))
+    """Cut bytes short, or change a few of them. The first byte, which selects a slot, stays."""
+    position = rng.randrange(1, len(data))
     if rng.random() < 0.2:
-        return data[:place]
-    return data[:place] + rng.randbytes(rng.randint(0, 2)) + data[place + rng.randint(0, 2) :]
+        return data[:position]
+    return data[:position] + rng.randbytes(rng.randint(0, 2)) + data[position + rng.randint(0, 2) :]
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_readers_report_damage_in_one_sentence(tmp_path: Path, reader: str) -> None:
     folder, rng = Folder(reader, tmp_path), random.Random(0)
-    said = [folder.check(changed(seed, rng)) for seed in folder.seeds for _ in range(45 // len(folder.seeds))]
-    assert len(set(said)) > 5
+    messages = [folder.check(changed(seed, rng)) for seed in folder.seeds for _ in range(45 // len(folder.seeds))]
+    assert len(set(messages)) > 5
     first = {seed[0]: seed for seed in reversed(folder.seeds)}
     assert not any(folder.check(seed) for seed in first.values())
 
@@ -39,30 +39,30 @@ def _warn(path: Path) -> None:
     warnings.warn("a", stacklevel=1)
 
 
-def _name_no_file(path: Path) -> None:
+def _raise_without_the_file_name(path: Path) -> None:
     raise ValueError("it is wrong")
 
 
-def _say_two_lines(path: Path) -> None:
+def _raise_two_lines(path: Path) -> None:
     raise ValueError(f"{path} is\nwrong")
 
 
 @pytest.mark.parametrize(
-    ("errs", "message"),
+    ("reader", "message"),
     [
         (_raise_key_error, "'a'"),
         (_warn, "warned: UserWarning: a"),
-        (_name_no_file, "not a sentence that names the file: ValueError: 'it is wrong'"),
-        (_say_two_lines, "not a sentence that names the file: ValueError: '.*is.nwrong'"),
+        (_raise_without_the_file_name, "not a sentence that names the file: ValueError: 'it is wrong'"),
+        (_raise_two_lines, "not a sentence that names the file: ValueError: '.*is.nwrong'"),
         (lambda path: print("a"), "printed: a"),
         (lambda path: path.with_suffix(".part").write_text("a"), "did: open .*part"),
         (lambda path: path.unlink(), "did: os.remove"),
     ],
 )
 def test_misbehaving_readers_are_detected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errs: Callable[[Path], object], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Callable[[Path], object], message: str
 ) -> None:
     folder = Folder("columns", tmp_path)
-    monkeypatch.setattr(columns, "read", lambda path, **options: errs(path))
+    monkeypatch.setattr(columns, "read", lambda path, **options: reader(path))
     with pytest.raises((AssertionError, KeyError), match=message):
         folder.check(folder.seeds[0])

@@ -1,4 +1,4 @@
-"""The applications on real data, where it is at hand: what was read is what others have counted."""
+"""The applications on real data, if it is available: published counts and results."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def test_multi30k_survives_a_round_trip_through_tokens() -> None:
     assert [len(read_pairs(data, split, ("fr", "en"))) for split in ("train", "dev", "test")] == [29000, 1014, 1000]
     lines = [line for _, line in read_pairs(data, "dev", ("fr", "en"))]
     vocabulary = Vocabulary.of("en", lines, least=1)
-    again = [vocabulary.decode(vocabulary.encode(line)) for line in lines]
-    assert sacrebleu.corpus_bleu(again, [lines]).score > 98
+    decoded = [vocabulary.decode(vocabulary.encode(line)) for line in lines]
+    assert sacrebleu.corpus_bleu(decoded, [lines]).score > 98
 
 
 def test_baselines_without_audio_on_bach10() -> None:
-    measured = []
+    errors = []
     for recording in read_pieces(folder("bach10")):
         frames = 1 + len(recording.audio) // features.HOP
         piece = Piece(torch.empty(frames, 8), Linear().columns(recording.score, frames), recording.truth)
-        measured.append([measure(piece.truth, path(piece))["seconds"] for path in (constant_costs, straight_line)])
-    np.testing.assert_allclose(np.mean(measured, 0), [14.64, 1.17], atol=0.005)  # "Random θ" of the paper has the first
-    np.testing.assert_allclose(np.std(measured, 0, ddof=1), [2.63, 0.58], atol=0.005)
+        errors.append([measure(piece.truth, path(piece))["seconds"] for path in (constant_costs, straight_line)])
+    np.testing.assert_allclose(np.mean(errors, 0), [14.64, 1.17], atol=0.005)  # 14.64 is "Random θ" in the paper
+    np.testing.assert_allclose(np.std(errors, 0, ddof=1), [2.63, 0.58], atol=0.005)
 
 
 def test_shipped_weights_align_a_chorale() -> None:
     first = next(read_pieces(folder("bach10")))
-    found, pitch = aligning.align_recording(first.audio, first.score.transposed(2))
+    alignment, pitch = aligning.align_recording(first.audio, first.score.transposed(2))
     assert pitch.semitones == -2
-    error = np.abs(found.times - first.truth)
+    error = np.abs(alignment.times - first.truth)
     assert np.median(error) < 0.05
     assert (error < 0.1).mean() > 0.85

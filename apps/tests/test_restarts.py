@@ -1,4 +1,4 @@
-"""A process that dies in the middle of a training is started again by ``torchrun``, and nothing is lost or changed."""
+"""A killed training process is restarted by ``torchrun``, and the result is the same as without the restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from .ner import corpus
 
-# Two trainings. In the second epoch of the second one, a process kills itself, once, when the first epoch is saved.
+# Train two runs. In the second epoch of the second run, a process kills itself, once, after the first epoch is saved.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -45,8 +45,8 @@ OPTIONS = "--epochs 3 --minutes 9 --word-size 8 --sentences 5 --optimizer adamw"
 
 
 def finishes(command: list[str | Path]) -> bool:
-    """Whether torchrun and its processes end well, and in time."""
-    # Otherwise the store keeps where the processes were before the restart, and gloo looks for them there.
+    """True if torchrun and its processes succeed within 90 seconds."""
+    # Without the variable, the store keeps the addresses of the processes before the restart, and gloo uses them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -62,7 +62,7 @@ def test_a_killed_process_is_restarted_and_resumes(tmp_path: Path) -> None:
     data = corpus.write(tmp_path / "data", {"train": 14, "dev": 3, "test": 3})
     script = tmp_path / "trainings.py"
     script.write_text(SCRIPT)
-    for attempt in range(3):  # gloo may not connect on a busy machine
+    for attempt in range(3):  # on a busy machine, gloo may fail to connect
         runs = tmp_path / f"whole-{attempt}", tmp_path / f"killed-{attempt}"
         if finishes([sys.executable, *TORCHRUN.split(), script, data, *runs, *OPTIONS.split()]):
             break

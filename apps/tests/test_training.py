@@ -59,15 +59,15 @@ def weights(task: Regression) -> Tensor:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_resumed_equals_uninterrupted(tmp_path: Path, optimizer: str) -> None:
     settings = Settings(epochs=4, optimizer=optimizer, step_size=0.02, decay=0.5)
-    whole, stopped, resumed = Regression(), Regression(stop_at=2), Regression()
+    uninterrupted, stopped, resumed = Regression(), Regression(stop_at=2), Regression()
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    state = fit(whole, settings, tmp_path / "a")
+    state = fit(uninterrupted, settings, tmp_path / "a")
     with pytest.raises(KeyboardInterrupt):
         fit(stopped, settings, tmp_path / "b")
     assert len(json.loads((tmp_path / "b" / "history.json").read_text())) == 2
     again = fit(resumed, settings, tmp_path / "b", resume=True)
-    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(weights(uninterrupted), weights(resumed))
     assert [r["score"] for r in again.history] == [r["score"] for r in state.history]
     assert state.best == max(r["score"] for r in state.history)
     assert state.best > state.history[0]["score"]
@@ -82,18 +82,18 @@ def test_an_interrupt_in_the_first_epoch_leaves_no_weights(tmp_path: Path) -> No
 def test_best_weights_are_saved_and_the_learning_rate_decays(tmp_path: Path) -> None:
     task = Regression()
     scores = iter([1.0, 3.0, 2.0, 2.5])
-    kept = {}
+    weights_by_score = {}
 
     def evaluate() -> dict[str, float]:
         score = next(scores)
-        kept[score] = weights(task)
+        weights_by_score[score] = weights(task)
         return {"score": score}
 
     task.evaluate = evaluate  # type: ignore[method-assign]
     state = fit(task, Settings(epochs=4, step_size=0.1, decay=0.5), tmp_path)
     assert [r["step_size"] for r in state.history] == [0.1, 0.1, 0.1, 0.05]
     best = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert torch.equal(torch.cat([t.flatten() for t in best.values()]), kept[3.0])
+    assert torch.equal(torch.cat([t.flatten() for t in best.values()]), weights_by_score[3.0])
 
 
 def test_minutes_limit_the_training(tmp_path: Path) -> None:
@@ -111,24 +111,24 @@ def test_each_epoch_is_reported(tmp_path: Path) -> None:
 
 
 def test_progress_without_a_terminal_is_printed_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {}
-    for every in (0.0, 3600.0):
-        monkeypatch.setattr(training, "LINE_SECONDS", every)
+    lines = {}
+    for seconds in (0.0, 3600.0):
+        monkeypatch.setattr(training, "LINE_SECONDS", seconds)
         console = Console(record=True, force_terminal=False, width=120, file=io.StringIO())
         fit(Regression(), Settings(epochs=2), tmp_path, console=console)
-        said[every] = console.export_text().splitlines()
-    assert [line for line in said[0.0] if " batches" not in line] != said[0.0]
-    assert len(said[0.0]) == 22
-    assert said[0.0][9].startswith("epoch 1/2: 10 of 10 batches, loss ")
-    assert len(said[3600.0]) == 2
+        lines[seconds] = console.export_text().splitlines()
+    assert [line for line in lines[0.0] if " batches" not in line] != lines[0.0]
+    assert len(lines[0.0]) == 22
+    assert lines[0.0][9].startswith("epoch 1/2: 10 of 10 batches, loss ")
+    assert len(lines[3600.0]) == 2
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(Regression(), Settings(epochs=1), tmp_path)
     before = (tmp_path / "last.pt").read_bytes()
 
-    def full(what: object, path: Path) -> None:
-        path.write_bytes(b"a part")
+    def full(checkpoint: object, path: Path) -> None:
+        path.write_bytes(b"incomplete")
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 736128 vs 736020")
 
     monkeypatch.setattr(torch, "save", full)
@@ -241,10 +241,10 @@ def test_damaged_progress_is_reported(tmp_path: Path, change: dict[str, object],
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_damaged_optimizers_are_reported(tmp_path: Path, optimizer: str) -> None:
     fit(Regression(), Settings(epochs=1, optimizer=optimizer), tmp_path)
-    whole = (tmp_path / "last.pt").read_bytes()
+    content = (tmp_path / "last.pt").read_bytes()
 
-    def said(entry: str, change: Callable[[Any], object]) -> str:
-        (tmp_path / "last.pt").write_bytes(whole)
+    def error(entry: str, change: Callable[[Any], object]) -> str:
+        (tmp_path / "last.pt").write_bytes(content)
         saved = torch.load(tmp_path / "last.pt")
         change(saved["optimizer"][entry][0])
         torch.save(saved, tmp_path / "last.pt")
@@ -252,12 +252,12 @@ def test_damaged_optimizers_are_reported(tmp_path: Path, optimizer: str) -> None
             fit(Regression(), Settings(epochs=2, optimizer=optimizer), tmp_path, resume=True)
         return str(caught.value)
 
-    assert said("param_groups", lambda group: group.pop("weight_decay")).endswith(": 'weight_decay' is missing")
-    assert said("param_groups", lambda group: group.update(weight_decay="a"))
+    assert error("param_groups", lambda group: group.pop("weight_decay")).endswith(": 'weight_decay' is missing")
+    assert error("param_groups", lambda group: group.update(weight_decay="a"))
     if optimizer == "adamw":
-        assert "size of tensor" in said("state", lambda state: state.update(exp_avg=torch.zeros(7)))
+        assert "size of tensor" in error("state", lambda state: state.update(exp_avg=torch.zeros(7)))
         wrong = torch.full((1, 2), math.nan)
-        assert said("state", lambda state: state.update(exp_avg=wrong)).endswith("must hold finite numbers")
+        assert error("state", lambda state: state.update(exp_avg=wrong)).endswith("must hold finite numbers")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Training in two processes gives the model that one gives. Both applications do so in the same two processes."""
+"""Training in two processes gives the same model as training in one. Both applications share the two processes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ for name, port, arguments in json.loads(sys.argv[1]):
 
 
 def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    """A port that no process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -43,7 +44,7 @@ def weights(run: Path) -> torch.Tensor:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Runs of both applications in one process and in two, told as ``torchrun`` tells them."""
+    """Runs of both applications in one process, and in two processes with the environment that ``torchrun`` sets."""
     folder = tmp_path
     data = {
         "ner": corpus.write(folder / "data/ner", {"train": 14, "dev": 3, "test": 3}),

@@ -1,4 +1,4 @@
-"""``bellmax audio`` from one end to the other, on toy recordings."""
+"""All subcommands of ``bellmax audio`` on toy recordings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Toys are learnt in a tenth of the steps."""
+    """A tenth of the iterations, which is enough for toy recordings."""
     learn = evaluation.learn
     monkeypatch.setattr(evaluation, "learn", lambda *args, iterations=300: learn(*args, iterations=iterations // 10))
 
@@ -45,9 +45,9 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_aligns(data: Path, tmp_path: Path) -> None:
     table, picture, clicks = (tmp_path / name for name in ("a.csv", "a.png", "a.wav"))
     options = ["--output", table, "--plot", picture, "--audio-clicks", clicks]
-    said = run("align", data / "one/one.wav", data / "one/one.mid", *options)
-    assert "8 events, from 0.39 s" in said
-    assert "confidence is low" not in said
+    output = run("align", data / "one/one.wav", data / "one/one.mid", *options)
+    assert "8 events, from 0.39 s" in output
+    assert "confidence is low" not in output
     rows = list(csv.DictReader(table.read_text().splitlines()))
     score = music.score(0)
     assert [float(row["score_time"]) for row in rows] == pytest.approx(score.onsets, abs=2e-3)
@@ -71,20 +71,18 @@ def test_align_uses_trained_weights(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_steps")
 def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = run("evaluate", data, "--output", tmp_path)
-    assert "two: harmonic features: end-to-end, l2, hard DTW of θ" in said
+    output = run("evaluate", data, "--output", tmp_path)
+    assert "two: harmonic features: end-to-end, l2, hard DTW of θ" in output
     text = (tmp_path / "audio.md").read_text()
     assert "| the paper's features: end-to-end from zeros, l2 | most expected overlap |" in text
     assert "| constant θ | hard DTW of θ | 1.85 ± 0.15 | 1.85 ± 0.15 | 14.64 ± 2.63 | 14.64 ± 0.29 |" in text
-    found = {
+    results = {
         (row["name"], row["decoding"]): row for row in json.loads((tmp_path / "pieces/one.json").read_text())["rows"]
     }
-    hard = {name: row for (name, decoding), row in found.items() if decoding == "hard DTW of θ"}
+    hard = {name: row for (name, decoding), row in results.items() if decoding == "hard DTW of θ"}
     assert hard["harmonic features: end-to-end, l2"]["test"]["seconds"] < 0.1 < hard["random θ"]["test"]["seconds"]
-    both = [
-        found["the paper's features: end-to-end, l2", way]["onsets"] for way in (evaluation.HARD, evaluation.OVERLAP)
-    ]
-    assert both[0] != both[1]
+    name = "the paper's features: end-to-end, l2"
+    assert results[name, evaluation.HARD]["onsets"] != results[name, evaluation.OVERLAP]["onsets"]
     assert matplotlib.image.imread(tmp_path / "audio-maps.png").std() > 0
 
     computed = []
@@ -102,9 +100,9 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (two | {"pieces": "others"}, "it has other recordings than the folder of the data"),
     ):
         (tmp_path / "pieces/two.json").write_text(json.dumps(changed))
-        said = " ".join(run("evaluate", data, "--output", tmp_path, status=2).split())
-        assert "two.json cannot be read as a piece of this experiment" in said
-        assert why in said
+        output = " ".join(run("evaluate", data, "--output", tmp_path, status=2).split())
+        assert "two.json cannot be read as a piece of this experiment" in output
+        assert why in output
     assert computed == [1]
     (tmp_path / "pieces/one.json").write_text(json.dumps(two | {"rows": two["rows"][1:]}))
     (tmp_path / "pieces/two.json").write_text(json.dumps(two))
@@ -145,14 +143,14 @@ def test_errors_are_one_sentence(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(aligning, "align_recording", None)  # errors come before the work
+    monkeypatch.setattr(aligning, "align_recording", None)  # fails if the alignment starts before the error
     before = {path: path.read_bytes() for path in (data / "one").iterdir()}
     (tmp_path / "piece").mkdir()
     music.write_piece(tmp_path / "ONE", "piece", 0)
-    places = {"ONE": tmp_path / "ONE", "WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
-    said = run(*(places.get(arg, arg) for arg in args), status=2)
-    assert message in " ".join(said.split())
-    assert "Traceback" not in said
+    paths = {"ONE": tmp_path / "ONE", "WAV": data / "one/one.wav", "MIDI": data / "one/one.mid", "TMP": tmp_path}
+    output = run(*(paths.get(arg, arg) for arg in args), status=2)
+    assert message in " ".join(output.split())
+    assert "Traceback" not in output
     assert before == {path: path.read_bytes() for path in (data / "one").iterdir()}
 
 
@@ -162,8 +160,10 @@ def test_low_confidence_is_reported_and_outputs_are_not_replaced(tmp_path: Path,
     recording, table = tmp_path / "a.wav", tmp_path / "a.csv"
     soundfile.write(recording, music.render(score, music.warp(score)), RATE)
     options = [music.write_midi(tmp_path / "wrong.mid", other), "--features", features]
-    said = run("align", recording, *options, "--out", table)  # its old name
-    assert f"The confidence is low. Listen to the file of --audio-clicks, or try --features {advice}. The score" in said
+    output = run("align", recording, *options, "--out", table)  # the old name of --output
+    assert (
+        f"The confidence is low. Listen to the file of --audio-clicks, or try --features {advice}. The score" in output
+    )
     before = table.read_bytes()
     assert f"{table} exists: add --force" in run("align", recording, *options, "--output", table, status=2)
     assert table.read_bytes() == before
@@ -176,9 +176,9 @@ def test_aligns_a_transposed_recording(tmp_path: Path) -> None:
     score = music.score(1, events=16)
     soundfile.write(tmp_path / "a.wav", music.render(score.transposed(-3), music.warp(score), cents=15), RATE)
     midi = music.write_midi(tmp_path / "a.mid", score)
-    said = run("align", tmp_path / "a.wav", midi, "--output", tmp_path / "a.csv", "--plot", tmp_path / "a.png")
-    assert "the recording is 3 semitones below the score, 1" in said
-    assert " cents sharp" in said
-    assert "confidence is low" not in said
+    output = run("align", tmp_path / "a.wav", midi, "--output", tmp_path / "a.csv", "--plot", tmp_path / "a.png")
+    assert "the recording is 3 semitones below the score, 1" in output
+    assert " cents sharp" in output
+    assert "confidence is low" not in output
     row = next(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert set(row["notes"].split()) == {pretty_midi.note_number_to_name(pitch) for pitch in score.beginning[0]}

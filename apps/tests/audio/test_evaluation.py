@@ -12,8 +12,8 @@ from . import music
 @pytest.fixture(scope="module")
 def piece() -> Piece:
     model, score = Linear(), music.score()
-    heard = torch.zeros(200, 8).double()
-    return Piece(heard, model.columns(score, len(heard)), music.warp(score)[:-1])
+    sound = torch.zeros(200, 8).double()
+    return Piece(sound, model.columns(score, len(sound)), music.warp(score)[:-1])
 
 
 def test_measures(piece):
@@ -40,7 +40,7 @@ def test_constant_costs_resolve_ties_towards_the_last_column(piece):
 def test_overlap_decoding_follows_the_soft_alignment(piece):
     theta = torch.randn(piece.shape, generator=torch.Generator().manual_seed(0)).double()
     hard = evaluation.by_overlap(theta, piece, bx.Negentropy(1e-3))
-    # Cells that Y does not have cost nothing, so a diagonal may become a corner.
+    # A cell outside of the soft alignment costs nothing, so that a diagonal step may become two steps.
     np.testing.assert_allclose(hard, evaluation.by_costs(theta, piece), atol=1.01 * features.seconds(1))
     smooth = evaluation.by_overlap(torch.zeros(piece.shape).double(), piece)
     assert np.abs(smooth - evaluation.straight_line(piece)).max() < 0.1 * features.seconds(200)

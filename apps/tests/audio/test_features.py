@@ -25,8 +25,8 @@ def test_shapes_and_scales(audio):
     torch.testing.assert_close(paper.median(0).values.abs() < 0.05, torch.ones(8, dtype=torch.bool))
     torch.testing.assert_close(paper.std(0), torch.ones(8).double(), rtol=1e-2, atol=0)
     torch.testing.assert_close(chroma.norm(dim=1), torch.ones(frames).double())
-    for heard in (paper, chroma, harmonic):
-        assert heard.isfinite().all()
+    for rows in (paper, chroma, harmonic):
+        assert rows.isfinite().all()
     assert harmonic.min() >= 0
     assert harmonic.max() < 1.5
 
@@ -35,10 +35,10 @@ def test_harmonic_features_locate_key_and_onset():
     time = np.arange(2 * features.RATE) / features.RATE
     silence = np.zeros(features.RATE // 2)
     tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)  # A4, 69
-    heard = features.harmonic(np.concatenate([silence, tone]).astype(np.float32), 0.0)
-    assert heard[60, :, 0].argmax() == 69 - features.LOWEST
+    loudness = features.harmonic(np.concatenate([silence, tone]).astype(np.float32), 0.0)
+    assert loudness[60, :, 0].argmax() == 69 - features.LOWEST
     onset = len(silence) / features.HOP
-    assert abs(int(heard[:, 69 - features.LOWEST, 10].argmax()) - onset) <= 2
+    assert abs(int(loudness[:, 69 - features.LOWEST, 10].argmax()) - onset) <= 2
 
 
 @pytest.mark.parametrize("cents", [-40, 0, 25])
@@ -51,17 +51,17 @@ def test_tuning_is_estimated(cents):
 def test_the_right_tuning_concentrates_a_tone_in_one_bin():
     time = np.arange(2 * features.RATE) / features.RATE
     tone = np.sin(2 * np.pi * 440 * 2 ** (0.4 / 12) * time).astype(np.float32)
-    heard = {tuned: np.sort(features.constant_q(tone, tuned)[40])[::-1] for tuned in (0.0, 0.4)}
-    assert heard[0.4][0] - heard[0.4][1] > heard[0.0][0] - heard[0.0][1] + 0.1
+    loudness = {tuned: np.sort(features.constant_q(tone, tuned)[40])[::-1] for tuned in (0.0, 0.4)}
+    assert loudness[0.4][0] - loudness[0.4][1] > loudness[0.0][0] - loudness[0.0][1] + 0.1
 
 
 def test_chroma_ignores_noise():
     noise = np.random.default_rng(0).normal(0, 0.1, 2 * features.RATE).astype(np.float32)
     time = np.arange(2 * features.RATE) / features.RATE
     tone = np.sin(2 * np.pi * 440 * time).astype(np.float32)
-    heard = features.chroma(np.concatenate([noise, noise + tone]), 0.0)
-    assert heard[100:160].argmax(1).unique().tolist() == [9]  # A
-    assert heard[20:70, 9].mean() < 0.5 * heard[100:160, 9].mean()
+    loudness = features.chroma(np.concatenate([noise, noise + tone]), 0.0)
+    assert loudness[100:160].argmax(1).unique().tolist() == [9]  # A
+    assert loudness[20:70, 9].mean() < 0.5 * loudness[100:160, 9].mean()
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg"])

@@ -13,8 +13,8 @@ from . import music
 def piece(model, seed=0, events=4):
     score = music.score(seed, events)
     times = music.warp(score, seed)
-    heard = model.features(music.render(score, times))
-    return Piece(heard, model.columns(score, len(heard)), times[:-1])
+    sound = model.features(music.render(score, times))
+    return Piece(sound, model.columns(score, len(sound)), times[:-1])
 
 
 @pytest.mark.parametrize("model", [Linear(), Harmonic(), Harmonic(share=0), Chroma()], ids=lambda m: type(m).__name__)
@@ -38,23 +38,21 @@ def test_pitches_with_the_same_key_count_once():
 
 
 def test_both_adds_harmonic_and_chroma_costs():
-    of_both, harmonic, chroma = (piece(model) for model in (Both(), Harmonic(), Chroma()))
+    models = Both(), Harmonic(), Chroma()
+    both, harmonic, chroma = pieces = [piece(model) for model in models]
     weights = torch.randn(Both().size(), generator=torch.Generator().manual_seed(0)).double()
-    assert (of_both.columns.onsets == harmonic.columns.onsets).all()
-    costs = [
-        model.costs(weights, own.sound, own.columns.keys)
-        for model, own in ((Both(), of_both), (Harmonic(), harmonic), (Chroma(), chroma))
-    ]
+    assert (both.columns.onsets == harmonic.columns.onsets).all()
+    costs = [m.costs(weights, p.sound, p.columns.keys) for m, p in zip(models, pieces, strict=True)]
     torch.testing.assert_close(costs[0], costs[1] + 0.25 * costs[2])
-    for part, own in zip(Both.split(of_both.sound), (harmonic, chroma), strict=True):
-        torch.testing.assert_close(part, own.sound)
+    for sound, expected in zip(Both.split(both.sound), (harmonic, chroma), strict=True):
+        torch.testing.assert_close(sound, expected.sound)
 
 
 def test_columns_follow_the_tempo_of_the_score():
     score = music.score()
     onsets = Harmonic(share=0.5).columns(score, 1000).onsets
-    lasting = np.diff(score.onsets) / (score.end - score.onsets[0])
-    np.testing.assert_allclose(onsets.diff() / 500, lasting, atol=0.01)
+    durations = np.diff(score.onsets) / (score.end - score.onsets[0])
+    np.testing.assert_allclose(onsets.diff() / 500, durations, atol=0.01)
 
 
 def test_linear_uses_the_nearest_pitch_with_a_key():
@@ -66,8 +64,10 @@ def test_linear_uses_the_nearest_pitch_with_a_key():
 @pytest.mark.parametrize("model", [Linear({60, 64, 67, 70, 75}), Harmonic(share=0)], ids=["linear", "harmonic"])
 @pytest.mark.parametrize("omega", [bx.Negentropy(2.0), bx.SquaredL2(20.0)], ids=str)
 def test_gradients_of_the_losses_with_respect_to_weights(model, omega):
-    of = to_batch([piece(model, seed) for seed in range(2)])
-    short = of._replace(sound=of.sound[:, ::6], truth=of.truth[:, ::6], lengths=(of.lengths[0] // 6, of.lengths[1]))
+    batch = to_batch([piece(model, seed) for seed in range(2)])
+    short = batch._replace(
+        sound=batch.sound[:, ::6], truth=batch.truth[:, ::6], lengths=(batch.lengths[0] // 6, batch.lengths[1])
+    )
     short.truth[:] = 0
     for n, (frames, columns) in enumerate(zip(*short.lengths, strict=True)):
         target = bx.DTW(torch.rand(int(frames), int(columns)).double() + 1).best_path()
@@ -77,28 +77,28 @@ def test_gradients_of_the_losses_with_respect_to_weights(model, omega):
     assert gradcheck(lambda w: area(model, w, short, omega), weights, fast_mode=True)
     assert gradcheck(lambda w: cost_of_classes(model, w, short), weights, fast_mode=True)
     p = bx.DTW(model.costs(weights, short.sound, short.keys), lengths=short.lengths, omega=omega)
-    known = bx.losses.alignment_area(p, short.truth, reduction="sum") / short.lengths[0].sum()
-    torch.testing.assert_close(area(model, weights, short, omega), known)
+    expected = bx.losses.alignment_area(p, short.truth, reduction="sum") / short.lengths[0].sum()
+    torch.testing.assert_close(area(model, weights, short, omega), expected)
 
 
 @pytest.mark.parametrize("model", [Linear(range(55, 80)), Harmonic(share=0)], ids=["linear", "harmonic"])
 def test_end_to_end_training_reduces_the_area(model):
     pieces = [piece(model, seed) for seed in range(3)]
-    of = to_batch(pieces)
-    first = learn(model, lambda w: cost_of_classes(model, w, of), torch.zeros(model.size()).double(), iterations=30)
+    batch = to_batch(pieces)
+    first = learn(model, lambda w: cost_of_classes(model, w, batch), torch.zeros(model.size()).double(), iterations=30)
     omega = bx.Negentropy()
-    before = area(model, first, of, omega)
-    found = learn(model, lambda w: area(model, w, of, omega), first, iterations=20)
-    assert area(model, found, of, omega) < 0.8 * before
+    before = area(model, first, batch, omega)
+    weights = learn(model, lambda w: area(model, w, batch, omega), first, iterations=20)
+    assert area(model, weights, batch, omega) < 0.8 * before
 
 
 @pytest.mark.parametrize("model", [Linear(), Harmonic(share=0)], ids=["linear", "harmonic"])
 def test_true_alignment_starts_events_at_their_true_times(model):
-    own = piece(model)
-    cells = own.alignment()
+    toy = piece(model)
+    cells = toy.alignment()
     assert cells[0].tolist() == [0, 0]
-    assert cells[-1].tolist() == [own.shape[0] - 1, own.shape[1] - 1]
-    for column, onset in zip(own.columns.onsets.tolist(), own.truth, strict=True):
+    assert cells[-1].tolist() == [toy.shape[0] - 1, toy.shape[1] - 1]
+    for column, onset in zip(toy.columns.onsets.tolist(), toy.truth, strict=True):
         frames = cells[cells[:, 1] == column, 0]
         assert frames[0] == round(onset * features.RATE / features.HOP)
         assert len(frames) == 1 or isinstance(model, Linear)

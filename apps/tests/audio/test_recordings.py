@@ -1,4 +1,4 @@
-"""``examples/recordings.py``, with tones in place of instruments."""
+"""``examples/recordings.py`` with synthetic tones in place of instruments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
-    """At 44.1 kHz, as an octave lower at half the rate and twice the time."""
+    """Samples at 44.1 kHz: rendered an octave lower and at half speed at 22.05 kHz, which sounds the same."""
     score = music.Score.of([(2 * n.start, 2 * n.end, n.pitch - 12) for i in midi.instruments for n in i.notes])
     return music.render(score, np.append(score.onsets, score.end))
 
@@ -33,11 +33,11 @@ def tones(midi: pretty_midi.PrettyMIDI) -> np.ndarray:
 @pytest.mark.parametrize("condition", ["its instruments", "60 cents sharp", "all of it"])
 def test_true_times_are_recovered(recordings: ModuleType, tmp_path: Path, condition: str) -> None:
     path = music.write_midi(tmp_path / "a.mid", music.score(2, 24))
-    found = dict(recordings.errors(path, condition, tones, seconds=7.0))
-    assert list(found) == ["both", "harmonic", "chroma"]
-    assert 8 < len(found["both"]) < 24
-    assert np.median(found["both"]) < 0.05
-    assert recordings.table({(condition, name): [error] for name, error in found.items()}).count("|") > 8
+    errors = dict(recordings.errors(path, condition, tones, seconds=7.0))
+    assert list(errors) == ["both", "harmonic", "chroma"]
+    assert 8 < len(errors["both"]) < 24
+    assert np.median(errors["both"]) < 0.05
+    assert recordings.table({(condition, name): [error] for name, error in errors.items()}).count("|") > 8
 
 
 def test_conditions_change_the_recording(recordings: ModuleType) -> None:

@@ -23,30 +23,28 @@ def test_events_group_notes_that_begin_together():
 def test_overlapping_notes_of_the_same_pitch():
     score = Score.of([(0.0, 3.0, 60), (1.0, 2.0, 60), (2.5, 4.0, 60), (3.5, 5.0, 62), (6.0, 7.0, 60)])
     assert [sorted(s) for s in score.sounding] == [[60], [60], [60], [60, 62], [60]]
-    assert score.transposed(-2).sounding == tuple(frozenset(p - 2 for p in own) for own in score.sounding)
+    assert score.transposed(-2).sounding == tuple(frozenset(p - 2 for p in pitches) for pitches in score.sounding)
 
 
 def test_many_long_notes_take_linear_time():
-    score = Score.of(
-        [(n / 50, 400.0, 40 + n % 40) for n in range(20_000)]
-    )  # minutes, if each note is followed to its end
+    score = Score.of([(n / 50, 400.0, 40 + n % 40) for n in range(20_000)])  # minutes if the time were quadratic
     assert len(score) == 20_000
     assert len(score.sounding[-1]) == 40
 
 
 def test_reads_midi(tmp_path: Path):
-    written = music.score()
-    found = read_midi(music.write_midi(tmp_path / "a.mid", written))
-    np.testing.assert_allclose(found.onsets, written.onsets, atol=3e-3)
-    assert found.sounding == written.sounding
+    score = music.score()
+    copy = read_midi(music.write_midi(tmp_path / "a.mid", score))
+    np.testing.assert_allclose(copy.onsets, score.onsets, atol=3e-3)
+    assert copy.sounding == score.sounding
 
 
 def test_unreadable_midi_is_reported(tmp_path: Path):
     path = tmp_path / "a.mid"
     with pytest.raises(ValueError, match=r"a.mid does not exist"):
         read_midi(path)
-    whole = music.write_midi(path, music.score()).read_bytes()
-    for text, why in ((b"no midi at all", "\\w+"), (b"", "it ends too early"), (whole[:60], "it ends too early")):
+    content = music.write_midi(path, music.score()).read_bytes()
+    for text, why in ((b"no midi at all", "\\w+"), (b"", "it ends too early"), (content[:60], "it ends too early")):
         path.write_bytes(text)
         with pytest.raises(ValueError, match=rf"a.mid cannot be read as MIDI: {why}"):
             read_midi(path)
@@ -85,17 +83,17 @@ def test_true_alignments_are_paths(starts: list[int]):
     assert (steps.sum(1) >= 1).all()
     path = torch.zeros(10, 4)
     path[tuple(cells.T)] = 1
-    wanted = np.maximum.accumulate(np.clip(starts, 0, 9))
-    wanted[0] = 0
-    assert first_frames(path).tolist() == wanted.tolist()
+    expected = np.maximum.accumulate(np.clip(starts, 0, 9))
+    expected[0] = 0
+    assert first_frames(path).tolist() == expected.tolist()
 
 
 def test_unusual_midi_is_read_without_a_warning(tmp_path: Path):
-    whole = bytearray(music.write_midi(tmp_path / "a.mid", music.score()).read_bytes())
-    whole[9] = 2  # the type, at which pretty_midi warns if tempi are on other tracks
+    content = bytearray(music.write_midi(tmp_path / "a.mid", music.score()).read_bytes())
+    content[9] = 2  # a file type at which pretty_midi warns of tempi in later tracks
     track = bytes.fromhex("4d54726b0000000b00ff510307a12000ff2f00")
-    whole[11] += 1
-    (tmp_path / "a.mid").write_bytes(bytes(whole) + track)
+    content[11] += 1
+    (tmp_path / "a.mid").write_bytes(bytes(content) + track)
     with pytest.warns(RuntimeWarning, match="type 0 or type 1"):
         pretty_midi.PrettyMIDI(str(tmp_path / "a.mid"))
     assert len(read_midi(tmp_path / "a.mid")) == 8

@@ -1,4 +1,4 @@
-"""A language in which names are told by their letters and by what stands before them."""
+"""A toy language in which names begin with a capital, after "mr" (people) or "in" (places)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ PLACES = ["rome", "new york", "oslo", "san juan bay"]
 
 
 def sentence(rng: random.Random) -> list[tuple[str, str]]:
+    """A random sentence: tokens with tags in IOB2."""
     rows = []
     for word in rng.choices(["the", "sees", "walks", "and", "to", "PER", "LOC"], k=rng.randint(3, 9)):
         if word in ("PER", "LOC"):
-            parts = rng.choice(PEOPLE if word == "PER" else PLACES).split()
+            tokens = rng.choice(PEOPLE if word == "PER" else PLACES).split()
             rows.append(("mr" if word == "PER" else "in", "O"))
-            rows += [(part.title(), f"{'I' if n else 'B'}-{word}") for n, part in enumerate(parts)]
+            rows += [(token.title(), f"{'I' if n else 'B'}-{word}") for n, token in enumerate(tokens)]
         else:
             rows.append((word, "O"))
     return rows
 
 
 def write(folder: Path, sizes: dict[str, int] | None = None) -> Path:
-    """Files of train, dev and test in ``folder``."""
+    """Write the files of train, dev and test to ``folder``."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, size in (sizes or {"train": 80, "dev": 20, "test": 20}).items():

@@ -1,4 +1,4 @@
-"""``bellmax ner`` from one end to the other, on a toy language."""
+"""All subcommands of ``bellmax ner`` on a toy language."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bellmax_apps.ner.commands import app
 from bellmax_apps.ner.figure import draw
 from bellmax_apps.ner.table import markdown
 
-from ..processes import start_none
+from ..processes import train_in_this_process
 from . import corpus
 
 SMALL = ["--word-size", "16", "--optimizer", "sgd", "--step-size", "0.1", "--decay", "1", "--sentences", "4"]
@@ -45,8 +45,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["negentropy", "l2"])
 def trained(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param) / "run"
-    said = run("train", data, "--output", folder, "--omega", request.param, "--epochs", 8, *SMALL)
-    assert re.search(r"epoch   8: loss \d+\.\d+, dev f1 \d+\.\d+.*, \d+ tokens/s", said)
+    output = run("train", data, "--output", folder, "--omega", request.param, "--epochs", 8, *SMALL)
+    assert re.search(r"epoch   8: loss \d+\.\d+, dev f1 \d+\.\d+.*, \d+ tokens/s", output)
     return folder
 
 
@@ -57,23 +57,23 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 def test_evaluates(trained: Path, data: Path) -> None:
-    said = run("evaluate", trained, data)
-    assert said.startswith(f"{data / 'test.tsv'}: 20 sentences, ")
-    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:]}
+    output = run("evaluate", trained, data)
+    assert output.startswith(f"{data / 'test.tsv'}: 20 sentences, ")
+    rows = {line.split()[0]: line.split()[1:] for line in output.splitlines()[2:]}
     assert list(rows) == ["LOC", "PER", "all"]
     assert all(float(f1) > 90 for _, _, f1, _ in rows.values())
     assert int(rows["all"][3]) == int(rows["LOC"][3]) + int(rows["PER"][3]) > 0
-    assert run("eval", trained, data) == said  # its old name
-    assert run("evaluate", trained, data, "--split", "dev") != said
+    assert run("eval", trained, data) == output  # the old name of the command
+    assert run("evaluate", trained, data, "--split", "dev") != output
 
 
 def test_tags_with_readings(trained: Path) -> None:
-    said = run("tag", trained, text="the mr Bob Lee walks in Rome\n\nin Oslo\n")
-    first, second, _ = said.split("\n\n")
+    output = run("tag", trained, text="the mr Bob Lee walks in Rome\n\nin Oslo\n")
+    first, second, _ = output.split("\n\n")
     rows = [line.split("\t") for line in first.splitlines() if not line.startswith("#")]
     assert [row[:2] for row in rows[2:4]] == [["Bob", "B-PER"], ["Lee", "I-PER"]]
     assert all(0 < float(row[2]) <= 1.0001 for row in rows)
-    assert second.startswith("\nin\tO\t")  # after an empty line, which stands for the empty one
+    assert second.startswith("\nin\tO\t")  # an empty sentence gives an empty line
     readings = [line[2:].split("\t") for line in first.splitlines() if line.startswith("#") and "\t" in line]
     probabilities = [float(p) for p, _ in readings]
     assert readings[0][1] == "the mr [PER Bob Lee] walks in [LOC Rome]"
@@ -99,8 +99,8 @@ def test_plots(trained: Path, data: Path, tmp_path: Path) -> None:
 
 def test_plots_unusual_characters_and_long_words(trained: Path, tmp_path: Path) -> None:
     picture = tmp_path / "tags.svg"
-    said = run("plot", trained, f"$x_1$ $\\frac$ 日本 😀 10\u00a0000 {'x' * 300_000}", "--output", picture)
-    assert len(said) > 300_000
+    output = run("plot", trained, f"$x_1$ $\\frac$ 日本 😀 10\u00a0000 {'x' * 300_000}", "--output", picture)
+    assert len(output) > 300_000
 
 
 def test_long_sentences_take_several_rows() -> None:
@@ -127,17 +127,18 @@ def _has_red(picture: object) -> bool:
 
 def test_a_batch_is_tagged_like_single_sentences(trained: Path) -> None:
     lines = ["mr Bob Lee walks in San Juan Bay and sees mr Ann", "", "in Rome", "zzz " * 40, "mr Ed", "the"] * 2
-    together = run("tag", trained, text="\n".join(lines)).split("\n\n")
-    alone = "".join(run("tag", trained, text=f"{line}\n") for line in lines).split("\n\n")
-    assert len(together) == len(alone)
-    for one, other in zip(together, alone, strict=True):
-        for a, b in zip(one.splitlines(), other.splitlines(), strict=True):
-            (words, number), (more, close) = (_apart(line) for line in (a, b))
-            assert words == more
-            assert number == pytest.approx(close, abs=1e-3)
+    batch = run("tag", trained, text="\n".join(lines)).split("\n\n")
+    single = "".join(run("tag", trained, text=f"{line}\n") for line in lines).split("\n\n")
+    assert len(batch) == len(single)
+    for sentence, expected in zip(batch, single, strict=True):
+        for line, expected_line in zip(sentence.splitlines(), expected.splitlines(), strict=True):
+            words, probability = _words_and_probability(line)
+            expected_words, expected_probability = _words_and_probability(expected_line)
+            assert words == expected_words
+            assert probability == pytest.approx(expected_probability, abs=1e-3)
 
 
-def _apart(line: str) -> tuple[list[str], float]:
+def _words_and_probability(line: str) -> tuple[list[str], float]:
     numbers = re.findall(r"\b[01]\.\d{4}\b", line)
     return re.split(r"\b[01]\.\d{4}\b", line), float(numbers[0]) if numbers else 0.0
 
@@ -147,10 +148,10 @@ def test_tags_the_lines_before_one_that_is_not_utf8(trained: Path) -> None:
     text = f"in 10\u00a0000 {long}\n{'the in Rome ' * 2000}\n".encode() + b"in \xff Rome\nin Oslo\n"
     result = CliRunner().invoke(app, ["tag", str(trained)], input=text)
     assert result.exit_code == 2
-    first, second, said = result.output.split("\n\n")
+    first, second, error = result.output.split("\n\n")
     assert [line.split("\t")[0] for line in first.splitlines()[:3]] == ["in", "10\u00a0000", long]
     assert any(line.startswith("# ") and "[LOC Rome]" in line for line in second.splitlines())
-    assert said == "Error: standard input, line 3: must be UTF-8, got b'in \\xff Rome'\n"
+    assert error == "Error: standard input, line 3: must be UTF-8, got b'in \\xff Rome'\n"
 
 
 def test_defaults_match_the_page_of_results() -> None:
@@ -174,8 +175,8 @@ def test_resumed_equals_uninterrupted(few: Path, tmp_path: Path, optimizer: str)
     run("train", few, "--output", tmp_path / "b", "--epochs", 1, *small)
     run("train", few, "--output", tmp_path / "b", "--epochs", 3, "--resume")
     assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    said = run("train", few, "--output", tmp_path / "b", status=2)
-    assert "holds a run already: add --resume" in said
+    output = run("train", few, "--output", tmp_path / "b", status=2)
+    assert "holds a run already: add --resume" in output
 
 
 def test_resuming_refuses_other_settings_or_data(few: Path, tmp_path: Path) -> None:
@@ -183,9 +184,9 @@ def test_resuming_refuses_other_settings_or_data(few: Path, tmp_path: Path) -> N
     run("train", few, "--output", folder, "--epochs", 1, *SMALL)
     before = (folder / "last.pt").read_bytes()
     again = ["train", few, "--output", folder, "--resume"]
-    said = " ".join(run(*again, "--optimizer", "adamw", "--word-size", 16, "--omega", "l2", status=2).split())
-    assert "was begun with omega negentropy, got l2; optimizer sgd, got adamw: leave this out" in said
-    assert "(only epochs and minutes may change)" in said
+    output = " ".join(run(*again, "--optimizer", "adamw", "--word-size", 16, "--omega", "l2", status=2).split())
+    assert "was begun with omega negentropy, got l2; optimizer sgd, got adamw: leave this out" in output
+    assert "(only epochs and minutes may change)" in output
     other = corpus.write(tmp_path / "other", {"train": 5, "dev": 3, "test": 3})
     assert "was begun with other data" in run("train", other, *again[2:], status=2)
     assert "either --resume or --force" in run(*again, "--force", status=2)
@@ -221,43 +222,43 @@ def test_runs_of_older_versions_can_be_resumed(few: Path, tmp_path: Path) -> Non
 
 @pytest.fixture
 def copy(few: Path, tmp_path: Path) -> Path:
-    """A run of one epoch, to be damaged."""
+    """A run of one epoch, which a test can damage."""
     run("train", few, "--output", tmp_path / "copy", "--epochs", 1, *SMALL)
     return tmp_path / "copy"
 
 
 def test_damaged_files_of_a_run_are_reported(copy: Path, few: Path) -> None:
-    def said(*args: object) -> str:
-        told = run(*args, status=2, text="")
-        assert told.count("\n") == 1
-        return told
+    def error(*args: object) -> str:
+        output = run(*args, status=2, text="")
+        assert output.count("\n") == 1
+        return output
 
     evaluate, resume = ("evaluate", copy, few), ("train", few, "--output", copy, "--epochs", 2, "--resume")
     for name, command in (("best.pt", evaluate), ("last.pt", resume)):
-        whole = (copy / name).read_bytes()
-        for damaged in (b"", b"text", whole[: len(whole) // 2], pickle.dumps({"a": print})):
+        content = (copy / name).read_bytes()
+        for damaged in (b"", b"text", content[: len(content) // 2], pickle.dumps({"a": print})):
             (copy / name).write_bytes(damaged)
-            assert f"{copy / name} cannot be read as a checkpoint: it is damaged" in said(*command)
-        (copy / name).write_bytes(whole)
+            assert f"{copy / name} cannot be read as a checkpoint: it is damaged" in error(*command)
+        (copy / name).write_bytes(content)
     other = torch.load(copy / "best.pt", weights_only=True)
     torch.save({**other, "words.weight": torch.zeros(3, 2)}, copy / "best.pt")
-    assert "best.pt cannot be read as the weights of this model: size mismatch for words.weight" in said("tag", copy)
+    assert "best.pt cannot be read as the weights of this model: size mismatch for words.weight" in error("tag", copy)
     torch.save({"model": 1}, copy / "last.pt")
-    assert "last.pt cannot be read as a checkpoint of this model: " in said(*resume)
+    assert "last.pt cannot be read as a checkpoint of this model: " in error(*resume)
     (copy / "config.json").write_text("{}")
-    assert f"{copy / 'config.json'} cannot be read as the configuration of a run: 'settings' is missing" in said(
+    assert f"{copy / 'config.json'} cannot be read as the configuration of a run: 'settings' is missing" in error(
         *evaluate
     )
     (copy / "config.json").write_text("{no")
-    assert f"{copy / 'config.json'} cannot be read as JSON" in said(*evaluate)
+    assert f"{copy / 'config.json'} cannot be read as JSON" in error(*evaluate)
 
 
 def test_bad_input_is_reported_before_training(few: Path, tmp_path: Path) -> None:
     vectors, folder = tmp_path / "some.vec", tmp_path / "run"
     vectors.write_text("rome 1 nan 3\n")
-    said = run("train", few, "--output", folder, "--embeddings", vectors, status=2)
+    output = run("train", few, "--output", folder, "--embeddings", vectors, status=2)
     assert "some.vec must hold finite numbers, got others for 1 words, the first of them 'rome'" in " ".join(
-        said.split()
+        output.split()
     )
     data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
     (data / "dev.tsv").write_text("it\tO\nnew\tB-NEW\n")
@@ -269,15 +270,17 @@ def test_bad_input_is_reported_before_training(few: Path, tmp_path: Path) -> Non
 
 
 def test_a_diverging_loss_suggests_a_smaller_learning_rate(few: Path, tmp_path: Path) -> None:
-    said = run("train", few, "--output", tmp_path / "run", "--step-size", "1e30", status=2)
-    assert "in epoch 2: try a learning rate below 1e+30" in " ".join(said.split())
+    output = run("train", few, "--output", tmp_path / "run", "--step-size", "1e30", status=2)
+    assert "in epoch 2: try a learning rate below 1e+30" in " ".join(output.split())
 
 
 def test_trains_on_a_very_long_word(tmp_path: Path) -> None:
     data = corpus.write(tmp_path / "data", {"train": 5, "dev": 3, "test": 3})
     with (data / "train.tsv").open("a") as file:
         file.write(f"\n{'x' * 200_000}\tO\n")
-    run("train", data, "--output", tmp_path / "run", "--epochs", 1, *SMALL)
+    assert "after 1 epochs" in run("train", data, "--output", tmp_path / "run", "--epochs", 1, *SMALL)
+    _, vocabulary, _ = tagging.load(tmp_path / "run")
+    assert "x" * 200_000 in vocabulary.words
 
 
 def test_a_run_interrupted_in_the_second_epoch_can_be_used(
@@ -291,8 +294,8 @@ def test_a_run_interrupted_in_the_second_epoch_can_be_used(
         return batches(self, epoch)
 
     monkeypatch.setattr(tagging.NamedEntities, "batches", interrupted)
-    said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "can be used as it is, or resumed with --resume" in said
+    output = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
+    assert "can be used as it is, or resumed with --resume" in output
     assert "F1" in run("evaluate", tmp_path / "run", few)
 
 
@@ -303,8 +306,8 @@ def test_a_run_interrupted_before_the_first_epoch_cannot_be_used(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tagging, "NamedEntities", interrupted)
-    said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "run: no epoch was finished; continue with --resume" in " ".join(said.split())
+    output = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
+    assert "run: no epoch was finished; continue with --resume" in " ".join(output.split())
     assert "holds a run already" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
 
 
@@ -335,16 +338,16 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     folder, options = tmp_path / "run", ["--omega", "l2", "--gamma", 10, "--word-size", 30, "--epochs", 1]
     with monkeypatch.context() as patch:
         patch.setattr(tagging.NamedEntities, "batches", interrupted)
-        said = " ".join(run("train", few, "--output", folder, *options, status=130).split())
-    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in said
+        output = " ".join(run("train", few, "--output", folder, *options, status=130).split())
+    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in output
     for command in (["tag", folder], ["evaluate", folder, few], ["plot", folder, "Rome"]):
         assert (
             f"{folder} has no weights, since no epoch was finished: continue with 'bellmax ner train --resume'"
             in " ".join(run(*command, text="", status=2).split())
         )
     before = (folder / "config.json").read_bytes()
-    said = run("train", few, "--output", folder, "--resume", "--gamma", 3, status=2)
-    assert "was begun with gamma 10.0, got 3.0" in " ".join(said.split())
+    output = run("train", few, "--output", folder, "--resume", "--gamma", 3, status=2)
+    assert "was begun with gamma 10.0, got 3.0" in " ".join(output.split())
     run("train", few, "--output", folder, "--resume")
     assert (folder / "config.json").read_bytes() == before
     run("train", few, "--output", tmp_path / "whole", *options)
@@ -358,14 +361,14 @@ def test_an_interrupt_while_reading_data_leaves_no_run(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tagging, "read", interrupted)
-    said = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "interrupted before the training began: run the same command again" in " ".join(said.split())
+    output = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
+    assert "interrupted before the training began: run the same command again" in " ".join(output.split())
 
 
 def test_training_ends_with_the_next_commands(few: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my run"
-    said = run("train", few, "--output", folder, "--epochs", 1, *SMALL).splitlines()
-    assert said[-1] == f"next: bellmax ner evaluate '{folder}' {few}, or bellmax ner tag '{folder}'"
+    output = run("train", few, "--output", folder, "--epochs", 1, *SMALL).splitlines()
+    assert output[-1] == f"next: bellmax ner evaluate '{folder}' {few}, or bellmax ner tag '{folder}'"
 
 
 def test_a_run_of_another_application_is_refused(few: Path, tmp_path: Path) -> None:
@@ -383,8 +386,8 @@ def test_a_run_of_another_application_is_refused(few: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dropout", ["-0.1", "1", "1.5", "nan"])
 def test_dropout_outside_of_0_to_1_is_refused(few: Path, tmp_path: Path, dropout: str) -> None:
-    said = run("train", few, "--output", tmp_path / "run", "--dropout", dropout, status=2)
-    assert f"dropout must be at least 0 and below 1, got {float(dropout)}" in said
+    output = run("train", few, "--output", tmp_path / "run", "--dropout", dropout, status=2)
+    assert f"dropout must be at least 0 and below 1, got {float(dropout)}" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -410,21 +413,21 @@ def test_word_embeddings_start_from_vectors(few: Path, tmp_path: Path) -> None:
 
 def test_table_is_written_and_resumed(few: Path, tmp_path: Path) -> None:
     options = ["table", few, "--output", tmp_path, "--epochs", 1, "--jobs", 2, "--omega", "l2=2", "--seed", 3, *SMALL]
-    said = run(*options)
-    assert f"{tmp_path / few.name / 'l2-relaxed'}: begun" in said.replace("\n", "")
+    output = run(*options)
+    assert f"{tmp_path / few.name / 'l2-relaxed'}: begun" in output.replace("\n", "")
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [(row["omega"], row["gamma"], row["loss"]) for row in rows] == [("l2", 2, "surrogate"), ("l2", 2, "relaxed")]
     assert all(0 <= row["test_f1"] <= 100 and row["epochs"] == 1 for row in rows)
     text = (tmp_path / "table.md").read_text()
     assert "| l2 | 2 | surrogate | 3 | " in text
-    said = " ".join(run(*options, "--step-size", 0.5, "--jobs", 1, status=2).split())
-    assert "failed (see log.txt there): Error: " in said
-    assert "was begun with step_size 0.1, got 0.5: leave this out" in said
+    output = " ".join(run(*options, "--step-size", 0.5, "--jobs", 1, status=2).split())
+    assert "failed (see log.txt there): Error: " in output
+    assert "was begun with step_size 0.1, got 0.5: leave this out" in output
     assert (tmp_path / "table.md").read_text() == text
 
 
 def test_table_of_several_seeds_uses_finished_runs(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_none(monkeypatch, run)
+    train_in_this_process(monkeypatch, run)
     small = ["--epochs", 1, "--omega", "l2", "--warm-up", 0, *SMALL]
     for loss, seed in product(("surrogate", "relaxed"), (0, 1)):
         folder = tmp_path / few.name / f"l2-{loss}-{seed}"
@@ -444,8 +447,8 @@ def test_a_table_does_not_replace_other_files(few: Path, tmp_path: Path) -> None
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_text("mine")
-        said = run("table", few, "--output", folder, status=2)
-        assert f"{name} was not written by this command. Move it, or choose another folder" in " ".join(said.split())
+        output = run("table", few, "--output", folder, status=2)
+        assert f"{name} was not written by this command. Move it, or choose another folder" in " ".join(output.split())
         assert [path.name for path in folder.iterdir()] == [name]
 
 
@@ -458,21 +461,19 @@ def test_numbers_of_the_paper_are_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "guess", "right", "guessed", "wanted"),
+    ("truth", "guess", "right", "predicted", "expected"),
     [
-        ("B-PER I-PER O B-LOC", "B-PER O O B-LOC", 1, 2, 2),  # a part of an entity is wrong
+        ("B-PER I-PER O B-LOC", "B-PER O O B-LOC", 1, 2, 2),  # an incomplete entity is wrong
         ("B-PER I-PER B-PER", "B-PER I-PER I-PER", 0, 1, 2),
-        ("B-LOC O B-PER", "B-ORG O B-PER", 1, 2, 2),  # so is one of another type
+        ("B-LOC O B-PER", "B-ORG O B-PER", 1, 2, 2),  # an entity of another type is wrong
         ("O O B-PER", "O O O", 0, 0, 1),
     ],
 )
-def test_f1_counts_complete_entities_as_conll_does(
-    truth: str, guess: str, right: int, guessed: int, wanted: int
-) -> None:
-    found = tagging.entity_scores([truth.split()], [guess.split()])
-    assert found["precision"] == pytest.approx(100 * right / max(guessed, 1))
-    assert found["recall"] == pytest.approx(100 * right / wanted)
-    assert found["f1"] == pytest.approx(200 * right / (guessed + wanted))
+def test_f1_counts_complete_entities(truth: str, guess: str, right: int, predicted: int, expected: int) -> None:
+    scores = tagging.entity_scores([truth.split()], [guess.split()])
+    assert scores["precision"] == pytest.approx(100 * right / max(predicted, 1))
+    assert scores["recall"] == pytest.approx(100 * right / expected)
+    assert scores["f1"] == pytest.approx(200 * right / (predicted + expected))
 
 
 @pytest.mark.parametrize(
@@ -490,8 +491,8 @@ def test_f1_counts_complete_entities_as_conll_does(
     ],
 )
 def test_errors_are_one_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
-    places = {"DATA": str(data), "RUN": str(tmp_path / "run")}
-    said = run(*(places.get(arg, arg) for arg in args), status=2)
-    assert message in " ".join(said.split())
-    assert "Traceback" not in said
+    folders = {"DATA": str(data), "RUN": str(tmp_path / "run")}
+    output = run(*(folders.get(arg, arg) for arg in args), status=2)
+    assert message in " ".join(output.split())
+    assert "Traceback" not in output
     assert not (tmp_path / "run").exists()

@@ -102,12 +102,12 @@ def test_reads_vectors(tmp_path):
 
 
 def npz(path, words, vectors):
-    """An .npz of these two files, arrays or not."""
+    """Write an .npz of two arrays. Bytes are written as they are, to damage the archive."""
     with zipfile.ZipFile(path, "w") as archive:
-        for name, what in (("words.npy", words), ("vectors.npy", vectors)):
+        for name, content in (("words.npy", words), ("vectors.npy", vectors)):
             file = io.BytesIO()
-            np.save(file, what)
-            archive.writestr(name, what if isinstance(what, bytes) else file.getvalue())
+            np.save(file, content)
+            archive.writestr(name, content if isinstance(content, bytes) else file.getvalue())
     return path
 
 
@@ -138,7 +138,7 @@ def test_arrays_that_expand_too_far_are_refused(tmp_path, monkeypatch):
     np.savez_compressed(path, words=np.array(["a"] * 1000), vectors=np.zeros((1000, 50), np.float32))
     assert len(read_vectors(path)[0]) == 1000
     monkeypatch.setattr(files, "EXPANDED", 100_000)
-    monkeypatch.setattr(np.lib.format, "read_array", None)  # nothing is read before
+    monkeypatch.setattr(np.lib.format, "read_array", None)  # fails if an array is read before the check
     with pytest.raises(ValueError, match=r"a.npz cannot be read as an .npz of word vectors: it expands to more than"):
         read_vectors(path)
 
@@ -185,19 +185,19 @@ def test_long_words_are_spelled_by_both_ends():
 
 
 def test_corpus_converts_words_letters_and_tags_to_indices(tmp_path):
-    known = as_iobes([Sentence(["Ann", "sees", "sees"], ["B-PER", "O", "O"])])
-    vocabulary = Vocabulary.of(known, more_words=["rome"])
+    sentences = as_iobes([Sentence(["Ann", "sees", "sees"], ["B-PER", "O", "O"])])
+    vocabulary = Vocabulary.of(sentences, more_words=["rome"])
     assert vocabulary.words == ("Ann", "sees", "rome")
     assert vocabulary.labels == ("O", "B-PER", "I-PER", "E-PER", "S-PER")
     assert vocabulary.rare == {"Ann"}
     vocabulary.save(tmp_path / "v.json")
     assert Vocabulary.load(tmp_path / "v.json") == vocabulary
-    batch = Corpus([Sentence(["ROME", "zoo"], []), *known], vocabulary).batch([0, 1])
-    assert batch.words.tolist() == [[3, 0, 0], [1, 2, 2]]  # in lower case, not at all; padding
+    batch = Corpus([Sentence(["ROME", "zoo"], []), *sentences], vocabulary).batch([0, 1])
+    assert batch.words.tolist() == [[3, 0, 0], [1, 2, 2]]  # in lower case, unknown, padding
     assert batch.lengths.tolist() == [2, 3]
     assert batch.tags is None
-    spelled = [batch.letters[form, : batch.letter_lengths[form]].tolist() for form in batch.forms[1].tolist()]
-    assert spelled == [[1 + vocabulary.letters.index(letter) for letter in token] for token in known[0].tokens]
+    spellings = [batch.letters[form, : batch.letter_lengths[form]].tolist() for form in batch.forms[1].tolist()]
+    assert spellings == [[1 + vocabulary.letters.index(letter) for letter in token] for token in sentences[0].tokens]
     with pytest.raises(ValueError, match=r"tags must occur in the training data, which has .*, got 'B-LOC'"):
         Corpus([Sentence(["a"], ["B-LOC"])], vocabulary)
 
@@ -234,14 +234,14 @@ def test_rare_words_are_unknown_half_of_the_time():
 def test_batches_contain_every_sentence_once_within_the_limits():
     lengths = [1, 5, 9, 300, 4, 4, 7, 2, 30, 30, 31]
     sentences = [Sentence(["a"] * n, ["O"] * n) for n in lengths]
-    of = Corpus(sentences, Vocabulary.of(sentences))
+    corpus_ = Corpus(sentences, Vocabulary.of(sentences))
     for generator in (None, torch.Generator().manual_seed(1)):
-        found = of.buckets(4, 64, generator)
-        assert sorted(n for members in found for n in members) == list(range(len(lengths)))
-        for members in found:
+        batches = corpus_.buckets(4, 64, generator)
+        assert sorted(n for members in batches for n in members) == list(range(len(lengths)))
+        for members in batches:
             assert len(members) <= 4
             assert len(members) == 1 or len(members) * max(lengths[n] for n in members) <= 64
-    shuffled = [of.buckets(4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    shuffled = [corpus_.buckets(4, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert shuffled[0] == shuffled[1] != shuffled[2]
 
 

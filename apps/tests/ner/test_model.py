@@ -24,10 +24,10 @@ def tagger(**more):
 def test_a_batch_gives_the_results_of_its_sentences(omega):
     model, corpus = tagger(omega=omega)
     model.eval()
-    together = model.emissions(corpus.batch([0, 1, 2]))
+    scores = model.emissions(corpus.batch([0, 1, 2]))
     for n, sentence in enumerate(SENTENCES):
-        alone = model.emissions(corpus.batch([n]))[0]
-        torch.testing.assert_close(together[n, : len(sentence.tokens)], alone)
+        expected = model.emissions(corpus.batch([n]))[0]
+        torch.testing.assert_close(scores[n, : len(sentence.tokens)], expected)
     losses = [model(corpus.batch([n])) for n in range(3)]
     torch.testing.assert_close(model(corpus.batch([0, 1, 2])), torch.stack(losses).sum())
 
@@ -41,8 +41,8 @@ def test_overfits_three_sentences(omega, loss):
         optimizer.zero_grad()
         model(corpus.batch([0, 1, 2])).backward()
         optimizer.step()
-    found = model.distribution(corpus.batch([0, 1, 2])).best_sequence()
-    for row, sentence in zip(found.tolist(), SENTENCES, strict=True):
+    sequences = model.distribution(corpus.batch([0, 1, 2])).best_sequence()
+    for row, sentence in zip(sequences.tolist(), SENTENCES, strict=True):
         assert [model.labels[tag] for tag in row if tag >= 0] == sentence.tags
 
 
@@ -70,5 +70,5 @@ def test_probabilities_are_at_most_1_for_huge_scores():
     model, _ = tagger()
     with torch.no_grad():
         model.to_emissions.bias[[model.labels.index(label) for label in ("O", "B-PER")]] = torch.tensor([1e16, 1e37])
-    (found,) = tag(model.eval(), Vocabulary.of(SENTENCES), [["walks"]])
-    assert all(0 <= reading.probability <= 1 for reading in found.readings)
+    (tagged,) = tag(model.eval(), Vocabulary.of(SENTENCES), [["walks"]])
+    assert all(0 <= reading.probability <= 1 for reading in tagged.readings)

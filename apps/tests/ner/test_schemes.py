@@ -6,25 +6,25 @@ from bellmax_apps.ner.schemes import Entity, entities, to_iob2, to_iobes
 
 
 @st.composite
-def annotated(draw):
-    """A length, and entities that do not overlap."""
-    found, place = [], 0
+def sentences(draw):
+    """The length of a sentence, and entities that do not overlap."""
+    spans, stop = [], 0
     for _ in range(draw(st.integers(0, 5))):
-        start = place + draw(st.integers(0, 2))
-        place = start + draw(st.integers(1, 4))
-        found.append(Entity(draw(st.sampled_from(["PER", "creative-work"])), start, place))
-    return place + draw(st.integers(0, 2)), found
+        start = stop + draw(st.integers(0, 2))
+        stop = start + draw(st.integers(1, 4))
+        spans.append(Entity(draw(st.sampled_from(["PER", "creative-work"])), start, stop))
+    return stop + draw(st.integers(0, 2)), spans
 
 
-@given(annotated())
-def test_entities_survive_a_round_trip_through_each_scheme(case):
-    length, found = case
-    assert entities(to_iob2(found, length)) == found
-    assert entities(to_iobes(found, length)) == found
+@given(sentences())
+def test_entities_survive_a_round_trip_through_each_scheme(sentence):
+    length, spans = sentence
+    assert entities(to_iob2(spans, length)) == spans
+    assert entities(to_iobes(spans, length)) == spans
 
 
 @pytest.mark.parametrize(
-    ("tags", "found"),
+    ("tags", "spans"),
     [
         ("I-A I-A O I-B", [("A", 0, 2), ("B", 3, 4)]),  # IOB1
         ("I-A B-A I-A", [("A", 0, 1), ("A", 1, 3)]),
@@ -34,5 +34,5 @@ def test_entities_survive_a_round_trip_through_each_scheme(case):
         ("", []),
     ],
 )
-def test_any_sequence_of_tags_has_entities(tags, found):
-    assert entities(tags.split()) == [Entity(*entity) for entity in found]
+def test_any_sequence_of_tags_has_entities(tags, spans):
+    assert entities(tags.split()) == [Entity(*span) for span in spans]

@@ -1,4 +1,4 @@
-"""A language that is another one backwards."""
+"""A toy language pair: a translation has the words in reverse order and upper case."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ WORDS = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit"]
 
 
 def pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Random sentence pairs."""
     rng = random.Random(seed)
     lines = [rng.choices(WORDS, k=rng.randint(2, 5)) for _ in range(count)]
     return [(" ".join(line), " ".join(word.upper() for word in reversed(line))) for line in lines]
 
 
 def write(folder: Path, count: int = 60) -> Path:
-    """Files of train (one of them packed), val and test, in fr and en."""
+    """Write the files of train (gzipped), val and test in fr and en."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, size) in enumerate({"train": count, "val": 6, "test_2016_flickr": 6}.items()):
         for side, language in enumerate(("fr", "en")):

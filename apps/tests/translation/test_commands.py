@@ -1,4 +1,4 @@
-"""``bellmax translation`` from one end to the other, on a toy language."""
+"""All subcommands of ``bellmax translation`` on a toy language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bellmax_apps.translation import translating
 from bellmax_apps.translation.commands import app
 from bellmax_apps.translation.translating import Translating
 
-from ..processes import start_none
+from ..processes import train_in_this_process
 from . import language
 
 SMALL = ["--size", "16", "--tokens", "120", "--dropout", "0"]
@@ -39,8 +39,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("l2") / "run"
     options = ["--epochs", 6, "--attention", "l2", "--step-size", 0.01, *SMALL]
-    said = run("train", data, "--output", folder, *options)
-    assert re.search(r"epoch   6: loss \d+\.\d+, dev bleu \d+\.\d+", said)
+    output = run("train", data, "--output", folder, *options)
+    assert re.search(r"epoch   6: loss \d+\.\d+, dev bleu \d+\.\d+", output)
     return folder
 
 
@@ -51,19 +51,19 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 def test_translates_empty_unknown_and_long_lines(trained: Path) -> None:
-    said = run("translate", trained, text=f"un deux\n\nzzz yyy\n{'trois ' * 500}\n")
-    lines = said.split("\n")
+    output = run("translate", trained, text=f"un deux\n\nzzz yyy\n{'trois ' * 500}\n")
+    lines = output.split("\n")
     assert len(lines) == 5
     assert lines[0]
     assert lines[1] == ""
 
 
 def test_evaluates(trained: Path, data: Path) -> None:
-    said = run("evaluate", trained, data, "--width", 2)
-    assert re.search(r"BLEU +\d+\.\d\d +nrefs:1", said)
-    attended = float(re.search(r"words attended +(\d+\.\d+)", said)[1])
+    output = run("evaluate", trained, data, "--width", 2)
+    assert re.search(r"BLEU +\d+\.\d\d +nrefs:1", output)
+    attended = float(re.search(r"words attended +(\d+\.\d+)", output)[1])
     assert 0 < attended <= 6
-    assert run("evaluate", trained, data, "--split", "dev", "--width", 1) != said
+    assert run("evaluate", trained, data, "--split", "dev", "--width", 1) != output
 
 
 def test_draws_attention(trained: Path, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
 
 def test_resuming_refuses_other_settings(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
-    said = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
-    wanted = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
-    assert wanted in " ".join(said.split())
+    output = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
+    message = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
+    assert message in " ".join(output.split())
 
 
 def test_defaults_match_the_page_of_results() -> None:
@@ -127,7 +127,7 @@ def test_word_pieces_can_be_trained_and_resumed(data: Path, tmp_path: Path) -> N
 
 
 def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_none(monkeypatch, run)
+    train_in_this_process(monkeypatch, run)
     options = [
         "table",
         data,
@@ -148,7 +148,7 @@ def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, mon
     assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
     text = (tmp_path / "table.md").read_text()
     assert "## fr → en" in text
-    assert re.search(r"\| softmax \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # the paper's
+    assert re.search(r"\| softmax \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # 27.96 is in the paper
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
     run(*options)
     assert before == {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
@@ -156,7 +156,7 @@ def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, mon
 
 
 def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_none(monkeypatch, run)
+    train_in_this_process(monkeypatch, run)
     options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
     run("table", data, "--output", tmp_path, *options)
     assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
@@ -179,11 +179,11 @@ def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: p
     used = []
     forward = SegmentationAttention.forward
 
-    def noted(self: SegmentationAttention, *args: object, **more: object) -> object:
+    def recorded(self: SegmentationAttention, *args: object, **more: object) -> object:
         used.append((self.training, self.omega.gamma))
         return forward(self, *args, **more)
 
-    monkeypatch.setattr(SegmentationAttention, "forward", noted)
+    monkeypatch.setattr(SegmentationAttention, "forward", recorded)
     options = ["--attention", "l2", "--gamma-start", 4, "--cool-down", 1, *SMALL]
     run("train", data, "--output", tmp_path / "whole", "--epochs", 3, *options)
     assert list(dict.fromkeys(used)) == [(True, 40), (False, 10), (True, 20), (True, 10)]
@@ -203,13 +203,15 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     folder, options = tmp_path / "run", ["--attention", "l2", "--epochs", 1, *SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(Translating, "batches", interrupted)
-        said = " ".join(run("train", data, "--output", folder, *options, status=130).split())
-    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in said
-    said = " ".join(run("translate", folder, text="", status=2).split())
-    assert f"{folder} has no weights, since no epoch was finished: continue with 'bellmax translation train" in said
+        output = " ".join(run("train", data, "--output", folder, *options, status=130).split())
+    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in output
+    output = " ".join(run("translate", folder, text="", status=2).split())
+    assert f"{folder} has no weights, since no epoch was finished: continue with 'bellmax translation train" in output
     before = (folder / "config.json").read_bytes()
-    said = run("train", data, "--output", folder, "--resume").splitlines()
-    assert said[-1] == f"next: bellmax translation evaluate {folder} {data}, or bellmax translation translate {folder}"
+    output = run("train", data, "--output", folder, "--resume").splitlines()
+    assert (
+        output[-1] == f"next: bellmax translation evaluate {folder} {data}, or bellmax translation translate {folder}"
+    )
     assert (folder / "config.json").read_bytes() == before
     run("train", data, "--output", tmp_path / "whole", *options)
     assert torch.equal(weights(folder), weights(tmp_path / "whole"))
@@ -217,12 +219,14 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
 
 @pytest.mark.parametrize("name", ["dropout", "smoothing"])
 def test_probabilities_outside_of_0_to_1_are_refused(data: Path, tmp_path: Path, name: str) -> None:
-    said = run("train", data, "--output", tmp_path / "run", f"--{name}", 1.5, status=2)
-    assert f"{name} must be at least 0 and below 1, got 1.5" in said
+    output = run("train", data, "--output", tmp_path / "run", f"--{name}", 1.5, status=2)
+    assert f"{name} must be at least 0 and below 1, got 1.5" in output
     assert not (tmp_path / "run").exists()
 
 
 def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., object]:
+    """Replacement of ``Translating.batches`` that raises ``KeyboardInterrupt`` in the second epoch."""
+
     def interrupted(self: Translating, epoch: int) -> object:
         if epoch == 1:
             raise KeyboardInterrupt
@@ -253,7 +257,7 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
     ],
 )
 def test_errors_are_one_sentence(data: Path, tmp_path: Path, args: list[str], message: str) -> None:
-    places = {"DATA": data, "RUN": tmp_path / "run"}
-    said = run(*(places.get(arg, arg) for arg in args), status=2, text="")
-    assert message in " ".join(said.split())
-    assert "Traceback" not in said
+    folders = {"DATA": data, "RUN": tmp_path / "run"}
+    output = run(*(folders.get(arg, arg) for arg in args), status=2, text="")
+    assert message in " ".join(output.split())
+    assert "Traceback" not in output

@@ -10,8 +10,7 @@ def test_reads_parallel_text(tmp_path):
     language.write(tmp_path)
     assert find(tmp_path, "test", "fr").name == "test_2016_flickr.fr"
     assert find(tmp_path, "train", "en").name == "train.en.gz"
-    found = read_pairs(tmp_path, "train", ("fr", "en"))
-    assert found == language.pairs(60)
+    assert read_pairs(tmp_path, "train", ("fr", "en")) == language.pairs(60)
 
 
 def test_unusable_files_are_reported(tmp_path):
@@ -42,12 +41,12 @@ LINES = ["A man, in a blue shirt, isn't here.", "A man is here.", "A dog is here
 def test_text_survives_a_round_trip_through_token_ids(tmp_path, pieces):
     vocabulary = Vocabulary.of("en", LINES, pieces=pieces)
     vocabulary.save(tmp_path / "v.json")
-    for known in (vocabulary, Vocabulary.load(tmp_path / "v.json")):
+    for copy in (vocabulary, Vocabulary.load(tmp_path / "v.json")):
         for line in LINES[:4]:
-            numbers = known.encode(line)
-            assert len(known.tokens(line)) == len(numbers)
-            assert known.decode([*numbers, END, 5, 5]) == line
-            assert all(END < n < len(known) and n != UNKNOWN for n in numbers)
+            ids = copy.encode(line)
+            assert len(copy.tokens(line)) == len(ids)
+            assert copy.decode([*ids, END, 5, 5]) == line
+            assert all(END < n < len(copy) and n != UNKNOWN for n in ids)
     assert vocabulary.encode("") == []
     assert vocabulary.decode([]) == ""
     assert UNKNOWN in vocabulary.encode("Ж")
@@ -85,12 +84,12 @@ def test_batches_contain_every_pair_once_within_the_limit():
     members = corpus.within(50)
     assert members == list(range(20))
     for generator in (None, torch.Generator().manual_seed(0)):
-        found = corpus.buckets(members, 30, generator)
-        assert sorted(n for own in found for n in own) == members
-        for own in found:
-            batch = corpus.batch(own)
-            assert batch.target.numel() <= 30 + len(own) or len(own) == 1
+        buckets = corpus.buckets(members, 30, generator)
+        assert sorted(n for bucket in buckets for n in bucket) == members
+        for bucket in buckets:
+            batch = corpus.batch(bucket)
+            assert batch.target.numel() <= 30 + len(bucket) or len(bucket) == 1
             assert (batch.target[:, 0] == BEGIN).all()
-            for n, row, length in zip(own, batch.source, batch.lengths, strict=True):
+            for n, row, length in zip(bucket, batch.source, batch.lengths, strict=True):
                 assert row[length - 1] == END
                 assert source.decode(row.tolist()) == pairs[n][0]

@@ -21,9 +21,11 @@ SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0], [8, 9, 2, 0]]), torc
 def test_a_batch_gives_the_loss_of_its_pairs(kind):
     model = translator(kind)
     target = torch.tensor([[1, 4, 5, 2], [1, 6, 2, 0], [1, 4, 4, 2]])
-    together = model(Batch(SOURCE, LENGTHS, target))
-    alone = sum(model(Batch(SOURCE[n : n + 1, : LENGTHS[n]], LENGTHS[n : n + 1], target[n : n + 1])) for n in range(3))
-    torch.testing.assert_close(together, alone)
+    loss = model(Batch(SOURCE, LENGTHS, target))
+    expected = sum(
+        model(Batch(SOURCE[n : n + 1, : LENGTHS[n]], LENGTHS[n : n + 1], target[n : n + 1])) for n in range(3)
+    )
+    torch.testing.assert_close(loss, expected)
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
@@ -61,23 +63,25 @@ def test_learns_to_reverse_sentences(kind):
         optimizer.step()
         if loss < 0.02:
             break
-    found = greedy(model.eval(), batch.source, batch.lengths, 10)
-    assert [target.decode(own.words) for own in found] == [pair[1] for pair in pairs]
+    translations = greedy(model.eval(), batch.source, batch.lengths, 10)
+    assert [target.decode(translation.words) for translation in translations] == [pair[1] for pair in pairs]
 
 
 def log_probability(model, source, words):
+    """Log-probability of a translation, with the end, by teacher forcing."""
     target = torch.tensor([[BEGIN, *words, END]])
     return -model(Batch(source.unsqueeze(0), torch.tensor([len(source)]), target)).item()
 
 
-def every_translation(words, most):
-    return [list(own) for length in range(most) for own in product(words, repeat=length)]
+def all_translations(words, most):
+    """All sequences of fewer than ``most`` words."""
+    return [list(sequence) for length in range(most) for sequence in product(words, repeat=length)]
 
 
 def spread_out(model):
-    """Weights that make probabilities differ."""
+    """Change the weights of a model, so that translations differ in probability."""
     with torch.no_grad():
-        model.write.bias[:END] = -1e4  # never written
+        model.write.bias[:END] = -1e4  # padding and begin have no probability
         model.write.bias[END:].normal_(generator=torch.Generator().manual_seed(3))
         model.combine.weight.mul_(8)
     return model
@@ -87,26 +91,26 @@ def spread_out(model):
 def test_wide_beam_search_finds_the_best_translation(penalty):
     model, source = spread_out(translator("l2")), SOURCE[0]
     most = 4
-    every = every_translation(range(END + 1, 7), most)
-    scores = [log_probability(model, source, words) / (len(words) + 1) ** penalty for words in every]
-    best = max(range(len(every)), key=scores.__getitem__)
-    found = beam_search(model, source, 200, most, penalty)
-    # Those that are cut at the end have no end in their probability, and may be better.
-    if len(found.words) < most:
-        assert found.words == every[best]
-        assert found.log_probability == pytest.approx(log_probability(model, source, found.words), rel=1e-4)
-        assert found.weights.shape == (len(found.words), len(source))
+    candidates = all_translations(range(END + 1, 7), most)
+    scores = [log_probability(model, source, words) / (len(words) + 1) ** penalty for words in candidates]
+    best = max(range(len(candidates)), key=scores.__getitem__)
+    result = beam_search(model, source, 200, most, penalty)
+    # A translation of the maximum length is cut: its probability has no end, and may be higher.
+    if len(result.words) < most:
+        assert result.words == candidates[best]
+        assert result.log_probability == pytest.approx(log_probability(model, source, result.words), rel=1e-4)
+        assert result.weights.shape == (len(result.words), len(source))
     else:
-        assert found.log_probability / most**penalty >= scores[best] - 1e-5
+        assert result.log_probability / most**penalty >= scores[best] - 1e-5
 
 
 def test_beam_search_is_at_least_as_good_as_greedy():
     model = spread_out(translator("negentropy"))
     for n in range(3):
         source = SOURCE[n, : LENGTHS[n]]
-        (wanted,) = greedy(model, source.unsqueeze(0), LENGTHS[n : n + 1], 6)
-        found = beam_search(model, source, 1, 6, penalty=0.0)
-        assert found.log_probability >= wanted.log_probability - 1e-4
+        (baseline,) = greedy(model, source.unsqueeze(0), LENGTHS[n : n + 1], 6)
+        result = beam_search(model, source, 1, 6, penalty=0.0)
+        assert result.log_probability >= baseline.log_probability - 1e-4
 
 
 def test_unknown_attention_and_odd_sizes_are_refused():
