@@ -108,6 +108,14 @@ def test_a_subcommand_of_another_distribution_runs(site: str) -> None:
     assert done.stdout == "hello from another distribution\n"
 
 
+@pytest.mark.parametrize("name", ["hello", "gpu"])
+def test_help_before_a_subcommand_lists_all_subcommands(site: str, name: str) -> None:
+    done = run(["--help", name], site, "main()")
+    assert done.returncode == 0, done.stderr
+    assert "Say hello." in done.stdout
+    assert "Verify and benchmark" in done.stdout
+
+
 def test_help_lists_broken_subcommands_with_the_reason(site: str) -> None:
     done = run(["--help"], site, "main()")
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ ENTRY_POINTS = "bellmax.commands"
 
 
 class Subcommand(NamedTuple):
-    """A subcommand of ``bellmax``. Creating one must not import torch, since ``bellmax --help`` does so."""
+    """A subcommand of ``bellmax``, in a module that is fast to import, because ``bellmax --help`` loads all of them."""
 
     help: str
     """Description in ``bellmax --help``."""
@@ -50,7 +50,7 @@ def main() -> None:
         import typer
     except ImportError:
         sys.exit("typer is not installed: try pip install 'bellmax[gpu]'")
-    wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    wanted = sys.argv[1] if len(sys.argv) > 1 else None
     subcommands = _find(wanted)
     if wanted in APPLICATIONS and wanted not in subcommands:
         sys.exit(f"bellmax {wanted} is not installed: try {_INSTALL_APPLICATIONS}")
@@ -108,7 +108,7 @@ def _load(entry: EntryPoint) -> Subcommand:
 
 
 def _placeholder() -> typer.Typer:
-    """Stand-in for commands of which only the name and the help are shown."""
+    """Empty commands, for a subcommand of which only the name and the help are shown."""
     import typer
 
     return typer.Typer(callback=lambda: None)
