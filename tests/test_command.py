@@ -48,13 +48,13 @@ def site(tmp_path: Path) -> str:
 
 
 def _only(folder: Path) -> str:
-    """A line of code after which only the entry points of distributions in this folder are found."""
+    """A line of code after which only the entry points of distributions in this folder exist."""
     return (
         f"sys.path.append({str(folder)!r})\n"
         "import importlib.metadata as metadata, bellmax_command\n"
         "bellmax_command.entry_points = lambda group: [\n"
-        f"    entry for found in metadata.distributions(path=[{str(folder)!r}])\n"
-        "    for entry in found.entry_points if entry.group == group\n"
+        f"    entry for distribution in metadata.distributions(path=[{str(folder)!r}])\n"
+        "    for entry in distribution.entry_points if entry.group == group\n"
         "]"
     )
 

@@ -162,9 +162,9 @@ def _check_types(kind: type, values: dict[str, Any]) -> None:
     """Raise ``ValueError`` unless the values have the types of the fields of a dataclass, and are finite."""
     types = get_type_hints(kind)
     for name, value in values.items():
-        wanted, is_number = types.get(name, object), isinstance(value, int | float)
-        if not isinstance(value, wanted) and not (is_number and isinstance(0.0, wanted)):
-            raise ValueError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {value!r}")
+        expected, is_number = types.get(name, object), isinstance(value, int | float)
+        if not isinstance(value, expected) and not (is_number and isinstance(0.0, expected)):
+            raise ValueError(f"{name} must be {getattr(expected, '__name__', expected)}, got {value!r}")
         if is_number and not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value}")
 
@@ -384,7 +384,7 @@ def _train_epoch(
     model.train()
     device = next(model.parameters()).device
     batches = task.batches(epoch)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     total = torch.zeros((), dtype=torch.float64)
     items = tokens = 0
     with _bar(console, f"epoch {epoch + 1}/{settings.epochs}", len(batches)) as advance:
@@ -399,8 +399,8 @@ def _train_epoch(
             total += loss.detach().double().cpu()
             items += task.items(batch)
             tokens += task.tokens(batch)
-            advance(f"loss {total / items * world():.3f}, {tokens / (time.perf_counter() - begun):.0f} tokens/s")
-    seconds = time.perf_counter() - begun
+            advance(f"loss {total / items * world():.3f}, {tokens / (time.perf_counter() - start):.0f} tokens/s")
+    seconds = time.perf_counter() - start
     if world() > 1:
         total = total.to(device)
         distributed.all_reduce(total)

@@ -71,6 +71,8 @@ def test_finds_files(tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"must hold a file with 'dev' or 'valid' or 'testa' in its name, got \[\]"):
         find(tmp_path / "other", "dev")
+    with pytest.raises(ValueError, match=r"split must be train, dev or test, got 'all'"):
+        find(tmp_path, "all")
 
 
 def test_reads_vectors(tmp_path):

@@ -30,8 +30,10 @@ def test_unusable_files_are_reported(tmp_path):
     with pytest.raises(ValueError, match=r"train.fr cannot be read as UTF-8 text"):
         read_pairs(tmp_path, "train", ("fr", "en"))
     (tmp_path / "more.train.fr").touch()
-    with pytest.raises(ValueError, match=r"has 2 files for train"):
+    with pytest.raises(ValueError, match=r"has 2 files for train: more.train.fr, train.fr"):
         find(tmp_path, "train", "fr")
+    with pytest.raises(ValueError, match=r"split must be train, dev or test, got 'all'"):
+        find(tmp_path, "all", "fr")
 
 
 LINES = ["A man, in a blue shirt, isn't here.", "A man is here.", "A dog is here; a dog.", "A blue man's shirt."] * 3

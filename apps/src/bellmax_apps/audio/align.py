@@ -99,8 +99,8 @@ class Pitch:
         """
         tuned = features.tuning(audio)
         sound = features.chroma(audio, tuned).float()
-        most = max(1, min(ROUGH, CELLS // (2 * len(score) + 2)))
-        sound = torch.nn.functional.normalize(_coarser(sound, max(COARSER, -(-len(sound) // most))))
+        limit = max(1, min(ROUGH, CELLS // (2 * len(score) + 2)))
+        sound = torch.nn.functional.normalize(_coarser(sound, max(COARSER, -(-len(sound) // limit))))
         tones, silence = Chroma().columns(score, len(sound)).keys.float().split((12, 1))
         costs = {}
         for by in range(-6, 6):

@@ -41,9 +41,9 @@ def draw(audio: NDArray[np.float32], alignment: Alignment, score: Score, pitch: 
     return figure
 
 
-def _shrink(rows: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Reduce to at most ``most`` rows, each the maximum of several consecutive rows."""
-    times = -(-len(rows) // most)
+def _shrink(rows: NDArray[np.float32], limit: int) -> NDArray[np.float32]:
+    """Reduce to at most ``limit`` rows, each the maximum of several consecutive rows."""
+    times = -(-len(rows) // limit)
     padded = np.pad(rows, ((0, -len(rows) % times), (0, 0)))
     return np.asarray(padded.reshape(-1, times, rows.shape[1]).max(1))
 

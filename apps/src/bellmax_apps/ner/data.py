@@ -135,8 +135,8 @@ def read_vectors(path: Path, most: int = 400_000) -> tuple[list[str], NDArray[np
     return words, vectors
 
 
-def _read_npz(path: Path, most: int) -> tuple[list[str], NDArray[np.float32]]:
-    """Read at most ``most`` words and vectors of an ``.npz``, after checks of its size, types and shapes."""
+def _read_npz(path: Path, limit: int) -> tuple[list[str], NDArray[np.float32]]:
+    """Read at most ``limit`` words and vectors of an ``.npz``, after checks of its size, types and shapes."""
     with (
         reading(path, "an .npz of word vectors"),
         warnings.catch_warnings(),
@@ -152,16 +152,16 @@ def _read_npz(path: Path, most: int) -> tuple[list[str], NDArray[np.float32]]:
             raise ValueError(f"it must hold text and numbers, got {words.dtype} and {vectors.dtype}")
         if vectors.ndim != 2 or words.shape != vectors.shape[:1] or not vectors.size:
             raise ValueError(f"it must hold a vector for each word, got {words.shape} and {vectors.shape}")
-        return texts({"words": words[:most].tolist()}, "words"), vectors[:most].astype(np.float32)
+        return texts({"words": words[:limit].tolist()}, "words"), vectors[:limit].astype(np.float32)
 
 
-def _read_text(path: Path, most: int) -> tuple[list[str], NDArray[np.float32]]:
-    """Read at most ``most`` lines of a word and its vector. A number that overflows float32 becomes infinite."""
+def _read_text(path: Path, limit: int) -> tuple[list[str], NDArray[np.float32]]:
+    """Read at most ``limit`` lines of a word and its vector. A number that overflows float32 becomes infinite."""
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     size = 0
     for number, line in enumerate(read_lines(path), start=1):
-        if len(rows) == most:
+        if len(rows) == limit:
             break
         word, *cells = line.rstrip().split(" ")
         if number == 1 and len(cells) == 1:

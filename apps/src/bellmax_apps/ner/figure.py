@@ -29,8 +29,8 @@ def draw(
     Darker is more probable. A grey border marks a probability above 0, and a red dot marks the true tag. Tags that are
     improbable everywhere and never true are left out. A panel of a long sentence has several rows.
     """
-    most = np.max([p.max(0) for _, p in panels], axis=0)
-    shown = [n for n, label in enumerate(labels) if most[n] > 0.005 or (truth and label in truth)]
+    largest = np.max([p.max(0) for _, p in panels], axis=0)
+    shown = [n for n, label in enumerate(labels) if largest[n] > 0.005 or (truth and label in truth)]
     names = [labels[n] for n in shown]
     words = [token if len(token) <= LONG else f"{token[: LONG - 1]}…" for token in tokens]
     count = -(-len(words) // WIDE)

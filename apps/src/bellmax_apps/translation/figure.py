@@ -18,8 +18,8 @@ def draw(source: Sequence[str], maps: Sequence[tuple[str, Sequence[str], NDArray
 
     Darker is a greater weight; a border marks a weight above 0.
     """
-    most = max(len(words) for _, words, _ in maps)
-    width, height = 0.34 * len(source) + 1.6, 0.28 * most + 1.7
+    rows = max(len(words) for _, words, _ in maps)
+    width, height = 0.34 * len(source) + 1.6, 0.28 * rows + 1.7
     figure = Figure(figsize=(width * len(maps), height), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for ax, (title, words, weights) in zip(axes, maps, strict=True):

@@ -141,15 +141,15 @@ class Translation(NamedTuple):
 
 
 @torch.no_grad()
-def greedy(model: Translator, source: Tensor, lengths: Tensor, most: int) -> list[Translation]:
-    """Translate a batch by greedy search, up to ``most`` words."""
+def greedy(model: Translator, source: Tensor, lengths: Tensor, max_words: int) -> list[Translation]:
+    """Translate a batch by greedy search, up to ``max_words`` words."""
     keys, mask, state = model.read(source, lengths)
     batch = len(source)
     word = torch.full((batch,), BEGIN, device=source.device)
     done = torch.zeros(batch, dtype=torch.bool, device=source.device)
     total = torch.zeros(batch, device=source.device)
     words, weights = [], []
-    for _ in range(most):
+    for _ in range(max_words):
         state, word_weights = model.step(model.target(word), state, keys, mask)
         score, word = _next_words(model, state).max(-1)
         total = total + score.masked_fill(done, 0)
@@ -176,8 +176,8 @@ def _up_to_end(words: list[int], score: float, weights: Tensor) -> Translation:
 
 
 @torch.no_grad()
-def beam_search(model: Translator, source: Tensor, width: int, most: int, penalty: float = 1.0) -> Translation:
-    """Translate a sentence (S,) by beam search with this width, up to ``most`` words.
+def beam_search(model: Translator, source: Tensor, width: int, max_words: int, penalty: float = 1.0) -> Translation:
+    """Translate a sentence (S,) by beam search with this width, up to ``max_words`` words.
 
     Translations are ranked by log-probability / length^``penalty``, where the length includes the end.
     """
@@ -185,7 +185,7 @@ def beam_search(model: Translator, source: Tensor, width: int, most: int, penalt
     word = torch.full((1,), BEGIN, device=source.device)
     beam: list[tuple[float, _Prefix | None]] = [(0.0, None)]
     best: tuple[float, float, _Prefix | None] = -torch.inf, -torch.inf, None
-    for length in range(1, most + 1):
+    for length in range(1, max_words + 1):
         count = len(beam)
         state, weights = model.step(model.target(word), state, keys.expand(count, -1, -1), mask.expand(count, -1))
         before = torch.tensor([score for score, _ in beam], device=source.device)
@@ -198,13 +198,13 @@ def beam_search(model: Translator, source: Tensor, width: int, most: int, penalt
             prefix = beam[parent][1]
             if next_word != END:
                 prefix = _Prefix(prefix, next_word, weights[parent])
-            if next_word == END or length == most:
+            if next_word == END or length == max_words:
                 best = max(best, (score / length**penalty, score, prefix), key=lambda entry: entry[0])
             elif len(longer) < width:
                 longer.append((score, prefix))
                 parents.append(parent)
-        # A longer translation has a lower log-probability, and at most `most` words: it cannot beat this rank.
-        if not longer or best[0] >= longer[0][0] / most**penalty:
+        # A longer translation has a lower log-probability, and at most `max_words` words: it cannot beat this rank.
+        if not longer or best[0] >= longer[0][0] / max_words**penalty:
             break
         beam = longer
         state = State(*(tensor[parents] for tensor in state))
