@@ -69,8 +69,8 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
     Args:
         function: ``bx.dtw_cdist`` or ``bx.dtw_neighbors``.
         args: The positional arguments of the call.
-        checkpoint: A folder that all tasks can access. The series are pickled there, so nobody else should be able to
-            write to it.
+        checkpoint: A folder that all tasks can access. The series are pickled there, so other people must not be
+            able to write to it.
         options: The keyword arguments of the call, except ``out``, ``client`` and ``progress``.
 
     Returns:

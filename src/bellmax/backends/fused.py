@@ -58,7 +58,7 @@ class LabelledChain(NamedTuple):
 
 
 class LabelScores(FusedKernel[LabelledChain, Tensor], Protocol):
-    """Scores (B,) of the labels. Declines labels that are no states, ignored labels and infinite scores."""
+    """Scores (B,) of the labels. Declines unknown labels, ignored labels and infinite scores."""
 
     def subtract_vjp(self, gradients: Tensors, problem: LabelledChain, grad: Tensor) -> None:
         """Subtract the gradients of ⟨grad, scores⟩ from ``gradients``, which have the shapes of θ, in place."""

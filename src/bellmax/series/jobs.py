@@ -318,7 +318,7 @@ class Folder:
         return self._file(block).exists()
 
     def read(self, block: Block, job: Job) -> Results:
-        """Read the results of a block. Raises ``ValueError`` if they are damaged or not those of the job."""
+        """Read the results of a block. Raises ``ValueError`` if they are damaged or belong to another job."""
         file = self._file(block)
         expected = [(torch.strided, dtype, job.shape(block)) for dtype in job.dtypes]
         try:

@@ -18,6 +18,15 @@ from bellmax.tensors import Gamma, Tensors, divide_by_gamma, multiply_by_gamma, 
 from bellmax.transforms import needs_grad
 
 
+def has_long_pairs_kernel(measure: Measure, x: Tensor, y: Tensor) -> bool:
+    """True if the backend has a kernel for pairs of series (..., N, D) and (..., M, D): for their dtype and Ω."""
+    kernel, omega = measure.fused_kernels(x.device).long_pairs, measure.omega.kernel
+    if kernel is None or omega is None:
+        return False
+    first_x, first_y = (series[(0,) * (series.ndim - 2)] for series in (x, y))
+    return kernel.supports(LongPair(first_x, first_y, pairwise, (), math.inf, False, omega))
+
+
 def long_pair_values(
     measure: Measure, x: Tensor, y: Tensor, lengths_x: Tensor | None, lengths_y: Tensor | None
 ) -> Tensor:

@@ -10,19 +10,18 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
-from bellmax.autograd import Shortcut
 from bellmax.backends import BACKENDS
-from bellmax.backends.fused import ShortPairs
-from bellmax.regularizers import Kernel, with_gamma
-from bellmax.series.costs import as_power, broadcast, pairwise, power_costs, power_gradients
-from bellmax.series.long_pairs import long_pair_values
+from bellmax.regularizers import Kernel
+from bellmax.series.costs import as_power, broadcast, pairwise
+from bellmax.series.long_pairs import has_long_pairs_kernel, long_pair_values
 from bellmax.series.measure import Measure
-from bellmax.series.runs import Advance, Selection, num_pairs, slices
-from bellmax.series.search import can_search, concatenated, is_finite, search
-from bellmax.tensors import Tensors, inner, multiply_by_gamma, read_gamma
+from bellmax.series.one_node import one_node_values
+from bellmax.series.runs import Advance, Selection
+from bellmax.series.search import can_search, concatenated, is_finite, search_all
+from bellmax.series.short_pairs import has_short_pairs_kernel, short_pair_values
+from bellmax.tensors import Tensors, inner
 from bellmax.transforms import is_transformed, needs_grad
 
 _HARD = Kernel("hard")
@@ -30,7 +29,6 @@ _SHORT = 64  # steps up to which one pair in each lane is faster than strips of 
 _FEW = 8  # pairs below which most lanes would be idle
 _LONG = 2**18  # cells of a pair from which chunks are faster than the whole cost matrix
 _LARGE = 2**22  # cells of a batch from which chunks are faster
-_ROWS = 256  # of a tile that the search computes at a time
 
 
 # --- requests
@@ -97,10 +95,6 @@ def _tensors(measure: Measure, request: Batch | Selection) -> Tensors:
     return (x, y, gamma) if isinstance(gamma, Tensor) else (x, y)
 
 
-def _power(measure: Measure, request: Batch | Selection) -> int | None:
-    return as_power(measure.cost, _tensors(measure, request)[0].shape[-1])
-
-
 def _num_cells(batch: Batch) -> int:
     """The size of one cost matrix."""
     return batch.x.shape[-2] * batch.y.shape[-2]
@@ -111,7 +105,7 @@ def _is_large(measure: Measure, batch: Batch) -> bool:
 
 
 def _has_fixed_cost(measure: Measure, batch: Batch) -> bool:
-    """True if the cost has no gradient of its own. Tries a cost function on the first elements."""
+    """True if the cost has a gradient in the series only. Tries a cost function on the first elements."""
     if not callable(measure.cost):
         return True
     x, y = (series.detach()[..., :1, :] for series in batch[:2])
@@ -119,17 +113,9 @@ def _has_fixed_cost(measure: Measure, batch: Batch) -> bool:
     return costs.dtype == x.dtype and not costs.requires_grad
 
 
-def _has_chunks(measure: Measure, batch: Batch) -> bool:
-    return measure.omega.kernel is not None and measure.fused_kernels(batch.x.device).long_pairs is not None
-
-
-def _has_lanes(measure: Measure, selection: Selection) -> bool:
-    problem, kernel = _short_pairs_problem(measure, selection), measure.fused_kernels(selection.i.device).short_pairs
-    return problem is not None and kernel is not None and kernel.supports(problem)
-
-
 _OF_POWERS = Condition(
-    'cost is "sqeuclidean", "cityblock" or, for one feature, "euclidean"', lambda m, r: _power(m, r) is not None
+    'cost is "sqeuclidean", "cityblock" or, for one feature, "euclidean"',
+    lambda m, r: as_power(m.cost, _tensors(m, r)[0].shape[-1]) is not None,
 )
 _VALUE = Condition('divergence is None or "debiased"', lambda m, r: m.is_value)
 _PLAIN_MOVES = Condition("no step weights or penalties, no open ends", lambda m, r: m.moves.are_plain)
@@ -158,92 +144,7 @@ class Route(NamedTuple):
     compute: Callable[[Measure, Any], Tensor]
 
 
-def _search_tile(measure: Measure, tile: Tile) -> Tensor:
-    """All pairs (K, L) by the search for nearest neighbours, with k = all."""
-    left, right, is_diagonal, advance = tile
-    distances = right[0].new_zeros(len(left), len(right))
-    # If the lists are the same, a candidate that comes before the queries is skipped; small steps skip most of them.
-    for rows in slices(len(left), _ROWS // 8 if is_diagonal else _ROWS):
-        start = rows.start if is_diagonal else 0
-        queries, candidates = left[rows], right[start:]
-        excluded = torch.full((len(queries),), -1, device=distances.device)
-        nearest = search(measure, concatenated(queries), concatenated(candidates), excluded, len(candidates))
-        distances[rows, start:].scatter_(1, nearest.indices, nearest.distances)
-        advance(num_pairs(len(queries), len(queries), is_diagonal) + len(queries) * (len(candidates) - len(queries)))
-    if is_diagonal:
-        distances.triu_()
-        distances += distances.triu(1).mT
-    return distances
-
-
-def _short_pairs_problem(measure: Measure, selection: Selection) -> ShortPairs | None:
-    row, column, i, j = selection
-    power, omega = _power(measure, selection), measure.omega.kernel
-    if power is None or omega is None:
-        return None
-    scale = 1 / read_gamma(measure.omega.gamma)
-    return ShortPairs(row.series, column.series, (row.lengths, column.lengths), (i, j), power, scale, omega)
-
-
-def _short_pairs(measure: Measure, selection: Selection) -> Tensor:
-    """The values (P,) of pairs, one in each lane."""
-    problem, kernel = _short_pairs_problem(measure, selection), measure.fused_kernels(selection.i.device).short_pairs
-    assert problem is not None
-    assert kernel is not None
-    unit_values = kernel.run(problem)
-    assert unit_values is not None
-    return multiply_by_gamma(unit_values, read_gamma(measure.omega.gamma))
-
-
-def _long_pairs(measure: Measure, batch: Batch) -> Tensor:
-    return long_pair_values(measure, *batch)
-
-
-def _one_node(measure: Measure, batch: Batch) -> Tensor:
-    """The values as one node of the autograd graph, from the series to the value. It saves no costs but θ = C/γ."""
-    x, y, lengths_x, lengths_y = batch
-    power, gamma = _power(measure, batch), measure.omega.gamma
-    assert power is not None
-    learns_gamma = isinstance(gamma, Tensor) and gamma.requires_grad
-    inputs = (x, y, gamma) if isinstance(gamma, Tensor) and learns_gamma else (x, y)
-    if isinstance(gamma, Tensor):
-        measure = measure.with_gamma(gamma.detach())
-        measure = measure.with_number_gamma(x)
-    p = measure.over(power_costs(x, y, power), lengths_x, lengths_y)
-    (theta,), unit_value, tape = p._solver.eager_forward()
-    solver, flat = p._solver.without_scores(), p._solver.batch
-    pairs, cost, omega, needed = p.cost.shape[:-2], measure.cost, p.omega, (x.requires_grad, y.requires_grad)
-
-    def vjp(inputs: Tensors, saved: Tensors, grad: Tensor) -> list[Tensor | None]:
-        theta, tape, *unit_value = saved
-        seed = flat.seed(grad, [theta])
-        (path,) = flat.run("backward", [theta], tape, seed)
-        gradients = power_gradients(inputs[0], inputs[1], path.reshape(*pairs, *path.shape[-2:]), power, needed)
-        if learns_gamma:
-            gradient = _gamma_gradient(unit_value[0], inner(path, theta, 2), seed)
-            gradients.append(gradient.reshape(pairs).sum_to_size(inputs[2].shape).to(inputs[2].dtype))
-        return gradients
-
-    def general(inputs: Tensors, saved: Tensors) -> Tensor:
-        costs = pairwise(inputs[0], inputs[1], cost)
-        its_omega = with_gamma(omega, inputs[2]) if learns_gamma else omega
-        return solver.with_scores((costs.expand(*pairs, *costs.shape[-2:]),), its_omega).value()
-
-    is_scaled = isinstance(omega.gamma, Tensor) or omega.gamma != 1
-    result = flat.rescale(unit_value if is_scaled else unit_value.clone(), omega.gamma)  # not a view of the tape
-    saved = (theta, tape, unit_value) if learns_gamma else (theta, tape)
-    return Shortcut(vjp, general).attach(result, inputs, saved)
-
-
-def _gamma_gradient(unit_value: Tensor, paid: Tensor, seed: Tensor) -> Tensor:
-    """∂(γ v(C/γ))/∂γ = v(C/γ) − ⟨E, C/γ⟩, times the seed (B,); 0 for pairs without an alignment.
-
-    ``unit_value`` is v(C/γ), and ``paid`` is ⟨E, C/γ⟩ times the seed.
-    """
-    return torch.where(unit_value.isinf(), 0, seed * unit_value.masked_fill(unit_value.isinf(), 0) - paid)
-
-
-def _distribution(measure: Measure, batch: Batch) -> Tensor:
+def _values_of_distribution(measure: Measure, batch: Batch) -> Tensor:
     """The values, or the costs of expected alignments, by the verbs of :class:`DTW`."""
     alignments, cost = measure.alignments(*batch)
     if measure.is_value:
@@ -268,7 +169,7 @@ ROUTES = (
             Condition(_OF_POWERS.words, lambda m, t: can_search(m, concatenated(t.right[:1]))),
             Condition("finite series", lambda m, t: all(is_finite(concatenated(side)) for side in t[:2])),
         ),
-        _search_tile,
+        lambda m, t: search_all(m, *t),
     ),
     Route(
         "short pairs",
@@ -287,12 +188,12 @@ ROUTES = (
             _NO_GRADIENT,
             _NARROW_GAMMA,
             _OF_POWERS,
-            Condition("float32 or float64, compiled Ω", _has_lanes),
+            Condition("float32 or float64, compiled Ω", has_short_pairs_kernel),
             Condition(
                 "finite series", lambda m, s: all(bool(t.isfinite().all()) for t in (s.row.series, s.column.series))
             ),
         ),
-        _short_pairs,
+        short_pair_values,
     ),
     Route(
         "long pairs",
@@ -306,10 +207,10 @@ ROUTES = (
             _PLAIN_MOVES,
             _EAGER,
             _NARROW_GAMMA,
-            Condition("compiled Ω", _has_chunks),
+            Condition("float32 or float64, compiled Ω", lambda m, b: has_long_pairs_kernel(m, b.x, b.y)),
             Condition("cost is a name, or a function whose parameters need no gradient", _has_fixed_cost),
         ),
-        _long_pairs,
+        lambda m, b: long_pair_values(m, *b),
     ),
     Route(
         "one node",
@@ -317,9 +218,9 @@ ROUTES = (
         "a batch of pairs",
         None,
         (_GRADIENT, _VALUE, _PLAIN_MOVES, _OF_POWERS, _EAGER, _NARROW_GAMMA),
-        _one_node,
+        lambda m, b: one_node_values(m, *b),
     ),
-    Route("distribution", Batch, "a batch of pairs", None, (), _distribution),
+    Route("distribution", Batch, "a batch of pairs", None, (), _values_of_distribution),
 )
 """All routes, in the order in which they are tried."""
 
@@ -327,7 +228,7 @@ _ROUTES_OF = {kind: [route for route in ROUTES if route.request is kind] for kin
 
 
 def describe_routes(backend: str) -> str:
-    """The table of the routes that a backend has, in order, as text: the conditions follow the name of the route."""
+    """The routes that a backend has, as text: each name is followed by the conditions, one on each line."""
     fused = BACKENDS[backend].fused
     routes = [route for route in ROUTES if route.fused is None or getattr(fused, route.fused) is not None]
     lines = []

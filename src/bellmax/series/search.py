@@ -11,6 +11,9 @@ from torch import Tensor
 from bellmax.backends.fused import Concatenated, Nearest, NeighborSearch
 from bellmax.series.costs import as_power
 from bellmax.series.measure import Measure
+from bellmax.series.runs import Advance, num_pairs, slices
+
+_ROWS = 256  # of a matrix of all pairs that one search computes
 
 
 def concatenated(collection: Sequence[Tensor]) -> Concatenated:
@@ -45,6 +48,25 @@ def search(measure: Measure, queries: Concatenated, candidates: Concatenated, ex
     nearest = kernel.run(problem)
     assert nearest is not None
     return nearest
+
+
+def search_all(
+    measure: Measure, left: list[Tensor], right: list[Tensor], is_diagonal: bool, advance: Advance
+) -> Tensor:
+    """The distances (K, L) of all pairs, by a search with k = all; ``is_diagonal`` if both lists are the same."""
+    distances = right[0].new_zeros(len(left), len(right))
+    # A symmetric matrix is computed above the diagonal, and in squares on it: narrow slices of rows make these small.
+    for rows in slices(len(left), _ROWS // 8 if is_diagonal else _ROWS):
+        start = rows.start if is_diagonal else 0
+        queries, candidates = left[rows], right[start:]
+        excluded = torch.full((len(queries),), -1, device=distances.device)
+        nearest = search(measure, concatenated(queries), concatenated(candidates), excluded, len(candidates))
+        distances[rows, start:].scatter_(1, nearest.indices, nearest.distances)
+        advance(num_pairs(len(queries), len(queries), is_diagonal) + len(queries) * (len(candidates) - len(queries)))
+    if is_diagonal:
+        distances.triu_()
+        distances += distances.triu(1).mT
+    return distances
 
 
 def _problem(
