@@ -44,12 +44,17 @@ def client() -> Iterator[Client]:
         Client(cluster) as connected,
     ):
         yield connected
+    """Two processes, which come back after they were killed."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        yield client
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
 
 
 def series() -> Tensor:
@@ -80,6 +85,7 @@ class Cost:
 
 class Kill:
     """Kills a process, by default its own, once, after some blocks were saved, and notes these blocks."""
+    """Kills a process, by default this one, once, after some blocks were written; notes these blocks."""
 
     def __init__(self, checkpoint: Path, pid: int | None = None) -> None:
         self.checkpoint, self.pid, self.notes = checkpoint, pid, checkpoint.with_name("killed")
@@ -90,12 +96,15 @@ class Kill:
         with suppress(FileExistsError), self.notes.open("x") as file:
             wait_for(self.checkpoint)
             file.write("\n".join(saved_blocks(self.checkpoint)))
+            file.write("\n".join(written_blocks(self.checkpoint)))
             file.flush()
             os.kill(self.pid or os.getpid(), signal.SIGKILL)
 
 
 def saved_blocks(checkpoint: Path) -> list[str]:
     """Names of the blocks in a folder."""
+def written_blocks(checkpoint: Path) -> list[str]:
+    """The names of the blocks in a folder, as in the notes of :class:`Cost`."""
     names = (path.stem.split("-") for path in checkpoint.glob("*.block"))
     return sorted(f"rows-{row}-columns-{column}" for _, row, _, _, column, _ in names)
 
@@ -104,6 +113,9 @@ def wait_for(checkpoint: Path) -> None:
     """Wait until three blocks were saved, with a timeout."""
     until = time.monotonic() + 120
     while len(saved_blocks(checkpoint)) < 3 and time.monotonic() < until:
+    """Wait until three blocks were written, for at most two minutes."""
+    until = time.monotonic() + 120
+    while len(written_blocks(checkpoint)) < 3 and time.monotonic() < until:
         time.sleep(0.01)
 
 
@@ -146,6 +158,8 @@ def test_a_worker_may_die(client: Client, tmp_path: Path) -> None:
     assert all(cost.noted.count(block) == 1 for block in before)
     assert set(cost.noted) == set(saved_blocks(checkpoint))
     assert len(saved_blocks(checkpoint)) == BLOCKS
+    assert set(cost.noted) == set(written_blocks(checkpoint))
+    assert len(written_blocks(checkpoint)) == BLOCKS
 
 
 def test_the_driver_may_die(client: Client, tmp_path: Path) -> None:
@@ -163,6 +177,10 @@ bx.dtw_cdist(series(), cost=cost, client=Client({client.scheduler.address!r}), c
     assert 3 <= len(before) < BLOCKS
     close(bx.dtw_cdist(series(), cost=rest, client=client, checkpoint=checkpoint), one_process(tmp_path), 0)
     assert sorted([*before, *rest.noted]) == saved_blocks(checkpoint)
+    before, rest = written_blocks(checkpoint), Cost(tmp_path / "rest")
+    assert 3 <= len(before) < BLOCKS
+    close(bx.dtw_cdist(series(), cost=rest, client=client, checkpoint=checkpoint), one_process(tmp_path), 0)
+    assert sorted([*before, *rest.noted]) == written_blocks(checkpoint)
     assert len(rest.noted) == BLOCKS - len(before)
 
 
@@ -176,6 +194,11 @@ def test_a_block_that_fails_for_good_is_named(client: Client, tmp_path: Path) ->
     assert set(before) == {*cost.noted} - {SIXTH}
     bx.dtw_cdist(series(), cost=rest, checkpoint=checkpoint)
     assert sorted([*before, *rest.noted]) == saved_blocks(checkpoint)
+    before, rest = written_blocks(checkpoint), Cost(tmp_path / "rest")
+    assert len(before) >= 5
+    assert set(before) == {*cost.noted} - {SIXTH}
+    bx.dtw_cdist(series(), cost=rest, checkpoint=checkpoint)
+    assert sorted([*before, *rest.noted]) == written_blocks(checkpoint)
 
 
 def test_series_are_sent_anew_if_no_worker_has_them() -> None:
@@ -218,7 +241,7 @@ def test_a_lost_worker_gives_a_one_line_error() -> None:
 
 
 @pytest.mark.parametrize("which", ["threads", "client"])
-def test_a_client_computes_what_one_process_does(which: str, request: pytest.FixtureRequest) -> None:
+def test_a_client_computes_the_same_as_one_process(which: str, request: pytest.FixtureRequest) -> None:
     client, xs = request.getfixturevalue(which), [*series()[:, :5], torch.ones(3)]
     for ys, options in ((None, {"divergence": "debiased"}), (xs[:7], {"omega": "hard", "band": 2})):
         close(bx.dtw_cdist(xs, ys, client=client, **options), bx.dtw_cdist(xs, ys, **options), 1e-6)
@@ -278,6 +301,7 @@ def test_a_lost_scheduler_gives_a_one_line_error(method: str) -> None:
 
 def backend_of_workers(client: Any, **options: Any) -> set[str]:
     """Backends that workers use in a call within ``bx.use_backend("reference")``."""
+    """The backends that workers use in a call within ``bx.use_backend("reference")``."""
     backends = set()
 
     def cost(x: Tensor, y: Tensor) -> Tensor:
@@ -346,6 +370,8 @@ def test_few_blocks_are_submitted_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_slow_block_does_not_delay_the_others(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     checkpoint, results = tmp_path / "blocks", []
+def test_a_slow_block_does_not_keep_the_others_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    checkpoint, written = tmp_path / "blocks", []
 
     def slow(block: str) -> None:
         if block == "rows-0-columns-0":
@@ -355,6 +381,11 @@ def test_a_slow_block_does_not_delay_the_others(tmp_path: Path, threads: ThreadP
     cost = Cost(tmp_path / "notes", slow)
     close(bx.dtw_cdist(series(), cost=cost, client=threads, checkpoint=checkpoint), one_process(tmp_path), 0)
     assert len(results) >= 3
+            written.extend(written_blocks(checkpoint))
+
+    cost = Cost(tmp_path / "notes", slow)
+    close(bx.dtw_cdist(series(), cost=cost, client=threads, checkpoint=checkpoint), one_process(tmp_path), 0)
+    assert len(written) >= 3
 
 
 # --- folders
@@ -362,6 +393,8 @@ def test_a_slow_block_does_not_delay_the_others(tmp_path: Path, threads: ThreadP
 
 def test_neighbours_resume_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     xs, checkpoint = series(), tmp_path / "blocks"
+def test_neighbours_go_on_from_a_folder(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    xs, checkpoint = series(), tmp_path / "folder"
     expected = bx.dtw_neighbors(xs, k=2)
     assert bx.dtw_neighbors(xs, k=2, checkpoint=checkpoint, client=threads).indices.equal(expected.indices)
     files = sorted(checkpoint.glob("*.block"))
@@ -416,6 +449,15 @@ def test_another_cost_of_the_same_name_has_another_fingerprint(function: Any, tm
 
 
 def test_the_split_between_both_sides_changes_the_fingerprint() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fingerprint_has_all_digits_of_a_tensor_gamma(dtype: torch.dtype) -> None:
+    gammas = [torch.tensor(gamma, dtype=dtype) for gamma in (0.123451, 0.123452)]
+    first, second = (collections.pairs_job(series(), gamma=gamma).fingerprint() for gamma in gammas)
+    assert first != second
+    assert first == collections.pairs_job(series(), gamma=gammas[0].clone().requires_grad_()).fingerprint()
+
+
+def test_where_the_sides_part_tells_calls_apart() -> None:
     xs = series()
     calls = (xs,), (xs[:6], xs[6:]), (xs[:9], xs[9:]), (xs, xs)
     assert len({collections.pairs_job(*sides).fingerprint() for sides in calls}) == 4
@@ -542,6 +584,7 @@ def test_finished_blocks_survive_a_broken_client(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="rows 0–2 against columns 9–11 could not be computed: RuntimeError: the"):
         bx.dtw_cdist(series(), checkpoint=tmp_path, client=Broken())
     assert len(saved_blocks(tmp_path)) == 3
+    assert len(written_blocks(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("function", [bx.dtw_cdist, bx.dtw_neighbors])
@@ -574,6 +617,7 @@ def test_tasks_can_be_pickled_and_run_anywhere(function: Any, tmp_path: Path) ->
 
 
 def test_errors_of_plans_and_tasks(tmp_path: Path) -> None:
+def test_tasks_name_the_block_that_failed(tmp_path: Path) -> None:
     tasks = bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "a", cost=Cost(tmp_path / "notes", fail))
     for task in tasks[:5]:
         task.run()

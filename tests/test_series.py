@@ -194,6 +194,7 @@ def test_derivatives(divergence: str | None, name: str) -> None:
 @pytest.mark.parametrize("divergence", [None, *DIVERGENCES])
 @pytest.mark.parametrize(("band", "name"), [(None, "negentropy"), (1, "negentropy"), (1, "l2")])
 def test_lengths_equal_series_without_padding(divergence: str | None, band: float | None, name: str) -> None:
+def test_padded_series_equal_cut_series(divergence: str | None, band: float | None, name: str) -> None:
     xs, ys = ragged(4, 1, 3, seed=2), ragged(2, 5, 4, seed=7)
     x = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan).requires_grad_()
     y = torch.nn.utils.rnn.pad_sequence(ys, True, padding_value=math.nan).requires_grad_()
@@ -210,6 +211,10 @@ def test_lengths_equal_series_without_padding(divergence: str | None, band: floa
         assert gradient.isfinite().all()
         assert not gradient[series.isnan()].any()
         assert gradient[torch.arange(3), series_lengths - 1].any(-1).all() or divergence is not None
+    for series, length, gradient in zip((x, y), lengths, torch.autograd.grad(together.sum(), (x, y)), strict=True):
+        assert gradient.isfinite().all()
+        assert not gradient[series.isnan()].any()
+        assert gradient[torch.arange(3), length - 1].any(-1).all() or divergence is not None
     close(run(x[0], y, lengths=(2, lengths[1])), run(x[0, :2], y, lengths=(2, lengths[1])))
     close(run(x[2], y[1], lengths=(3, 4)), run(xs[2], ys[1][:4]))
 
@@ -353,6 +358,7 @@ def test_cdist_keeps_gradients(divergence: str | None) -> None:
 
 
 def test_cdist_takes_inputs_of_any_type(backend: str) -> None:
+def test_cdist_takes_lists_arrays_and_frames(backend: str) -> None:
     xs = ragged(3, 5, 4, features=1)
     stacked = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan)
     expected = bx.dtw_cdist(xs)

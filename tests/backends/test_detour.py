@@ -1,4 +1,5 @@
 """The CPU fallback on a device written in Python, in a separate process; and the devices that use it."""
+"""The CPU fallback, on a device written in Python, which needs a separate process; and the devices that use it."""
 
 from __future__ import annotations
 
@@ -34,6 +35,8 @@ def test_programs_on_a_device_without_kernels() -> None:
 def test_it_serves_what_the_kernels_serve_elsewhere(structure: str) -> None:
 @pytest.mark.parametrize("structure", ["chain", "scored_chain", "dag", "dtw", "spans", "tree"])
 def test_the_fallback_supports_what_the_native_kernels_support(structure: str) -> None:
+@pytest.mark.parametrize("structure", ["chain", "scored_chain", "dag", "dtw", "spans", "tree"])
+def test_the_fallback_serves_other_devices(structure: str) -> None:
     detour = BACKENDS["detour"]
     for device in ("cuda", "cuda:1", "mps", "xpu"):
         assert detour.serves(structure, torch.device(device), KERNEL)

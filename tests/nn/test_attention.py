@@ -68,6 +68,9 @@ def test_masked_keys_equal_removed_keys(name: str, backend: str) -> None:
         alone, alone_weights = attention(queries[b], keys[b, MASK[b]], values[b, MASK[b]])
         torch.testing.assert_close(context[b], alone)
         torch.testing.assert_close(weights[b][:, MASK[b]], alone_weights)
+        context_alone, weights_alone = attention(queries[b], keys[b, MASK[b]], values[b, MASK[b]])
+        torch.testing.assert_close(context[b], context_alone)
+        torch.testing.assert_close(weights[b][:, MASK[b]], weights_alone)
     assert not weights.masked_select(~MASK.unsqueeze(1)).any()
     assert not context[1].any()
 
@@ -91,6 +94,7 @@ def test_masked_keys_get_no_gradient(bilinear: bool, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_fused_kernel_equals_the_general_sweeps(
+def test_fused_kernel_equals_the_general_sweeps(
     monkeypatch: pytest.MonkeyPatch, omega: bx.Regularizer, dtype: torch.dtype, masked: bool
 ) -> None:
     attention = SegmentationAttention(1, 1, omega=omega).to(dtype)

@@ -43,11 +43,12 @@ def one_node_values(
 
     def general(inputs: Tensors, saved: Tensors) -> Tensor:
         costs = pairwise(inputs[0], inputs[1], cost)
-        omega = with_gamma(recipe.omega, inputs[2]) if learns_gamma else recipe.omega
-        return recipe._with((costs.expand(*batch, *costs.shape[-2:]),), omega).value
+        under = with_gamma(omega, inputs[2]) if learns_gamma else omega
+        return solver.with_scores((costs.expand(*batch, *costs.shape[-2:]),), under).value()
 
-    is_scaled = isinstance(flat.gamma, Tensor) or flat.gamma != 1
-    values = flat.value(unit_value if is_scaled else unit_value.clone())  # the tape may share the memory of unit_value
+    is_scaled = isinstance(omega.gamma, Tensor) or omega.gamma != 1
+    # The tape may share the memory of unit_value.
+    values = flat.rescale(unit_value if is_scaled else unit_value.clone(), omega.gamma)
     saved = (theta, tape, unit_value) if learns_gamma else (theta, tape)
     return Shortcut(vjp, general).attach(values, inputs, saved)
 
