@@ -1,4 +1,3 @@
-"""The command ``bellmax``: imports of its help, and messages for missing extras."""
 """The command ``bellmax``: which modules it imports, and how it finds the subcommands of other distributions."""
 
 from __future__ import annotations
@@ -135,24 +134,12 @@ def test_help_lists_broken_subcommands_with_the_reason(site: str) -> None:
         ("no-attribute", "module 'hello_subcommands' has no attribute 'NONE'"),
     ],
 )
-def test_help_of_an_application_imports_none_of_its_libraries(arguments: list[str], expected: str) -> None:
-    shown, modules = modules_after(arguments)
-    assert expected in shown
-    assert not modules & set(SLOW)
-
-
-@pytest.mark.parametrize("arguments", [["ner"], ["ner", "train", "data"], ["ner", "--help"]])
-def test_a_missing_extra_is_named(arguments: list[str]) -> None:
-    done = run(arguments, "sys.modules['seqeval'] = None", "main()")
 def test_a_broken_subcommand_that_is_used_gives_one_line(site: str, name: str, reason: str) -> None:
     done = run([name], site, "main()")
     assert done.returncode == 1
     assert done.stderr == f"bellmax {name} cannot be loaded: {reason}\n"
 
 
-def test_help_names_a_missing_extra() -> None:
-    shown = run(["--help"], "sys.modules['seqeval'] = None", "main()").stdout
-    assert "(needs the extra ner)" in " ".join(shown.replace("│", " ").split())
 def test_broken_entry_points_do_not_break_gpu(site: str) -> None:
     done = run(["gpu", "--help"], site, "main()")
     assert done.returncode == 0, done.stderr

@@ -640,8 +640,6 @@ def test_backward_twice_and_in_any_order(kind: str, backend: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize(  # the other kinds make a graph each time they are asked
     ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "lattice")]
-@pytest.mark.parametrize(  # the other kinds make a graph at each access
-    ("kind", "structure"), [("dag", "dag"), ("costs", "dag"), ("chain", "chain"), ("dtw", "dtw")]
 )
 def test_the_sweep_runs_once(kind: str, structure: str) -> None:
     p = some_distributions(requires_grad=True)[kind]

@@ -804,8 +804,6 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
         with threads(1):
             # Moves with weights, even of 1, are swept by the loops for any table.
             with took("lattice_backward"), took("lattice_hessian", times):
-            # Step weights, even of 1, select the DAG engine.
-            with took("dtw_backward", times=0), took("lattice_backward"), took("lattice_hessian", times):
                 wanted = layers_of(cost, lengths, seed, z, band=band, omega=omega, step_weights=(1, 1, 1))
             with took("lattice_backward") as backward, took("lattice_hessian", times):
                 single = layers_of(cost.float(), lengths, seed.float(), z.float(), band=band, omega=omega)
@@ -813,11 +811,8 @@ def test_kernels_agree_with_the_engine(size: tuple[int, int], band: float | None
             assert all(in_two_numbers(call).all() == has_two_numbers for call in backward)
         for count in (1, 2):
             for pairs in (slice(0, 3), slice(0, 1)):
-                own = lengths[0][pairs], lengths[1][pairs]
-                with threads(count), took("lattice_backward") as backward, took("lattice_hessian", times):
-                    got = layers_of(cost[pairs], own, seed[pairs], z[pairs], band=band, omega=omega)
                 pair_lengths = lengths[0][pairs], lengths[1][pairs]
-                with threads(count), took("dtw_backward") as backward, took("dtw_hessian", times):
+                with threads(count), took("lattice_backward") as backward, took("lattice_hessian", times):
                     got = layers_of(cost[pairs], pair_lengths, seed[pairs], z[pairs], band=band, omega=omega)
                 assert not any(in_two_numbers(call).any() for call in backward)
                 for a, b in zip(got, wanted, strict=True):

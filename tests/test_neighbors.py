@@ -101,7 +101,6 @@ def test_other_measures_are_exact_too(options: dict[str, Any]) -> None:
         same(bx.dtw_neighbors(ys, xs, k=5, **options), by_sorting(ys, xs, k=5, **options))
 
 
-def test_inputs_of_any_type(backend: str) -> None:
 def test_neighbors_takes_lists_and_arrays(backend: str) -> None:
     array = np.array([[0.0, 1.0, 2.0], [0.0, 2.0, np.nan], [5.0, 5.0, 6.0]])
     expected = by_sorting(array, k=1)
@@ -167,7 +166,6 @@ def test_names_of_other_libraries() -> None:
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("band", [None, 0, 7, 200])
-def test_all_pairs_equal_a_search_for_all_neighbours(band: float | None) -> None:
 def test_the_search_computes_all_pairs(band: float | None) -> None:
     xs, ys = walks(*range(60, 100)), walks(70, 5, 90)
     for left, right in ((xs, None), (xs, ys), (ys, xs)):

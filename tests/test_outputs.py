@@ -92,7 +92,6 @@ def test_an_interrupted_call_resumes(suffix: str, tmp_path: Path) -> None:
     got = bx.dtw_cdist(xs, cost=rest, divergence="debiased", max_cells=1, out=second)
     close(torch.as_tensor(np.asarray(got)), expected, 0)
     assert rest.calls < whole.calls / 2 + 7  # the remaining tiles, and the terms of single series
-    assert rest.calls < whole.calls / 2 + 7  # the blocks that were left, and the terms of one series
     assert len(listed.read_text().splitlines()) == 7  # all tiles, after the fingerprint
     bx.dtw_cdist(xs, cost=none, divergence="debiased", max_cells=1, out=second)
     assert none.calls == 1 + 7  # one for the fingerprint, and the terms of single series

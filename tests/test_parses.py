@@ -267,7 +267,6 @@ def test_float32_keeps_its_digits(kind: str) -> None:
 @of_cases
 def test_items_are_counted_without_a_graph(case: str) -> None:
     program = ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
-    program = ChartProgram({"one root": "arcs_of_one_root", "roots": "arcs"}.get(case, "spans"))
     for places in range(1 + (case in ("roots", "one root")), 7):
         theta = [torch.zeros(1, places, places, *CASES[case][2:])]
         assert program.nodes(theta, []) == (len(program.engine_index(theta, [])[0]) - 1,)

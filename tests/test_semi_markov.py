@@ -256,9 +256,3 @@ def test_lengths_out_of_range_are_named(backend: str) -> None:
 def test_levels_are_the_lengths_of_the_longest_paths(size: tuple[int, int, int]) -> None:
     parent, child, level = SegmentProgram().edges(size)
     assert level.tolist() == graph.levels(np.stack((parent, child), 1), len(level)).tolist()
-def test_the_graph_is_sorted(size: tuple[int, int, int]) -> None:
-    built = segments_graph(*size, torch.device("cpu"))
-    edges = built.edges.numpy()
-    assert built.levels.tolist() == graph.levels(edges, len(built.levels)).tolist()
-    for tensor, wanted in zip(built.graph, graph.sort(edges[:, 1], edges[:, 0], built.levels.numpy()), strict=True):
-        assert tensor.equal(torch.from_numpy(wanted))

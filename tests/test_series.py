@@ -193,7 +193,6 @@ def test_derivatives(divergence: str | None, name: str) -> None:
 
 @pytest.mark.parametrize("divergence", [None, *DIVERGENCES])
 @pytest.mark.parametrize(("band", "name"), [(None, "negentropy"), (1, "negentropy"), (1, "l2")])
-def test_lengths_equal_series_without_padding(divergence: str | None, band: float | None, name: str) -> None:
 def test_padded_series_equal_cut_series(divergence: str | None, band: float | None, name: str) -> None:
     xs, ys = ragged(4, 1, 3, seed=2), ragged(2, 5, 4, seed=7)
     x = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan).requires_grad_()
@@ -205,12 +204,6 @@ def test_padded_series_equal_cut_series(divergence: str | None, band: float | No
 
     together = run(x, y, lengths=lengths)
     close(together, torch.stack([run(a, b) for a, b in zip(xs, ys, strict=True)]))
-    for series, series_lengths, gradient in zip(
-        (x, y), lengths, torch.autograd.grad(together.sum(), (x, y)), strict=True
-    ):
-        assert gradient.isfinite().all()
-        assert not gradient[series.isnan()].any()
-        assert gradient[torch.arange(3), series_lengths - 1].any(-1).all() or divergence is not None
     for series, length, gradient in zip((x, y), lengths, torch.autograd.grad(together.sum(), (x, y)), strict=True):
         assert gradient.isfinite().all()
         assert not gradient[series.isnan()].any()
@@ -357,7 +350,6 @@ def test_cdist_keeps_gradients(divergence: str | None) -> None:
     close(mapped, torch.autograd.grad(bx.dtw_cdist(xs[:1], ys).sum(), xs[0])[0])
 
 
-def test_cdist_takes_inputs_of_any_type(backend: str) -> None:
 def test_cdist_takes_lists_arrays_and_frames(backend: str) -> None:
     xs = ragged(3, 5, 4, features=1)
     stacked = torch.nn.utils.rnn.pad_sequence(xs, True, padding_value=math.nan)

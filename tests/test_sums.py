@@ -164,18 +164,6 @@ def test_a_search_that_gives_up_accepts_the_event(limit: int, programs: int, mon
 
 def test_events_that_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, "work of a search for a sum", 0)
-@pytest.mark.parametrize("made", SHARED, ids=lambda made: made.__name__)
-@pytest.mark.parametrize("most", [0, 600])
-def test_a_search_that_is_too_long_refuses_no_event(
-    most: int, made: Callable[[], PathDistribution], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sums, "_MAX_WORK", most)
-    p = made()
-    assert p.support.check(p.sample((10,))).all()
-
-
-def test_what_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "_MAX_WORK", 0)
     too_many, no_count, below_zero = [[0, 0], [0, 9.0]], [[0, 0], [0, 0.5]], [[0, -1.0], [0, 1]]
     assert not edit_distance().support.check(torch.tensor([too_many, no_count, below_zero])).any()
 

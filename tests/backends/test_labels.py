@@ -1,5 +1,4 @@
 """The fused loss of label sequences, against the reference backend."""
-"""The loss of labels in one pass over them, against the losses of the reference backend."""
 
 from __future__ import annotations
 

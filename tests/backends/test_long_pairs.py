@@ -134,7 +134,7 @@ works = {
 }
 for name, work in works.items():
     work(2200)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     before = peak()
     work(8192)
     print(name, peak() - before)
@@ -142,16 +142,9 @@ for name, work in works.items():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in Linux's units")
-def test_blocks_need_little_memory():
-    """The peak memory of a large pair, in megabytes above the memory after a small pair, is bounded."""
-    # Freed memory is returned to the system, so the peak is the memory in use.
-    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
 def test_memory():
-    """The peak memory of a large pair, in megabytes, less the memory that a small pair left."""
-    alone = {
-        **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": "131072",
-    }  # freed memory is returned, so the peak counts memory in use
+    """Megabytes that a large pair needs at its peak, beyond what a small one of its kind has left."""
+    alone = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}  # what is freed goes back, so the peak is what is in use
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=alone)
     needed = {name: float(megabytes) for name, megabytes in map(str.split, run.stdout.splitlines())}
     matrix = 64

@@ -64,7 +64,6 @@ def test_gamma_may_be_a_tensor_if_no_gradient_is_recorded(gamma: torch.Tensor) -
 
 
 def test_others_take_the_sweeps() -> None:
-def test_other_pairs_use_the_sweeps() -> None:
     xs = collection(10, 12, 2)
     with took("dtw_short_pairs", times=0):
         learnt = torch.tensor(2.0, requires_grad=True)

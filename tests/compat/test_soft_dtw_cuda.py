@@ -175,11 +175,6 @@ def test_cells_that_tslearn_keeps(tslearn: ModuleType, constraint: str) -> None:
                 with pytest.raises(ValueError, match="itakura_max_slope must leave a path"):
                     allowed_cells(ours, rows, columns)
                 continue
-            kept = allowed_cells(ours, rows, columns)
-            assert torch.equal(torch.ones_like(expected) if kept is None else kept, expected)
-                    ours._cell_mask(rows, columns)
-                continue
-            mask = ours._cell_mask(rows, columns)
             mask = allowed_cells(ours, rows, columns)
             assert torch.equal(torch.ones_like(expected) if mask is None else mask, expected)
 

@@ -333,7 +333,7 @@ def _has_near_ties(solved: list[Enumerated]) -> bool:
 
 def _verbs(program: Program, omega: bx.Regularizer, solved: list[Enumerated]) -> Iterator[tuple[Tensor, Tensor, str]]:
     p = program.make(program.tensors, omega)
-    walks = isinstance(p, LatticePaths)
+    walks = isinstance(p, LatticePaths) and not isinstance(p, bx.DTW)
     entropy, best, drawn = p.entropy(), p.topk(3)[0], p.sample_walks((4,)) if walks else p.sample((4,))
     yield entropy.isnan(), torch.zeros_like(entropy), "entropy is NaN"
     yield best.isnan(), torch.zeros_like(best), "topk is NaN"

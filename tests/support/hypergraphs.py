@@ -56,7 +56,6 @@ class Hypergraph:
 
     @cached_property
     def index(self) -> tuple[Tensor, ...]:
-        """As in bellmax.programs.graph."""
         """Integer tensors in the format of the sweeps."""
         edge = [e for edges in self.into for e in edges]
         tails = [self.edges[e][1] for e in edge]

@@ -45,15 +45,13 @@ def scores(p: bx.PathDistribution) -> tuple[Tensor, ...]:
 
 
 def index(p: bx.PathDistribution | bx.DAG | bx.Hypergraph) -> tuple[Tensor, ...]:
-    """The integer tensors that the sweeps read beside the scores."""
+    """The integer tensors that the sweeps read in addition to the scores."""
     return p._solver.batch.index if isinstance(p, bx.PathDistribution) else p._index
 
 
 def program_name(p: bx.PathDistribution) -> str:
     """The name by which operators find the program of p."""
     return p._solver.program.name
-    """The integer tensors that the sweeps read in addition to the scores."""
-    return p._index
 
 
 def with_scores(p: Any, scores: Sequence[Tensor], omega: bx.Regularizer) -> Any:
@@ -102,7 +100,7 @@ def attention_weights(attention: bx.nn.SegmentationAttention, scores: Tensor, ma
 
 def allowed_cells(loss: Any, rows: int, columns: int) -> Tensor | None:
     """The cells that tslearn's global constraints leave, (rows, columns); None for all."""
-    return loss._allowed(rows, columns)
+    return loss._cell_mask(rows, columns)
 
 
 def load_job(folder: Path, fingerprint: str) -> jobs.Job:
@@ -124,9 +122,9 @@ LIMITS = {
     "cells in a chunk of a long pair": "bellmax.backends.native.long_pairs._CELLS",
     "cells of a long pair": "bellmax.series.routes._LONG",
     "cells of a batch of long pairs": "bellmax.series.routes._LARGE",
-    "work of a search for a sum": "bellmax.structures.sums._MOST_WORK",
+    "work of a search for a sum": "bellmax.structures.sums._MAX_WORK",
     "numbers in a chunk of joint scores": "bellmax.structures.joint._CHUNK",
-    "edges into a node on a GPU": "bellmax.backends.triton.graph._MOST_EDGES",
+    "edges into a node on a GPU": "bellmax.backends.triton.graph._MAX_EDGES",
 }
 
 
@@ -214,6 +212,6 @@ def triton_module(name: str) -> Any:
 def count_level_searches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """A list that gets an entry each time the host searches a graph for its levels."""
     module = triton_module("graph")
-    find, searches = module._find_levels, list[object]()
-    monkeypatch.setattr(module, "_find_levels", lambda index: searches.append(index) or find(index))
+    find, searches = module._compute_levels, list[object]()
+    monkeypatch.setattr(module, "_compute_levels", lambda index: searches.append(index) or find(index))
     return searches

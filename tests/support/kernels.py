@@ -57,9 +57,7 @@ def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
 
 
 def in_two_numbers(call: Call) -> NDArray[np.bool_]:
-    """True for the pairs of a call of ``lattice_backward`` or ``dtw_backward_block`` that were swept by a float and an
-    integer for each cell.
-    """True for each pair that ``dtw_backward`` or ``dtw_backward_block`` swept with a float and an integer per cell.
+    """True for each pair that a backward kernel of DTW swept with a float and an integer per cell.
 
     Other pairs were swept with values in float64. The first entry of the tape, the second argument, tells which.
     """

@@ -45,8 +45,6 @@ class Lattice:
         if self.lengths is not None:
             lengths = torch.tensor(self.lengths)
             band = torch.tensor(self.band or [math.inf] * self.batch, dtype=torch.float64)
-        ends = [argument for kind, states in (self.start, self.end) for argument in (kind, sum(1 << k for k in states))]
-        moves = torch.tensor(self.moves, dtype=torch.int64).reshape(-1, 4)
         assert omega.kernel is not None
         name, parameters = omega.kernel
         table = table_bytes(self.table, range(len(self.scores)), [None] * len(self.scores))
@@ -54,8 +52,6 @@ class Lattice:
 
     @property
     def table(self) -> Table:
-    def _tape(self) -> Tensor:
-        """An empty tape."""
         start, end = (
             Ends(kind, tuple(() if k in states else None for k in range(self.states)))
             for kind, states in (self.start, self.end)
