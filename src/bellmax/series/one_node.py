@@ -16,7 +16,7 @@ def one_node_values(
 ) -> Tensor:
     """DTW_Ω of each pair of series (..., N, D) and (..., M, D), for costs that are powers of the distance.
 
-    The gradient of the costs needs no graph of its own: the node saves θ = C/γ and the tape. γ is an input of the node
+    The costs add no nodes to the graph: the node saves θ = C/γ and the tape. γ is an input of the node
     if it is a tensor that requires a gradient.
     """
     power, gamma = as_power(measure.cost, x.shape[-1]), measure.omega.gamma
