@@ -99,6 +99,7 @@ def test_derivatives(lengths: torch.Tensor | None, omega: bx.Regularizer, backen
     assert gradcheck(divergence, theta, fast_mode=fast)
 
 
+@pytest.mark.slow
 @one_of_each_kind
 def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None:
     along = potentials(3, 2, 2, seed=1)

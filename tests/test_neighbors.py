@@ -39,6 +39,7 @@ def same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance:
     close(got[0], expected[0], tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", ["sqeuclidean", "cityblock", "euclidean"])
 @pytest.mark.parametrize(("features", "band"), [(1, None), (1, 3), (3, 0), (3, 4.5)])
 def test_ragged_collections(cost: str, features: int, band: float | None, backend: str) -> None:

@@ -160,6 +160,7 @@ def test_derivatives(kind: str, omega: bx.Regularizer, backend: str) -> None:
         )
 
 
+@pytest.mark.slow
 @one_of_each_kind
 def test_second_derivatives_in_full(omega: bx.Regularizer, backend: str) -> None:
     shapes = (2, 3, 2), (2, 2), (2,), (2, 2)
