@@ -1024,7 +1024,7 @@ def test_a_distance_of_zero_is_not_negative_zero(options: dict, backend: str) ->
 
 @pytest.mark.parametrize("options", [{}, {"open_end": True}, {"step_penalties": PENALTIES}, {"step_weights": STEPS}])
 def test_an_alignment_is_a_path_of_a_lattice(options: dict, backend: str) -> None:
-    cost, lengths = problem("own")
+    cost, lengths = problem("unequal")
     p = bx.DTW(cost, lengths=lengths, band=1, omega="l2", **options)
     assert program_name(p) == WARPING.name or options
     assert p.gradient["cost"].equal(p.expected_path)

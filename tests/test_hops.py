@@ -84,8 +84,11 @@ def test_compiles(backend: str) -> None:
 def test_targets_and_errors() -> None:
     one, two = scores()
     p = Hops(one, two, LENGTHS)
-    target = p.best_path()
-    close(bx.losses.crf_nll(p, target, reduction="none"), -p.log_prob(target))
+    close(bx.losses.structured_perceptron(p, p.best_path()), 0.0)
+    every_hop = torch.ones(2, 5, dtype=torch.bool)
+    close(bx.losses.crf_nll(p, every_hop), 0.0)
+    with pytest.raises(ValueError, match="target must be a path that p can take"):
+        bx.losses.crf_nll(p, torch.zeros(2, 5))  # five steps are no number of hops by two
     one[1, 3:] = float("nan")  # padding
     assert Hops(one, two, LENGTHS).value.isfinite().all()
     with pytest.raises(ValueError, match="two must be finite or -inf, got nan at event index"):

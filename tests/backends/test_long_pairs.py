@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from support.inside import long_pair_value, measure_of, set_limit
+from support.inside import long_pair_value, measure_of, pairwise, set_limit
 from support.kernels import in_two_numbers, needs_kernels, took
 
 import bellmax as bx
-from bellmax.series import pairwise
 
 pytestmark = needs_kernels
 

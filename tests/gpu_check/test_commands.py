@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.inside import check_on, relative_error, set_limit
 from support.kernels import needs_kernels
 from typer.testing import CliRunner
 
@@ -55,7 +56,7 @@ def test_a_wrong_gradient_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("result", "expected", "error"), [(math.nan, 1.0, math.inf), (-math.inf, -math.inf, 0.0)])
 def test_errors_of_nonfinite_numbers(result: float, expected: float, error: float) -> None:
-    assert checks._error(torch.tensor([result]), torch.tensor([expected])) == error
+    assert relative_error(torch.tensor([result]), torch.tensor([expected])) == error
 
 
 class Event:
@@ -75,8 +76,8 @@ def test_every_program_and_peer_is_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     module = SimpleNamespace(Event=Event, synchronize=lambda: None)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(times, "BACKENDS", ("reference",))
-    monkeypatch.setattr(times, "_RUNS", 2)
-    monkeypatch.setattr(times, "_WARM", 1)
+    set_limit(monkeypatch, "timed runs of the check of a GPU", 2)
+    set_limit(monkeypatch, "warm-up runs of the check of a GPU", 1)
     monkeypatch.setattr(times, "PROBLEMS", [problem._replace(large=problem.small) for problem in PROBLEMS])
     results = list(times.run(CPU))
     assert [t.program for t in results if t.who == "reference"] == [problem.name for problem in PROBLEMS]
@@ -109,7 +110,7 @@ def test_without_a_gpu_each_check_is_reported_without_numpy_warnings(
 
     monkeypatch.setattr(checks, "run", run)
     monkeypatch.setattr(checks, "count", lambda cases: 2)
-    monkeypatch.setattr("bellmax.gpu_check.commands._device", lambda console: CPU)
+    check_on(monkeypatch, CPU)
     result = CliRunner().invoke(app, ["--output", str(tmp_path / "gpu.json")])
     assert result.exit_code == 0, result.output
     assert "checks: 1 of 2 (first)" in result.output

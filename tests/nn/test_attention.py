@@ -169,8 +169,8 @@ def test_a_gamma_for_each_query_takes_the_general_sweeps() -> None:
     gamma = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
     scores = potentials(3, 4, 5, requires_grad=True)
     with took("two_states_weights", times=0):
-        weights = layer(bx.Negentropy(gamma))._weights(scores, MASK)
-    close(weights[:, 2], layer(bx.Negentropy(1.5))._weights(scores[:, 2:3], MASK)[:, 0])
+        weights = attention_weights(layer(bx.Negentropy(gamma)), scores, MASK)
+    close(weights[:, 2], attention_weights(layer(bx.Negentropy(1.5)), scores[:, 2:3], MASK)[:, 0])
 
 
 @needs_kernels

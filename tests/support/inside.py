@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import bellmax as bx
@@ -103,6 +104,16 @@ def allowed_cells(loss: Any, rows: int, columns: int) -> Tensor | None:
     return loss._cell_mask(rows, columns)
 
 
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    """The error of a result as the check of a GPU reports it."""
+    return pytest.importorskip("bellmax.gpu_check.checks")._error(result, expected)
+
+
+def check_on(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Let the check of a GPU run on another device."""
+    monkeypatch.setattr("bellmax.gpu_check.commands._device", lambda console: device)
+
+
 def load_job(folder: Path, fingerprint: str) -> jobs.Job:
     """Read the job of a plan from its file, past the cache."""
     return cluster._load.__wrapped__(folder, fingerprint)
@@ -124,6 +135,8 @@ LIMITS = {
     "cells of a batch of long pairs": "bellmax.series.routes._LARGE",
     "work of a search for a sum": "bellmax.structures.sums._MAX_WORK",
     "numbers in a chunk of joint scores": "bellmax.structures.joint._CHUNK",
+    "timed runs of the check of a GPU": "bellmax.gpu_check.times._RUNS",
+    "warm-up runs of the check of a GPU": "bellmax.gpu_check.times._WARM",
     "edges into a node on a GPU": "bellmax.backends.triton.graph._MAX_EDGES",
 }
 
