@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -26,7 +27,7 @@ FLOORS = (
     ("structures",),
     ("losses", "series", "checking"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
-    ("gpu_check", "__main__", ""),
+    ("apps", "gpu_check", "__main__", ""),
 )
 
 
@@ -174,3 +175,8 @@ def test_only_the_support_of_the_tests_uses_private_names() -> None:
     code = {name: text for name, text in code.items() if not re.match(r"(support|apps)\b", name)}
     assert len(code) > 100
     assert not {name: uses for name, text in code.items() if (uses := private_uses(text))}
+
+
+def test_the_old_name_of_the_applications_says_the_new_one() -> None:
+    with pytest.raises(ImportError, match="import bellmax_apps"):
+        importlib.import_module("bellmax.apps")

@@ -72,7 +72,8 @@ class PathDistribution(Distribution):
         for name, tensor in zip(scores, tensors, strict=True):
             if not tensor.is_floating_point():
                 raise ValueError(f"{name} must be floating point, got dtype {tensor.dtype}")
-            self._check_device(name, tensor)
+            if tensor.device != self.device:
+                self._check_device(name, tensor)
             if tensor.dtype != dtype:
                 dtype = torch.promote_types(dtype, tensor.dtype)
         self.dtype = dtype
@@ -162,7 +163,10 @@ class PathDistribution(Distribution):
 
     def _edges_of(self, path: Tensor) -> Tensor:
         """Return the edges (..., *edges) of a path that :meth:`log_prob` takes, in the computing dtype."""
-        return self._solver.edges_of(self._check_path(path))
+        event = self._check_event(path)
+        edges, is_path = self._solver.edges_of(event)
+        self._refuse_unless(is_path, event)
+        return edges
 
     # --- the layers
 
@@ -435,16 +439,19 @@ class PathDistribution(Distribution):
 
     def _check_path(self, path: Tensor) -> Tensor:
         """Return an event in the computing dtype, if it is a path."""
-        path = self._check_event(path)
-        if is_readable(path):
-            is_path = self._is_path(path)
-            if not bool(is_path.all()):
-                first = tuple((~is_path).nonzero()[0].tolist())
-                member = first[len(first) - len(self.batch_shape) :]
-                event = path.expand(is_path.shape + self.event_shape)[first]
-                p = self.detach()[member] if member else self.detach()
-                raise ValueError(f"path{subscript(first)} {p._why_no_path(event)}")
-        return path
+        event = self._check_event(path)
+        if is_readable(event):
+            self._refuse_unless(self._is_path(event), event)
+        return event
+
+    def _refuse_unless(self, is_path: Tensor, event: Tensor) -> None:
+        """Raise a ValueError about the first event that is not a path, if values can be read."""
+        if is_readable(is_path) and not bool(is_path.all()):
+            first = tuple((~is_path).nonzero()[0].tolist())
+            member = first[len(first) - len(self.batch_shape) :]
+            p = self.detach()[member] if member else self.detach()
+            reason = p._why_no_path(event.expand(is_path.shape + self.event_shape)[first])
+            raise ValueError(f"path{subscript(first)} {reason}")
 
 
 def check_distribution(p: object) -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import bellmax.autograd as autograd
-from bellmax.autograd.operators import run
 from bellmax.backends import BACKENDS
+from bellmax.backends.protocol import CHECKED, Sweeps
 from bellmax.programs import PROGRAMS, Program
 from bellmax.programs.program import repeated
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
-from bellmax.tensors import Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
+from bellmax.tensors import HALF, Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
 from bellmax.transforms import is_checked, is_readable, is_transformed, needs_grad
 
 if TYPE_CHECKING:
@@ -67,13 +67,17 @@ class FlatBatch:
         self.backend, self.is_negated, self.is_hard = backend, is_negated, kernel == _HARD
         self.gamma = 1.0 if isinstance(omega.gamma, Tensor) else omega.gamma
         self.route = autograd.Route(program.name, backend, omega.at_unit_gamma() if kernel is None else kernel)
-        self._omega: Regularizer | None = None
+        self._sweeps: Sweeps | None = None
 
     def run(self, name: str, *args: Any) -> Any:
-        """Run a sweep eagerly."""
-        if self._omega is None:
+        """Run a sweep of the first or of no derivative eagerly."""
+        sweeps = self._sweeps
+        if sweeps is None:
+            sweeps = self._sweeps = BACKENDS[self.backend].sweeps(self.program.name)
             self._omega = self.route.regularizer
-        return run(name, self.program.name, self.backend, self._omega, *args, self.index)
+        if sweeps.check is not None and name in CHECKED:
+            sweeps.check(args[0], self.index)
+        return getattr(sweeps, name)(*args, self.index, self._omega)
 
     # --- scores as a flat batch
 
@@ -91,8 +95,11 @@ class FlatBatch:
 
     def unscaled(self, scores: Tensors) -> list[Tensor]:
         """Return θ as a flat batch."""
-        thetas = [promote_half(-score if self.is_negated else score) for score in scores]
-        return [self.flatten(theta, dims) for theta, dims in zip(thetas, self.dims, strict=True)]
+        if self.is_negated:
+            scores = [-score for score in scores]
+        if scores[0].dtype in HALF:
+            scores = [score.float() for score in scores]
+        return [self.flatten(score, dims) for score, dims in zip(scores, self.dims, strict=True)]
 
     def theta(self, scores: Tensors, gamma: Gamma) -> tuple[Tensor, ...]:
         """Return θ/γ as a flat batch."""
@@ -180,7 +187,8 @@ class FlatBatch:
     def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor | None]:
         """Return the gradients in the scores that require one, in their dtype, from the gradients in θ/γ."""
         pairs = zip(flat, scores, strict=True)
-        return [self._onto(f, s).to(s.dtype) if s.requires_grad else None for f, s in pairs]
+        onto = [self._onto(f, s) if s.requires_grad else None for f, s in pairs]
+        return onto if flat[0].dtype == scores[0].dtype else [o if o is None else o.to(scores[0].dtype) for o in onto]
 
     def general(self, inputs: Tensors, saved: Tensors) -> Tensor:
         """Return the value as a function that is differentiable to any order.
@@ -389,17 +397,19 @@ class Solver:
         answer, batch = self._ask(self.program.is_path, event)
         if answer is not None:
             return answer
-        event = event.expand(batch + event.shape[event.ndim - self.event_dims :])
-        edges, exists = self._search(event)
-        equal = self.events_of_edges(edges) == event
-        return exists & equal.flatten(-self.event_dims).all(-1)
+        best = self._within(event, batch)
+        return best.value().isfinite() & (best.gradient()[0] == event).flatten(-self.event_dims).all(-1)
 
-    def edges_of(self, event: Tensor) -> Tensor:
-        """Return the edges (lead..., *batch, *edges) of events (lead..., *batch, *event) that are paths."""
+    def edges_of(self, event: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the edges (lead..., *batch, *edges) of events (lead..., *batch, *event), and True for those events
+        that are paths. The edges of the others are unspecified."""
         edges, batch = self._ask(self.program.edges_of, event)
         if edges is not None:
-            return edges
-        return self._search(event.expand(batch + event.shape[event.ndim - self.event_dims :]))[0].to(event.dtype)
+            return edges, self.is_path(event)
+        best = self._within(event, batch).expanded()
+        edges = best.expected_edges().to(event.dtype)
+        is_equal = (self.events_of_edges(edges) == event).flatten(-self.event_dims).all(-1)
+        return edges, best.value().isfinite() & is_equal
 
     def _ask(
         self, question: Callable[[Tensor, Tensors, Tensors], Tensor | None], event: Tensor
@@ -418,13 +428,14 @@ class Solver:
             answer = answer.reshape(shape + answer.shape[1:])
         return answer, shape
 
-    def _search(self, event: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the edges of the path that uses most of the entries of an event, and no others; and if it exists."""
-        hard = self.expand(torch.broadcast_shapes(event.shape[: event.ndim - self.event_dims], self.batch_shape))
+    def _within(self, event: Tensor, batch: torch.Size) -> Solver:
+        """Return the program whose best path uses most of the entries of an event, and no other entries."""
+        batch = torch.broadcast_shapes(batch, self.batch_shape)
+        hard = self.expand(batch)
+        event = event.expand(batch + event.shape[event.ndim - self.event_dims :])
         first = torch.where(event > 0, self.sense, -self.sense * math.inf).to(promote_half(event).dtype)
         rest = [s if name.startswith("_") else torch.zeros_like(s) for name, s in self._named(hard.detached())[1:]]
-        hard = hard.with_integers(self.program.without_band(hard.integers)).with_scores([first, *rest], Hard())
-        return hard.expanded().expected_edges(), hard.value().isfinite()
+        return hard.with_integers(self.program.without_band(hard.integers)).with_scores([first, *rest], Hard())
 
     def _named(self, scores: Tensors) -> list[tuple[str, Tensor]]:
         return list(zip(self.program.scores, scores, strict=True))
@@ -544,7 +555,7 @@ class Solver:
             fresh, saved = batch.rescale(fresh, gamma), (*theta, tape)
         else:
             fresh, saved = batch.rescale(fresh, gamma.detach()), (*theta, tape, value)
-        return autograd.Shortcut(batch.vjp, batch.general).attach(fresh, inputs, saved) if has_graph else fresh
+        return autograd.attach(batch, fresh, inputs, saved) if has_graph else fresh
 
     def flat_value(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Return θ/γ as a flat batch, DP_Ω(θ/γ) as a function of it, and the tape."""

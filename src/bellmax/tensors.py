@@ -15,9 +15,12 @@ WITHOUT_FLOAT64 = ["mps"]
 """Types of devices that have no float64."""
 
 
+HALF = torch.float16, torch.bfloat16
+
+
 def promote_half(x: Tensor) -> Tensor:
     """Return half-precision tensors as float32, and other tensors unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -71,7 +71,7 @@ def on_edges(p: bx.PathDistribution, path: Tensor) -> tuple[bx.PathDistribution,
     weights = fine.edge_weights()
     shapes = p.batch_shape, weights.shape[-1:]
     by_edge = bx.PathDistribution(GRAPH, {"weights": (weights, 1)}, fine.integers, *shapes, p.omega)
-    return by_edge, p._solver.edges_of(path)
+    return by_edge, p._solver.edges_of(path)[0]
 
 
 def grid_size(p: Any) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from bellmax.autograd.functions import (
     value,
 )
 from bellmax.autograd.operators import Route
-from bellmax.autograd.shortcut import Shortcut
+from bellmax.autograd.shortcut import Shortcut, attach
 
-__all__ = ["Route", "Shortcut", "directional_derivative", "expected_path", "forward", "hessian_product"]
+__all__ = ["Route", "Shortcut", "attach", "directional_derivative", "expected_path", "forward", "hessian_product"]
 __all__ += ["log_transitions", "sample", "topk", "value"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,12 +14,30 @@ from bellmax.tensors import Tensors
 from bellmax.transforms import is_eager, needs_grad
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Shortcut:
-    """The gradient of a result that a kernel computed, as functions of its inputs and of saved tensors.
+class Differentiable(Protocol):
+    """A result of a kernel with its gradient, as functions of the inputs and of saved tensors.
 
     Neither function may hold scores or results. Those are saved by autograd, so that hooks for saved tensors see them.
     """
+
+    def vjp(self, inputs: Tensors, saved: Tensors, grad: Tensor) -> Sequence[Tensor | None]:
+        """Return the gradient of each input, by a kernel."""
+        ...
+
+    def general(self, inputs: Tensors, saved: Tensors) -> Tensor:
+        """Return the result by the general sweeps, which are differentiable to any order."""
+        ...
+
+
+def attach(kernel: Differentiable, result: Tensor, inputs: Tensors, saved: Tensors = ()) -> Tensor:
+    """Return the result of a kernel as a function of the inputs, of which at least one requires a gradient."""
+    attached: Tensor = _Attach.apply(kernel, [result], len(inputs), *inputs, *saved)
+    return attached
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shortcut:
+    """A :class:`Differentiable` made of two functions."""
 
     vjp: Callable[[Tensors, Tensors, Tensor], Sequence[Tensor | None]]
     """(inputs, saved, grad) → the gradient of each input, by a kernel."""
@@ -28,16 +46,13 @@ class Shortcut:
 
     def attach(self, result: Tensor, inputs: Tensors, saved: Tensors = ()) -> Tensor:
         """Return the result as a function of the inputs."""
-        if not needs_grad(*inputs):
-            return result
-        attached: Tensor = _Attach.apply(self, [result], len(inputs), *inputs, *saved)
-        return attached
+        return attach(self, result, inputs, saved) if needs_grad(*inputs) else result
 
 
 class _Attach(LeanFunction):
     @staticmethod
-    def forward(ctx: Any, shortcut: Shortcut, result: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
-        ctx.shortcut, ctx.count = shortcut, count
+    def forward(ctx: Any, kernel: Differentiable, result: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
+        ctx.kernel, ctx.count = kernel, count
         ctx.save_for_backward(*tensors)
         return result[0]
 
@@ -47,20 +62,20 @@ class _Attach(LeanFunction):
         inputs, saved = tensors[:count], tensors[count:]
         needed = ctx.needs_input_grad[3 : 3 + count]
         if torch.is_grad_enabled() or not is_eager():
-            gradients = _by_general_sweeps(ctx.shortcut, inputs, saved, grad, needed)
+            gradients = _by_general_sweeps(ctx.kernel, inputs, saved, grad, needed)
         else:
-            gradients = ctx.shortcut.vjp(inputs, saved, grad)
+            gradients = ctx.kernel.vjp(inputs, saved, grad)
         return None, None, None, *gradients, *[None] * len(saved)
 
 
 def _by_general_sweeps(
-    shortcut: Shortcut, inputs: Tensors, saved: Tensors, grad: Tensor, needed: Sequence[bool]
+    kernel: Differentiable, inputs: Tensors, saved: Tensors, grad: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """Return the gradients that are needed, as differentiable functions."""
     with torch.enable_grad():
         # Views, since one tensor may be two inputs, or an input a function of another input.
         views = [t.view_as(t) if is_needed else t for t, is_needed in zip(inputs, needed, strict=True)]
-        result = shortcut.general(views, saved)
+        result = kernel.general(views, saved)
     wanted = [t for t, is_needed in zip(views, needed, strict=True) if is_needed]
     gradients = iter(torch.autograd.grad(result, wanted, grad, create_graph=torch.is_grad_enabled()))
     return [next(gradients) if is_needed else None for is_needed in needed]

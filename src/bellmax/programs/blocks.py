@@ -66,17 +66,38 @@ class BlockProgram(Program):
         return self._graph(theta)
 
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
-        masks = zip(self._by_block(theta, theta), self.exists(theta, index), strict=True)
-        return _join([block if mask is None else block.masked_fill(~mask, -math.inf) for block, mask in masks])
+        return self._join(theta, self.exists(theta, index))
 
     def along(self, z: Tensors, index: Tensors) -> Tensor:
-        return _join(self._by_block(z, z))
+        return self._join(z, [None] * len(z))
 
-    def _by_block(self, tensors: Tensors, theta: Tensors) -> list[Tensor]:
-        """Expand each score (B or 1, …) to the shape (B, *block) of its block."""
-        batch, *event = theta[0].shape
-        pairs = zip(tensors, self.blocks(event), strict=True)
-        return [_insert_dims(t, len(shape) + 1).expand(batch, *shape) for t, shape in pairs]
+    def _join(self, theta: Tensors, masks: Sequence[Tensor | None]) -> Tensor:
+        """Expand each score (B or 1, …) to its block, close the edges that a mask excludes, and join the blocks."""
+        (batch, *event), rows = theta[0].shape, list[Tensor]()
+        for score, shape, mask in zip(theta, self.blocks(event), masks, strict=True):
+            if mask is None:  # a list of equal rows saves a copy of the expanded score
+                missing = len(shape) + 1 - score.ndim
+                row = score.expand(batch, *shape[missing:]).flatten(1)
+                rows += [row] * math.prod(shape[:missing])
+            else:
+                rows.append(
+                    _insert_dims(score, len(shape) + 1).expand(batch, *shape).masked_fill(~mask, -math.inf).flatten(1)
+                )
+        return torch.cat(rows, 1)
+
+    def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return self.event_of(edges, theta, index)
+
+    def event_of(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Take the first block, which reads the first score, of edges (..., E)."""
+        event = theta[0].shape[1:]
+        shape = self.blocks(event)[0]
+        block = edges[..., : math.prod(shape)].reshape(*edges.shape[:-1], *shape)
+        lead = edges.ndim - 1
+        missing = len(shape) - len(event)
+        return (block.sum(tuple(range(lead, lead + missing))) if missing else block).sum_to_size(
+            *edges.shape[:-1], *event
+        )
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         shapes = self.blocks(theta[0].shape[1:])
@@ -90,10 +111,6 @@ class BlockProgram(Program):
 def _insert_dims(score: Tensor, dims: int) -> Tensor:
     """Insert dimensions of size 1 behind the batch, up to ``dims`` in all."""
     return score.reshape(score.shape[0], *[1] * (dims - score.ndim), *score.shape[1:])
-
-
-def _join(blocks: Sequence[Tensor]) -> Tensor:
-    return torch.cat([block.flatten(1) for block in blocks], 1)
 
 
 def _sum_to(block: Tensor, shape: Sequence[int]) -> Tensor:

@@ -82,8 +82,11 @@ class ScoredChainTargets(SequenceTargets):
         """Ω at γ = 1 of the nodes of a single path, (B,); None if it is 0."""
         kernel = self.p.omega.kernel
         assert kernel is not None
-        at_vertex, lengths = penalty_at_vertex(kernel), self.sequences.lengths.reshape(-1)
-        return at_vertex * (lengths + (lengths > 0)).to(dtype) if at_vertex else None
+        at_vertex = penalty_at_vertex(kernel)
+        if not at_vertex:
+            return None
+        lengths = self.sequences.lengths.reshape(-1)
+        return at_vertex * (lengths + (lengths > 0)).to(dtype)
 
 
 class Chain(SequencePaths):
@@ -213,15 +216,15 @@ class ScoredChain(Chain):
                 f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
                 f"got {tuple(transitions.shape)}"
             )
-        ends = []
-        for name, given in (("start", start), ("end", end)):
-            score = emissions.new_zeros(states) if given is None else check_tensor(name, given)
-            needed = (states,) if score.ndim == 1 else (*batch, states)
+        if start is None or end is None:
+            zeros = emissions.new_zeros(states)
+            start, end = zeros if start is None else start, zeros if end is None else end
+        for name, score in (("start", start), ("end", end)):
+            needed = (states,) if check_tensor(name, score).ndim == 1 else (*batch, states)
             if score.shape != needed:
                 raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
-            ends.append(score)
         scores = {"emissions": (emissions, 2), "transitions": (transitions, 3 if by_step else 2)}
-        scores |= {"start": (ends[0], 1), "end": (ends[1], 1)}
+        scores |= {"start": (start, 1), "end": (end, 1)}
         integers = read_steps(lengths, mask, shape[:-1], emissions.device)
         event = torch.Size((steps, states, states))
         PathDistribution.__init__(self, SCORED_CHAIN, scores, integers, batch, event, omega, gamma)

@@ -159,9 +159,8 @@ class AlignmentTargets(LatticeTargets):
         return allowed | ~self._inside
 
     def edges_within(self, allowed: Tensor) -> Tensor:
-        path = allowed.float()
-        is_path = self.p._is_path(path).unsqueeze(-1)
-        return torch.where(is_path, self.solver.edges_of(path) > 0, super().edges_within(allowed))
+        edges, is_path = self.solver.edges_of(allowed.float())
+        return torch.where(is_path.unsqueeze(-1), edges > 0, super().edges_within(allowed))
 
     def restricted_value(self, allowed: Tensor) -> Tensor:
         is_path = self.p._is_path(allowed.float())
@@ -175,7 +174,7 @@ class AlignmentTargets(LatticeTargets):
         """The cost of the alignment with these cells, of the batch shape, in the wide dtype."""
         solver = self.solver
         if len(solver.dims) > 1:
-            edges = solver.edges_of(allowed.to(wide_dtype(self.p.device)))
+            edges, _ = solver.edges_of(allowed.to(wide_dtype(self.p.device)))
             return -inner(edges, widen(solver.edge_weights()).masked_fill(edges == 0, 0))
         cost = promote_half(self.p.potentials).masked_fill(~self._inside, math.inf).masked_fill(~allowed, 0)
         return cost.flatten(-2).sum(-1, dtype=wide_dtype(self.p.device))

@@ -305,14 +305,15 @@ class Derivations(GraphPaths):
                 is_path[member] = self._graph._is_sum(value[member])
         return is_path
 
-    def _check_path(self, path: Tensor) -> Tensor:
-        path = super()._check_path(path)
-        if self._graph.weight_of is not None and is_readable(path):
-            is_only = self._only_derivation(path > 0)[1]
-            if not bool(is_only.all()):
-                needed = "weights that one derivation alone has (p.by_edge takes counts of edges)"
-                raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
-        return path
+    def _edges_of(self, path: Tensor) -> Tensor:
+        event = self._check_path(path)
+        if self._graph.weight_of is None:
+            return event
+        edges, is_only = self._only_derivation(event > 0)
+        if is_readable(is_only) and not bool(is_only.all()):
+            needed = "weights that one derivation alone has (p.by_edge takes counts of edges)"
+            raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
+        return edges.to(event.dtype)
 
     def _why_no_path(self, event: Tensor) -> str:
         return "is not a derivation of the hypergraph"

@@ -50,7 +50,7 @@ def contiguous(tensors: Tensors) -> list[Tensor]:
 
 def padded(index: Tensors, size: int) -> list[Tensor | None]:
     """Return the index tensors of a structure, followed by None up to ``size`` entries."""
-    return [*contiguous(index), *[None] * (size - len(index))]
+    return [*[t.contiguous() for t in index], *[None] * (size - len(index))]
 
 
 def empty_like(tensors: Tensors) -> list[Tensor]:

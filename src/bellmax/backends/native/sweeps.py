@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.backends.native.loading import call, contiguous, empty_like, padded
+from bellmax.backends.native.loading import call, empty_like, padded
 from bellmax.programs import PROGRAMS
 from bellmax.programs.values import overflow, reject_overflow
 from bellmax.regularizers import Regularizer
@@ -31,7 +31,9 @@ class NativeSweeps:
         kernel = omega.kernel
         assert kernel is not None
         try:
-            return call(self.prefix + name, *contiguous(tensors), *padded(index, self.index_size), *kernel)
+            return call(
+                self.prefix + name, *[t.contiguous() for t in tensors], *padded(index, self.index_size), *kernel
+            )
         except ValueError:
             self.program.check_index(tensors, index)  # names the argument and the value
             raise
