@@ -77,7 +77,7 @@ class BlockProgram(Program):
         for score, shape, mask in zip(theta, self.blocks(event), masks, strict=True):
             if mask is None:  # a list of equal rows saves a copy of the expanded score
                 missing = len(shape) + 1 - score.ndim
-                row = score.expand(batch, *shape[missing:]).flatten(1)
+                row = score.expand(batch, *shape[missing:]).unsqueeze(-1).flatten(1)
                 rows += [row] * math.prod(shape[:missing])
             else:
                 rows.append(

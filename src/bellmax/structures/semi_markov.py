@@ -16,6 +16,7 @@ from bellmax.programs.values import check_lengths
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, Tensors
+from bellmax.transforms import is_checked
 
 
 class SegmentProgram(BlockProgram):
@@ -44,20 +45,17 @@ class SegmentProgram(BlockProgram):
         after = before + labels
         last, shorter, _ = np.indices(event)
         first = last - shorter
-        sources = [
+        dead = end + 1  # segments that would begin before the first step lead to it, and no edge leaves it
+        segments = (
             np.where(first >= 0, before[np.maximum(first, 0), label], 0),
-            np.repeat(after[:-1, None], labels, 1),
-            0 * label,
-            after,
-        ]
-        targets = [
-            np.repeat(after[:, None], longest, 1),
-            np.repeat(before[1:, :, None], labels, 2),
-            before[0],
-            0 * after + end,
-        ]
-        level = np.concatenate(([0], np.repeat(np.arange(1, 2 * steps + 1), labels), [2 * steps + 1]))
-        parent, child = (np.concatenate([block.ravel() for block in blocks]) for blocks in (sources, targets))
+            np.where(first >= 0, after[last, label], dead),
+        )
+        transitions = np.repeat(after[:-1, None], labels, 1), np.repeat(before[1:, :, None], labels, 2)
+        ends = [segments, transitions, (0 * label, before[0]), (after, np.full_like(after, end))]
+        level = np.concatenate(
+            ([0], np.repeat(np.arange(1, 2 * steps + 1), labels), [2 * steps + 1], [1] * (longest > 1))
+        )
+        parent, child = (np.concatenate([pair[side].ravel() for pair in ends]) for side in (0, 1))
         return Edges(parent, child, level)
 
     def num_choices(self, theta: Tensors, index: Tensors) -> int:
@@ -76,8 +74,11 @@ class SegmentProgram(BlockProgram):
         return [self._is_segment(segments, lengths), is_linked if len(transitions) > 1 else is_linked.any(), None, None]
 
     def exists(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
-        steps, (lengths,) = torch.arange(1, theta[0].shape[1] + 1, device=theta[0].device), index
-        return [self._is_segment(theta[0], lengths), None, None, (steps == lengths.unsqueeze(-1)).unsqueeze(-1)]
+        (segments, *_), (lengths,) = theta, index
+        step, length = torch.arange(segments.shape[1], device=segments.device), lengths.unsqueeze(-1)
+        is_full = is_checked(lengths) and bool((lengths == segments.shape[1]).all())
+        within = None if is_full else (step < length)[..., None, None]
+        return [within, None, None, (step + 1 == length).unsqueeze(-1)]
 
     def _is_segment(self, segments: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, D, 1): True if a segment begins at the first step or later, and ends within the length."""
