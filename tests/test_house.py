@@ -16,7 +16,7 @@ SOURCE = Path(bellmax.__file__).parent
 
 # A module may import modules of the same floor and of lower floors.
 FLOORS = (
-    ("tensors", "transforms", "files"),
+    ("tensors", "modes", "files"),
     ("regularizers",),
     ("programs", "inputs"),
     ("backends",),

@@ -16,13 +16,13 @@ from torch.distributions import Distribution, constraints, register_kl
 
 from bellmax.backends.choice import backend_for
 from bellmax.inputs import check_tensor
+from bellmax.modes import is_readable
 from bellmax.programs import Program
 from bellmax.programs.values import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer, resolve
 from bellmax.solver import Solver
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors, inner
-from bellmax.transforms import is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

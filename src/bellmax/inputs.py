@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bellmax.transforms import is_readable
+from bellmax.modes import is_readable
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 """A tensor, an array, a (nested) list of numbers, or a pandas row."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bellmax.modes import is_checked
 from bellmax.tensors import Gamma, divide_by_gamma, inner, multiply_by_gamma, promote_half
-from bellmax.transforms import is_checked
 
 
 class Kernel(NamedTuple):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.solver import Solver
 from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype
-from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
-from bellmax import cluster, files
+from bellmax import cluster, files, modes
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
 from bellmax.backends.native import loading, short_pairs, two_states
@@ -34,8 +34,8 @@ from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
 __all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
 __all__ += ["SegmentProgram", "Step", "Table", "Tensors", "Term", "collections", "from_kernel", "graph", "jobs"]
-__all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "pairwise", "routes", "short_pairs"]
-__all__ += ["two_states"]
+__all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "modes", "pairwise", "routes"]
+__all__ += ["short_pairs", "two_states"]
 
 # --- distributions
 

@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 from bellmax.autograd.lean import LeanFunction
 from bellmax.autograd.operators import Route, run, sweep
+from bellmax.modes import is_checked, is_eager, needs_grad, once_dynamo_is_imported
 from bellmax.tensors import inner
-from bellmax.transforms import is_checked, is_eager, needs_grad, once_dynamo_is_imported
 
 
 @dataclass(frozen=True)

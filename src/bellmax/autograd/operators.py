@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED
+from bellmax.modes import is_eager, is_plain, is_readable, once_dynamo_is_imported
 from bellmax.programs import PROGRAMS
 from bellmax.regularizers import Hard, Kernel, Regularizer, from_kernel
-from bellmax.transforms import is_eager, is_plain, is_readable, once_dynamo_is_imported
 
 _PROGRAM = "str program, str backend, str omega, float[] parameters"
 _OPERATORS = {

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bellmax.autograd.lean import LeanFunction
+from bellmax.modes import is_eager, needs_grad
 from bellmax.tensors import Tensors
-from bellmax.transforms import is_eager, needs_grad
 
 
 class Differentiable(Protocol):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bellmax.inputs import as_lengths, check_choice, check_tensor
 from bellmax.losses.reductions import reduce_by_labels
+from bellmax.modes import is_checked
 from bellmax.programs.values import check_lengths
 from bellmax.structures.ctc import CTC
-from bellmax.transforms import is_checked
 
 _REDUCTIONS = ("none", "mean", "sum")
 

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot, pad
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, as_lengths, check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs.lattice import Graph, graph_of
 from bellmax.programs.table import WARPING
 from bellmax.regularizers import Hard, Regularizer
@@ -24,7 +25,6 @@ from bellmax.structures.chain import Chain
 from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.parses import DependencyTrees, SpanTrees
 from bellmax.tensors import inner
-from bellmax.transforms import is_checked, is_readable
 
 
 class StructDistribution(Distribution):

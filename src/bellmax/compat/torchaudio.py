@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bellmax.inputs import check_choice, check_tensor
+from bellmax.modes import is_checked
 from bellmax.programs.values import check_lengths
 from bellmax.structures.ctc import CTC
 from bellmax.structures.transducer import Transducer
-from bellmax.transforms import is_checked
 
 __all__ = ["RNNTLoss", "TokenSpan", "forced_align", "merge_tokens", "rnnt_loss"]
 

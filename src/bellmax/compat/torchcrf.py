@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bellmax.modes import is_readable
 from bellmax.structures.chain import ScoredChain
-from bellmax.transforms import is_readable
 
 
 class CRF(nn.Module):

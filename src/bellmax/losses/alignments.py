@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.modes import is_readable
 from bellmax.programs.values import of_sequence
 from bellmax.tensors import promote_half
-from bellmax.transforms import is_readable
 
 
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:

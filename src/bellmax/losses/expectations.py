@@ -9,9 +9,9 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.losses.margins import surrogate
 from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.modes import is_checked
 from bellmax.regularizers import Negentropy
 from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
-from bellmax.transforms import is_checked
 
 
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution, check_distribution
 from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.modes import is_checked
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.tensors import without_rounding_below_zero
-from bellmax.transforms import is_checked
 
 
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:

@@ -13,11 +13,11 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for, requested_backend, restored_request
 from bellmax.backends.fused import AttentionScores, AttentionWeights
 from bellmax.inputs import Mask, answers_near_misses, as_mask, check_tensor
+from bellmax.modes import is_transformed, needs_grad
 from bellmax.nn.smoothed import Smoothed
 from bellmax.regularizers import Regularizer, from_kernel, with_gamma
 from bellmax.structures.chain import Chain
 from bellmax.tensors import Gamma, Tensors, inner, promote_half, read_gamma
-from bellmax.transforms import is_transformed, needs_grad
 
 
 class SegmentationAttention(Smoothed):

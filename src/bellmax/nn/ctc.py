@@ -10,11 +10,11 @@ from torch import Tensor
 
 from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
 from bellmax.losses.reductions import reduce_by_labels
+from bellmax.modes import is_checked
 from bellmax.nn.smoothed import Smoothed
 from bellmax.regularizers import Negentropy, Regularizer
 from bellmax.structures.ctc import CTC, concatenated, lattice_of
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half, without_rounding_below_zero
-from bellmax.transforms import is_checked
 
 
 class CTCLoss(Smoothed):

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.programs.graph as graphs
+from bellmax.modes import cached_when_eager
 from bellmax.programs.program import Program, repeated
 from bellmax.programs.table import PREFIX, Axis, Ends, Table, Term, from_name
 from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
-from bellmax.transforms import kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -388,7 +388,7 @@ def whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.device
     return _whole_lengths(size, batch, device).clone()  # the caller may change it
 
 
-@kept
+@cached_when_eager
 def _whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.device) -> Tensor:
     return torch.tensor(size, device=device).expand(*batch, 2).contiguous()
 
@@ -398,7 +398,7 @@ def bands(band: float, count: int, device: torch.device) -> Tensor:
     return _bands(band, count, wide_dtype(device), device)
 
 
-@kept
+@cached_when_eager
 def _bands(band: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if dtype == torch.float32 and np.float32(band) < band:
         band = float(np.nextafter(np.float32(band), np.float32(math.inf)))

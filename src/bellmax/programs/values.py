@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bellmax.transforms import is_checked
+from bellmax.modes import is_checked
 
 
 def reject(name: str, theta: Tensor, bad: Tensor, absent: float = -math.inf) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from bellmax.inputs import TRANSPOSE, Numbers, answers_near_misses, as_collection, as_floating, transposed
+from bellmax.modes import is_checked, is_transformed
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.costs import Cost
 from bellmax.series.jobs import CELLS_OF_BLOCK, Block, Job, Results, check_client, mean_length, results_of
@@ -22,7 +23,6 @@ from bellmax.series.outputs import Fresh, Out, Output, output
 from bellmax.series.routes import Tile, route_of, values
 from bellmax.series.runs import CELLS, Advance, Run, Selection, all_pairs, num_pairs, runs_of, self_pairs, slices
 from bellmax.tensors import Gamma, promote_half
-from bellmax.transforms import is_checked, is_transformed
 
 Collection: TypeAlias = "Numbers | Iterable[Numbers]"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bellmax.autograd.lean import LeanFunction
-from bellmax.transforms import is_transformed, needs_grad
+from bellmax.modes import is_transformed, needs_grad
 
 Cost: TypeAlias = "str | Callable[[Tensor, Tensor], Tensor]"
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bellmax.autograd import Shortcut
 from bellmax.backends.fused import LongPair, LongPairTape
+from bellmax.modes import needs_grad
 from bellmax.programs.values import check_lengths
 from bellmax.series.costs import broadcast, pairwise
 from bellmax.series.measure import Measure
 from bellmax.structures.dtw import DTW
 from bellmax.tensors import Gamma, Tensors, divide_by_gamma, multiply_by_gamma, read_gamma
-from bellmax.transforms import needs_grad
 
 
 def has_long_pairs_kernel(measure: Measure, x: Tensor, y: Tensor) -> bool:

@@ -13,12 +13,12 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.choice import backend_for, requested_backend, restored_request
 from bellmax.backends.fused import FusedKernels
 from bellmax.inputs import check_band, check_choice
+from bellmax.modes import is_checked, is_transformed, needs_grad
 from bellmax.programs.table import WARPING
 from bellmax.regularizers import Negentropy, Regularizer, with_gamma
 from bellmax.series.costs import COSTS, Cost, broadcast, pairwise
 from bellmax.structures.dtw import DTW, StepWeights
 from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked, is_transformed, needs_grad
 
 _DIVERGENCES = ("debiased", "sharp", "mean_cost")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from bellmax.backends import BACKENDS
+from bellmax.modes import is_transformed, needs_grad
 from bellmax.regularizers import Kernel
 from bellmax.series.costs import as_power, broadcast, pairwise
 from bellmax.series.long_pairs import has_long_pairs_kernel, long_pair_values
@@ -22,7 +23,6 @@ from bellmax.series.runs import Advance, Selection
 from bellmax.series.search import can_search, concatenated, is_finite, search_all
 from bellmax.series.short_pairs import has_short_pairs_kernel, short_pair_values
 from bellmax.tensors import Tensors, inner
-from bellmax.transforms import is_transformed, needs_grad
 
 _HARD = Kernel("hard")
 _SHORT = 64  # steps up to which one pair in each lane is faster than strips of one pair

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
+from bellmax.modes import is_readable
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
     Lattice,
@@ -30,7 +31,6 @@ from bellmax.structures.lattice import (
     scalar,
 )
 from bellmax.tensors import Gamma, inner, promote_half, widen
-from bellmax.transforms import is_readable
 
 Gap = float | Tensor
 Gaps = tuple[Gap, Gap]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import answers_near_misses, as_lengths, check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half
-from bellmax.transforms import is_checked, is_readable
 
 
 class _MessageGraph(NamedTuple):

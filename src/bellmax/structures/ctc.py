@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
+from bellmax.modes import cached_when_eager, is_checked
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
@@ -26,7 +27,6 @@ from bellmax.structures.lattice import (
     row,
 )
 from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked, kept
 
 PADDED = "torch.nn.utils.rnn.pad_sequence(targets.split(target_lengths.tolist()), batch_first=True)"
 """How to pad concatenated targets, for messages."""
@@ -267,7 +267,7 @@ class CTC(LatticePaths):
         return start[..., 1:], count[..., 1:], place
 
 
-@kept
+@cached_when_eager
 def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The scores of beginning with the blank and with a label, by column: at 0 and at 1 alone."""
     begin = torch.zeros(1, dtype=dtype, device=device)

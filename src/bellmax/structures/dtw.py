@@ -23,6 +23,7 @@ from bellmax.inputs import (
     check_band,
     check_tensor,
 )
+from bellmax.modes import is_readable
 from bellmax.programs.lattice import LatticeProgram, bands
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
@@ -38,7 +39,6 @@ from bellmax.structures.lattice import (
     scalar,
 )
 from bellmax.tensors import Gamma, inner, promote_half, wide_dtype, widen
-from bellmax.transforms import is_readable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

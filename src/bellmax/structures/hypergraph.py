@@ -14,6 +14,7 @@ from torch import Tensor
 import bellmax.backends.native.sorting as sorting
 import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs.graph import GraphProgram, sort, sort_kept
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
@@ -30,7 +31,6 @@ from bellmax.structures.graphs import (
 )
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype
-from bellmax.transforms import is_checked, is_readable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

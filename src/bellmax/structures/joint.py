@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bellmax.modes import is_transformed
 from bellmax.tensors import promote_half
-from bellmax.transforms import is_transformed
 
 _CHUNK = 1 << 17  # entries per chunk, so that each chunk of the joint stays in the cache
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs import PROGRAMS, LatticeProgram
 from bellmax.programs.graph import is_flow
 from bellmax.programs.lattice import bands, graph_of, whole_lengths
@@ -23,7 +24,6 @@ from bellmax.structures.dag import DAG
 from bellmax.structures.named import NamedScores
 from bellmax.targets import Paths, Targets
 from bellmax.tensors import Gamma
-from bellmax.transforms import is_checked, is_readable
 
 _ONE = "_1"  # the name of the constant score
 _SIDES = {"_rows": "i", "_columns": "j"}  # the names of masks for sides that no tensor has, by kind of axis

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
+from bellmax.modes import is_checked
 from bellmax.programs import PROGRAMS
 from bellmax.programs.values import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype
-from bellmax.transforms import is_checked
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,7 +16,7 @@ from bellmax.programs.values import check_lengths
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, Tensors
-from bellmax.transforms import is_checked
+from bellmax.modes import is_checked
 
 
 class SegmentProgram(BlockProgram):

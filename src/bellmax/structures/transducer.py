@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
+from bellmax.modes import is_checked, is_readable
 from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.ctc import PADDED
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, common_batch, read_lengths, row
 from bellmax.tensors import Gamma, promote_half, widen
-from bellmax.transforms import is_checked, is_readable
 
 _BLANK, _EMIT = 0, 1  # moves
 

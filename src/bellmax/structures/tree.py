@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.modes import is_checked
 from bellmax.programs import Program, register
 from bellmax.programs.graph import sort
 from bellmax.programs.values import of_sequence
@@ -20,7 +21,6 @@ from bellmax.structures.graphs import as_integers, check_order, check_single
 from bellmax.structures.named import NamedScores
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors
-from bellmax.transforms import is_checked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like
+from bellmax.modes import cached_when_eager
 from bellmax.programs.lattice import Arrays, LatticeProgram
 from bellmax.programs.table import PLACES, Table, Term
 from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
-from bellmax.transforms import kept
 
 _MOST_STATES, _MOST_MOVES = 8, 16  # as in native/table/table.h
 _MOST_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
@@ -79,7 +79,7 @@ class NativeLattice:
             return [gradient for gradient in gradients if gradient is not None]
         return self.program.onto_tensors(gradients, theta, index, in_windows=True)
 
-    @kept
+    @cached_when_eager
     def _tape_size(self, rows: int, columns: int) -> int:
         return tape_size(self.program.table, rows, columns)
 
@@ -151,7 +151,7 @@ class NativeRows(NativeLattice):
         read = contiguous(theta), integers[:labels], integers[labels:]
         return self._call(name, theta, index, omega, first, *read, *args, self._terms, self._coefficients)
 
-    @kept
+    @cached_when_eager
     def _tape_size(self, rows: int, columns: int) -> int:
         return rows_tape_size(self.program.table, rows, columns)
 

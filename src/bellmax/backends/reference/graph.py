@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bellmax.modes import is_readable
 from bellmax.programs import GRAPH
 from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
-from bellmax.transforms import is_readable
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
 __all__ += ["log_transitions_vjp", "sample", "topk", "value"]
