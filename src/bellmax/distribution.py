@@ -18,7 +18,7 @@ from bellmax.backends.choice import backend_for
 from bellmax.inputs import check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs import Program
-from bellmax.programs.values import subscript
+from bellmax.programs.checks import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer, resolve
 from bellmax.solver import Solver
 from bellmax.targets import Targets

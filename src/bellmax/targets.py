@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmax.inputs import check_tensor
 from bellmax.modes import is_checked, is_readable
-from bellmax.programs.values import of_sequence
+from bellmax.programs.checks import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.solver import Solver
 from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype

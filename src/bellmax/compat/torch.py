@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bellmax.inputs import as_lengths, check_choice, check_tensor
 from bellmax.losses.reductions import reduce_by_labels
 from bellmax.modes import is_checked
-from bellmax.programs.values import check_lengths
+from bellmax.programs.checks import check_lengths
 from bellmax.structures.ctc import CTC
 
 _REDUCTIONS = ("none", "mean", "sum")

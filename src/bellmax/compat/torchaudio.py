@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from bellmax.inputs import check_choice, check_tensor
 from bellmax.modes import is_checked
-from bellmax.programs.values import check_lengths
+from bellmax.programs.checks import check_lengths
 from bellmax.structures.ctc import CTC
 from bellmax.structures.transducer import Transducer
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.modes import is_readable
-from bellmax.programs.values import of_sequence
+from bellmax.programs.checks import of_sequence
 from bellmax.tensors import promote_half
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program
-from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors
 
 

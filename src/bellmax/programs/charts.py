@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.programs.graph as graph
+from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program
-from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors
 
 Places = NDArray[np.int64]

@@ -21,9 +21,9 @@ from torch.nn.functional import pad
 
 import bellmax.programs.graph as graphs
 from bellmax.modes import cached_when_eager
+from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program, repeated
 from bellmax.programs.table import PREFIX, Axis, Ends, Table, Term, from_name
-from bellmax.programs.values import check_lengths
 from bellmax.tensors import Tensors, wide_dtype
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bellmax.programs.values import reject
+from bellmax.programs.checks import reject_entries
 from bellmax.tensors import Tensors
 
 
@@ -72,7 +72,7 @@ class Program:
         self.check_index(theta, index)
         for name, score, used in zip(self.scores, theta, self.used(theta, index), strict=True):
             bad = ~(self.sense * score < math.inf)
-            reject(name, score, bad if used is None else bad & used, -self.sense * math.inf)
+            reject_entries(name, score, bad if used is None else bad & used, -self.sense * math.inf)
 
     # --- the expansion
 

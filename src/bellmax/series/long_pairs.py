@@ -11,7 +11,7 @@ from torch import Tensor
 from bellmax.autograd import Shortcut
 from bellmax.backends.fused import LongPair, LongPairTape
 from bellmax.modes import needs_grad
-from bellmax.programs.values import check_lengths
+from bellmax.programs.checks import check_lengths
 from bellmax.series.costs import broadcast, pairwise
 from bellmax.series.measure import Measure
 from bellmax.structures.dtw import DTW

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bellmax.inputs import answers_near_misses, as_lengths, check_tensor
 from bellmax.modes import is_checked, is_readable
-from bellmax.programs.values import reject_overflow
+from bellmax.programs.checks import reject_overflow
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_half
 

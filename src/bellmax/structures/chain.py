@@ -18,7 +18,7 @@ from bellmax.inputs import Lengths, Mask, answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_transformed
 from bellmax.programs import CHAIN, SCORED_CHAIN
 from bellmax.programs.chain import first_step, last_step, previous_states
-from bellmax.programs.values import subscript
+from bellmax.programs.checks import subscript
 from bellmax.regularizers import Negentropy, Regularizer, penalty_at_vertex
 from bellmax.structures.sequences import Gap, SequencePaths, SequenceTargets, read_steps
 from bellmax.tensors import Gamma, Tensors, multiply_by_gamma, wide_dtype, widen

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.modes import cached_when_eager, is_checked
-from bellmax.programs.values import of_sequence
+from bellmax.programs.checks import of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
     Lattice,

@@ -24,8 +24,8 @@ from bellmax.inputs import (
     check_tensor,
 )
 from bellmax.modes import is_readable
+from bellmax.programs.checks import of_sequence
 from bellmax.programs.lattice import LatticeProgram, bands
-from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Regularizer
 from bellmax.solver import Solver, version_of
 from bellmax.structures.lattice import (

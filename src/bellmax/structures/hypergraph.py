@@ -15,8 +15,8 @@ import bellmax.backends.native.sorting as sorting
 import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
+from bellmax.programs.checks import of_sequence
 from bellmax.programs.graph import GraphProgram, sort, sort_kept
-from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,

@@ -15,10 +15,10 @@ import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs import PROGRAMS, LatticeProgram
+from bellmax.programs.checks import batch_first_hint, check_lengths, of_sequence
 from bellmax.programs.graph import is_flow
 from bellmax.programs.lattice import bands, graph_of, whole_lengths
 from bellmax.programs.table import Axis, Ends, Step, Table, Term
-from bellmax.programs.values import batch_first, check_lengths, of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG
 from bellmax.structures.named import NamedScores
@@ -695,7 +695,7 @@ def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
         (name, (first, own)), *others = shown.items()
         batches = [t.shape[: t.ndim - own] for _, (t, own) in others if t.ndim > own]
         is_swapped = own > 1 and first.ndim == own + 1 and all(batch == first.shape[1:2] for batch in batches)
-        hint = batch_first(name, is_swapped)
+        hint = batch_first_hint(name, is_swapped)
         raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}{hint}") from None
     return shape
 
@@ -720,7 +720,7 @@ def read_lengths(
     for n, own in enumerate(pair):
         if is_checked(own) and own.numel():
             is_swapped = n == 0 and tensor.ndim == dims + 1 and own.numel() in (1, most[0])
-            hint = batch_first(name, is_swapped and int(own.max()) <= len(tensor))
+            hint = batch_first_hint(name, is_swapped and int(own.max()) <= len(tensor))
             check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n], hint)
     return pair
 

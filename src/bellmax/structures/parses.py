@@ -15,7 +15,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.modes import is_checked
 from bellmax.programs import PROGRAMS
-from bellmax.programs.values import subscript
+from bellmax.programs.checks import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype

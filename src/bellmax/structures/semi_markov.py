@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.programs import register
 from bellmax.programs.blocks import BlockProgram, Edges
-from bellmax.programs.values import check_lengths
+from bellmax.programs.checks import check_lengths
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, Tensors

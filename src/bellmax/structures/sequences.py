@@ -13,7 +13,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.chain import first_step, is_used, previous_states, states_of, transitions_of
-from bellmax.programs.values import of_sequence, subscript
+from bellmax.programs.checks import of_sequence, subscript
 from bellmax.regularizers import Negentropy
 from bellmax.targets import Paths, Targets
 from bellmax.tensors import inner, promote_half, wide_dtype

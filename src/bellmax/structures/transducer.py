@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
-from bellmax.programs.values import of_sequence
+from bellmax.programs.checks import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.ctc import PADDED
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products

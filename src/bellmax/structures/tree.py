@@ -14,8 +14,8 @@ import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked
 from bellmax.programs import Program, register
+from bellmax.programs.checks import of_sequence
 from bellmax.programs.graph import sort
-from bellmax.programs.values import of_sequence
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.graphs import as_integers, check_order, check_single
 from bellmax.structures.named import NamedScores

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call, contiguous, empty_like
 from bellmax.modes import cached_when_eager
+from bellmax.programs.checks import reject_overflow
 from bellmax.programs.lattice import Arrays, LatticeProgram
 from bellmax.programs.table import PLACES, Table, Term
-from bellmax.programs.values import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 

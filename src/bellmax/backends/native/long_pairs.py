@@ -13,8 +13,8 @@ import bellmax.backends.native.loading as loading
 from bellmax.backends.fused import LongPair, LongPairTape
 from bellmax.backends.native.lattices import tape_size
 from bellmax.backends.native.loading import call
+from bellmax.programs.checks import reject_overflow
 from bellmax.programs.table import WARPING
-from bellmax.programs.values import reject_overflow
 from bellmax.tensors import Tensors
 
 _CELLS = 2**20  # of a chunk: larger ones need fresh pages in every call, and page faults cost more than the sweeps

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bellmax.backends.native.loading import call, empty_like, padded
 from bellmax.programs import PROGRAMS
-from bellmax.programs.values import overflow, reject_overflow
+from bellmax.programs.checks import overflow_error, reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
@@ -56,7 +56,7 @@ class NativeSweeps:
         if not self._call("forward", (*theta, value, tape), index, omega):
             self.program.check(theta, index)
             if self.structure == "dag":  # all of its weights are used: the sum at a node overflows
-                raise overflow(value.dtype)
+                raise overflow_error(value.dtype)
             reject_overflow(value, self.program.sense)
         return value
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bellmax.programs import CHAIN
 from bellmax.programs.chain import first_step, last_step, unmasked_steps
-from bellmax.programs.values import reject_overflow
+from bellmax.programs.checks import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bellmax.modes import is_readable
 from bellmax.programs import GRAPH
-from bellmax.programs.values import reject_overflow
+from bellmax.programs.checks import reject_overflow
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 

@@ -1,4 +1,4 @@
-"""Messages about values: which one is wrong, and where."""
+"""Checks of scores and lengths, and the words with which error messages name an entry or a batch element."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from torch import Tensor
 from bellmax.modes import is_checked
 
 
-def reject(name: str, theta: Tensor, bad: Tensor, absent: float = -math.inf) -> None:
-    """Raise a ValueError that names the first entry of ``theta`` (B, *event) where ``bad`` is True. CPU only.
+def reject_entries(name: str, theta: Tensor, bad: Tensor, absent: float = -math.inf) -> None:
+    """Raise a ValueError with the first entry of a score (B, *event) where ``bad`` is True. Does nothing on a GPU.
 
-    ``absent`` is the infinity that is allowed.
+    Args:
+        name: The name of the score, for the message.
+        theta: The score.
+        bad: A mask of the shape of ``theta``.
+        absent: The infinity that is allowed because it marks a forbidden entry.
+
     """
     if theta.device.type != "cpu" or not bool(bad.any()):
         return
@@ -26,12 +31,16 @@ def reject(name: str, theta: Tensor, bad: Tensor, absent: float = -math.inf) -> 
 
 
 def reject_overflow(value: Tensor, sense: int = 1) -> None:
-    """Raise a ValueError if a value is NaN or the infinity that no missing path gives. CPU only."""
+    """Raise a ValueError if a value (B,) overflowed. Only values on the CPU are checked.
+
+    A program without a path has value −∞ (∞ for costs, ``sense`` −1), so only NaN and the other infinity are errors.
+    """
     if is_checked(value) and not bool((sense * value < math.inf).all()):
-        raise overflow(value.dtype)
+        raise overflow_error(value.dtype)
 
 
-def overflow(dtype: torch.dtype) -> ValueError:
+def overflow_error(dtype: torch.dtype) -> ValueError:
+    """The error for sums of scores that exceed the largest number of a dtype."""
     name, largest = str(dtype).removeprefix("torch."), torch.finfo(dtype).max
     return ValueError(
         f"scores, divided by gamma, must add up to less than {largest:.2g}, the largest number in {name}, but they "
@@ -39,14 +48,14 @@ def overflow(dtype: torch.dtype) -> ValueError:
     )
 
 
-def batch_first(name: str, is_likely: bool) -> str:
-    """A hint for the end of a message, if time is likely to be the first dimension of a tensor."""
+def batch_first_hint(name: str, is_likely: bool) -> str:
+    """The end of a message about a tensor whose first dimension is likely to be time; empty if not ``is_likely``."""
     hint = f". bellmax is batch-first: if {name} is (time, batch, ...), pass {name}.transpose(0, 1)"
     return hint if is_likely else ""
 
 
 def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str = "") -> None:
-    """Raise a ValueError, with a hint, for a length of a flat batch (B,) that is out of range. CPU only."""
+    """Raise a ValueError if a length (B,) is not in least … most. The message ends in ``hint``. CPU only."""
     if lengths.device.type != "cpu" or not lengths.numel():
         return
     if not least <= int(lengths.min()) <= int(lengths.max()) <= most:
@@ -58,10 +67,10 @@ def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str =
 
 
 def subscript(index: Sequence[int]) -> str:
-    """An index as Python writes it behind a name; nothing if it is empty."""
+    """An index as Python code, such as "[0, 2]", to append to a name; empty for no index."""
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
 def of_sequence(batch: Sequence[int]) -> str:
-    """Which member of the batch, by its index."""
+    """The batch index in the words of a message, such as " of sequence 3"; empty without batch dimensions."""
     return f" of sequence {batch[0] if len(batch) == 1 else tuple(batch)}" if batch else ""
