@@ -10,7 +10,7 @@ weights (B, E) of the edges. ``index`` is (offset, tail, edge, group), int32:
 - edge (E): the caller's number of a slot's edge;
 - group (G + 1): bounds of the runs of nodes with equal level and number of edges. The first is the start alone.
 
-A hypergraph has no start. Its index goes on with
+A hypergraph has no start. Its index has one or two more tensors:
 
 - tail_offset (E + 1): the tails of a slot are tail[tail_offset[slot]] … tail[tail_offset[slot + 1] − 1];
 - weight (E), if edges share weights (B, W): the number of a slot's weight.
@@ -141,7 +141,15 @@ def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
 def sort(
     head: NDArray[np.int64], tail: NDArray[np.int64], level: NDArray[np.int64], arity: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int32], ...]:
-    """The integers of edges, by the levels of their nodes: of a hypergraph if the edges' numbers of tails are given."""
+    """Sort nodes and edges for the sweeps. Return the index that the module describes.
+
+    Args:
+        head: (E,), the node that each edge enters.
+        tail: The tails of all edges in order: (E,) for a graph, (arity.sum(),) for a hypergraph.
+        level: (N,), the level of each node.
+        arity: (E,), the number of tails of each edge of a hypergraph; None for a graph.
+
+    """
     degree = np.bincount(head, minlength=len(level))
     order = np.lexsort((degree, level))
     number = np.empty_like(order)
@@ -151,31 +159,33 @@ def sort(
     changes = (np.diff(level[order]) != 0) | (np.diff(degree[order]) != 0)
     group = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(level)]))
     if arity is None:
-        parts = [offset, number[tail[edge]], edge, group]
+        index = [offset, number[tail[edge]], edge, group]
     else:
         tail_offset = np.concatenate(([0], np.cumsum(arity[edge])))
         first = np.cumsum(arity) - arity
-        place = np.arange(len(tail)) + np.repeat(first[edge] - tail_offset[:-1], arity[edge])
-        parts = [offset, number[tail[place]], edge, group, tail_offset]
-    return tuple(part.astype(np.int32) for part in parts)
+        position = np.arange(len(tail)) + np.repeat(first[edge] - tail_offset[:-1], arity[edge])
+        index = [offset, number[tail[position]], edge, group, tail_offset]
+    return tuple(integers.astype(np.int32) for integers in index)
 
 
-def sort_kept(
+def sort_pruned(
     head: NDArray[np.int64],
     tail: NDArray[np.int64],
     level: NDArray[np.int64],
-    kept: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
     arity: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int32], ...]:
-    """As :func:`sort`, for those edges that are kept, between nodes of level ≥ 0. The slots of the other edges lead to
-    an extra node, which no edge leaves: so these edges have weights, and are on no path."""
+    """Sort a graph as :func:`sort`, without the nodes of negative level and the edges where ``mask`` (E,) is False.
+
+    The shape of the weights stays (E,): pruned edges lead to an extra node that no edge leaves, so no path has them.
+    """
     is_live = level >= 0
     number, extra, level = np.cumsum(is_live) - 1, int(is_live.sum()), level[is_live]
-    head = np.where(kept, number[head], extra)
+    head = np.where(mask, number[head], extra)
     if arity is None:
-        tail = np.where(kept, number[tail], level.argmin())
+        tail = np.where(mask, number[tail], level.argmin())
         level, extra_level = level + (level > 0), 1
     else:
-        tail, arity = number[tail[np.repeat(kept, arity)]], np.where(kept, arity, 0)
+        tail, arity = number[tail[np.repeat(mask, arity)]], np.where(mask, arity, 0)
         level, extra_level = level + 1, 0
-    return sort(head, tail, level if kept.all() else np.append(level, extra_level), arity)
+    return sort(head, tail, level if mask.all() else np.append(level, extra_level), arity)

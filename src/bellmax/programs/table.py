@@ -1,6 +1,7 @@
-"""What a lattice is made of: a table of moves, and where each score is read.
+"""The table of a lattice: its states, its moves, and the terms by which nodes, moves, starts and ends read scores.
 
-A table is constants. As text it is the name of its structure, so that whoever knows the name has the table.
+A table holds constants only. Its JSON text is the name of the lattice program, so an operator of torch, which can only
+pass a name, can rebuild the table.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ PREFIX = "lattice "
 
 
 class Axis(NamedTuple):
-    """How the index along one dimension of a score follows from the cell (i, j).
+    """The index along one dimension of a score as a function of the cell (i, j).
 
     ``kind`` is "i" for i + offset, "j" for j + offset, "at" for the constant ``place``, "x" for the label of i + offset
-    and "y" for the label of j + offset, both out of the labels number ``place``.
+    and "y" for the label of j + offset. For "x" and "y", ``place`` is the number of the label tensor.
     """
 
     kind: str
@@ -38,7 +39,7 @@ class Axis(NamedTuple):
 
 
 class Term(NamedTuple):
-    """``coefficient`` · score[axes], of the score, or the mask, of that number."""
+    """The product ``coefficient`` · score[axes], where ``score`` is the number of a score or of a mask."""
 
     score: int
     coefficient: float
@@ -57,7 +58,7 @@ class Step(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where paths start or end: a place, and the terms of each state's score, None for a state that is none."""
+    """Nodes where paths start or end: one of ``PLACES``, and terms by state, None for a state that is not allowed."""
 
     place: str
     terms: tuple[tuple[Term, ...] | None, ...]
@@ -68,23 +69,25 @@ class Ends(NamedTuple):
 
 
 class Table(NamedTuple):
+    """All constants of a lattice. Slots, numbered in the order of :attr:`terms`, are the kinds of scores."""
+
     states: int
     moves: tuple[Step, ...]
     nodes: tuple[tuple[Term, ...], ...]
     start: Ends
     end: Ends
     scores: tuple[str, ...]
-    """Names, for messages."""
+    """The names of the scores, for messages."""
     labels: int
     masks: int
     sense: int = 1
-    """1, or −1 if scores are costs, and the value is a smoothed least one."""
+    """1 for scores, −1 for costs, of which the value is a smoothed minimum."""
     free: str = ""
-    """The sides, "i" and "j", that no tensor has. Their sizes are those of the last masks, which no move reads."""
+    """The sides, "i" and "j", that no score follows. The last masks, which no move reads, have their sizes."""
 
     @property
     def absent(self) -> float:
-        """The score of what does not exist."""
+        """The score of a forbidden node or move: −∞, or ∞ for costs."""
         return -self.sense * math.inf
 
     @property
@@ -94,34 +97,34 @@ class Table(NamedTuple):
     @property
     def terms(self) -> list[tuple[Term, ...]]:
         """The terms of each slot: nodes by state, moves, starts by state, ends by state."""
-        ends = [terms or () for part in (self.start, self.end) for terms in part.terms]
+        ends = [terms or () for side in (self.start, self.end) for terms in side.terms]
         return [*self.nodes, *(move.terms for move in self.moves), *ends]
 
     @property
     def reads(self) -> list[tuple[int, Term, bool]]:
-        """Every place where a tensor is read: the slot, the term, and whether that is the mask of a move."""
+        """Every read of a tensor: the slot, the term, and True if the term reads the mask of a move."""
         scores = [(slot, term, False) for slot, terms in enumerate(self.terms) for term in terms]
         moves = enumerate(self.moves, self.states)
         return scores + [(slot, move.where, True) for slot, move in moves if move.where is not None]
 
-    def uses_once(self, score: int) -> bool:
-        """Whether it is plain that a path reads no entry of a score twice, and counts each that it reads as 1."""
+    def uses_entries_once(self, score: int) -> bool:
+        """True if a path certainly uses each entry of a score 0 or 1 times, so that events are 0/1 tensors."""
         ends = zip(self.nodes, self.start.terms, self.end.terms, strict=True)
         for state, (node, start, end) in enumerate(ends):
             for into in (start or (), *(move.terms for move in self.moves if move.target == state)):
                 if sum(term.score == score for term in (*node, *into, *(end or ()))) > 1:
                     return False
-        # Otherwise a path reads once at a node, and it is so if it has one node in a row, column or cell, and that
-        # tells the entry.
+        # Now each node of a path reads the score at most once. Two nodes read different entries if every term is
+        # indexed by a row, column or cell that a path visits only once.
         reads = [term for terms in self.terms for term in terms if term.score == score]
-        places = [{(axis.kind, axis.offset) for axis in term.axes if axis.kind in "ij"} for term in reads]
-        kinds = {kind for kind, _ in set.intersection(*places)} if reads else set("ij")
-        is_told = (
+        indices = [{(axis.kind, axis.offset) for axis in term.axes if axis.kind in "ij"} for term in reads]
+        kinds = {kind for kind, _ in set.intersection(*indices)} if reads else set("ij")
+        is_distinct = (
             ("i" in kinds and all(move.di > 0 for move in self.moves))
             or ("j" in kinds and all(move.dj > 0 for move in self.moves))
             or (kinds == {"i", "j"} and all(move.di + move.dj > 0 for move in self.moves))
         )
-        return is_told and all(term.coefficient == 1 for term in reads)
+        return is_distinct and all(term.coefficient == 1 for term in reads)
 
 
 _CORNER = Ends("corner", ((),))
@@ -140,20 +143,22 @@ WARPING = Table(
 
 
 def from_name(name: str) -> Table:
+    """Parse the name of a lattice program, :attr:`Table.name`."""
     states, moves, nodes, start, end, scores, *numbers = json.loads(name.removeprefix(PREFIX))
     steps = tuple(Step(di, dj, a, b, _terms(terms), where and _term(where)) for di, dj, a, b, terms, where in moves)
     return Table(states, steps, tuple(map(_terms, nodes)), _ends(start), _ends(end), tuple(scores), *numbers)
 
 
-def _term(given: Any) -> Term:
-    score, coefficient, axes = given
+def _term(values: Any) -> Term:
+    """Convert the JSON form of a term, nested lists, to tuples, which are hashable."""
+    score, coefficient, axes = values
     return Term(score, coefficient, tuple(Axis(*axis) for axis in axes))
 
 
-def _terms(given: Any) -> tuple[Term, ...]:
-    return tuple(map(_term, given))
+def _terms(values: Any) -> tuple[Term, ...]:
+    return tuple(map(_term, values))
 
 
-def _ends(given: Any) -> Ends:
-    place, terms = given
+def _ends(values: Any) -> Ends:
+    place, terms = values
     return Ends(place, tuple(None if t is None else _terms(t) for t in terms))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.programs.graph import GraphProgram, sort, sort_kept
+from bellmax.programs.graph import GraphProgram, sort, sort_pruned
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -103,7 +103,7 @@ class DAG(StoredGraph):
             index = sort(pairs[:, 1], pairs[:, 0], level)
         else:
             level[~is_touched] = -1
-            index = sort_kept(pairs[:, 1], pairs[:, 0], level, kept)
+            index = sort_pruned(pairs[:, 1], pairs[:, 0], level, kept)
         self.levels, *rest = (torch.from_numpy(part).to(self.edges.device) for part in (level, *index))
         self._index = tuple(rest)
         self._depth = int(level.max())

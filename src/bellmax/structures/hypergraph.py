@@ -16,7 +16,7 @@ import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
-from bellmax.programs.graph import GraphProgram, sort, sort_kept
+from bellmax.programs.graph import GraphProgram, sort, sort_pruned
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -112,7 +112,7 @@ class Hypergraph(StoredGraph):
             check_order(pairs, level, self.nodes)
             _check_derived(rows.head, is_part, self.nodes)
             level[~is_part] = -1
-            index = sort_kept(rows.head, rows.tail, level, kept, rows.arity)
+            index = sort_pruned(rows.head, rows.tail, level, kept, rows.arity)
         shared = None if weight_of is None else _check_weight_of(weight_of, len(rows.head))
         if shared is not None:
             index = (*index, shared[index[2]].astype(np.int32))

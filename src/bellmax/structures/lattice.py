@@ -601,7 +601,7 @@ class LatticePaths(NamedScores):
         extra = shape[: len(shape) - len(self.batch_shape)]
         flat = walks.reshape(extra.numel(), self.batch_shape.numel(), *walks.shape[-2:]).transpose(0, 1)
         theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
-        edges = self._program.from_walks(flat, theta, index)  # (B, K, E)
+        edges = self._program.edges_of_walks(flat, theta, index)  # (B, K, E)
         if must_exist and not bool(is_flow(edges, self._program.engine_index(theta, index)).all()):
             raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
         return edges.transpose(0, 1).reshape(*shape, edges.shape[-1]).to(torch.promote_types(self.dtype, torch.float32))

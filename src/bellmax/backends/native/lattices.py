@@ -55,13 +55,13 @@ class NativeLattice:
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
         if self._reads_theta:
             return [t.contiguous() for t in theta]
-        return _contiguous(self.program.arrays(theta, index, in_windows=True))
+        return _contiguous(self.program.slot_scores(theta, index, in_windows=True))
 
     def _changes(self, z: Tensors, arrays: Arrays, index: Tensors) -> Arrays:
         """The change of :meth:`_arrays` along z: 0 where the score of a move is absent."""
         if self._reads_theta and not self._has_move_scores:
             return [t.contiguous() for t in z]
-        changes = z if self._reads_theta else self.program.changes(z, index, in_windows=True)
+        changes = z if self._reads_theta else self.program.slot_tangents(z, index, in_windows=True)
         absent = self.program.table.absent
         pairs = zip(arrays, changes, strict=True)
         return _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
@@ -77,7 +77,7 @@ class NativeLattice:
         """Gradients of θ's shapes."""
         if self._reads_theta:
             return [gradient for gradient in gradients if gradient is not None]
-        return self.program.onto_tensors(gradients, theta, index, in_windows=True)
+        return self.program.slots_to_theta(gradients, theta, index, in_windows=True)
 
     @cached_when_eager
     def _tape_size(self, rows: int, columns: int) -> int:

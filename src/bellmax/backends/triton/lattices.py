@@ -43,7 +43,7 @@ class Lattice(PartialSweeps):
         return fits and theta[0].shape[0] > 0
 
     def _problem(self, theta: Tensors, index: Tensors, omega: Regularizer) -> _Problem:
-        arrays, size = self.program.arrays(theta, index), self.program.size(theta, index)
+        arrays, size = self.program.slot_scores(theta, index), self.program.size(theta, index)
         return _Problem(arrays, size, index, theta[0].shape[0], self._plan, self._strip, omega)
 
     # --- sweeps
@@ -84,7 +84,7 @@ class Lattice(PartialSweeps):
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         """Tangents, then the walk back, which reads what the launches before it wrote."""
-        problem, along = self._problem(theta, index, omega), _contiguous(self.program.changes(z, index))
+        problem, along = self._problem(theta, index, omega), _contiguous(self.program.slot_tangents(z, index))
         tape, tangents = tape.contiguous(), torch.empty_like(tape)
         dtype = getattr(tl, str(seed.dtype).removeprefix("torch."))
         for first in problem.strips:
@@ -115,7 +115,7 @@ class Lattice(PartialSweeps):
             given = tape, tangents, seed, ends, edge, before
             problem.launch(table_backward, given, (tuple(along), tuple(gradients)), first, **options)
             edge = before
-        return self.program.onto_tensors(gradients, theta, index)
+        return self.program.slots_to_theta(gradients, theta, index)
 
     # --- ends that are not in a corner: as many as the grid has rows, columns or cells
 
