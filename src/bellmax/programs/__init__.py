@@ -1,7 +1,7 @@
-"""Dynamic programs without their scores: what the sweeps and the distributions must know about each.
+"""Dynamic programs without their scores, and the registry in which operators look them up by name.
 
-A program that has kernels of its own has a file here. One that runs on the graph engine alone may live beside its
-structure, which calls :func:`register`.
+A program with dedicated kernels has a file here. A program that only uses the graph engine may be defined in the file
+of its structure, which calls :func:`register`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["CHAIN", "GRAPH", "PROGRAMS", "SCORED_CHAIN", "LatticeProgram", "Prog
 
 
 class _Programs(dict[str, Program]):
-    """Programs by name. The name of a lattice is its table, from which its program is made."""
+    """Programs by name. A lattice program is created on first use: its name contains its table."""
 
     def __missing__(self, name: str) -> Program:
         program = self[name] = program_of(name)

@@ -1,4 +1,4 @@
-"""Programs stored as graphs, whose edges come in blocks that each read one score."""
+"""Base class of programs that run on the graph engine, with one block of edges for each score."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Edges(NamedTuple):
 class BlockProgram(Program):
     """A program whose graph depends only on the shape of the event.
 
-    A subclass names its scores and says with :meth:`edges` how the graph looks. Its edges come in blocks. Block n has
-    the shape ``blocks(...)[n]`` and reads score n, which broadcasts to this shape. Everything else follows.
+    A subclass names its scores and lists the edges of its graph in :meth:`edges`, block by block. Block n has
+    the shape ``blocks(...)[n]`` and reads score n, which broadcasts to this shape.
     """
 
     @abstractmethod
@@ -57,7 +57,7 @@ class BlockProgram(Program):
         ]
 
     def _graph(self, theta: Tensors) -> tuple[Tensor, ...]:
-        return _sorted(self, tuple(theta[0].shape[1:]), theta[0].device)
+        return _sorted_graph(self, tuple(theta[0].shape[1:]), theta[0].device)
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
         return (self._graph(theta)[0].shape[0] - 1,)
@@ -121,8 +121,9 @@ def _sum_to(block: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _sorted(program: BlockProgram, event: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    # The graph does not depend on the transforms and the default device of the caller.
+def _sorted_graph(program: BlockProgram, event: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Return the index of the graph engine on a device, cached because it depends on the event shape only."""
+    # Build tensors outside the caller's transforms and default device, since later calls reuse them.
     with torch._C._DisableFuncTorch(), torch.device("cpu"):
         parent, child, level = program.edges(event)
         return tuple(torch.from_numpy(array).to(device) for array in graph.sort(child, parent, level))

@@ -1,9 +1,9 @@
 """Charts of trees over a sentence, as hypergraphs: brackets of spans (CKY) and projective arcs (Eisner).
 
 θ is one tensor, (B, n, n) or (B, n, n, L): scores of spans [first word, last word(, label)], or of arcs
-[head, modifier] between n places, of which 0 is the root. ``index`` is (lengths,), (B,) int64: the places of each
-sentence. A shorter sentence is a part of the chart: the goal has an edge from the item of every length, of which one
-has weight 0.
+[head, modifier] between n positions, of which 0 is the root. ``index`` is (lengths,), (B,) int64: the number of
+positions of each sentence. All sentences share the chart of the longest: the goal has an edge from the item of every
+length, and only the edge of the sentence's length has weight 0 instead of −∞.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program
 from bellmax.tensors import Tensors
 
-Places = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 class Chart(NamedTuple):
     """The hypergraph of a chart: rows (head, tails), padded with −1, and the number of each edge's weight.
 
-    Weights are those of the scores, then one that is 0, then one for the end of each length.
+    Weights are the flat scores, a 0 for edges without a score, and the weight of the goal's edge from each length.
     """
 
-    rows: Places  # (E, 1 + most tails)
-    weight: Places
-    level: Places  # of the nodes; the last is the goal
+    rows: Integers  # (E, 4)
+    weight: Integers
+    level: Integers  # (N,), the level of each node
 
 
 class ChartProgram(Program):
@@ -47,7 +47,7 @@ class ChartProgram(Program):
         self.name, self.scores = name, ("scores" if name == "spans" else "arcs",)
 
     def _graph(self, theta: Tensors) -> _Graph:
-        return _sorted(self.name, tuple(theta[0].shape[1:]), theta[0].device)
+        return _sorted_chart(self.name, tuple(theta[0].shape[1:]), theta[0].device)
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
         """The items and the goal. They are counted by formula: a sweep in exp space needs no graph of n³ edges."""
@@ -77,7 +77,7 @@ class ChartProgram(Program):
     # --- the expansion: a hypergraph whose edges share the weights of spans or arcs
 
     def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
-        """The goal, which one edge leads into: the one of the sentence's length."""
+        """One: the goal, which has a single edge of finite weight."""
         return 1
 
     def engine_index(self, theta: Tensors, index: Tensors) -> Tensors:
@@ -115,28 +115,34 @@ class ChartProgram(Program):
 
 
 def chart(name: str, event: tuple[int, ...]) -> Chart:
+    """Return the hypergraph of a program for events of this shape, (n, n) or (n, n, L)."""
     return _spans(*event) if name == "spans" else _arcs(event[0], single_root=name == "arcs_of_one_root")
 
 
 class _Graph(NamedTuple):
-    integers: tuple[Tensor, ...]  # as in bellmax.programs.graph
-    weight: Tensor  # by edge
+    integers: tuple[Tensor, ...]  # the index of the graph engine, see bellmax.programs.graph
+    weight: Tensor  # (E,), the number of each edge's weight
 
 
 @lru_cache(maxsize=8)
-def _sorted(name: str, event: tuple[int, ...], device: torch.device) -> _Graph:
+def _sorted_chart(name: str, event: tuple[int, ...], device: torch.device) -> _Graph:
+    """Return the sorted chart on a device, cached because it depends on shapes only."""
     rows, weight, level = chart(name, event)
     is_tail = rows[:, 1:] >= 0
     index = graph.sort(rows[:, 0], rows[:, 1:][is_tail], level, is_tail.sum(1))
-    parts = (*index, weight[index[2]].astype(np.int32), weight)
-    # The graph is the same whatever transforms, and default device, its caller is under.
+    arrays = (*index, weight[index[2]].astype(np.int32), weight)
+    # Build tensors outside the caller's transforms and default device, since later calls reuse them.
     with torch._C._DisableFuncTorch(), torch.device("cpu"):
-        *integers, by_edge = (torch.from_numpy(part).to(device) for part in parts)
+        *integers, by_edge = (torch.from_numpy(array).to(device) for array in arrays)
     return _Graph(tuple(integers), by_edge)
 
 
 def _spans(words: int, _: int, labels: int | None = None) -> Chart:
-    """A span is a word, or two spans. With labels, a wider span has a node for its label, too."""
+    """The CKY chart: a span is one word, or joins two adjacent spans.
+
+    With labels, a span of several words has an extra node for the choice of its label. Otherwise each split would need
+    an edge for each label.
+    """
     first, split, last = _splits(words)
     i, j = np.triu_indices(words, 1)
     word, number = np.arange(words), _by_width(words)
@@ -144,78 +150,87 @@ def _spans(words: int, _: int, labels: int | None = None) -> Chart:
     ends = _rows(np.full(words, goal), number[0]), scores + 1 + word
     halves = number[first, split], number[split + 1, last]
     if labels is None:
-        parts = [
+        edges = [
             (_rows(number[word, word]), word * words + word),
             (_rows(number[first, last], *halves), first * words + last),
         ]
-        return _chart([*parts, ends], [*_widths(words), words])
+        return _chart([*edges, ends], [*_widths(words), words])
     label, kind = np.arange(labels), np.zeros((words, words), dtype=np.int64)
     kind[i, j] = goal + 1 + np.arange(len(i))
     kind[word, word] = number[word, word]
     i, j = np.triu_indices(words)
     weight = ((i * words + j)[:, None] * labels + label).ravel()
-    parts = [
+    edges = [
         (_rows(kind[i, j].repeat(labels)), weight),
         (_rows(number[first, last], *halves, kind[first, last]), np.full(len(first), scores)),
     ]
-    return _chart([*parts, ends], [*_widths(words), words, *np.zeros(len(i) - words, dtype=np.int64)])
+    return _chart([*edges, ends], [*_widths(words), words, *np.zeros(len(i) - words, dtype=np.int64)])
 
 
-def _arcs(places: int, single_root: bool) -> Chart:
-    """Eisner's items. One with an arc between its ends has two complete ones, and a complete one has one of each."""
-    first, split, last = _splits(places)
-    scores, table = places * places, np.arange(places * places).reshape(places, places)
+def _arcs(positions: int, single_root: bool) -> Chart:
+    """Eisner's chart. An incomplete item adds an arc to two complete items; a complete item joins one of each kind.
+
+    ``forth`` and ``back`` are incomplete items, with an arc to the last or to the first position. ``right`` and
+    ``left`` are complete items, with their head at the first or at the last position.
+    """
+    first, split, last = _splits(positions)
+    scores, table = positions * positions, np.arange(positions * positions).reshape(positions, positions)
     forth, back, right, left = (table + kind * scores for kind in range(4))
     none = np.int64(scores)
-    inner = first > 0  # the root is nobody's modifier
+    inner = first > 0  # the root has no head
     allowed = (first > 0) | (split == 0) if single_root else np.ones_like(inner)
-    place = np.arange(places)
+    position = np.arange(positions)
     halves = right[first, split], left[split + 1, last]
-    parts = [
-        (_rows(right[place, place]), np.full(places, none)),
-        (_rows(left[place, place][1:]), np.full(places - 1, none)),
-        (_rows(forth[first, last], *halves)[allowed], (first * places + last)[allowed]),
-        (_rows(back[first, last], *halves)[inner], (last * places + first)[inner]),
+    edges = [
+        (_rows(right[position, position]), np.full(positions, none)),
+        (_rows(left[position, position][1:]), np.full(positions - 1, none)),
+        (_rows(forth[first, last], *halves)[allowed], (first * positions + last)[allowed]),
+        (_rows(back[first, last], *halves)[inner], (last * positions + first)[inner]),
         (_rows(right[first, last], forth[first, split + 1], right[split + 1, last]), np.full(len(first), none)),
         (_rows(left[first, last], left[first, split], back[split, last])[inner], np.full(int(inner.sum()), none)),
-        (_rows(np.full(places - 1, 4 * scores), right[0, 1:]), scores + place[1:] + 1),
+        (_rows(np.full(positions - 1, 4 * scores), right[0, 1:]), scores + position[1:] + 1),
     ]
-    width = (table % places - table // places).ravel()
-    levels = np.concatenate((2 * width - 1, 2 * width - 1, 2 * width, 2 * width, [2 * places]))
-    used = np.unique(np.concatenate([rows[:, 0] for rows, _ in parts]))
-    number = np.full(len(levels) + 1, -1)  # −1 stays
+    width = (table % positions - table // positions).ravel()
+    levels = np.concatenate((2 * width - 1, 2 * width - 1, 2 * width, 2 * width, [2 * positions]))
+    used = np.unique(np.concatenate([rows[:, 0] for rows, _ in edges]))
+    number = np.full(len(levels) + 1, -1)  # number[−1] = −1: padding stays −1
     number[used] = np.arange(len(used))
-    return _chart([(number[rows], weight) for rows, weight in parts], levels[used])
+    return _chart([(number[rows], weight) for rows, weight in edges], levels[used])
 
 
-def _splits(places: int) -> tuple[Places, Places, Places]:
-    """All first ≤ split < last, in lexicographic order, by their first: Ctrl-C would wait for a mask of all."""
-    pairs = [np.triu_indices(places - first, 1) for first in range(places)]
+def _splits(positions: int) -> tuple[Integers, Integers, Integers]:
+    """All triples first ≤ split < last in lexicographic order, as three arrays.
+
+    They are built for one ``first`` after another, so that Ctrl-C is handled in between.
+    """
+    pairs = [np.triu_indices(positions - first, 1) for first in range(positions)]
     counts = [len(split) for split, _ in pairs]
-    first = np.repeat(np.arange(places), counts)
-    split, last = (np.concatenate(parts) + first for parts in zip(*pairs, strict=True))
+    first = np.repeat(np.arange(positions), counts)
+    split, last = (np.concatenate(arrays) + first for arrays in zip(*pairs, strict=True))
     return first, split, last
 
 
-def _by_width(words: int) -> Places:
-    """The number of each span [first, last], by width."""
+def _by_width(words: int) -> Integers:
+    """Number of the node of each span [first, last], (words, words). Narrow spans come first."""
     i, j = np.ogrid[:words, :words]
     width = np.maximum(j - i, 0)
     return np.asarray(width * words - width * (width - 1) // 2 + i)
 
 
-def _widths(words: int) -> Places:
+def _widths(words: int) -> Integers:
+    """Width − 1 of each span in the order of :func:`_by_width`: the levels of the nodes."""
     return np.repeat(np.arange(words), np.arange(words, 0, -1))
 
 
-def _rows(head: Places, *tails: Places) -> Places:
-    """(E, 4): a head and three tails, −1 for none."""
+def _rows(head: Integers, *tails: Integers) -> Integers:
+    """Rows (E, 4) of edges: the head and up to three tails, padded with −1."""
     rows = np.full((len(head), 4), -1)
-    for column, part in enumerate((head, *tails)):
-        rows[:, column] = part
+    for column, nodes in enumerate((head, *tails)):
+        rows[:, column] = nodes
     return rows
 
 
-def _chart(parts: list[tuple[Places, Places]], level: Places | list[int]) -> Chart:
-    rows, weight = (np.concatenate(each) for each in zip(*parts, strict=True))
+def _chart(edges: list[tuple[Integers, Integers]], level: Integers | list[int]) -> Chart:
+    """Join groups of edges (rows, weight) into a chart."""
+    rows, weight = (np.concatenate(arrays) for arrays in zip(*edges, strict=True))
     return Chart(rows, weight, np.asarray(level))

@@ -1,4 +1,4 @@
-"""The class Program: all that sweeps and verbs must know about a dynamic program."""
+"""The class Program: the interface of a dynamic program to sweeps and distributions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Program:
     An event is a path as a tensor shaped like the first score: the number of times that the path uses each entry.
     Paths also have a compact form, which the sweeps ``sample`` and ``topk`` return: see :meth:`empty_paths`.
 
-    The edges of a path are those of the ``engine``, a program with one weight for each edge. The weights are a linear
+    The edges of a path belong to the ``engine``, a program with one weight for each edge. The weights are a linear
     function of the scores, so the default methods below follow from :meth:`weights`, :meth:`along` and
     :meth:`onto_scores`.
     """
@@ -33,7 +33,7 @@ class Program:
     engine: str = "dag"
     """The name of the program with one weight for each edge that the expansion uses: "dag", "chain" or this one."""
     paths: str = ""
-    """Programs with equal ``paths`` have comparable paths: a name, by default that of the program."""
+    """Programs with equal ``paths`` have comparable paths. Default: the name of the program."""
     sense: int = 1
     """1 if the sweeps compute a smoothed maximum of scores, −1 if they compute a smoothed minimum of costs."""
     index_dims: Sequence[int] | None = ()
@@ -101,8 +101,8 @@ class Program:
     ) -> tuple[Tensors, tuple[int, ...]] | None:
         """Return scores of this program in which each edge has an entry to itself, and their dimensions.
 
-        ``scores`` are (..., *own) each, with ``dims`` dimensions after the batch. None if there are no such scores, so
-        that a number for each edge needs the engine.
+        Each score has ``dims`` dimensions after the batch. None if the program has no such scores; then callers expand
+        it to the engine.
         """
         return None
 
