@@ -226,7 +226,7 @@ def test_path_nodes_of_every_path() -> None:
 def test_wrong_names_are_named(edges: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bx.DAG(edges)
-    with pytest.raises(ValueError, match="num_nodes must be left out where edges hold names, got 3"):
+    with pytest.raises(ValueError, match="num_nodes must be left out if edges hold names, got 3"):
         bx.DAG([("a", "b")], 3)
 
 

@@ -1,4 +1,4 @@
-"""Dynamic programs on any directed acyclic graph: the definition of every other structure."""
+"""Dynamic programs on any directed acyclic graph: the classes DAG and DAGPaths."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bellmax.structures.graphs import (
     check_order,
     check_single,
     check_touched,
+    is_reachable,
     node_number,
-    reached,
 )
 from bellmax.tensors import Gamma
 
@@ -37,16 +37,17 @@ class DAG(StoredGraph):
     """A directed acyclic graph with one start node and one end node.
 
     Args:
-        edges: rows (parent, child) in any order: (E, 2) integers, or pairs of names, which are any hashable objects and
-            are numbered as they first appear. Parallel edges are kept apart.
-        num_nodes: N, for integers; by default one more than the largest node in ``edges``.
+        edges: The edges (parent, child) in any order: integers (E, 2), or pairs of names. A name is any hashable
+            object; names are numbered in the order of their first appearance. Parallel edges are separate edges.
+        num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
+            are integers.
         start: The node where paths start, by default the only node without parents.
         end: The node where paths end, by default the only node without children.
 
-    If ``start`` or ``end`` is given, edges that are on no path between them are pruned. They keep their number and
-    their weight, but every path has 0 of them and their gradient is 0. The part that is left must have no cycle.
+    If you pass ``start`` or ``end``, edges that are on no path between them are pruned. A pruned edge still has a
+    number and a weight, but no path uses it and its gradient is 0. The remaining edges must not form a cycle.
 
-    The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
+    The constructor sorts the nodes, and all calls reuse this order. ``nodes`` lists the names of the nodes.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -65,7 +66,7 @@ class DAG(StoredGraph):
     >>> p.value, trip.path_nodes(p.best_path())
     (tensor(13.), ['home', 'bike', 'work'])
 
-    A part of a larger graph:
+    Paths between two nodes of a larger graph:
 
     >>> roads = bx.DAG([("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("x", "b")], start="a", end="c")
     >>> roads.paths(torch.zeros(5)).expected_path
@@ -84,37 +85,42 @@ class DAG(StoredGraph):
         start: Hashable | None = None,
         end: Hashable | None = None,
     ) -> None:
-        numbered, names = _numbered(edges)
-        self.edges = _check_edges(numbered)
+        numbers, names = _number_nodes(edges)
+        self.edges = _check_edges(numbers)
         pairs = self.edges.cpu().numpy()
-        used = int(pairs.max()) + 1
-        self.num_nodes = used if num_nodes is None else num_nodes
+        min_nodes = int(pairs.max()) + 1
+        self.num_nodes = min_nodes if num_nodes is None else num_nodes
         self.nodes = range(self.num_nodes) if names is None else names
         if names is not None and num_nodes is not None:
-            raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
-        if self.num_nodes < used:
+            raise ValueError(f"num_nodes must be left out if edges hold names, got {num_nodes}")
+        if self.num_nodes < min_nodes:
             row = int((pairs >= self.num_nodes).any(1).argmax())
-            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_row(pairs, row)}")
-        kept = None if start is None and end is None else _between(start, end, pairs, self.nodes)
-        own = pairs if kept is None else pairs[kept]
-        level = sorting.levels(own, self.num_nodes)
-        is_touched = _check_graph(own, level, self.nodes, is_pruned=kept is not None)
-        if kept is None:
+            raise ValueError(f"edges must hold nodes below num_nodes = {num_nodes}, got {_show_row(pairs, row)}")
+        is_used = None if start is None and end is None else _is_between(start, end, pairs, self.nodes)
+        used_pairs = pairs if is_used is None else pairs[is_used]
+        level = sorting.levels(used_pairs, self.num_nodes)
+        is_touched = _check_graph(used_pairs, level, self.nodes, is_pruned=is_used is not None)
+        if is_used is None:
             index = sort(pairs[:, 1], pairs[:, 0], level)
         else:
             level[~is_touched] = -1
-            index = sort_pruned(pairs[:, 1], pairs[:, 0], level, kept)
-        self.levels, *rest = (torch.from_numpy(part).to(self.edges.device) for part in (level, *index))
-        self._index = tuple(rest)
+            index = sort_pruned(pairs[:, 1], pairs[:, 0], level, is_used)
+        self.levels, *tensors = (torch.from_numpy(array).to(self.edges.device) for array in (level, *index))
+        self._index = tuple(tensors)
         self._depth = int(level.max())
         self._program = GraphProgram(self._longest_path)
 
     @classmethod
     def from_matrix(cls, theta: Tensor, *, start: int | None = None, end: int | None = None) -> DAG:
-        """The graph of a matrix of weights (..., N, N) ``[child, parent]``, −∞ (in the whole batch) where no edge is.
+        """Return the graph of a matrix of weights (..., N, N) ``[child, parent]``.
 
-        Edges are numbered row by row; :meth:`matrix_to_edges` reads their weights. ``start`` and ``end`` prune the
-        graph, as in :class:`DAG`.
+        If an entry is −∞ in the whole batch, the graph has no such edge. Edges are numbered row by row;
+        :meth:`matrix_to_edges` reads their weights.
+
+        Args:
+            theta: The matrix of weights (..., N, N).
+            start: The node where paths start, by default the only node without parents.
+            end: The node where paths end, by default the only node without children.
 
         >>> theta = torch.full((3, 3), -torch.inf)
         >>> theta[1, 0], theta[2, 0], theta[2, 1] = 1.0, 2.5, 1.0
@@ -131,10 +137,14 @@ class DAG(StoredGraph):
     def from_networkx(
         cls, graph: nx.DiGraph[Any], *, start: Hashable | None = None, end: Hashable | None = None
     ) -> DAG:
-        """The graph of a networkx DiGraph or MultiDiGraph, with its names.
+        """Return the graph of a networkx DiGraph or MultiDiGraph, with its names.
 
-        Nodes are numbered as in ``graph.nodes``, edges as in ``graph.edges``. ``start`` and ``end`` prune the graph, as
-        in :class:`DAG`.
+        Nodes are numbered in the order of ``graph.nodes``, edges in the order of ``graph.edges``.
+
+        Args:
+            graph: The networkx graph.
+            start: The node where paths start, by default the only node without parents.
+            end: The node where paths end, by default the only node without children.
 
         >>> import networkx as nx
         >>> graph = nx.DiGraph()
@@ -158,7 +168,10 @@ class DAG(StoredGraph):
 
     @classmethod
     def _of_sorted(cls, edges: Tensor, levels: Tensor, index: tuple[Tensor, ...]) -> DAG:
-        """Make a graph from edges (E, 2) [parent, child] that are sorted already."""
+        """Return a graph of edges (E, 2) [parent, child] that are already sorted, without checks.
+
+        ``levels`` is (N,), and ``index`` holds the integers of :func:`bellmax.programs.graph.sort`.
+        """
         dag = object.__new__(cls)
         dag.edges, dag.levels, dag._index = edges, levels, index
         dag.num_nodes, dag.nodes = len(levels), range(len(levels))
@@ -174,17 +187,20 @@ class DAG(StoredGraph):
         return self._depth
 
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
-        """Entries of (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
+        """Return the entries of a matrix (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
         if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
             raise ValueError(
                 f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}"
             )
         parent, child = self.edges.unbind(1)
-        picked: Tensor = matrix[..., child, parent]
-        return picked
+        values: Tensor = matrix[..., child, parent]
+        return values
 
     def edges_to_matrix(self, values: Tensor) -> Tensor:
-        """(..., E) as (..., N, N) ``[child, parent]``: 0 where no edge is, the sum of parallel edges."""
+        """Return values of edges (..., E) as a matrix (..., N, N) ``[child, parent]``.
+
+        Entries without an edge are 0. Values of parallel edges are added.
+        """
         if values.shape[-1:] != (self.num_edges,):
             raise ValueError(f"values must have shape (..., {self.num_edges}), got {tuple(values.shape)}")
         parent, child = self.edges.unbind(1)
@@ -201,23 +217,23 @@ class DAG(StoredGraph):
         gamma: Gamma | None = None,
         minimize: bool = False,
     ) -> DAGPaths:
-        """The distribution over paths from start to end, given the weights of the edges.
+        """Return the distribution over paths from start to end, given the weights of the edges.
 
         Args:
-            weights: (..., E) scores; −∞ removes an edge.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-                :class:`SquaredL2` a node with one parent is not free; under ``"sparsemax"`` it is.
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-            minimize: whether weights are costs, read now: then the value is a smoothed least cost, the best path has
-                the least, ``topk`` ascends, and +∞ removes an edge.
+            weights: The scores (..., E) of the edges. −∞ removes an edge.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+                :class:`SquaredL2`, a node with one parent adds a constant; under ``"sparsemax"``, it adds 0.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+            minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best path has the least
+                cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
 
         """
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def path_nodes(self, path: Tensor) -> list[Any]:
-        """The nodes that a path (E,) visits, from start to end, by name; nested lists for paths (..., E).
+        """Return the names of the nodes that a path (E,) visits, from start to end; nested lists for paths (..., E).
 
-        Where there is no path, for zeros, the list is empty.
+        If a path is all zeros, its list is empty.
 
         >>> DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).path_nodes(torch.tensor([0, 1, 0, 1]))
         [0, 2, 3]
@@ -225,20 +241,20 @@ class DAG(StoredGraph):
         if check_tensor("path", path).shape[-1:] != (self.num_edges,):
             raise ValueError(f"path must have shape (..., {self.num_edges}), got {tuple(path.shape)}")
         if path.ndim > 1:
-            return [self.path_nodes(one) for one in path]
-        taken = self.edges[path > 0]
-        if not len(taken):
+            return [self.path_nodes(member) for member in path]
+        edges = self.edges[path > 0]
+        if not len(edges):
             return []
-        by_level = taken[self.levels[taken[:, 1]].argsort()]
+        by_level = edges[self.levels[edges[:, 1]].argsort()]
         if not by_level[1:, 0].equal(by_level[:-1, 1]):
             raise ValueError("path must hold one path, got edges that do not follow each other")
         return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
 
 
 class DAGPaths(GraphPaths):
-    """The paths of a :class:`DAG` from its start to its end; an event is an indicator (E,) over its edges.
+    """The distribution over the paths of a :class:`DAG` from its start to its end.
 
-    With ``minimize`` the weights are costs, and the program is a min.
+    An event is an indicator (E,) over the edges. With ``minimize``, the weights are costs, and the program is a min.
     """
 
     _graph: DAG
@@ -251,8 +267,8 @@ class DAGPaths(GraphPaths):
 # --- making the graph
 
 
-def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
-    """Edges between numbers, and the names of the nodes, or None where numbers were given."""
+def _number_nodes(edges: Edges) -> tuple[Any, list[Hashable] | None]:
+    """Return edges between numbers, and the names of the nodes, or None if the nodes are numbers already."""
     if isinstance(edges, np.ndarray) and edges.dtype.kind not in "iuf":
         edges = edges.tolist()
     if isinstance(edges, Tensor | np.ndarray):
@@ -263,47 +279,55 @@ def _numbered(edges: Edges) -> tuple[Any, list[Hashable] | None]:
     are_numbers = all(isinstance(node, int | float | np.number | Tensor) for row in rows for node in row)
     if are_numbers and len({len(row) for row in rows}) <= 1:
         return rows, None
-    for place, row in enumerate(rows):
+    for i, row in enumerate(rows):
         if len(row) != 2 or not all(isinstance(node, Hashable) for node in row):
-            raise ValueError(f"edges must be pairs (parent, child) of hashable names, got {row!r} at row {place}")
+            raise ValueError(f"edges must be pairs (parent, child) of hashable names, got {row!r} at row {i}")
     number: dict[Hashable, int] = {}
     return [[number.setdefault(node, len(number)) for node in row] for row in rows], list(number)
 
 
-def _check_edges(given: Any) -> Tensor:
-    given = torch.as_tensor(given)
-    if given.ndim != 2 or given.shape[1] != 2 or given.shape[0] == 0:
-        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(given.shape)}")
-    edges = as_integers(given, "edges")
+def _check_edges(rows: Any) -> Tensor:
+    """Return the edges as int64 (E, 2). Raises ``ValueError`` if they are not pairs of integers >= 0."""
+    tensor = torch.as_tensor(rows)
+    if tensor.ndim != 2 or tensor.shape[1] != 2 or tensor.shape[0] == 0:
+        raise ValueError(f"edges must have shape (E, 2) with E >= 1, got {tuple(tensor.shape)}")
+    edges = as_integers(tensor, "edges")
     if bool((edges < 0).any()):
         pairs = edges.cpu().numpy()
-        raise ValueError(f"edges must hold nodes >= 0, got {_row(pairs, int((pairs < 0).any(1).argmax()))}")
+        raise ValueError(f"edges must hold nodes >= 0, got {_show_row(pairs, int((pairs < 0).any(1).argmax()))}")
     return edges
 
 
-def _row(pairs: NDArray[np.int64], row: int) -> str:
+def _show_row(pairs: NDArray[np.int64], row: int) -> str:
     return f"({pairs[row, 0]}, {pairs[row, 1]}) at row {row}"
 
 
-def _between(
+def _is_between(
     start: Hashable | None, end: Hashable | None, pairs: NDArray[np.int64], names: Sequence[Hashable]
 ) -> NDArray[np.bool_]:
-    """(E,): True for the edges on a path from the start, if it is given, to the end, if it is given."""
-    kept = np.ones(len(pairs), dtype=bool)
+    """(E,): True for each edge on a path from ``start`` to ``end``, where None stands for any node.
+
+    Raises ``ValueError`` if there is no such path.
+    """
+    is_between = np.ones(len(pairs), dtype=bool)
     if start is not None:
-        kept &= reached(node_number("start", start, names), pairs, len(names))[pairs[:, 0]]
+        is_between &= is_reachable(node_number("start", start, names), pairs, len(names))[pairs[:, 0]]
     if end is not None:
-        kept &= reached(node_number("end", end, names), pairs[:, ::-1], len(names))[pairs[:, 1]]
-    if not kept.any():
-        given = [f"{word} {node!r}" for word, node in (("from start", start), ("to end", end)) if node is not None]
-        raise ValueError(f"edges must have a path {' '.join(given)}, got none")
-    return kept
+        is_between &= is_reachable(node_number("end", end, names), pairs[:, ::-1], len(names))[pairs[:, 1]]
+    if not is_between.any():
+        ends = [f"{word} {node!r}" for word, node in (("from start", start), ("to end", end)) if node is not None]
+        raise ValueError(f"edges must have a path {' '.join(ends)}, got none")
+    return is_between
 
 
 def _check_graph(
     pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable], is_pruned: bool
 ) -> NDArray[np.bool_]:
-    """(N,): True for the nodes of edges, which must be all nodes if nothing was pruned."""
+    """Return (N,), True for each node that has an edge.
+
+    Raises ``ValueError`` if the edges form a cycle, if there are several start or end nodes, or, unless ``is_pruned``,
+    if a node has no edge.
+    """
     check_order(pairs, level, names)
     has_parent, has_child = np.zeros((2, len(level)), dtype=bool)
     has_parent[pairs[:, 1]], has_child[pairs[:, 0]] = True, True

@@ -1,4 +1,4 @@
-"""The base classes of graphs and hypergraphs, and of their distributions; checks of edges."""
+"""Base classes of graphs and hypergraphs and of the distributions over their paths; checks of edges."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-_SHOWN = 10
+_MAX_SHOWN = 10  # nodes in a message
 
 
 class StoredGraph:
-    """Edges, and the integers that describe them to the sweeps, sorted once."""
+    """The base class of graphs, which sort their edges once for all sweeps."""
 
     num_nodes: int
     nodes: Sequence[Hashable]
-    levels: Tensor  # (N,): number of edges on the longest way to each node; −1 for a node that is pruned
+    levels: Tensor  # (N,): the number of edges on the longest path to each node, −1 if the node is pruned
     _index: tuple[Tensor, ...]
+    """The integers that describe the sorted edges to the sweeps."""
     _tensors: ClassVar[tuple[str, ...]]
-    """The names of the tensors that hold the edges."""
+    """The names of the attributes that hold the edges, which :meth:`to` moves."""
     _program: Program
 
     @property
@@ -48,7 +49,7 @@ class StoredGraph:
         return self.levels.device
 
     def to(self, device: torch.device | str) -> Self:
-        """The same graph on another device."""
+        """Return the same graph on another device."""
         moved = copy(self)
         for name in ("levels", *self._tensors):
             setattr(moved, name, getattr(self, name).to(device))
@@ -64,7 +65,7 @@ class StoredGraph:
 
 
 class GraphPaths(PathDistribution):
-    """The paths of a stored graph, or the derivations of a hypergraph. One engine sweeps both."""
+    """The base class of distributions over the paths of a graph, or the derivations of a hypergraph."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class GraphPaths(PathDistribution):
 
     @property
     def weights(self) -> Tensor:
-        """(..., E), as they were given."""
+        """The weights that were passed, (..., E)."""
         return self._scores[0]
 
     @property
@@ -95,7 +96,7 @@ class GraphPaths(PathDistribution):
         return self.sense < 0
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same distribution, and its graph, on another device or in another floating point type."""
+        """Return the same distribution, and its graph, on another device or in another floating point type."""
         moved = super().to(*args, **kwargs)
         moved._graph = self._graph.to(moved.device)
         moved._solver.integers = moved._graph._index
@@ -105,34 +106,36 @@ class GraphPaths(PathDistribution):
 # --- reading and checking edges
 
 
-def as_integers(given: Any, name: str) -> Tensor:
-    """A copy in int64."""
-    numbers = torch.as_tensor(given)
+def as_integers(values: Any, name: str) -> Tensor:
+    """Copy an argument into an int64 tensor. Raises ``ValueError`` if its values are not integers."""
+    numbers = torch.as_tensor(values)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise ValueError(f"{name} must hold integers, got dtype {numbers.dtype}")
     return numbers.to(torch.int64, copy=True)
 
 
 def name_nodes(nodes: Iterable[int], names: Sequence[Hashable]) -> str:
+    """Return the names of nodes as a list for a message, the first ten if there are more."""
     listed = [names[int(node)] for node in nodes]
-    return ", ".join(map(str, listed[:_SHOWN])) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
+    more = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
+    return ", ".join(map(str, listed[:_MAX_SHOWN])) + more
 
 
 def check_order(
-    pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable], given: str = "edges"
+    pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable], argument: str = "edges"
 ) -> None:
-    """Raise a ValueError if edges (tail, head), by whose levels their nodes were sorted, go round in a circle."""
+    """Raise ``ValueError`` if edges (E, 2) [parent, child] form a cycle, that is, if a node has level −1."""
     if (level < 0).any():
         cycle = [names[node] for node in _find_cycle(pairs, level)]
-        shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], "…", cycle[-1]]
-        raise ValueError(f"{given} must not form a cycle, got {' → '.join(map(str, shown))}")
+        shown = cycle if len(cycle) <= _MAX_SHOWN else [*cycle[: _MAX_SHOWN - 1], "…", cycle[-1]]
+        raise ValueError(f"{argument} must not form a cycle, got {' → '.join(map(str, shown))}")
 
 
 def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]:
-    """A cycle i, j, …, i, found by walking from parent to parent among the nodes that could not be sorted."""
-    stuck = pairs[(level[pairs] < 0).all(1)]
-    parent_of = dict(zip(stuck[:, 1].tolist(), stuck[:, 0].tolist(), strict=True))
-    node = int(stuck[0, 1])
+    """Return a cycle i, j, …, i among the nodes of level −1, each of which has a parent of level −1."""
+    unsorted = pairs[(level[pairs] < 0).all(1)]
+    parent_of = dict(zip(unsorted[:, 1].tolist(), unsorted[:, 0].tolist(), strict=True))
+    node = int(unsorted[0, 1])
     seen: dict[int, int] = {}
     walk: list[int] = []
     while node not in seen:
@@ -143,44 +146,44 @@ def _find_cycle(pairs: NDArray[np.int64], level: NDArray[np.int64]) -> list[int]
 
 
 def node_number(name: str, node: Hashable, names: Sequence[Hashable]) -> int:
-    """The number of a node that an argument names."""
+    """Return the number of the node that the argument ``name`` refers to. Raises ``ValueError`` if there is none."""
     try:
         return names.index(node)
     except ValueError:
         raise ValueError(f"{name} must be a node of the edges, got {node!r}") from None
 
 
-def reached(source: int, pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.bool_]:
-    """(N,): True for the nodes that edges (from, to) lead to from a node, and for the node itself."""
+def is_reachable(source: int, pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.bool_]:
+    """(N,): True for the source, and for each node that edges (E, 2) [from, to] lead to from it."""
     order = np.argsort(pairs[:, 0], kind="stable")
     first = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1)).tolist()
     neighbours = pairs[order, 1].tolist()
-    seen, waiting = {source}, [source]
-    while waiting:
-        node = waiting.pop()
+    seen, stack = {source}, [source]
+    while stack:
+        node = stack.pop()
         for other in neighbours[first[node] : first[node + 1]]:
             if other not in seen:
                 seen.add(other)
-                waiting.append(other)
-    found = np.zeros(num_nodes, dtype=bool)
-    found[list(seen)] = True
-    return found
+                stack.append(other)
+    reachable = np.zeros(num_nodes, dtype=bool)
+    reachable[list(seen)] = True
+    return reachable
 
 
 def check_touched(is_touched: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
-    """Raise a ValueError for nodes that no edge touches."""
-    lonely = np.flatnonzero(~is_touched)
-    if lonely.size:
+    """Raise ``ValueError`` if a node has no edge. ``is_touched`` (N,) is True for the nodes that have one."""
+    isolated = np.flatnonzero(~is_touched)
+    if isolated.size:
         raise ValueError(
-            f"edges must reach every node, but none touches {name_nodes(lonely, names)} (num_nodes is {len(names)})"
+            f"edges must reach every node, but none touches {name_nodes(isolated, names)} (num_nodes is {len(names)})"
         )
 
 
 def check_single(
-    which: str, is_one: NDArray[np.bool_], names: Sequence[Hashable], given: str = "edges", hint: str = ""
+    role: str, has_role: NDArray[np.bool_], names: Sequence[Hashable], argument: str = "edges", hint: str = ""
 ) -> None:
-    """Raise a ValueError for several nodes of which a graph has exactly one."""
-    found = np.flatnonzero(is_one)
-    if found.size > 1:
-        got = f"{found.size}: nodes {name_nodes(found, names)}"
-        raise ValueError(f"{given} must have exactly one {which}, got {got}{hint}")
+    """Raise ``ValueError`` if several nodes have a role, such as "root", that only one node may have."""
+    nodes = np.flatnonzero(has_role)
+    if nodes.size > 1:
+        got = f"{nodes.size}: nodes {name_nodes(nodes, names)}"
+        raise ValueError(f"{argument} must have exactly one {role}, got {got}{hint}")

@@ -1,4 +1,4 @@
-"""Dynamic programs on any acyclic hypergraph: trees, charts of parsers, and graphs as the case of one tail an edge."""
+"""Dynamic programs on any acyclic hypergraph, such as a parse chart: the classes Hypergraph and Derivations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from bellmax.structures.graphs import (
     check_order,
     check_single,
     check_touched,
+    is_reachable,
     name_nodes,
     node_number,
-    reached,
 )
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype
@@ -37,29 +37,31 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Hyperedges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Iterable[tuple[Hashable, Sequence[Hashable]]]"
-_MOST_CHOICES = 10**8
+_MAX_EDGES = 10**8  # of a derivation, since a sample has a number for each
 
 
 class Hypergraph(StoredGraph):
-    """An acyclic hypergraph with one goal: the node that is no edge's tail.
+    """An acyclic hypergraph with one goal, a node that is not a tail of any edge.
 
-    A derivation of a node is one of the edges into it, and a derivation of each of the edge's tails. An edge without
-    tails derives its head outright.
+    A derivation of a node consists of one of the edges into the node, and a derivation of each tail of this edge. An
+    edge without tails is a derivation of its head.
 
     Args:
-        edges: rows (head, tails) in any order, with a tuple or list of tails, which may repeat. Nodes are integers, or
-            names, which are any hashable objects and are numbered as they first appear. Or integers (E, 1 + A), rows of
-            a head and its tails, padded with −1.
-        num_nodes: N, for integers; by default one more than the largest node in ``edges``.
-        weight_of: (E,) integers, the number of each edge's weight, if edges share weights; by default its own.
+        edges: The edges (head, tails) in any order. Tails are a tuple or a list, and may repeat. Nodes are integers or
+            names. A name is any hashable object; names are numbered in the order of their first appearance.
+            Alternatively, integers (E, 1 + A): a row has a head and its tails, padded with −1.
+        num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
+            are integers.
+        weight_of: The number of each edge's weight, integers (E,). Edges with the same number share a weight. By
+            default, every edge has a separate weight.
         goal: The node to derive, by default the only node that is not the tail of an edge.
 
-    If ``goal`` is given, edges that do not help to derive it are pruned, such as the dead items of a chart. They keep
-    their number and their weight, but every derivation has 0 of them and their gradient is 0.
+    If you pass ``goal``, edges that are in none of its derivations are pruned, such as the dead items of a chart. A
+    pruned edge still has a number and a weight, but no derivation uses it and its gradient is 0.
 
-    The nodes are sorted once, here, and every call reuses the order. ``nodes`` lists their names.
+    The constructor sorts the nodes, and all calls reuse this order. ``nodes`` lists the names of the nodes.
 
-    Two ways to bracket three words, of which the second has the better pair:
+    There are two ways to bracket three words, and the second has the better pair:
 
     >>> import bellmax as bx
     >>> words = [("a", ()), ("b", ()), ("c", ())]
@@ -71,16 +73,16 @@ class Hypergraph(StoredGraph):
     >>> h.derivation_edges(p.best_path())
     [('abc', ('a', 'bc')), ('a', ()), ('bc', ('b', 'c')), ('b', ()), ('c', ())]
 
-    Of the same edges, those that derive "ab":
+    The derivations of "ab" in the same hypergraph:
 
-    >>> part = bx.Hypergraph(h.edges, goal="ab")
-    >>> part.derivations(torch.zeros(7)).expected_path
+    >>> pair = bx.Hypergraph(h.edges, goal="ab")
+    >>> pair.derivations(torch.zeros(7)).expected_path
     tensor([1., 1., 0., 1., 0., 0., 0.])
 
     """
 
     heads: Tensor  # (E,)
-    tails: Tensor  # those of edge e are tails[tail_offset[e]:tail_offset[e + 1]]
+    tails: Tensor  # edge e has the tails tails[tail_offset[e]:tail_offset[e + 1]]
     tail_offset: Tensor  # (E + 1,)
     weight_of: Tensor | None
     _tensors = ("heads", "tails", "tail_offset")
@@ -94,10 +96,10 @@ class Hypergraph(StoredGraph):
         goal: Hashable | None = None,
     ) -> None:
         rows = _read(edges)
-        used = int(max(rows.head.max(), rows.tail.max(initial=0))) + 1
+        min_nodes = int(max(rows.head.max(), rows.tail.max(initial=0))) + 1
         if rows.names is not None and num_nodes is not None:
-            raise ValueError(f"num_nodes must be left out where edges hold names, got {num_nodes}")
-        size = used if num_nodes is None else num_nodes
+            raise ValueError(f"num_nodes must be left out if edges hold names, got {num_nodes}")
+        size = min_nodes if num_nodes is None else num_nodes
         _check_nodes(rows, rows.head >= size, rows.tail >= size, f"below num_nodes = {num_nodes}")
         pairs = np.stack((rows.tail, np.repeat(rows.head, rows.arity)), 1)
         self.nodes = range(size) if rows.names is None else rows.names
@@ -106,34 +108,23 @@ class Hypergraph(StoredGraph):
             _check_graph(rows.head, pairs, level, self.nodes)
             index = sort(rows.head, rows.tail, level, rows.arity)
         else:
-            is_part = reached(node_number("goal", goal, self.nodes), pairs[:, ::-1], size)
-            pairs, kept = pairs[is_part[pairs[:, 1]]], is_part[rows.head]
+            is_used = is_reachable(node_number("goal", goal, self.nodes), pairs[:, ::-1], size)
+            pairs = pairs[is_used[pairs[:, 1]]]
             level = sorting.levels(pairs, size)
             check_order(pairs, level, self.nodes)
-            _check_derived(rows.head, is_part, self.nodes)
-            level[~is_part] = -1
-            index = sort_pruned(rows.head, rows.tail, level, kept, rows.arity)
-        shared = None if weight_of is None else _check_weight_of(weight_of, len(rows.head))
-        if shared is not None:
+            _check_derived(rows.head, is_used, self.nodes)
+            level[~is_used] = -1
+            index = sort_pruned(rows.head, rows.tail, level, is_used[rows.head], rows.arity)
+        self.weight_of, self._num_weights = None, len(rows.head)
+        if weight_of is not None:
+            shared = _check_weight_of(weight_of, len(rows.head))
             index = (*index, shared[index[2]].astype(np.int32))
-        self._store(rows.head, rows.tail, rows.arity, level, index, rows.device)
-        if shared is not None:
             self.weight_of, self._num_weights = torch.from_numpy(shared).to(rows.device), int(shared.max()) + 1
-
-    def _store(
-        self,
-        head: NDArray[np.int64],
-        tail: NDArray[np.int64],
-        arity: NDArray[np.int64],
-        level: NDArray[np.int64],
-        index: tuple[NDArray[np.int32], ...],
-        device: torch.device,
-    ) -> None:
-        offset = np.concatenate(([0], np.cumsum(arity)))
-        parts = (head, tail, offset, level, *index)
-        self.heads, self.tails, self.tail_offset, self.levels, *rest = (torch.from_numpy(p).to(device) for p in parts)
-        self._index, self.weight_of, self._num_weights = tuple(rest), None, len(head)
-        self.num_nodes, self.goal = len(level), self.nodes[int(level.argmax())]
+        tail_offset = np.concatenate(([0], np.cumsum(rows.arity)))
+        arrays = (rows.head, rows.tail, tail_offset, level, *index)
+        tensors = (torch.from_numpy(array).to(rows.device) for array in arrays)
+        self.heads, self.tails, self.tail_offset, self.levels, *integers = tensors
+        self._index, self.num_nodes, self.goal = tuple(integers), size, self.nodes[int(level.argmax())]
         self._program = GraphProgram(self._longest_path, max_count=math.inf)
 
     @property
@@ -146,7 +137,7 @@ class Hypergraph(StoredGraph):
 
     @property
     def edges(self) -> list[tuple[Any, tuple[Any, ...]]]:
-        """Rows (head, tails), by name."""
+        """The edges (head, tails), with the names of the nodes."""
         offset, tails = self.tail_offset.tolist(), [self.nodes[node] for node in self.tails.tolist()]
         return [
             (self.nodes[h], tuple(tails[a:b])) for h, a, b in zip(self.heads.tolist(), offset, offset[1:], strict=False)
@@ -154,7 +145,7 @@ class Hypergraph(StoredGraph):
 
     @property
     def by_edge(self) -> Hypergraph:
-        """The same hypergraph, where each edge has a weight of its own."""
+        """The same hypergraph with a separate weight for each edge."""
         if self.weight_of is None:
             return self
         other = object.__new__(Hypergraph)
@@ -162,7 +153,7 @@ class Hypergraph(StoredGraph):
         return other
 
     def to(self, device: torch.device | str) -> Self:
-        """The same hypergraph on another device."""
+        """Return the same hypergraph on another device."""
         moved = super().to(device)
         moved.weight_of = None if self.weight_of is None else self.weight_of.to(device)
         return moved
@@ -176,66 +167,66 @@ class Hypergraph(StoredGraph):
         gamma: Gamma | None = None,
         minimize: bool = False,
     ) -> Derivations:
-        """The distribution over derivations of the goal, given the weights of the edges.
+        """Return the distribution over derivations of the goal, given the weights of the edges.
 
         Args:
-            weights: (..., E) scores, or (..., W) if edges share them; −∞ removes an edge.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-                :class:`SquaredL2` a node with one edge is not free; under ``"sparsemax"`` it is.
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-            minimize: whether weights are costs, read now: then the value is a smoothed least cost, the best derivation
-                has the least, ``topk`` ascends, and +∞ removes an edge.
+            weights: The scores (..., E) of the edges, or (..., W) if edges share weights. −∞ removes an edge.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+                :class:`SquaredL2`, a node with one edge adds a constant; under ``"sparsemax"``, it adds 0.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+            minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best derivation has the
+                least cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
 
         """
         return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def derivation_edges(self, derivation: Tensor) -> list[Any]:
-        """The edges (head, tails) of a derivation (E,), by name; nested lists for derivations (..., E).
+        """Return the edges (head, tails) of a derivation (E,), by name; nested lists for derivations (..., E).
 
-        The goal's comes first, then all below its first tail, and so on. Where there is no derivation, for zeros, the
-        list is empty.
+        The first edge leads to the goal. Then come all edges below its first tail, and so on. If a derivation is all
+        zeros, its list is empty.
         """
         if check_tensor("derivation", derivation).shape[-1:] != (self.num_edges,):
             raise ValueError(f"derivation must have shape (..., {self.num_edges}), got {tuple(derivation.shape)}")
         if derivation.ndim > 1:
-            return [self.derivation_edges(one) for one in derivation]
-        left: dict[int, list[int]] = {}
+            return [self.derivation_edges(member) for member in derivation]
+        unused: dict[int, list[int]] = {}  # edges by head
         for edge in derivation.nonzero().flatten().tolist()[::-1]:
-            left.setdefault(int(self.heads[edge]), []).extend([edge] * round(float(derivation[edge])))
-        found: list[Any] = []
-        waiting = [int(self.levels.argmax())] if left else []
-        while waiting:
-            edges = left.get(waiting[-1])
-            if not edges:
-                raise ValueError(f"derivation must hold one derivation, got no edge to {self.nodes[waiting[-1]]}")
-            edge = edges.pop()
+            unused.setdefault(int(self.heads[edge]), []).extend([edge] * round(float(derivation[edge])))
+        listed: list[Any] = []
+        stack = [int(self.levels.argmax())] if unused else []
+        while stack:
+            head = stack.pop()
+            if not unused.get(head):
+                raise ValueError(f"derivation must hold one derivation, got no edge to {self.nodes[head]}")
+            edge = unused[head].pop()
             tails = self.tails[self.tail_offset[edge] : self.tail_offset[edge + 1]].tolist()
-            found.append((self.nodes[waiting.pop()], tuple(self.nodes[tail] for tail in tails)))
-            waiting += tails[::-1]
-        if any(left.values()):
-            raise ValueError("derivation must hold one derivation, got edges that are no part of it")
-        return found
+            listed.append((self.nodes[head], tuple(self.nodes[tail] for tail in tails)))
+            stack += tails[::-1]
+        if any(unused.values()):
+            raise ValueError("derivation must hold one derivation, got further edges")
+        return listed
 
     def _longest_path(self) -> int:
         return self._largest_derivation
 
     @cached_property
     def _largest_derivation(self) -> int:
-        """The number of edges of the largest derivation, with repetitions."""
+        """The number of edges of the largest derivation, counted with repetitions."""
         if self.device.type == "meta":
             return 1
         ones = torch.ones(self.num_weights, dtype=wide_dtype(self.device), device=self.device)
         most = float(self.derivations(ones, omega="hard").value)
-        if most > _MOST_CHOICES:
-            raise ValueError(f"derivations must have at most {_MOST_CHOICES} edges to be drawn, got up to {most:.10g}")
+        if most > _MAX_EDGES:
+            raise ValueError(f"derivations must have at most {_MAX_EDGES} edges to be drawn, got up to {most:.10g}")
         return int(most)
 
     def _is_sum(self, counts: Tensor) -> bool:
-        """True if a derivation has these counts (W,) of shared weights, or if the search for one is given up."""
+        """True if a derivation has these counts (W,) of shared weights, or if the search is too long."""
         assert self.weight_of is not None
         entries = counts.nonzero().squeeze(1)
-        is_live = self.levels[self.heads] >= 0
-        edges = (torch.isin(self.weight_of, entries) & is_live).nonzero().squeeze(1)
+        is_used = self.levels[self.heads] >= 0
+        edges = (torch.isin(self.weight_of, entries) & is_used).nonzero().squeeze(1)
         if sums.is_long(len(edges), len(entries)):
             return True
         heads = self.heads[edges]
@@ -249,7 +240,7 @@ class Hypergraph(StoredGraph):
 
 
 class DerivationTargets(Targets):
-    """Targets of a hypergraph: derivations, or sets of edges that derivations may use."""
+    """Targets of a hypergraph: derivations, or sets of edges that a derivation may use."""
 
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
         p = cast("Derivations", self.p)
@@ -264,9 +255,10 @@ class DerivationTargets(Targets):
 
 
 class Derivations(GraphPaths):
-    """The derivations of a :class:`Hypergraph`; an event is how often a derivation has each edge, (E,).
+    """The distribution over the derivations of a :class:`Hypergraph`.
 
-    Where edges share weights, it is how often it has each weight, (W,), and :attr:`by_edge` tells its edges.
+    An event counts how often a derivation uses each edge, (E,). If edges share weights, it counts how often the
+    derivation uses each weight, (W,); the events of :attr:`by_edge` count the edges.
     """
 
     _graph: Hypergraph
@@ -278,17 +270,17 @@ class Derivations(GraphPaths):
 
     @property
     def by_edge(self) -> Derivations:
-        """The same distribution, where an event is how often a derivation has each edge, (E,)."""
-        edge_of_weight = self._graph.weight_of
-        if edge_of_weight is None:
+        """The same distribution with a separate weight for each edge, so that an event counts edges, (E,)."""
+        weight_of = self._graph.weight_of
+        if weight_of is None:
             return self
-        weights = self.weights.index_select(-1, edge_of_weight)
+        weights = self.weights.index_select(-1, weight_of)
         fine = Derivations(self._graph.by_edge, weights, omega=self.omega, minimize=self.minimize)
         fine._solver.backend = self.backend
         return fine
 
     def _only_derivation(self, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the edges of the first derivation within what is allowed, and True if there is no other."""
+        """Return the edges (..., E) of a derivation of allowed weights, and (...), True if it is the only one."""
         zeros = torch.zeros(allowed.shape, dtype=wide_dtype(self.device), device=self.device)
         weights = zeros.masked_fill(~allowed, -math.inf)
         log_count = Derivations(self._graph, weights, omega=Negentropy()).value
@@ -311,8 +303,11 @@ class Derivations(GraphPaths):
             return event
         edges, is_only = self._only_derivation(event > 0)
         if is_readable(is_only) and not bool(is_only.all()):
-            needed = "weights that one derivation alone has (p.by_edge takes counts of edges)"
-            raise ValueError(f"path must hold {needed}, got others{of_sequence((~is_only).nonzero()[0].tolist())}")
+            member = of_sequence((~is_only).nonzero()[0].tolist())
+            raise ValueError(
+                f"path must hold the weights of one derivation only, got weights of several{member}. "
+                "p.by_edge takes counts of edges"
+            )
         return edges.to(event.dtype)
 
     def _why_no_path(self, event: Tensor) -> str:
@@ -323,6 +318,8 @@ class Derivations(GraphPaths):
 
 
 class _Rows(NamedTuple):
+    """Edges as arrays: the head of each edge, and the tails of all edges, ``arity`` of them for each edge in order."""
+
     head: NDArray[np.int64]
     tail: NDArray[np.int64]
     arity: NDArray[np.int64]
@@ -331,6 +328,7 @@ class _Rows(NamedTuple):
 
 
 def _read(edges: Hyperedges) -> _Rows:
+    """Read edges in any form. Raises ``ValueError`` if they are not rows (head, tails), or a node is negative."""
     if isinstance(edges, Tensor | np.ndarray):
         rows = _read_array(edges)
     elif isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
@@ -342,28 +340,28 @@ def _read(edges: Hyperedges) -> _Rows:
 
 
 def _read_array(edges: Any) -> _Rows:
-    given = torch.as_tensor(edges)
-    if given.ndim != 2 or 0 in given.shape:
-        raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(given.shape)}")
-    rows = as_integers(given, "edges").cpu().numpy()
+    tensor = torch.as_tensor(edges)
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(tensor.shape)}")
+    rows = as_integers(tensor, "edges").cpu().numpy()
     is_tail = rows[:, 1:] != -1
-    return _Rows(rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1), None, given.device)
+    return _Rows(rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1), None, tensor.device)
 
 
 def _read_list(rows: list[Any]) -> _Rows:
     if not rows:
         raise ValueError("edges must have at least one row (head, tails), got none")
-    for place, row in enumerate(rows):
+    for i, row in enumerate(rows):
         is_row = isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[1], tuple | list)
         if not is_row or not all(isinstance(node, Hashable) for node in (row[0], *row[1])):
             needed = "(head, tails) of hashable nodes, with a tuple or list of tails"
-            raise ValueError(f"edges must be rows {needed}, got {row!r} at row {place}")
+            raise ValueError(f"edges must be rows {needed}, got {row!r} at row {i}")
     arity = np.array([len(tails) for _, tails in rows], dtype=np.int64)
     flat = [node for head, tails in rows for node in (head, *tails)]
     names = None
     if not all(isinstance(node, int | float | np.number) for node in flat):
         names = list(dict.fromkeys(flat))
-        number = {name: place for place, name in enumerate(names)}
+        number = {name: i for i, name in enumerate(names)}
         flat = [number[name] for name in flat]
     numbers = as_integers(flat, "edges").numpy()
     is_head = np.zeros(len(flat), dtype=bool)
@@ -372,17 +370,19 @@ def _read_list(rows: list[Any]) -> _Rows:
 
 
 def _check_nodes(rows: _Rows, is_bad_head: NDArray[np.bool_], is_bad_tail: NDArray[np.bool_], needed: str) -> None:
-    owner = np.repeat(np.arange(len(rows.head)), rows.arity)
-    bad = np.concatenate((np.flatnonzero(is_bad_head), owner[is_bad_tail]))
+    """Raise ``ValueError`` for the first edge with a bad head or tail."""
+    edge_of_tail = np.repeat(np.arange(len(rows.head)), rows.arity)
+    bad = np.concatenate((np.flatnonzero(is_bad_head), edge_of_tail[is_bad_tail]))
     if bad.size:
         row = int(bad.min())
-        tails = tuple(rows.tail[owner == row].tolist())
+        tails = tuple(rows.tail[edge_of_tail == row].tolist())
         raise ValueError(f"edges must hold nodes {needed}, got ({rows.head[row]}, {tails}) at row {row}")
 
 
 def _check_graph(
     head: NDArray[np.int64], pairs: NDArray[np.int64], level: NDArray[np.int64], names: Sequence[Hashable]
 ) -> None:
+    """Raise ``ValueError`` if there is a cycle, a node without an edge or a derivation, or more than one goal."""
     check_order(pairs, level, names)
     is_head, is_tail = np.zeros((2, len(level)), dtype=bool)
     is_head[head], is_tail[pairs[:, 0]] = True, True
@@ -392,17 +392,20 @@ def _check_graph(
     check_single("goal (no edge's tail)", ~is_tail, names, hint=hint)
 
 
-def _check_derived(head: NDArray[np.int64], is_part: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
-    """Raise a ValueError for a node of the part that has no edge into it."""
-    is_underived = is_part.copy()
+def _check_derived(head: NDArray[np.int64], is_used: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
+    """Raise ``ValueError`` if a used node has no incoming edge."""
+    is_underived = is_used.copy()
     is_underived[head] = False
     if is_underived.any():
-        lacking = name_nodes(np.flatnonzero(is_underived), names)
-        raise ValueError(f"edges must derive every node, but none leads to {lacking}: one without tails would")
+        nodes = name_nodes(np.flatnonzero(is_underived), names)
+        raise ValueError(
+            f"edges must derive every node, but none leads to {nodes}. If X is a leaf, add the edge (X, ())"
+        )
 
 
-def _check_weight_of(given: Any, num_edges: int) -> NDArray[np.int64]:
-    weight_of = as_integers(given, "weight_of").cpu()
+def _check_weight_of(numbers: Any, num_edges: int) -> NDArray[np.int64]:
+    """Return the number of each edge's weight, (E,)."""
+    weight_of = as_integers(numbers, "weight_of").cpu()
     if weight_of.shape != (num_edges,):
         raise ValueError(f"weight_of must have shape ({num_edges},), got {tuple(weight_of.shape)}")
     if int(weight_of.min()) < 0:
