@@ -523,7 +523,7 @@ def test_a_table_too_large_for_kernels_compiles() -> None:
 def test_the_grid_of_a_tensor_that_is_read_at_several_offsets() -> None:
     joint, y = potentials(3, 4, 5), torch.tensor([1, 2, 1])
     usual = bx.Lattice([bx.Move(1, 0, score=bx.joint("s", 0, -1)), bx.Move(0, 1, score=bx.joint("s", "y", 0, -1))])
-    with pytest.raises(ValueError, match="lengths must be given, since a tensor is read at several places: 3 × 4 to 4"):
+    with pytest.raises(ValueError, match="pass lengths: a tensor is read with several offsets, so 3 × 4 to 4"):
         usual.paths({"s": joint, "y": y})
     p = usual.paths({"s": joint, "y": y}, lengths=(4, 4))
     close(

@@ -1,10 +1,10 @@
-"""Dynamic programs on a grid, declared by their moves."""
+"""Dynamic programs on a grid, declared by their moves: scores, moves, endpoints, Lattice and LatticePaths."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
@@ -26,39 +26,40 @@ from bellmax.targets import Paths, Targets
 from bellmax.tensors import Gamma
 
 _ONE = "_1"  # the name of the constant score
-_SIDES = {"_rows": "i", "_columns": "j"}  # the names of masks for sides that no tensor has, by kind of axis
+_SIDES = {"_rows": "i", "_columns": "j"}
+"""Masks that set the size of a side of the grid if no other tensor has this side, with their kinds of axes."""
 
 
 # --- scores
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A named tensor read by the cell, times a number."""
+class _NamedTerm:
+    """A term of a score: an entry of a named tensor, selected by the cell (i, j), times a coefficient."""
 
     name: str
     axes: tuple[Axis, ...]
-    labels: tuple[str, ...]  # names, in the order of the axes that are labels
+    labels: tuple[str, ...]  # the names of the labels, in the order of the axes that read labels
     coefficient: float = 1.0
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a move, a node, a start or an end is worth: a sum of tensors, each read by the cell (i, j).
+    """The score of a move, a node, a start or an end: a sum of tensor entries, each selected by the cell (i, j).
 
-    Made by :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`one_of`, :func:`gather`, :func:`joint`
-    and :func:`pair`. Scores are added to each other and to numbers, and multiplied by numbers.
+    To make a score, call :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`one_of`, :func:`gather`,
+    :func:`joint` or :func:`pair`. You can add scores to each other and to numbers, and multiply them by numbers.
     """
 
-    parts: tuple[_Part, ...]
+    terms: tuple[_NamedTerm, ...]
 
     def __add__(self, other: ScoreLike) -> Score:
-        return Score(self.parts + as_score(other).parts)
+        return Score(self.terms + as_score(other).terms)
 
     __radd__ = __add__
 
     def __mul__(self, factor: float) -> Score:
-        return Score(tuple(_Part(p.name, p.axes, p.labels, float(factor) * p.coefficient) for p in self.parts))
+        return Score(tuple(replace(term, coefficient=float(factor) * term.coefficient) for term in self.terms))
 
     __rmul__ = __mul__
 
@@ -75,66 +76,67 @@ class Score:
 ScoreLike: TypeAlias = "Score | str | float"
 
 
-def as_score(given: ScoreLike | None) -> Score:
-    """A score: a name stands for a scalar, a number for itself, None for 0."""
-    if given is None or (isinstance(given, int | float) and given == 0):
+def as_score(score: ScoreLike | None) -> Score:
+    """Return a score from a score, the name of a scalar, a number, or None for 0."""
+    if score is None or (isinstance(score, int | float) and score == 0):
         return Score(())
-    if isinstance(given, Score):
-        return given
-    if isinstance(given, str):
-        return scalar(given)
-    if isinstance(given, int | float):
-        return Score((_Part(_ONE, (), (), float(given)),))
-    raise ValueError(f"a score must be made by bx.cell and the like, a name or a number, got {given!r}")
+    if isinstance(score, Score):
+        return score
+    if isinstance(score, str):
+        return scalar(score)
+    if isinstance(score, int | float):
+        return Score((_NamedTerm(_ONE, (), (), float(score)),))
+    raise ValueError(f"a score must be a Score, such as bx.cell(name), a name or a number, got {score!r}")
 
 
 def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
     """The entry [i + rows, j + columns] of a tensor (..., N, M)."""
-    return Score((_Part(name, (Axis("i", rows), Axis("j", columns)), ()),))
+    return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns)), ()),))
 
 
 def row(name: str, rows: int = 0) -> Score:
     """The entry [i + rows] of a tensor (..., N)."""
-    return Score((_Part(name, (Axis("i", rows),), ()),))
+    return Score((_NamedTerm(name, (Axis("i", rows),), ()),))
 
 
 def column(name: str, columns: int = 0) -> Score:
     """The entry [j + columns] of a tensor (..., M)."""
-    return Score((_Part(name, (Axis("j", columns),), ()),))
+    return Score((_NamedTerm(name, (Axis("j", columns),), ()),))
 
 
 def scalar(name: str) -> Score:
-    """A tensor (...): the same number everywhere."""
-    return Score((_Part(name, (), ()),))
+    """A tensor (...): the same number in every cell."""
+    return Score((_NamedTerm(name, (), ()),))
 
 
-def _at(name: str, place: int) -> Axis:
-    if index(place) < 0:
-        raise ValueError(f"the class of {name} must be at least 0, got {place}")
-    return Axis("at", 0, index(place))
+def _constant_axis(name: str, number: int) -> Axis:
+    """Return the axis of a dimension where the tensor ``name`` is read at a constant index, such as a class."""
+    if index(number) < 0:
+        raise ValueError(f"the class of {name} must be at least 0, got {number}")
+    return Axis("at", 0, index(number))
 
 
-def one_of(name: str, *places: int, rows: int = 0) -> Score:
-    """The entry [i + rows, *places] of a tensor (..., N, V) or (..., N, U, V): of one class, or duration and class."""
-    return Score((_Part(name, (Axis("i", rows), *(_at(name, place) for place in places)), ()),))
+def one_of(name: str, *classes: int, rows: int = 0) -> Score:
+    """The entry [i + rows, *classes] of a tensor (..., N, V) or (..., N, U, V): one class, or duration and class."""
+    return Score((_NamedTerm(name, (Axis("i", rows), *(_constant_axis(name, c) for c in classes)), ()),))
 
 
 def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
     """The entry [i + rows, y[j + columns]] of a tensor (..., N, V), for labels y (..., M) of the columns."""
-    return Score((_Part(name, (Axis("i", rows), Axis("y", columns)), (labels,)),))
+    return Score((_NamedTerm(name, (Axis("i", rows), Axis("y", columns)), (labels,)),))
 
 
 def joint(name: str, label: str | int, rows: int = 0, columns: int = 0) -> Score:
     """The entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), for labels y (..., M) of the
     columns, or its entry [i + rows, j + columns, label] for one class."""
-    last = Axis("y", columns) if isinstance(label, str) else _at(name, label)
+    last = Axis("y", columns) if isinstance(label, str) else _constant_axis(name, label)
     labels = (label,) if isinstance(label, str) else ()
-    return Score((_Part(name, (Axis("i", rows), Axis("j", columns), last), labels),))
+    return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), last), labels),))
 
 
 def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
     """The entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), with labels x of rows and y of columns."""
-    return Score((_Part(name, (Axis("x", rows), Axis("y", columns)), (x, y)),))
+    return Score((_NamedTerm(name, (Axis("x", rows), Axis("y", columns)), (x, y)),))
 
 
 # --- moves and ends
@@ -145,13 +147,14 @@ class Move:
     """A move by (di, dj) between states: from (i − di, j − dj, source) to (i, j, target).
 
     Args:
-        di: rows, at least 0.
-        dj: columns, at least 0. A move that stays in its cell must lead to a higher state.
-        source: a state, or several: a move from each.
-        target: the state it leads into.
-        score: read at the cell (i, j) where the move arrives. The move is absent where the score has no entry.
-        where: the name of a mask, or :func:`row`, :func:`column` or :func:`cell` of one: bool, True where the move is
-            allowed. A name stands for a mask of columns.
+        di: The number of rows, at least 0.
+        dj: The number of columns, at least 0. A move that stays in its cell must lead to a higher state.
+        source: The state that the move leaves, default 0. A tuple of states stands for one move from each.
+        target: The state that the move enters, default 0.
+        score: The score of the move, default 0, read at the cell (i, j) where the move arrives. If the score has no
+            entry for a cell, the move does not exist there.
+        where: A mask that allows the move where it is True: :func:`row`, :func:`column` or :func:`cell` of a bool
+            tensor. A string is the name of a mask of columns. By default the move is allowed everywhere.
 
     """
 
@@ -163,61 +166,66 @@ class Move:
     where: Score | str | None = None
 
 
-class _Place(NamedTuple):
-    place: str
+class _Endpoints(NamedTuple):
+    """The cells where paths may start or end, as in :class:`Ends`, and the score of each state there."""
+
+    cells: str
     scores: dict[int, ScoreLike | None]
 
 
 States: TypeAlias = "int | Mapping[int, ScoreLike | None]"
 
 
-def _place(name: str, states: tuple[States, ...]) -> _Place:
+def _endpoints(cells: str, states: tuple[States, ...]) -> _Endpoints:
     scores: dict[int, ScoreLike | None] = {}
-    for given in states or (0,):
-        scores |= dict(given) if isinstance(given, Mapping) else {given: None}
+    for state in states or (0,):
+        scores |= dict(state) if isinstance(state, Mapping) else {state: None}
     if not scores:
         raise ValueError("a start or an end must have at least one state, got none")
-    return _Place(name, scores)
+    return _Endpoints(cells, scores)
 
 
-def corner(*states: States) -> _Place:
-    """Paths start in the first cell, or end in the last, in one of these states.
+def corner(*states: States) -> _Endpoints:
+    """Paths start in the first cell, or end in the last cell, in one of these states.
 
-    As for the other places, a state may come with a score: ``corner({0: "begin", 1: row("late")})``.
+    To give states a score, pass a mapping: ``corner({0: "begin", 1: row("late")})``. :func:`along_row`,
+    :func:`along_column` and :func:`anywhere` take such mappings too.
     """
-    return _place("corner", states)
+    return _endpoints("corner", states)
 
 
-def along_row(*states: States) -> _Place:
-    """Paths start anywhere in the first row, or end anywhere in the last."""
-    return _place("row", states)
+def along_row(*states: States) -> _Endpoints:
+    """Paths start in any cell of the first row, or end in any cell of the last row."""
+    return _endpoints("row", states)
 
 
-def along_column(*states: States) -> _Place:
-    """Paths start anywhere in the first column, or end anywhere in the last."""
-    return _place("column", states)
+def along_column(*states: States) -> _Endpoints:
+    """Paths start in any cell of the first column, or end in any cell of the last column."""
+    return _endpoints("column", states)
 
 
-def anywhere(*states: States) -> _Place:
-    """Paths start, or end, in any cell."""
-    return _place("anywhere", states)
+def anywhere(*states: States) -> _Endpoints:
+    """Paths start in any cell, or end in any cell."""
+    return _endpoints("anywhere", states)
 
 
 class Lattice:
     """A dynamic program on a grid of N × M cells with a few states each, declared by its moves.
 
     v(i, j, b) = node score + max_Ω over the moves into (i, j, b) of v(source) + score of the move, and over the start
-    if a path may start there; the value is v at the end, or max_Ω over the ends if there are several.
+    if a path may start there. The value is v at the end, or max_Ω over the ends if there are several.
 
     Args:
-        moves: a :class:`Move` each.
-        states: how many states a cell has.
-        node: the score of a node by its state, or of all nodes if there is one state; 0 by default. A node outside of
-            a tensor has score 0.
-        start: :func:`corner`, :func:`along_row`, :func:`along_column` or :func:`anywhere` of some states.
-        end: the same, from the last cell.
+        moves: The moves, a sequence of :class:`Move`.
+        states: The number of states of a cell, default 1.
+        node: The score of a node by its state, or the score of all nodes if there is one state, default 0. If the
+            tensor of the score has no entry for a cell, the score is 0 there.
+        start: The cells and states where paths start: :func:`corner` (the default), :func:`along_row`,
+            :func:`along_column` or :func:`anywhere`.
+        end: The cells and states where paths end: :func:`corner` (the default), :func:`along_row`,
+            :func:`along_column` or :func:`anywhere`.
 
-    Edit distance, with costs instead of scores:
+    The edit distance has costs instead of scores:
 
     >>> import bellmax as bx
     >>> edit = bx.Lattice([bx.Move(1, 1, score=bx.pair("change", "a", "b", -1, -1)),
@@ -234,8 +242,8 @@ class Lattice:
         *,
         states: int = 1,
         node: ScoreLike | Mapping[int, ScoreLike] | None = None,
-        start: _Place | None = None,
-        end: _Place | None = None,
+        start: _Endpoints | None = None,
+        end: _Endpoints | None = None,
     ) -> None:
         if states < 1:
             raise ValueError(f"states must be at least 1, got {states}")
@@ -254,10 +262,11 @@ class Lattice:
         coefficients = [term.coefficient for terms in self._table.terms for term in terms if term.score == 0]
         self._is_whole = all(c % 1 == 0 for c in coefficients)
         signs = {1 if c > 0 else -1 for c in coefficients if c}
-        self._sign = signs.pop() if len(signs) == 1 else 0  # of all coefficients of the first score
+        self._sign = signs.pop() if len(signs) == 1 else 0  # the sign of the first score's coefficients; 0 if mixed
         self._programs = {sense: PROGRAMS[self._table._replace(sense=sense).name] for sense in (1, -1)}
 
     def _declare(self) -> Table:
+        """Check the declaration, number its names, and return its table."""
         for state in (*self._nodes, *self._start.scores, *self._end.scores):
             if not 0 <= state < self.states:
                 raise ValueError(f"a state must be from 0 to {self.states - 1}, got {state}")
@@ -269,7 +278,7 @@ class Lattice:
                 terms, where = self._names.terms(move.score), self._names.mask(move.where)
                 steps.append(Step(move.di, move.dj, source, move.target, terms, where))
         start, end = (
-            Ends(e.place, tuple(self._names.terms(e.scores[s]) if s in e.scores else None for s in range(self.states)))
+            Ends(e.cells, tuple(self._names.terms(e.scores[s]) if s in e.scores else None for s in range(self.states)))
             for e in (self._start, self._end)
         )
         _check_reachable(steps, start.states, end.states)
@@ -287,6 +296,7 @@ class Lattice:
         return table._replace(masks=len(names.masks), free=free)
 
     def _check_move(self, number: int, move: Move, source: int) -> None:
+        """Raise ``ValueError`` if a move goes back, has an unknown state, or could be part of a cycle."""
         name = f"move {number}, ({move.di}, {move.dj}) from state {source} to {move.target},"
         if move.di < 0 or move.dj < 0:
             raise ValueError(f"{name} must not go back")
@@ -307,29 +317,31 @@ class Lattice:
         gamma: Gamma | None = None,
         minimize: bool = False,
     ) -> LatticePaths:
-        """The distribution over the paths of the lattice, given its scores, labels and masks.
+        """Return the distribution over the paths of the lattice, given its scores, labels and masks.
 
         Args:
-            tensors: every score, label and mask of the declaration, by its name: scores (..., *own) are tensors or
-                numbers, labels int64, masks bool. One without batch dimensions is shared by the batch. A label that is
-                no index of its score is padding: what is read by it is missing.
-            lengths: (rows, columns) of each member's own grid, integers of the batch shape; by default the grid that
-                every entry has a place in. They must be given where entries have several. A side that no tensor has is
-                as long as the longest member, or 1 without lengths. Under ``torch.compile`` and ``vmap`` give it as a
-                Python number.
-            band: how far cells may be from the diagonal, in steps; see :class:`DTW`.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
-            minimize: whether scores are costs: then the value is a smoothed least cost.
+            tensors: The scores, labels and masks of the declaration, by name. Scores are tensors or numbers, labels are
+                integer tensors, masks are bool tensors. A tensor without batch dimensions is shared by the batch. A
+                label that is out of range is padding: the entry that it would select does not exist.
+            lengths: A pair (rows, columns) of the grid sizes, integers of the batch shape. By default the size of the
+                grid in which every entry is read. If several sizes have this property, ``lengths`` is required. If no
+                tensor has a side, it is as long as the longest member, or 1 without ``lengths``; under
+                ``torch.compile`` and ``vmap``, pass its length as a Python number.
+            band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. By default
+                there is no band.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+            minimize: If True, treat scores as costs: ``value`` is a smoothed minimum. Default False.
 
         """
         return LatticePaths(self, tensors, lengths=lengths, band=band, omega=omega, gamma=gamma, minimize=minimize)
 
     def dag(self, rows: int, columns: int) -> DAG:
-        """The graph of this lattice with so many rows and columns: node 0 is the start, the last one the end.
+        """Return the graph of this lattice for grids of up to so many rows and columns.
 
-        It has an edge from the start for each node where a path may start, one for each move, and one to the end for
-        each node where a path may end, for grids of any size up to this one. Nodes that are on no path are left out.
+        Node 0 is the start, the last node is the end. There is an edge from the start to each node where a path may
+        start, an edge for each move, and an edge to the end from each node where a path may end in a grid of any size
+        up to this one. Nodes that are on no path are left out.
         """
         graph = graph_of(self._table, rows, columns, torch.device("cpu"))
         return DAG._of_sorted(graph.edges, graph.levels, graph.graph)
@@ -339,39 +351,49 @@ class Lattice:
 
 
 class _Names:
-    """The names of a declaration, numbered as they first appear, each with its form."""
+    """The names of scores, labels and masks in a declaration, numbered in the order of their first appearance.
+
+    Scores and masks come with the axes of their first use.
+    """
 
     def __init__(self) -> None:
         self.scores: dict[str, tuple[Axis, ...]] = {}
         self.labels: dict[str, int] = {}
         self.masks: dict[str, tuple[Axis, ...]] = {}
 
-    def terms(self, given: ScoreLike | None) -> tuple[Term, ...]:
-        return tuple(self._term(part, self.scores) for part in as_score(given).parts if part.coefficient)
+    def terms(self, score: ScoreLike | None) -> tuple[Term, ...]:
+        """Return the terms of a score with numbers instead of names."""
+        return tuple(self._number(term, self.scores) for term in as_score(score).terms if term.coefficient)
 
-    def mask(self, given: Score | str | None) -> Term | None:
-        if given is None:
+    def mask(self, where: Score | str | None) -> Term | None:
+        """Return the mask of a move as a term with numbers instead of names."""
+        if where is None:
             return None
-        parts = (column(given) if isinstance(given, str) else as_score(given)).parts
-        if len(parts) != 1 or parts[0].coefficient != 1 or parts[0].labels:
+        terms = (column(where) if isinstance(where, str) else as_score(where)).terms
+        if len(terms) != 1 or terms[0].coefficient != 1 or terms[0].labels:
             raise ValueError("where must be the name of a mask, or row, column or cell of one")
-        return self._term(parts[0], self.masks)
+        return self._number(terms[0], self.masks)
 
-    def _term(self, part: _Part, known: dict[str, tuple[Axis, ...]]) -> Term:
-        labels = iter(part.labels)
+    def _number(self, term: _NamedTerm, numbered: dict[str, tuple[Axis, ...]]) -> Term:
+        """Number the names of a term. Raises ``ValueError`` if its tensor has another number of dimensions elsewhere.
+
+        ``numbered`` holds the names so far, either of scores or of masks.
+        """
+        labels = iter(term.labels)
         axes = tuple(
             axis._replace(place=self.labels.setdefault(next(labels), len(self.labels))) if axis.is_label else axis
-            for axis in part.axes
+            for axis in term.axes
         )
-        form = known.setdefault(part.name, axes)
-        if len(form) != len(axes):
+        first_axes = numbered.setdefault(term.name, axes)
+        if len(first_axes) != len(axes):
             raise ValueError(
-                f"{part.name!r} is read with {len(form)} dimensions in one place and {len(axes)} in another"
+                f"{term.name!r} is read with {len(first_axes)} dimensions in one place and {len(axes)} in another"
             )
-        return Term(list(known).index(part.name), part.coefficient, axes)
+        return Term(list(numbered).index(term.name), term.coefficient, axes)
 
 
 def _check_reachable(steps: Sequence[Step], start: Sequence[int], end: Sequence[int]) -> None:
+    """Raise ``ValueError`` if the moves do not lead from a start state to each end state."""
     reached, frontier = set(start), list(start)
     while frontier:
         state = frontier.pop()
@@ -401,7 +423,7 @@ class LatticeTargets(Targets):
             bad = has_counts & ~self.p._is_path(sign * counts.abs())
             if bool(bad.any()):
                 member = of_sequence(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name} must hold how often a path uses each entry, got counts of none{member}")
+                raise ValueError(f"{name} must hold how often a path uses each entry, got other counts{member}")
         return allowed
 
     def restrict(self, allowed: Tensor) -> Paths:
@@ -417,24 +439,26 @@ class LatticeTargets(Targets):
             return super().check_one_path(name, allowed)
         p, within = cast("LatticePaths", self.p), self.restrict(allowed)
         path = self.lattice._sign * allowed.to(torch.promote_types(p.dtype, torch.float32))
-        is_once = p._is_longest(path)[0]  # then every path with all of these entries has each once
+        # If the path that uses most of these entries uses each once, so does every path that uses all of them.
+        is_once = p._matches_longest(path)[0]
         is_only = is_once | (within.num_paths == 1)
         if not bool(is_only.all()):
             member = of_sequence((~is_only).nonzero()[0].tolist())
-            raise ValueError(f"{name} must have the entries of a single path, got those of several or none{member}")
+            raise ValueError(f"{name} must have the entries of a single path, got several paths or none{member}")
         is_once = is_once.reshape(*self.batch_shape, *[1] * len(self.event_shape))
         return torch.where(is_once, path, within.best_path().to(path.dtype))
 
 
 class LatticePaths(NamedScores):
-    """The paths of a :class:`Lattice`. An event counts how often a path uses each entry of the first score.
+    """The distribution over the paths of a :class:`Lattice`.
 
-    Where a path can use an entry twice (a matrix read by labels, a row, a scalar), ``support.check`` searches for a
-    path with these counts. That is hard in general: on a large grid it gives up after half a second an event, and then
-    accepts counts whose entries are on a path and whose sum is not too large, though no path may have them. Losses take
-    a target with such counts for the set of all paths that use no other entries.
+    An event counts how often a path uses each entry of the first score. ``gradient`` has the expected counts for every
+    score, by name. A walk lists the nodes of a path and the moves into them.
 
-    ``gradient`` has the same for every score, by name. A walk is the nodes of a path with the moves into them.
+    If a path can use an entry twice (of a matrix read by labels, a row, a scalar), ``support.check`` searches for a
+    path with the counts of an event. This is hard in general, so on a large grid it stops after half a second per
+    event. Then it accepts all counts whose entries are on a path and whose sum is not too large. Losses read a target
+    with such counts as the set of all paths that use no other entries.
     """
 
     _target_kind = LatticeTargets
@@ -481,19 +505,23 @@ class LatticePaths(NamedScores):
         super().__init__(program, scores, (*region, *expanded), batch, event, omega, gamma, minimize)
 
     def _read_size(self, tensors: Sequence[Tensor], program: LatticeProgram, is_unknown: bool) -> tuple[int, int]:
-        """Return the rows and columns of the grid; raise a ValueError if they must be known and are not."""
+        """Return the numbers of rows and columns of the grid that fits the tensors.
+
+        Raises ``ValueError`` if several sizes fit, unless the lengths are known.
+        """
         size = program.size_of(tensors)
         if is_unknown and not program.has_one_size:
             least = program.least_size_of(tensors)
             if least != size:
                 sizes = " to ".join("{} × {}".format(*size) for size in (least, size))
-                raise ValueError(
-                    f"lengths must be given, since a tensor is read at several places: {sizes} cells fit it"
-                )
+                raise ValueError(f"pass lengths: a tensor is read with several offsets, so {sizes} cells fit it")
         return size
 
     def _free_sides(self, pair: Sequence[Any], lengths: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Masks as long as the sides that no tensor has."""
+        """Return a mask of ones for each side of the grid that no tensor of the user has, which sets its size.
+
+        ``pair`` is the argument ``lengths``, or empty, and ``lengths`` are its tensors.
+        """
         masks = {}
         for n, name in enumerate(_SIDES):
             if name not in self.lattice._names.masks:
@@ -512,6 +540,7 @@ class LatticePaths(NamedScores):
         return masks
 
     def _read_scores(self, tensors: Mapping[str, Any]) -> dict[str, tuple[Tensor, int]]:
+        """Return the scores by name, each with its number of event dimensions."""
         lattice, scores = self.lattice, {}
         if tensors.keys() != lattice._needed:
             unknown, missing = [*tensors.keys() - lattice._needed], [*lattice._needed - tensors.keys()]
@@ -528,6 +557,7 @@ class LatticePaths(NamedScores):
         return scores
 
     def _check_classes(self, scores: Mapping[str, tuple[Tensor, int]]) -> None:
+        """Raise ``ValueError`` if a score has too few entries along a dimension that is read at a constant index."""
         named = list(scores.items())
         for score, dim, number in self.lattice._classes:
             name, (tensor, dims) = named[score]
@@ -537,6 +567,7 @@ class LatticePaths(NamedScores):
     def _read_labels(
         self, tensors: Mapping[str, Any]
     ) -> tuple[dict[str, tuple[Tensor, int]], dict[str, tuple[Tensor, int]]]:
+        """Return the labels and the masks by name, each with its number of event dimensions."""
         labels, masks = {}, {}
         for name in self.lattice.labels:
             label = check_tensor(name, tensors[name])
@@ -559,7 +590,7 @@ class LatticePaths(NamedScores):
 
     @property
     def _lengths(self) -> Tensor:
-        """(..., 2) int64: the rows and columns of each member's grid."""
+        """The numbers of rows and columns of each grid, (..., 2) int64."""
         return self._solver.integers[0]
 
     def __repr__(self) -> str:
@@ -571,18 +602,21 @@ class LatticePaths(NamedScores):
     # --- walks
 
     def best_walk(self) -> Tensor:
-        """The nodes of the best path, (..., L, 4) int64 [i, j, state, move], padded with −1; the first has move −1."""
+        """Return the nodes of the best path, (..., L, 4) int64 [i, j, state, move], padded with −1.
+
+        ``move`` is the number of the move into the node, −1 for the first node.
+        """
         return self._under(Hard()).sample_walks()
 
     def sample_walks(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Nodes of paths drawn from the distribution, (*sample_shape, ..., L, 4), as in :meth:`best_walk`."""
+        """Return the nodes of random paths, (*sample_shape, ..., L, 4) int64, in the form of :meth:`best_walk`."""
         (_, columns), states = self._size, self.lattice.states
         node, move = self._sample_compact(sample_shape).unbind(-1)
         nodes = torch.stack((node // states // columns, node // states % columns, node % states, move), -1)
         return torch.where(node.unsqueeze(-1) < 0, -1, nodes)
 
     def _edges_of(self, path: Tensor) -> Tensor:
-        """Take a walk (..., L, 4), as :meth:`sample_walks` returns them, or an event if it determines the path."""
+        """Take walks (..., L, 4) of :meth:`sample_walks`, or events if an event determines its path."""
         is_event = check_tensor("path", path).shape[-len(self.event_shape) :] == self.event_shape
         if self._has_unique_paths and (path.is_floating_point() or is_event):
             return super()._edges_of(path)
@@ -591,7 +625,10 @@ class LatticePaths(NamedScores):
         return self._edges_of_walk(path, must_exist=is_readable(path))
 
     def _edges_of_walk(self, walks: Tensor, must_exist: bool = False) -> Tensor:
-        """Return walks (..., L, 4) as paths (..., E) of the expansion."""
+        """Return walks (..., L, 4) as paths (..., E) of the expansion.
+
+        With ``must_exist``, raises ``ValueError`` if a walk is not a path.
+        """
         (_, columns), states, solver = self._size, self.lattice.states, self._solver
         i, j, state, move = walks.unbind(-1)
         self._check_walks(i, j, state, move)
@@ -603,10 +640,11 @@ class LatticePaths(NamedScores):
         theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
         edges = self._program.edges_of_walks(flat, theta, index)  # (B, K, E)
         if must_exist and not bool(is_flow(edges, self._program.engine_index(theta, index)).all()):
-            raise ValueError("path must hold walks of the lattice, got nodes that no path visits in this order")
+            raise ValueError("path must hold walks of the lattice, but no path visits its nodes in this order")
         return edges.transpose(0, 1).reshape(*shape, edges.shape[-1]).to(torch.promote_types(self.dtype, torch.float32))
 
     def _check_walks(self, i: Tensor, j: Tensor, state: Tensor, move: Tensor) -> None:
+        """Raise ``ValueError`` if a node is outside of the grid, or its move leads into another state."""
         if not is_readable(i):
             return
         (rows, columns), targets = self._size, [step.target for step in self.lattice._table.moves]
@@ -614,7 +652,9 @@ class LatticePaths(NamedScores):
         wrong = (i >= rows) | (j < 0) | (j >= columns) | (state < 0) | (state >= self.lattice.states)
         wrong |= (move >= len(targets)) | ((move >= 0) & (state != into))
         if bool((wrong & (i >= 0)).any()):
-            raise ValueError("path must hold walks of the lattice, got a node that it does not have, or another move's")
+            raise ValueError(
+                "path must hold walks of the lattice, got a node outside of it, or a move that does not lead there"
+            )
 
     # --- events that use an entry more than once
 
@@ -625,37 +665,41 @@ class LatticePaths(NamedScores):
         if batch != self.batch_shape:
             return self.expand(batch)._is_path(value)
         value = value.expand(batch + self.event_shape)
-        is_path, is_open = self._is_longest(value)
+        is_path, may_be_path = self._matches_longest(value)
         if is_readable(value):
             is_path = is_path.clone()
-            for member in map(tuple, is_open.nonzero().tolist()):
+            for member in map(tuple, may_be_path.nonzero().tolist()):
                 is_path[member] = (self[member] if batch else self)._is_sum(value[member])
         return is_path
 
-    def _is_longest(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """True if the path that uses most of these entries has these counts; and True if only another one may."""
+    def _matches_longest(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare counts with the path that uses most of their entries, which decides most cases without a search.
+
+        Returns two bool tensors of the batch shape: True if this path has the counts, and True if it has not but
+        another path may.
+        """
         sign = self.lattice._sign
         if not sign:
-            none = torch.zeros(self.batch_shape, dtype=torch.bool, device=self.device)
-            return none, ~none
+            never = torch.zeros(self.batch_shape, dtype=torch.bool, device=self.device)
+            return never, ~never
         first = torch.where(sign * value > 0, self.sense * sign * 1.0, -self.sense * sign * math.inf)
         best = self._with((first.to(value.dtype), *self._free_rest()), Hard())
-        most, wanted = (sign * t.reshape(*self.batch_shape, -1) for t in (best.expected_path, value))
+        most, counts = (sign * t.reshape(*self.batch_shape, -1) for t in (best.expected_path, value))
         exists = best.value.isfinite()
-        is_one = exists & (most == wanted).all(-1)
-        is_count = (wanted >= 0) & ((wanted == wanted.round()) | (not self.lattice._is_whole))
-        fits = exists & (wanted.sum(-1) <= most.sum(-1) * (1 + 1e-6)) & is_count.all(-1)
-        return is_one, fits & ~is_one
+        is_longest = exists & (most == counts).all(-1)
+        is_count = (counts >= 0) & ((counts == counts.round()) | (not self.lattice._is_whole))
+        fits = exists & (counts.sum(-1) <= most.sum(-1) * (1 + 1e-6)) & is_count.all(-1)
+        return is_longest, fits & ~is_longest
 
     def _is_sum(self, value: Tensor) -> bool:
-        """True if a path of one lattice has these counts, or if the search for one is given up."""
+        """True if a path has these counts, without batch dimensions, or if the search is too long."""
         free = self._with((torch.zeros_like(value), *self._free_rest()), Hard())
         solver, program = free._solver, self._program
         theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
         zeros = [torch.zeros_like(t) for t in theta[1:]]
 
         def uses(entries: Tensor) -> Tensor:
-            """(E,): the amount that each edge adds to a combination of entries of the first score."""
+            """(E,): the number of times that each edge uses these entries of the first score, as weights."""
             return self.sense * program.along([entries.unsqueeze(0), *zeros], index)[0]
 
         exists = solver.expanded().edge_weights() > -math.inf
@@ -671,20 +715,23 @@ class LatticePaths(NamedScores):
         order = (graph.levels[children] * len(graph.levels) + children).argsort()
         adds = value.new_zeros((len(entries), len(edges)))
         for row, entry in zip(adds, entries, strict=True):
-            one = value.new_zeros(value.numel()).index_fill(0, entry, 1)
-            row.copy_(uses(one.reshape(value.shape))[edges])
+            indicator = value.new_zeros(value.numel()).index_fill(0, entry, 1)
+            row.copy_(uses(indicator.reshape(value.shape))[edges])
         rows = zip(children[order].tolist(), parents[order].tolist(), adds.T[order].double().cpu().numpy(), strict=True)
         listed = [sums.Edge(child, (parent,) if parent else (), row) for child, parent, row in rows]
         return sums.is_sum(listed, len(graph.levels) - 1, value.flatten()[entries].double().cpu().numpy())
 
     def _free_rest(self) -> list[Tensor]:
-        """The scores but the first, 0 if they are finite."""
+        """Return all scores except the first, with 0 for finite entries: they only forbid moves."""
         return [torch.where(s.isinf(), s, 0) for s in self._solver.detached()[1:]]
 
 
 def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
-    """The batch shape of tensors, each with its number of dimensions of its own."""
-    shapes = [t.shape[: t.ndim - own] for t, own in named.values() if t.ndim > own]
+    """Return the batch shape to which tensors broadcast. Each comes with its number of event dimensions.
+
+    Raises ``ValueError`` if they do not broadcast, with a hint if the first tensor looks time-first.
+    """
+    shapes = [t.shape[: t.ndim - dims] for t, dims in named.values() if t.ndim > dims]
     if all(shape == shapes[0] for shape in shapes):
         return shapes[0] if shapes else torch.Size()
     try:
@@ -692,16 +739,18 @@ def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
     except RuntimeError:
         shown = {name: entry for name, entry in named.items() if not name.startswith("_")}
         got = {name: tuple(t.shape) for name, (t, _) in shown.items()}
-        (name, (first, own)), *others = shown.items()
-        batches = [t.shape[: t.ndim - own] for _, (t, own) in others if t.ndim > own]
-        is_swapped = own > 1 and first.ndim == own + 1 and all(batch == first.shape[1:2] for batch in batches)
+        (name, (first, first_dims)), *others = shown.items()
+        batches = [t.shape[: t.ndim - dims] for _, (t, dims) in others if t.ndim > dims]
+        is_swapped = (
+            first_dims > 1 and first.ndim == first_dims + 1 and all(batch == first.shape[1:2] for batch in batches)
+        )
         hint = batch_first_hint(name, is_swapped)
         raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}{hint}") from None
     return shape
 
 
 def _expand(tensor: Tensor, batch: torch.Size, dims: int) -> Tensor:
-    """Expand a tensor to (*batch, *own), without a node in the autograd graph if it has this shape already."""
+    """Expand the batch dimensions of a tensor, without a node in the autograd graph if nothing changes."""
     shape = batch + tensor.shape[tensor.ndim - dims :]
     return tensor if tensor.shape == shape else tensor.expand(shape)
 
@@ -709,24 +758,25 @@ def _expand(tensor: Tensor, batch: torch.Size, dims: int) -> Tensor:
 def read_lengths(
     name: str, scores: tuple[Tensor, int], lengths: Any | None, least: tuple[int, int], most: tuple[int, int]
 ) -> Any:
-    """The pair (rows, columns) as int64 tensors, each within its bounds; None for None.
+    """Return the argument ``lengths`` as two int64 tensors, or None if it is None.
 
-    ``scores`` is a tensor and its number of event dimensions. If it looks time-first, the error has a hint.
+    Raises ``ValueError`` if a length is below ``least`` or above ``most``. ``scores`` is the tensor ``name`` and its
+    number of event dimensions. If it looks time-first, the error has a hint.
     """
     if lengths is None:
         return None
     tensor, dims = scores
-    pair = tuple(as_lengths(f"lengths[{n}]", part, tensor.device) for n, part in enumerate(as_pair(lengths)))
-    for n, own in enumerate(pair):
-        if is_checked(own) and own.numel():
-            is_swapped = n == 0 and tensor.ndim == dims + 1 and own.numel() in (1, most[0])
-            hint = batch_first_hint(name, is_swapped and int(own.max()) <= len(tensor))
-            check_lengths(f"lengths[{n}]", own.reshape(-1), least[n], most[n], hint)
-    return pair
+    sides = tuple(as_lengths(f"lengths[{n}]", side, tensor.device) for n, side in enumerate(as_pair(lengths)))
+    for n, side in enumerate(sides):
+        if is_checked(side) and side.numel():
+            is_swapped = n == 0 and tensor.ndim == dims + 1 and side.numel() in (1, most[0])
+            hint = batch_first_hint(name, is_swapped and int(side.max()) <= len(tensor))
+            check_lengths(f"lengths[{n}]", side.reshape(-1), least[n], most[n], hint)
+    return sides
 
 
 def check_labels(name: str, labels: Tensor, length: Tensor | None, classes: int) -> None:
-    """Raise a ValueError for a label (..., L) within its length that is none of the classes."""
+    """Raise ``ValueError`` if labels (..., L) within their lengths are not integers from 0 to ``classes`` − 1."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim < 1:
         raise ValueError(f"{name} must hold integers (..., L), got {labels.dtype} of shape {tuple(labels.shape)}")
     if not is_checked(labels):
@@ -734,6 +784,6 @@ def check_labels(name: str, labels: Tensor, length: Tensor | None, classes: int)
     within = torch.arange(labels.shape[-1]) < (labels.shape[-1] if length is None else length.unsqueeze(-1))
     bad = ((labels < 0) | (labels >= classes)) & within
     if bool(bad.any()):
-        place = tuple(bad.nonzero()[0].tolist())
-        found = int(labels.expand(bad.shape)[place])
-        raise ValueError(f"{name} must hold labels from 0 to {classes - 1}, got {found} at {place}")
+        position = tuple(bad.nonzero()[0].tolist())
+        label = int(labels.expand(bad.shape)[position])
+        raise ValueError(f"{name} must hold labels from 0 to {classes - 1}, got {label} at {position}")
