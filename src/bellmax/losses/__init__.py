@@ -1,19 +1,21 @@
-"""Losses for learning potentials from paths (section 5 of the paper): to be minimised, never below 0.
+"""Losses for learning potentials from paths (section 5 of the paper). All are at least 0.
 
-They take a distribution over paths ``p`` and a target, which is one of
+A loss takes a distribution over paths ``p`` and a target. The target has one of these forms:
 
-- a path: a 0/1 tensor of p's potentials' shape, bool or floating point;
-- a set of paths, those that stay within a 0/1 tensor of that shape: partial labels;
-- for chains, states (..., T) int64, or allowed states (..., T, S), bool. A label of −100 masks its step, as if p were
-  built without it; −1 stands for any state;
+- a path: a 0/1 tensor of the shape of the potentials, bool or floating point;
+- a set of paths: a 0/1 tensor of the shape of the potentials, which allows every path that only uses entries with a 1
+  (partial labels);
+- for chains, states (..., T) int64, or allowed states (..., T, S) bool. The label −100 masks its step, as if ``p`` were
+  built without it. The label −1 allows any state;
 - for alignments, index pairs (..., L, 2) int64 padded with −1;
-- for hypergraphs and lattices, how often a derivation, or a path, has each weight;
-- for trees, labels (..., V) int64, −1 or −100 for any.
+- for hypergraphs and lattices, the number of times that a derivation or a path uses each weight;
+- for trees, labels (..., V) int64. The labels −1 and −100 allow any label.
 
-Targets at masked steps and in the padding are ignored. A target that p cannot take is a ``ValueError``.
+Targets at masked steps and in the padding are ignored. Raises ``ValueError`` if ``p`` has no path within the target.
 
-``reduction`` is "none" for the batch shape, "sum", "mean" over the batch, or for chains "token_mean" over the steps
-that are kept. A sequence of which no step is kept has loss 0, and is left out of the mean.
+``reduction`` is "none" for a loss of the batch shape, "sum", "mean" for the mean over the batch, or, for chains,
+"token_mean" for the mean over the unmasked steps. A sequence without unmasked steps has loss 0 and does not count in
+the mean.
 """
 
 from bellmax.losses.alignments import alignment_area, mean_absolute_deviation

@@ -1,4 +1,4 @@
-"""Losses and errors of alignments (section 5.3 of the paper)."""
+"""The alignment area loss (section 5.3 of the paper), and the mean absolute deviation of two alignments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bellmax.tensors import promote_half
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """‖L(Y − Y_true)ᵀ‖²_F with L the lower triangular matrix of ones and Y the soft alignment (section 5.3).
 
-    Row by row, it compares how much of Y and of Y_true lies up to each column. For two alignments with one cell in each
-    row it is the area between them, N times their :func:`mean_absolute_deviation`. It is convex in Y.
+    It compares the cumulative sums of Y and Y_true along each row. If both alignments have one cell in each row, it is
+    the area between them: N times their :func:`mean_absolute_deviation`. It is convex in Y.
 
     Args:
-        p: the alignment.
-        target: a path (..., N, M) or index pairs (..., L, 2).
-        reduction: "none", "mean", "sum" or "token_mean": see the module.
+        p: The :class:`DTW` distribution.
+        target: An alignment, a path (..., N, M) or index pairs (..., L, 2) int64 padded with −1.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
     >>> p = bx.DTW(torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0]]), omega="hard")
@@ -34,21 +34,21 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
         raise ValueError(f"p must be a DTW, got {type(p).__name__}")
     targets, allowed = targets.read("target", target)
     difference = (promote_half(p.expected_path) - targets.check_one_path("target", allowed)).cumsum(-1)
-    # Past the last column a row's sum would be counted once more.
+    # In the columns past the length, the sum of each row would be counted again.
     within = targets.is_used(difference.ndim).any(-2, keepdim=True)
     return reduce(targets, difference.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
 
 
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
-    """The mean over rows of \\|column of a − column of b\\|, between alignments of the same pairs; of the batch shape.
+    """The mean over rows of \\|column of a − column of b\\| for two alignments, of the batch shape.
 
-    The column of a row is the mean over its cells. Where each row of both has one cell (frames of a recording, each
-    given one note of the score), it is the area between the alignments divided by the number of rows, and so is
-    :func:`alignment_area`. Otherwise the two differ, since the latter also counts how many cells a row has.
+    The column of a row is the mean over its cells. If each row of both alignments has one cell (such as one note for
+    each frame of a recording), the result is :func:`alignment_area` divided by the number of rows. Otherwise the two
+    differ, since the area also depends on the number of cells in a row.
 
     Args:
-        a: a path (..., N, M), hard or soft, or index pairs (..., L, 2) int64 padded with −1.
-        b: the other, in either form. Rows that neither has, past the end, do not count.
+        a: An alignment: a path (..., N, M), hard or soft, or index pairs (..., L, 2) int64 padded with −1.
+        b: The other alignment, in either form. Rows without a cell in both alignments do not count.
 
     >>> mean_absolute_deviation(torch.tensor([[0, 0], [1, 0], [2, 1]]), torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(0.3333)
@@ -67,6 +67,7 @@ def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _num_rows(name: str, alignment: Tensor) -> int:
+    """Return the number of rows of an alignment. Raises ``ValueError`` if it has neither of the two forms."""
     if alignment.ndim < 2:
         needed = "(..., N, M), or (..., L, 2) int64"
         raise ValueError(f"{name} must have shape {needed}, got {tuple(alignment.shape)}")
@@ -79,7 +80,7 @@ def _num_rows(name: str, alignment: Tensor) -> int:
 
 
 def _columns(alignment: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The mean column of each row (..., rows), and whether the row has any cell."""
+    """Return the mean column of each row, (..., rows), and (..., rows), True if the row has a cell."""
     if alignment.dtype == torch.int64 and alignment.shape[-1] == 2:
         i, j = alignment.unbind(-1)
         at = torch.where(i < 0, rows, i)
@@ -91,5 +92,5 @@ def _columns(alignment: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         cells = torch.nn.functional.pad(cells, (0, 0, 0, rows - cells.shape[-2]))
         weight = cells.sum(-1)
         total = (cells * torch.arange(cells.shape[-1], dtype=cells.dtype, device=cells.device)).sum(-1)
-    has = weight > 0
-    return total / weight.masked_fill(~has, 1), has
+    has_cell = weight > 0
+    return total / weight.masked_fill(~has_cell, 1), has_cell

@@ -1,4 +1,4 @@
-"""Losses of the expected path, and of probabilities (sections 5.1 and 5.2 of the paper)."""
+"""Losses that compare the expected path, or the probability of a target, with the target (sections 5.1 and 5.2)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Δ(target, ∇DP_Ω(θ)): how far the expected path is from the target (sections 5.1 and 5.2). Not convex.
+    """Δ(target, ∇DP_Ω(θ)): the distance of the expected path from the target (sections 5.1 and 5.2). Not convex.
 
-    - Chains: row by row on ``marginals``, summed over the steps that count: KL(target ‖ marginals) for negentropy,
-      ½‖target − marginals‖² for every other Ω, where KL would be infinite. Where several states are allowed, the target
-      is the nearest distribution over them; where all are, the step adds nothing.
+    - Chains: the sum over the unmasked steps of KL(target ‖ marginals) for negentropy, and of ½‖target − marginals‖²
+      for every other Ω, for which KL could be infinite. If a step allows several states, its target is the nearest
+      distribution over these states. If a step allows all states, it adds 0.
     - Graphs: −Σ log E over the edges of the target path for negentropy, ½‖E − Y‖² for every other Ω.
-    - Alignments: ½‖E − Y‖², and for negentropy Σ KL(Y ‖ E) of each cell as a coin, visited or not: an alignment may
-      visit all cells of another and more, so that those of Y alone do not tell.
+    - Alignments: ½‖E − Y‖². For negentropy, Σ KL(Y ‖ E) over all cells, each as a Bernoulli variable (visited or not).
+      Cells outside of Y must count, since an alignment can visit all cells of Y and more.
 
-    For graphs and alignments the target is one path. Logarithms stay finite: a probability is taken as no less than the
-    smallest normal number of its dtype, and that of not visiting a cell as no less than its precision.
+    For graphs and alignments, the target must be one path. Logarithms stay finite: the probability of an entry is
+    clamped to the smallest normal number of its dtype, and the probability that a cell is not visited to the machine
+    epsilon.
 
     Args:
-        p: the distribution.
-        target: see the module.
-        reduction: "none", "mean", "sum" or "token_mean": see the module.
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
     >>> emissions, transitions = torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2)
@@ -45,7 +46,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 
 
 def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, ignore_index: int = -100) -> Tensor:
-    """:func:`relaxed` of a target that errors call ``name``, and where another label than −100 may mask a step."""
+    """Return :func:`relaxed`, with the argument's name for error messages and the label that masks a step."""
     check_reduction(p, reduction)
     targets, allowed = p._targets.read(name, target, ignore_index)
     loss = targets.distance(name, allowed)
@@ -55,12 +56,13 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
 
 
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
-    """⟨∇DP_Ω(θ), C⟩: the mean cost of a path drawn from p, the risk for a cost that is linear in the path.
+    """⟨∇DP_Ω(θ), C⟩: the expected cost of a path of p, which is the risk if the cost is linear in the path.
 
     Args:
-        p: the distribution.
-        cost: C of p's potentials' shape, or (..., T, S) for chains. What p never takes may cost anything, even ∞.
-        reduction: "none", "mean", "sum" or "token_mean": see the module.
+        p: The distribution over paths.
+        cost: The cost C of each entry, of the shape of the potentials, or (..., T, S) for chains. If p never uses an
+            entry, its cost may be ∞.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
     >>> p = bx.Chain(torch.zeros(3, 2, 2))
@@ -73,15 +75,16 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 
 
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """−log p_{θ,Ω}(target), with the sum of the probabilities of all paths within the target.
+    """−log p_{θ,Ω}(target), where a set of paths has the sum of their probabilities.
 
-    It is :func:`surrogate` divided by γ under negentropy. Under another Ω it is another loss, not convex, and +∞
-    without gradient where a sparse Ω gives the target probability 0: then start from :func:`surrogate`.
+    Under negentropy, it is :func:`surrogate` divided by γ. Under another Ω, it is a different loss and not convex. If a
+    sparse Ω gives the target probability 0, the loss is +∞ without a gradient; in this case, start the training with
+    :func:`surrogate`.
 
     Args:
-        p: the distribution.
-        target: see the module.
-        reduction: "none", "mean", "sum" or "token_mean": see the module.
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="l2")

@@ -1,4 +1,4 @@
-"""Losses by a difference of values: convex in θ for a full path (section 5.1 of the paper)."""
+"""Losses that are differences of two values, convex in θ for a full path (section 5.1 of the paper)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from bellmax.tensors import without_rounding_below_zero
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """DP_Ω(θ + C) − DP_Ω(θ restricted to the target), the convex loss of section 5.1 for every Ω.
 
-    The paper subtracts the score ⟨Y, θ⟩ of the target. For a full path that differs by a constant, what Ω adds along
-    it, without which the loss would not end at 0 under :class:`SquaredL2`. It is convex in θ for full paths, and not in
-    general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) − DTW_Ω(θ − C).
+    The paper subtracts the score ⟨Y, θ⟩ of the target. For a full path, the difference is a constant that Ω adds along
+    the path; with it, the least loss is 0 under :class:`SquaredL2` too. The loss is convex in θ for full paths, but not
+    in general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) − DTW_Ω(θ − C).
 
-    If the allowed cells form one alignment, only that alignment counts, even where a diagonal shortcut would also fit.
+    If the allowed cells form one alignment, only that alignment counts, even if a diagonal shortcut would also fit.
 
     Args:
-        p: the distribution; Ω is its own.
-        target: see the module.
-        cost: C ≥ 0 of p's potentials' shape, or (..., T, S) for chains: the margin by which other paths must be worse.
-            None for 0. At masked steps it may hold NaN. ``step_weights`` of a DTW weigh C as they weigh its cost.
-        reduction: "none", "mean", "sum" or "token_mean": see the module.
+        p: The distribution over paths, with its Ω.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        cost: The cost C ≥ 0 of each entry, of the shape of the potentials, or (..., T, S) for chains, default 0. It is
+            the margin by which other paths must be worse. At masked steps it may contain NaN. The ``step_weights`` of a
+            DTW also multiply C.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
     >>> emissions, transitions = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
@@ -42,7 +43,7 @@ def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *
 def surrogate_of(
     p: PathDistribution, target: Tensor, cost: Tensor | None, reduction: str, name: str, ignore_index: int = -100
 ) -> Tensor:
-    """:func:`surrogate` of a target that errors call ``name``, and where another label than −100 may mask a step."""
+    """Return :func:`surrogate`, with the argument's name for error messages and the label that masks a step."""
     check_reduction(p, reduction)
     targets = p._targets
     if cost is None:
@@ -60,9 +61,10 @@ def surrogate_of(
 
 
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The loss of conditional random fields: :func:`surrogate` under :class:`Negentropy` with p's γ.
+    """The loss of conditional random fields: :func:`surrogate` under :class:`Negentropy` with the γ of p.
 
-    It is γ times the negative log-likelihood of the target (of all paths within it, for partial labels).
+    It is γ times the negative log-likelihood of the target. For partial labels, this is the likelihood of all paths
+    within the target.
 
     >>> import bellmax as bx
     >>> crf_nll(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # one of eight
@@ -76,17 +78,17 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 def structured_hinge(
     p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
 ) -> Tensor:
-    """The hinge loss with margins of :func:`hamming_cost`: :func:`surrogate` under :class:`Hard`, whatever p's Ω.
+    """The hinge loss with the margin :func:`hamming_cost`: :func:`surrogate` under :class:`Hard`, for any Ω of p.
 
     >>> import bellmax as bx
-    >>> structured_hinge(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # as many as states may be wrong
+    >>> structured_hinge(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # all three may be wrong
     tensor(3.)
     """
     return surrogate(_under(p, Hard()), target, hamming_cost(p, target, weight), reduction=reduction)
 
 
 def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """How much the best path is better than the target: :func:`surrogate` under :class:`Hard`, whatever p's Ω.
+    """The score of the best path minus the score of the target: :func:`surrogate` under :class:`Hard`, for any Ω of p.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -97,12 +99,16 @@ def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str
 
 
 def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-    """The C with ⟨C, Y⟩ = how often Y is not within the target: states (..., T, S) for chains, else edges or cells.
+    """Return the cost C for which ⟨C, Y⟩ is the number of entries of a path Y that are not in the target.
+
+    The entries are states (..., T, S) for chains, and otherwise edges or cells.
 
     Args:
-        p: the distribution.
-        target: see the module. Where any state is right, and at masked steps, C is 0.
-        weight: of a mistake, ≥ 0; a number, or a tensor that broadcasts, such as (S,) for each wrong state.
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`. At steps that allow any state, and
+            at masked steps, C is 0.
+        weight: The weight of a mistake, a number ≥ 0, default 1, or a tensor that broadcasts to C, such as (S,) with a
+            weight for each wrong state.
 
     >>> import bellmax as bx
     >>> hamming_cost(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, -1]))
@@ -123,5 +129,6 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
 
 
 def _under(p: PathDistribution, omega: Regularizer) -> PathDistribution:
+    """Return p under another Ω, or p itself, with its caches, if it has an Ω of this type."""
     check_distribution(p)
     return p if type(omega) is type(p.omega) else p._with(p._scores, omega)

@@ -1,4 +1,4 @@
-"""A loss of the batch shape as one number."""
+"""Reductions of a loss of the batch shape to one number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _REDUCTIONS = ("none", "mean", "sum", "token_mean")
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:
+    """Raise an error if p is not a distribution, or does not support the reduction."""
     check_distribution(p)
     check_choice("reduction", reduction, _REDUCTIONS)
     if reduction == "token_mean" and not p._targets.has_steps:
@@ -34,8 +35,10 @@ def reduce(targets: Targets, loss: Tensor, reduction: str) -> Tensor:
 
 
 def reduce_by_labels(loss: Tensor, labels: Tensor, reduction: str) -> Tensor:
-    """A loss of the batch shape as ``reduction`` asks, where "mean" is that of the loss by label, as torch has it for
-    CTC: each loss is divided by the number of its labels, at least 1."""
+    """Reduce a loss of the batch shape as torch's ``ctc_loss`` does.
+
+    For "mean", each loss is first divided by the number of its labels, or by 1 if it has no labels.
+    """
     if reduction == "none":
         return loss
     if reduction == "sum" or not loss.numel():
