@@ -1,4 +1,4 @@
-"""Labels of frames: connectionist temporal classification (Graves et al., 2006) under any Ω."""
+"""Connectionist temporal classification (Graves et al., 2006) under any Ω: alignments of labels with frames."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ from bellmax.structures.lattice import (
 from bellmax.tensors import Gamma
 
 PADDED = "torch.nn.utils.rnn.pad_sequence(targets.split(target_lengths.tolist()), batch_first=True)"
-"""How to pad concatenated targets, for messages."""
+"""Code that pads concatenated targets, for messages."""
 
 _BLANK, _LABEL = 0, 1  # states
-# Numbers of moves, in the order of the table. The move to a blank from a label, and so to a label, is the next one.
-_TO_BLANK, _STAY, _BEGIN = 0, 2, 3
 
 
-def _declare(of_blank: Score, of_label: Score) -> Lattice:
-    """Rows are frames, columns j = 0 … L count the labels that have begun."""
+def _declare(blank_score: Score, label_score: Score) -> Lattice:
+    """Return the lattice of CTC. Rows are frames, columns j = 0 … L count the labels that have begun."""
     return Lattice(
         [
             Move(1, 0, (_BLANK, _LABEL), _BLANK),
@@ -46,47 +44,50 @@ def _declare(of_blank: Score, of_label: Score) -> Lattice:
             Move(1, 1, _LABEL, _LABEL, where=column("_differs", -2)),
         ],
         states=2,
-        node={_BLANK: of_blank, _LABEL: of_label},
+        node={_BLANK: blank_score, _LABEL: label_score},
         start=along_row({_BLANK: column("_begin_blank"), _LABEL: column("_begin_label")}),
         end=corner(_BLANK, _LABEL),
     )
 
 
-def _by_class(blank: int) -> Lattice:
+def _declare_by_class(blank: int) -> Lattice:
+    """Return the lattice that reads the score of each class at each frame."""
     return _declare(one_of("log_probs", blank), gather("log_probs", "targets", 0, -1))
 
 
-_LATTICES = {0: _by_class(0)}  # torch.compile can look a lattice up, but not declare one
-_BY_POSITION = _declare(row("blanks"), cell("labels", 0, -1))  # a score for each position of the target at each frame
+_LATTICES = {0: _declare_by_class(0)}  # by blank; torch.compile can look a lattice up, but not declare one
+_BY_POSITION = _declare(row("blanks"), cell("labels", 0, -1))  # reads a score for each target position and frame
 
 
 def lattice_of(blank: int) -> Lattice:
-    """The lattice of CTC with this class as the blank."""
+    """Return the lattice of CTC with this class as the blank, declared at most once."""
     if blank not in _LATTICES:
-        _LATTICES[blank] = _by_class(blank)
+        _LATTICES[blank] = _declare_by_class(blank)
     return _LATTICES[blank]
 
 
 class CTC(LatticePaths):
     """A distribution over the alignments of a target sequence with frames.
 
-    An alignment gives each frame a label, or the blank. Without its repetitions, and then without its blanks, it is the
-    target; so equal neighbours of the target have a blank between them. As a path it is a 0/1 tensor (T, V) with a 1
-    for each frame. Under negentropy ``value`` is log p(target), and ``expected_path`` (..., T, V) the posterior
-    probability of each label at each frame; both are differentiable, in ``log_probs`` itself. A target that is too long
-    for its frames, with one frame for each label and one between equal neighbours, has value −∞ and no gradient. If a
-    batch is given without ``lengths`` and all of its targets have more labels than frames, a ``ValueError`` is raised.
+    An alignment assigns each frame a label or the blank. Merging repeats and then removing blanks must give the target,
+    so there is a blank between equal neighbours of the target. The event of an alignment is a 0/1 tensor (T, V) with a
+    1 for each frame. Under negentropy, ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior
+    probability of each label at each frame. Both are differentiable with respect to ``log_probs``.
+
+    A target needs one frame for each label and one between equal neighbours. If it has fewer frames, its value is −∞
+    and it gets no gradient. If all targets of a batch have more labels than frames and you do not pass ``lengths``, the
+    constructor raises ``ValueError``.
 
     Args:
-        log_probs: (..., T, V), the score of each label at each frame, usually from ``log_softmax``; −∞ forbids one.
-        targets: Integers (..., L) from 0 to V − 1, without the blank. Its batch dimensions and those of ``log_probs``
-            broadcast, so (L,) is one target for the whole batch. Pad targets that are concatenated, as torch's
-            ``ctc_loss`` takes them. On a GPU and under ``torch.compile`` the values are not checked.
-        lengths: (frames, labels), each integers of the batch shape or a number: frames from 1 to T, labels from 0 to L.
-            The rest is padding: it is ignored, may hold anything, NaN too, and gets no gradient.
-        blank: the class that stands for no label.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        log_probs: The score (..., T, V) of each label at each frame, usually from ``log_softmax``. −∞ forbids a label.
+        targets: The target labels, integers (..., L) from 0 to V − 1 without the blank. The batch dimensions of
+            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. Pad concatenated
+            targets, which torch's ``ctc_loss`` accepts. On a GPU and under ``torch.compile``, values are not checked.
+        lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
+            from 0 to L. By default T and L. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        blank: The class of the blank, default 0.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.2, 0.1, 0.7]])
@@ -119,29 +120,29 @@ class CTC(LatticePaths):
     ) -> None:
         _check_shapes(log_probs, targets, blank)
         self.blank = blank
-        most = targets.shape[-1]
-        own = read_lengths("log_probs", (log_probs, 2), lengths, (1, 0), (log_probs.shape[-2], most))
-        if own is not None and targets.ndim == 1:
-            _check_shared(targets, own[1].expand(log_probs.shape[:-2]))
-        of_blank, of_label = _begins(most, log_probs.dtype, log_probs.device)
+        max_labels = targets.shape[-1]
+        sizes = read_lengths("log_probs", (log_probs, 2), lengths, (1, 0), (log_probs.shape[-2], max_labels))
+        if sizes is not None and targets.ndim == 1:
+            _check_shared(targets, sizes[1].expand(log_probs.shape[:-2]))
+        begin_blank, begin_label = _begin_scores(max_labels, log_probs.dtype, log_probs.device)
         tensors = {
             "log_probs": log_probs,
             "targets": targets,
             "_differs": targets[..., 1:] != targets[..., :-1],
-            "_begin_blank": of_blank,
-            "_begin_label": of_label,
+            "_begin_blank": begin_blank,
+            "_begin_label": begin_label,
         }
-        grid: tuple[Lengths, Lengths] | None = None if own is None else (own[0], own[1] + 1)
-        if most == 0:  # the mask has place for a column more
-            grid = log_probs.shape[-2] if own is None else own[0], 1
+        grid: tuple[Lengths, Lengths] | None = None if sizes is None else (sizes[0], sizes[1] + 1)
+        if max_labels == 0:  # the empty mask also fits a grid of two columns
+            grid = log_probs.shape[-2] if sizes is None else sizes[0], 1
         super().__init__(lattice_of(blank), tensors, lengths=grid, omega=omega, gamma=gamma)
-        if own is None:
-            _check_frames(self.log_probs, most)
+        if sizes is None:
+            _check_frames(self.log_probs, max_labels)
         if is_checked(self.targets):
             self._check_labels()
 
     def _check_labels(self) -> None:
-        """Raise a ValueError for a label that is not one of the classes, or the blank; padding may be."""
+        """Raise ``ValueError`` if a label outside the padding is the blank or not a class."""
         targets, classes = self.targets, self.event_shape[1]
         if not targets.numel():
             return
@@ -151,34 +152,34 @@ class CTC(LatticePaths):
         within = torch.arange(targets.shape[-1]) < self.lengths[..., 1:]
         bad = within & ((targets < 0) | (targets >= classes) | (targets == self.blank))
         if bool(bad.any()):
-            place = tuple(bad.nonzero()[0].tolist())
-            found = int(targets[place])
-            needed = "must not hold the blank" if found == self.blank else f"must be from 0 to {classes - 1}"
-            raise ValueError(f"targets {needed}, got {found} at label {place[-1]}{of_sequence(place[:-1])}")
+            *batch, position = bad.nonzero()[0].tolist()
+            label = int(targets[(*batch, position)])
+            needed = "must not hold the blank" if label == self.blank else f"must be from 0 to {classes - 1}"
+            raise ValueError(f"targets {needed}, got {label} at label {position}{of_sequence(batch)}")
 
-    # --- what was given
+    # --- the arguments
 
     @property
     def log_probs(self) -> Tensor:
-        """(..., T, V)."""
+        """The score of each label at each frame, (..., T, V)."""
         return self._scores[0]
 
     @property
     def targets(self) -> Tensor:
-        """(..., L) int64."""
+        """The target labels, (..., L) int64."""
         return self._solver.integers[2]
 
     @property
     def lengths(self) -> Tensor:
-        """(..., 2) int64: the frames and the labels of each sequence."""
+        """The numbers of frames and labels of each sequence, (..., 2) int64."""
         return self._lengths - torch.tensor([0, 1], device=self.device)
 
     # --- alignments as labels
 
     def best_labels(self) -> Tensor:
-        """The label of each frame on the best path, (..., T) int64, blanks included.
+        """Return the label or blank of each frame on the best path, (..., T) int64.
 
-        It is −1 past the frames of a sequence, and throughout where no path exists.
+        It is −1 in the padding, and if no path exists.
 
         >>> import bellmax as bx
         >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
@@ -187,41 +188,41 @@ class CTC(LatticePaths):
         return self._labels_of(self.best_walk())
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Labels of frames drawn from the distribution, (*sample_shape, ..., T), as in :meth:`best_labels`."""
+        """Return the labels of frames on random paths, (*sample_shape, ..., T), in the form of :meth:`best_labels`."""
         return self._labels_of(self.sample_walks(sample_shape))
 
     def spans(self) -> Tensor:
-        """The frames of each label of the target on the best path, (..., L, 2) int64 [start, end).
+        """Return the frames of each target label on the best path, (..., L, 2) int64 [start, end).
 
-        A span is (−1, −1) past the labels of a sequence, and throughout where no path exists.
+        A span is (−1, −1) in the padding, and if no path exists.
         """
         start, count, _ = self._runs(self.best_labels())
         return torch.stack((start, torch.where(start < 0, -1, start + count)), -1)
 
     @property
     def confidence(self) -> Tensor:
-        """Posterior probability of each position of the target, averaged over its span, (..., L). Differentiable.
+        """Posterior probability of each target position, averaged over its span, (..., L). Differentiable.
 
-        Spans are taken from the best path. A repeated label has a posterior for each of its positions, so the two l of
-        "hello" do not count for each other. The confidence is 0 where there is no span.
+        The spans are from the best path. If a label is repeated, each of its positions has a separate posterior, such
+        as the two l of "hello". If a position has no span, its confidence is 0.
 
         >>> import bellmax as bx
         >>> p = bx.CTC(torch.tensor([0.0, 1.0]).expand(5, 2), torch.tensor([1, 1]))
         >>> p.spans()
         tensor([[0, 1],
                 [2, 5]])
-        >>> p.expected_path[:, 1]                      # of the label at each frame
+        >>> p.expected_path[:, 1]                      # posterior of the label
         tensor([0.8103, 0.6217, 0.4995, 0.6217, 0.8103])
-        >>> p.confidence                               # of its first and second position
+        >>> p.confidence                               # of its two positions
         tensor([0.8103, 0.5606])
         """
         _, count, position = self._runs(self.best_labels())
-        posterior = pad(self._positions(), (1, 0)).gather(-1, position.unsqueeze(-1)).squeeze(-1)
+        posterior = pad(self._position_posteriors(), (1, 0)).gather(-1, position.unsqueeze(-1)).squeeze(-1)
         total = posterior.new_zeros((*position.shape[:-1], count.shape[-1] + 1)).scatter_add(-1, position, posterior)
         return (total[..., 1:] / count.clamp(min=1)).to(self.dtype)
 
-    def _positions(self) -> Tensor:
-        """Posterior probability of each position of the target at each frame, (..., T, L)."""
+    def _position_posteriors(self) -> Tensor:
+        """Posterior probability of each target position at each frame, (..., T, L)."""
         log_probs, (frames, columns) = self.log_probs, self._lengths.unbind(-1)
         if not self.targets.shape[-1]:
             return log_probs[..., :0]
@@ -238,46 +239,53 @@ class CTC(LatticePaths):
         return p._solver.gradient()[_BY_POSITION.scores.index("labels")]
 
     def _labels_of(self, walks: Tensor) -> Tensor:
-        """Walks (..., longest, 4), which have a node for each frame, as labels (..., T)."""
+        """Convert walks (..., longest, 4), which have a node for each frame, to labels (..., T)."""
         i, j, state, _ = walks[..., : self.event_shape[0], :].unbind(-1)
         return torch.where(i < 0, -1, torch.where(state == _BLANK, self.blank, self._target_at(j)))
 
-    def _target_at(self, number: Tensor) -> Tensor:
-        """The label of the target by its number, counted from 1, (..., T)."""
-        shape = torch.broadcast_shapes(number.shape[:-1], self.batch_shape)
-        places = number.clamp(0, self.targets.shape[-1]).expand(*shape, -1)
-        return pad(self.targets, (1, 0)).expand(*shape, -1).gather(-1, places)
-
-    def _begins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether a frame of labels (..., T) has a label, and whether this label begins there."""
-        has_label = (labels != self.blank) & (labels >= 0)
-        before = pad(labels[..., :-1], (1, 0), value=self.blank)
-        return has_label, has_label & (labels != before)
+    def _target_at(self, position: Tensor) -> Tensor:
+        """Return the target labels (..., T) at positions (..., T), which count from 1."""
+        shape = torch.broadcast_shapes(position.shape[:-1], self.batch_shape)
+        position = position.clamp(0, self.targets.shape[-1]).expand(*shape, -1)
+        return pad(self.targets, (1, 0)).expand(*shape, -1).gather(-1, position)
 
     def _runs(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each label of the target begins, or −1, and its number of frames, (..., L) each; the label of each
-        frame, counted from 1, or 0, (..., T)."""
-        has_label, begins = self._begins(labels)
-        number = begins.cumsum(-1)
-        place = number * has_label
-        slots = *labels.shape[:-1], self.targets.shape[-1] + 1
+        """Find the run of frames of each target position, given the labels (..., T) of frames.
+
+        Returns:
+            start: The first frame of each run, (..., L); −1 if there is none.
+            count: The number of frames of each run, (..., L).
+            position: The target position of each frame, (..., T), counted from 1; 0 for blanks and padding.
+
+        """
+        has_label = (labels != self.blank) & (labels >= 0)
+        begins = has_label & (labels != pad(labels[..., :-1], (1, 0), value=self.blank))
+        num_begun = begins.cumsum(-1)
+        position = num_begun * has_label
+        shape = *labels.shape[:-1], self.targets.shape[-1] + 1  # slot 0 collects the other frames
         frame = torch.arange(labels.shape[-1], device=self.device).expand(labels.shape)
-        start = torch.full(slots, -1, device=self.device).scatter(-1, number * begins, frame)
-        count = torch.zeros(slots, dtype=torch.int64, device=self.device).scatter_add(-1, place, torch.ones_like(place))
-        return start[..., 1:], count[..., 1:], place
+        start = torch.full(shape, -1, device=self.device).scatter(-1, num_begun * begins, frame)
+        zeros = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        count = zeros.scatter_add(-1, position, torch.ones_like(position))
+        return start[..., 1:], count[..., 1:], position
 
 
 @cached_when_eager
-def _begins(most: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The scores of beginning with the blank and with a label, by column: at 0 and at 1 alone."""
-    begin = torch.zeros(1, dtype=dtype, device=device)
-    return pad(begin, (0, most), value=-torch.inf), pad(begin, (1, most), value=-torch.inf)[: most + 1]
+def _begin_scores(max_labels: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the scores (L + 1,) by column of starting in the blank state and in the label state.
+
+    They are 0 in column 0 and in column 1, respectively, and −∞ elsewhere: a path starts with a blank or the first
+    label.
+    """
+    zero = torch.zeros(1, dtype=dtype, device=device)
+    by_label = pad(zero, (1, max_labels), value=-torch.inf)[: max_labels + 1]
+    return pad(zero, (0, max_labels), value=-torch.inf), by_label
 
 
 def _check_frames(log_probs: Tensor, labels: int) -> None:
-    """Raise a ValueError for a batch whose targets all have more labels than frames."""
+    """Raise ``ValueError`` if all targets of a batch have more labels than frames, which suggests padding."""
     frames, is_batch = log_probs.shape[-2], log_probs.shape[:-2].numel() > 1
-    # torch.export would take the comparison of two sizes for a constraint on them.
+    # torch.export would record the comparison of two sizes as a constraint on them.
     if not torch.compiler.is_compiling() and is_batch and labels > frames:
         raise ValueError(
             f"targets must have at most as many labels as there are frames, got {labels} labels and {frames} frames. "
@@ -286,13 +294,13 @@ def _check_frames(log_probs: Tensor, labels: int) -> None:
 
 
 def _check_shared(targets: Tensor, labels: Tensor) -> None:
-    """Raise a ValueError for targets (L,) that the numbers of labels divide among the members of a batch."""
+    """Raise ``ValueError`` if targets (L,) look concatenated: the numbers of labels (...) add up to L."""
     if labels.numel() > 1 and is_checked(labels) and int(labels.sum()) == len(targets):
         raise ValueError(concatenated(targets, labels.numel()))
 
 
 def concatenated(targets: Tensor, batch: int) -> str:
-    """A message about targets (L,), if each member of the batch should have its own."""
+    """Return the message for concatenated targets (L,) of a batch."""
     return (
         f"targets must have shape (..., L), padded, got {tuple(targets.shape)} for a batch of {batch}. Concatenated "
         f"targets are supported by bellmax.compat.torch.CTCLoss and ctc_loss; to pad them, use {PADDED}. For one "

@@ -1,4 +1,4 @@
-"""Trees over the words of a sentence: brackets of spans, and heads of words."""
+"""Parse trees of a sentence: binary bracketings (SpanTrees) and projective dependency trees (DependencyTrees)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ParseTrees(PathDistribution):
     """The base class of distributions over the trees of a chart."""
 
     _roots: ClassVar[int] = 0
-    """The number of positions of the chart that are no words."""
+    """The number of positions of the chart for roots, in addition to the words."""
     _entries: ClassVar[str]
-    """The name of the entries of the scores, for messages."""
+    """The plural noun for entries of the scores, for messages."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class ParseTrees(PathDistribution):
 
     @property
     def lengths(self) -> Tensor:
-        """(...) int64: the words of each sentence."""
+        """The number of words of each sentence, (...) int64."""
         return self._solver.integers[0] - self._roots
 
     @property
     def marginals(self) -> Tensor:
-        """The probability of each span or arc, of the scores' shape. Differentiable."""
+        """Probability of each span or arc, of the shape of the scores. Differentiable."""
         return self.expected_path
 
     def _tree_within(self, allowed: Tensor) -> Self:
-        """Return the trees within what is allowed, (..., *event), each with score 0, under the hard max."""
+        """Return the distribution over trees of allowed entries, (..., *event), with score 0, under the hard max."""
         batch = torch.broadcast_shapes(allowed.shape[: allowed.ndim - len(self.event_shape)], self.batch_shape)
         zeros = torch.zeros(batch + self.event_shape, dtype=wide_dtype(self.device), device=self.device)
         return self.expand(batch)._with((zeros.masked_fill(~allowed, -math.inf),), Hard())
@@ -67,7 +67,10 @@ class ParseTrees(PathDistribution):
 
     @abstractmethod
     def _why_no_tree(self, allowed: Tensor) -> str:
-        """The reason why ``allowed`` holds no tree at all, as the end of a sentence; "" if there is no simple one."""
+        """Return why the allowed entries (*event) contain no tree, or "" if no simple reason is known.
+
+        The reason is the end of a sentence that begins with the name of the target.
+        """
 
     @property
     @abstractmethod
@@ -76,7 +79,7 @@ class ParseTrees(PathDistribution):
 
 
 class TreeTargets(Targets):
-    """Targets of parse trees: trees, or sets of spans or arcs that trees may use."""
+    """Targets of parse trees: trees, or sets of spans or arcs that a tree may use."""
 
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
         p = cast("ParseTrees", self.p)
@@ -107,6 +110,7 @@ class TreeTargets(Targets):
 
 
 def _read_lengths(lengths: Lengths | None, words: int, batch: torch.Size, device: torch.device) -> Tensor:
+    """Return the argument ``lengths`` as int64 of the batch shape; by default ``words``."""
     if lengths is None:
         return torch.full(batch, words, dtype=torch.int64, device=device)
     length = as_lengths("lengths", lengths, device)
@@ -119,7 +123,7 @@ def _read_lengths(lengths: Lengths | None, words: int, batch: torch.Size, device
 
 
 class SpanTargets(TreeTargets):
-    """Targets of bracketings: trees, or lists of spans."""
+    """Targets of bracketings: trees, lists of spans, or sets of spans that a tree may use."""
 
     def forms(self) -> list[str]:
         batch = "".join(f"{size}, " for size in self.batch_shape)
@@ -143,26 +147,27 @@ class SpanTargets(TreeTargets):
         number = torch.where((spans < 0).any(-1), event.numel(), number)
         listed = torch.zeros((*batch, event.numel() + 1), dtype=torch.bool, device=self.p.device)
         allowed = listed.scatter(-1, number, True)[..., :-1].reshape(batch + event)
-        # Every tree has the words: without labels, a list may leave them out.
+        # Without labels, a list may leave out the spans of single words, since every tree has them.
         return allowed if columns == 3 else allowed | torch.eye(event[0], dtype=torch.bool, device=self.p.device)
 
 
 class SpanTrees(ParseTrees):
     """A distribution over the binary trees of n words: all ways to bracket a sentence.
 
-    A tree has a span for each word, and one for each pair of neighbours that it joins, up to the whole sentence: 2n − 1
-    spans. Its score is the sum of theirs. As an event it is a 0/1 tensor (n, n) ``[first word, last word]``. With
-    labels, every span has one of L, and a tree is (n, n, L). This is the algorithm of Cocke, Kasami and Younger (CKY),
-    in O(n³); labels are chosen for each span on its own, in O(n² L).
+    A tree has 2n − 1 spans: a span for each word, and a span for each pair of adjacent spans that it joins. The largest
+    span is the whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1
+    tensor (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L).
+    The algorithm is CKY (Cocke, Kasami and Younger), in O(n³). The label of each span is chosen independently, in
+    O(n² L).
 
     Args:
-        scores: (..., n, n), or with ``labels=True`` (..., n, n, L), of spans ``[first word, last word(, label)]``; −∞
-            forbids one. Entries below the diagonal are ignored.
+        scores: The score (..., n, n) of each span ``[first word, last word]``, or (..., n, n, L) ``[first word, last
+            word, label]`` with ``labels=True``. −∞ forbids a span. Entries below the diagonal are ignored.
         labels: If True, the last dimension of ``scores`` is the labels of a span. Default False.
-        lengths: integers of the batch shape, or a number, from 1 to n: words of each sentence. Later ones are ignored,
-            may hold NaN and get no gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        lengths: The number of words of each sentence, integers of the batch shape or one number, from 1 to n, default
+            n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> scores = torch.zeros(3, 3)
@@ -206,16 +211,16 @@ class SpanTrees(ParseTrees):
         super().__init__("spans", scores, dims, lengths, omega, gamma)
 
     def best_tree(self) -> Tensor:
-        """The spans of the best tree, (..., 2n − 1, 2) int64 [first word, last word], padded with −1.
+        """Return the spans of the best tree, (..., 2n − 1, 2) int64 [first word, last word], padded with −1.
 
-        A span comes before those inside it, and otherwise in the order of the sentence. With labels there are three
-        columns, the last of which is the label.
+        Spans are sorted by their first word, wide spans before the spans inside them. With labels, there is a third
+        column for the label.
         """
-        return _listed(self.best_path(), len(self.event_shape))
+        return _list_spans(self.best_path(), len(self.event_shape))
 
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Trees drawn from the distribution, (*sample_shape, ..., 2n − 1, 2 or 3), as in :meth:`best_tree`."""
-        return _listed(self.sample(sample_shape), len(self.event_shape))
+        """Return random trees, (*sample_shape, ..., 2n − 1, 2 or 3) int64, in the form of :meth:`best_tree`."""
+        return _list_spans(self.sample(sample_shape), len(self.event_shape))
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)
@@ -225,7 +230,7 @@ class SpanTrees(ParseTrees):
             if (first, last) not in spans:
                 what = "of a word" if first == last else "of the whole sentence"
                 return f"is not a tree: it lacks the span [{first}, {last}] {what}"
-        if len(spans) >= 2 * words:  # more than one tree has
+        if len(spans) >= 2 * words:  # more than the spans of one tree
             return ""
         for (i, j), (k, m) in combinations(sorted(spans), 2):
             if i < k <= j < m:
@@ -236,19 +241,19 @@ class SpanTrees(ParseTrees):
         return ""
 
 
-def _listed(trees: Tensor, dims: int) -> Tensor:
-    """(..., n, n) or (..., n, n, L) of 0 and 1 as lists of spans."""
+def _list_spans(trees: Tensor, dims: int) -> Tensor:
+    """Convert 0/1 trees, (..., n, n) or (..., n, n, L), to lists of spans (..., 2n − 1, dims), padded with −1."""
     event = trees.shape[trees.ndim - dims :]
     words, labels = event[0], event[2:].numel()
-    in_order = trees.flip(1 - dims).flatten(-dims)  # the widest of those that begin with a word first
-    place = (in_order == 0).long().argsort(dim=-1, stable=True)[..., : 2 * words - 1]
-    columns = [place // (words * labels), words - 1 - place // labels % words]
-    spans = torch.stack([*columns, place % labels] if dims == 3 else columns, -1)
-    return torch.where(in_order.gather(-1, place).unsqueeze(-1) == 0, -1, spans)
+    in_order = trees.flip(1 - dims).flatten(-dims)  # of the spans with the same first word, the widest comes first
+    position = (in_order == 0).long().argsort(dim=-1, stable=True)[..., : 2 * words - 1]
+    columns = [position // (words * labels), words - 1 - position // labels % words]
+    spans = torch.stack([*columns, position % labels] if dims == 3 else columns, -1)
+    return torch.where(in_order.gather(-1, position).unsqueeze(-1) == 0, -1, spans)
 
 
 class ArcTargets(TreeTargets):
-    """Targets of dependency trees: trees, or heads of words."""
+    """Targets of dependency trees: trees, heads of words, or sets of arcs that a tree may use."""
 
     def forms(self) -> list[str]:
         words = (*self.batch_shape, self.event_shape[0] - 1)
@@ -271,19 +276,19 @@ class ArcTargets(TreeTargets):
 
 
 class DependencyTrees(ParseTrees):
-    """A distribution over the projective dependency trees of n words, each of which has a head: a word, or the root.
+    """A distribution over the projective dependency trees of n words. The head of a word is a word or the root.
 
-    No two arcs cross. As an event a tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and
-    words count from 1; its score is the sum of its arcs'. This is Eisner's algorithm, in O(n³).
+    No two arcs cross. The event of a tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and
+    words count from 1. The score of a tree is the sum of the scores of its arcs. The algorithm is Eisner's, in O(n³).
 
     Args:
-        arcs: (..., n + 1, n + 1) ``[head, modifier]``, the score of each arc; −∞ forbids one. The first column and the
-            diagonal are ignored.
-        single_root: whether the root has one modifier; without, it may have any number.
-        lengths: integers of the batch shape, or a number, from 1 to n: words of each sentence, without the root. Later
-            ones are ignored, may hold NaN and get no gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. The first column and
+            the diagonal are ignored.
+        single_root: If True (the default), exactly one word has the root as its head. If False, any number of words.
+        lengths: The number of words of each sentence without the root, integers of the batch shape or one number, from
+            1 to n, default n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> arcs = torch.zeros(4, 4)                         # root, "she", "eats", "fish"
@@ -291,7 +296,7 @@ class DependencyTrees(ParseTrees):
     >>> d = bx.DependencyTrees(arcs)
     >>> d.best_heads()
     tensor([2, 0, 2])
-    >>> d.marginals[0]                                   # of being the root's modifier
+    >>> d.marginals[0]                                   # arcs from the root
     tensor([0.0000, 0.0222, 0.9555, 0.0222])
     """
 
@@ -323,24 +328,24 @@ class DependencyTrees(ParseTrees):
         return self._solver.program.name == "arcs_of_one_root"
 
     def best_heads(self) -> Tensor:
-        """The head of each word in the best tree, (..., n) int64, 0 for the root; −1 past the length."""
+        """Return the head of each word in the best tree, (..., n) int64, 0 for the root; −1 is padding."""
         return _heads(self.best_path())
 
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Heads drawn from the distribution, (*sample_shape, ..., n), as in :meth:`best_heads`."""
+        """Return the heads in random trees, (*sample_shape, ..., n) int64, in the form of :meth:`best_heads`."""
         return _heads(self.sample(sample_shape))
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)
-        found = [allowed[: words + 1, word].nonzero().flatten().tolist() for word in range(1, words + 1)]
-        for word, heads in enumerate(found, 1):
+        heads_by_word = [allowed[: words + 1, word].nonzero().flatten().tolist() for word in range(1, words + 1)]
+        for word, heads in enumerate(heads_by_word, 1):
             if not heads:
                 return f"is not a tree: word {word} has no head"
             if heads == [word]:
                 return f"is not a tree: word {word} is its own head"
-        if any(len(heads) > 1 for heads in found):
+        if any(len(heads) > 1 for heads in heads_by_word):
             return ""
-        head_of = {word: head for word, (head,) in enumerate(found, 1)}
+        head_of = {word: head for word, (head,) in enumerate(heads_by_word, 1)}
         for start in head_of:
             cycle = [start]
             while head_of.get(cycle[-1], 0) and head_of[cycle[-1]] not in cycle:
@@ -359,6 +364,6 @@ class DependencyTrees(ParseTrees):
 
 
 def _heads(trees: Tensor) -> Tensor:
-    """(..., n + 1, n + 1) of 0 and 1 as heads (..., n)."""
+    """Convert 0/1 trees (..., n + 1, n + 1) to heads (..., n)."""
     by_word = trees[..., 1:]
     return torch.where(by_word.any(-2), by_word.argmax(-2), -1)

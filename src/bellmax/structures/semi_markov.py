@@ -1,4 +1,4 @@
-"""Semi-Markov models: sequences as segments with a label and a duration, under any Ω."""
+"""Semi-Markov models under any Ω: segmentations with a label and a duration for each segment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bellmax.programs import register
 from bellmax.programs.blocks import BlockProgram, Edges
 from bellmax.programs.checks import check_lengths
 from bellmax.regularizers import Hard, Regularizer
+from bellmax.structures.lattice import common_batch
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, Tensors
 from bellmax.modes import is_checked
@@ -62,7 +63,7 @@ class SegmentProgram(BlockProgram):
         return 2 * theta[0].shape[1] + 1
 
     def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
-        """The end, if there is one label and so a single node before it."""
+        """Return 1 for the end node if there is one label: only then does it have a single parent."""
         return int(theta[0].shape[-1] == 1)
 
     def check_index(self, theta: Tensors, index: Tensors) -> None:
@@ -92,23 +93,23 @@ _PROGRAM = register(SegmentProgram())
 class SemiMarkov(NamedScores):
     """A distribution over the segmentations of T steps, given the score of each segment.
 
-    A segmentation cuts the steps into segments of 1 to D steps, each with one of K labels; neighbours may have the same
-    label. Its score is the sum of its segments', of ``transitions`` for each neighbouring pair, and of ``start`` and
-    ``end`` for the first and the last label. As an event it is a 0/1 tensor (T, D, K) of its segments. Time and memory
-    are O(T(DK + K²)): segments and transitions are moves of their own. For an Ω other than negentropy the value depends
-    on that, and differs from the one with moves for both at once.
+    A segmentation cuts the steps into segments of 1 to D steps, each with one of K labels. Adjacent segments may have
+    the same label. Its score is the sum of ``segments`` over its segments, of ``transitions`` over its pairs of
+    adjacent segments, of ``start`` for the first label and of ``end`` for the last label. Its event is the 0/1 tensor
+    (T, D, K) of its segments. Time and memory are O(T(DK + K²)), since segments and transitions are separate edges. For
+    an Ω other than negentropy, the value would be different with one edge for a segment and its transition.
 
     Args:
-        segments: (..., T, D, K) ``[last step, duration − 1, label]``; −∞ forbids one. Entries of segments that would
-            begin before the first step are ignored.
-        transitions: (..., K, K) ``[current, previous]``; without batch dimensions it is shared.
-        start: (..., K), the score of the first label; 0 by default.
-        end: (..., K), that of the last.
-        lengths: integers of the batch shape, or a number, from 1 to T. Later steps are ignored, may hold NaN and get no
-            gradient.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-            :class:`SquaredL2` every segment adds a cost; under ``"sparsemax"`` none.
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
+            Entries of segments that would begin before the first step are ignored.
+        transitions: The score (..., K, K) of each transition ``[current, previous]``. (K, K) is shared by the batch.
+        start: The score (..., K) of the first label, default 0.
+        end: The score (..., K) of the last label, default 0.
+        lengths: The number of steps of each sequence, integers of the batch shape or one number, from 1 to T, default
+            T. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
+            :class:`SquaredL2`, every segment adds a constant; under ``"sparsemax"``, it adds 0.
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> emissions = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 1.0]])
@@ -143,18 +144,13 @@ class SemiMarkov(NamedScores):
         if len(shape) < 3 or 0 in shape[-3:]:
             raise ValueError(f"segments must have shape (..., T, D, K), each at least 1, got {tuple(shape)}")
         steps, _, labels = shape[-3:]
-        own = _check_shape("transitions", transitions, (labels, labels))
-        none = segments.new_zeros(labels)
-        start = none if start is None else _check_shape("start", start, (labels,))
-        end = none if end is None else _check_shape("end", end, (labels,))
+        _check_shape("transitions", transitions, (labels, labels))
+        zeros = segments.new_zeros(labels)
+        start = zeros if start is None else _check_shape("start", start, (labels,))
+        end = zeros if end is None else _check_shape("end", end, (labels,))
         length = as_lengths("lengths", steps if lengths is None else lengths, segments.device)
-        others = {"transitions": (own, 2), "start": (start, 1), "end": (end, 1)}
-        shapes = [shape[:-3], *(t.shape[: t.ndim - dims] for t, dims in others.values()), length.shape]
-        try:
-            batch = torch.broadcast_shapes(*shapes)
-        except RuntimeError:
-            got = ", ".join(str(tuple(s)) for s in shapes)
-            raise ValueError(f"the batch dimensions of scores and lengths must broadcast, got {got}") from None
+        others = {"transitions": (transitions, 2), "start": (start, 1), "end": (end, 1)}
+        batch = common_batch({"segments": (segments, 3), **others, "lengths": (length, 0)})
         event = shape[-3:]
         scores = {"segments": (segments.expand(batch + event), 3), **others}
         super().__init__(_PROGRAM, scores, (length.expand(batch),), batch, event, omega, gamma)
@@ -172,17 +168,17 @@ class SemiMarkov(NamedScores):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> SemiMarkov:
-        """Segments that score the sum of their steps' emissions, and a term for their duration.
+        """Return a model whose segments score the sum of the emissions of their steps, and a term for their duration.
 
         Args:
-            emissions: (..., T, K), the score of each label at each step.
-            durations: (..., D, K) ``[duration − 1, label]``; D is the longest duration.
-            transitions: (..., K, K) ``[current, previous]``.
-            start: as in :class:`SemiMarkov`, like the other arguments.
-            end: see there.
-            lengths: see there.
-            omega: see there.
-            gamma: see there.
+            emissions: The score (..., T, K) of each label at each step.
+            durations: The score (..., D, K) of each duration ``[duration − 1, label]``. D is the longest duration.
+            transitions: The score (..., K, K) of each transition ``[current, previous]``.
+            start: The score (..., K) of the first label, default 0.
+            end: The score (..., K) of the last label, default 0.
+            lengths: The number of steps of each sequence, integers of the batch shape or one number, default T.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
         if check_tensor("emissions", emissions).ndim < 2 or 0 in emissions.shape[-2:]:
@@ -191,33 +187,33 @@ class SemiMarkov(NamedScores):
         if check_tensor("durations", durations).ndim < 2 or not durations.shape[-2] or durations.shape[-1] != labels:
             raise ValueError(f"durations must have shape (..., D, {labels}), got {tuple(durations.shape)}")
         sums = [emissions]
-        for _ in range(durations.shape[-2] - 1):  # one step longer, from one step earlier on
+        for _ in range(durations.shape[-2] - 1):  # extend each sum by one earlier step
             sums.append(pad(sums[-1], (0, 0, 1, 0))[..., :-1, :] + emissions)
         segments = torch.stack(sums, -2) + durations.unsqueeze(-3)
         return cls(segments, transitions, start=start, end=end, lengths=lengths, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:
-        """(...) int64: the steps of each sequence."""
+        """The number of steps of each sequence, (...) int64."""
         return self._solver.integers[0]
 
     # --- segments and labels
 
     @property
     def marginals(self) -> Tensor:
-        """The probability of each label at each step, (..., T, K); 0 past the length. Differentiable."""
-        at_least = self.expected_path.flip(-2).cumsum(-2).flip(-2)  # by last step: of segments at least so long
+        """Probability of each label at each step, (..., T, K); 0 in the padding. Differentiable."""
+        at_least = self.expected_path.flip(-2).cumsum(-2).flip(-2)  # by last step and least duration
         return _by_first_step(at_least).sum(-2)
 
     def best_segments(self) -> Tensor:
-        """The segments of the best path in order, (..., T, 3) int64 [start, end, label], padded with −1.
+        """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], padded with −1.
 
-        A segment has the steps from start up to, and without, end.
+        A segment contains the steps from ``start`` to ``end`` − 1.
         """
         return self._under(Hard()).sample_segments()
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Segments drawn from the distribution, (*sample_shape, ..., T, 3), as in :meth:`best_segments`."""
+        """Return the segments of random paths, (*sample_shape, ..., T, 3), in the form of :meth:`best_segments`."""
         path = self.sample(sample_shape).flatten(-2)
         code = torch.where(path.any(-1), path.argmax(-1), -1)  # (duration − 1)·K + label at the last step of a segment
         steps, _, labels = self.event_shape
@@ -229,7 +225,7 @@ class SemiMarkov(NamedScores):
 
 
 def _by_first_step(segments: Tensor) -> Tensor:
-    """Numbers of segments (..., T, D, K) [last step, …] as (..., T, D, K) [first step, …], 0 if there is none."""
+    """Reindex values of segments (..., T, D, K) by their first step instead of their last; 0 if there is no segment."""
     steps, longest = segments.shape[-3:-1]
     padded = pad(segments, (0, 0, 0, 0, 0, longest - 1))
     first, shorter = (torch.arange(n, device=segments.device) for n in (steps, longest))
