@@ -13,11 +13,11 @@ from torch import Tensor
 import bellmax.autograd as autograd
 from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED, Sweeps
+from bellmax.modes import is_checked, is_readable, is_transformed, needs_grad
 from bellmax.programs import PROGRAMS, Program
 from bellmax.programs.program import repeated
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
 from bellmax.tensors import HALF, Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
-from bellmax.modes import is_checked, is_readable, is_transformed, needs_grad
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
+from bellmax.modes import is_checked
 from bellmax.programs import register
 from bellmax.programs.blocks import BlockProgram, Edges
 from bellmax.programs.checks import check_lengths
@@ -17,7 +18,6 @@ from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.lattice import common_batch
 from bellmax.structures.named import NamedScores
 from bellmax.tensors import Gamma, Tensors
-from bellmax.modes import is_checked
 
 
 class SegmentProgram(BlockProgram):
