@@ -1,4 +1,4 @@
-"""Sequences of states: the smoothed Viterbi operator (section 4.1 and appendix B.2 of the paper)."""
+"""The classes Chain and ScoredChain: the smoothed Viterbi operator (section 4.1 and appendix B.2 of the paper)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from bellmax.tensors import Gamma, Tensors, multiply_by_gamma, wide_dtype, widen
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MOST_PRECISE = 1e9
-"""A value up to which a difference of two float64 is right to 1e-6."""
+_MAX_PRECISE = 1e9
+"""The largest value for which a difference of two float64 values has an error below 1e-6."""
 ScoresLike: TypeAlias = "Sequence[Tensor | None]"
 
 
 class ScoredChainTargets(SequenceTargets):
-    """Targets of a chain given by scores. A fused kernel scores full labels."""
+    """Targets of a :class:`ScoredChain`. A fused kernel computes the score of full labels."""
 
     def excess_by_kernels(self, target: Tensor, ignore_index: int) -> tuple[Self, Tensor | None]:
         fused = BACKENDS[self.p.backend].fused.label_scores
@@ -49,11 +49,11 @@ class ScoredChainTargets(SequenceTargets):
         return (self, None) if scores is None else (targets, targets._excess_of(fused, labels, scores))
 
     def _scores_by_kernel(self, fused: LabelScores, labels: Tensor, ignore_index: int) -> Tensor | None:
-        """The score (B,) of labels (B, T) at γ = 1; None unless all of them are states of finite score."""
+        """Score (B,) of labels (B, T) at γ = 1, or None if a label is not a state or a score is infinite."""
         return fused.run(LabelledChain(self.solver.eager_theta(), self.solver.batch.index, labels, ignore_index))
 
     def _excess_of(self, fused: LabelScores, labels: Tensor, scores: Tensor) -> Tensor:
-        """DP_Ω minus its value on labels (B, T) alone, whose scores (B,) at γ = 1 are known."""
+        """DP_Ω(θ) − DP_Ω(θ restricted to labels (B, T)), of the batch shape, given the label scores (B,) at γ = 1."""
         solver, batch, gamma = self.solver, self.solver.batch, self.p.omega.gamma
         theta, value, tape = solver.eager_forward()
         excess, penalty = value - scores, self._penalty(value.dtype)
@@ -63,12 +63,12 @@ class ScoredChainTargets(SequenceTargets):
         template._solver = solver.without_scores()
 
         def vjp(inputs: Tensors, saved: Tensors, grad: Tensor) -> list[Tensor | None]:
-            *of_value, labels = saved
+            *saved_by_value, labels = saved
 
             def subtract(gradients: Tensors, theta: Tensors, seed: Tensor) -> None:
                 fused.subtract_vjp(gradients, LabelledChain(theta, batch.index, labels, ignored=-1), seed)
 
-            return batch.vjp(inputs, of_value, grad, subtract)
+            return batch.vjp(inputs, saved_by_value, grad, subtract)
 
         def general(inputs: Tensors, saved: Tensors) -> Tensor:
             p = cast("ScoredChain", template._by(template._solver.with_inputs(inputs)))
@@ -79,7 +79,7 @@ class ScoredChainTargets(SequenceTargets):
         return autograd.Shortcut(vjp, general).attach(result, solver.inputs, (*theta, tape, excess, labels))
 
     def _penalty(self, dtype: torch.dtype) -> Tensor | None:
-        """Ω at γ = 1 of the nodes of a single path, (B,); None if it is 0."""
+        """Sum of Ω over the nodes of a single path at γ = 1, (B,), or None if it is 0."""
         kernel = self.p.omega.kernel
         assert kernel is not None
         at_vertex = penalty_at_vertex(kernel)
@@ -92,21 +92,22 @@ class ScoredChainTargets(SequenceTargets):
 class Chain(SequencePaths):
     """A distribution over sequences of T states out of S, for a batch of sequences of different lengths.
 
-    A path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. At the first step there is no previous
-    state: only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state.
+    A path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. The first step has no previous state:
+    only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state.
 
     Args:
-        potentials: (..., T, S, S) ``[t, current, previous]``; −∞ forbids a transition.
-        lengths: integers of the batch shape, each from 0 to T, in any order; T for all by default. Padding past the end
-            of a sequence is ignored, may hold NaN, and gets no gradient. Length 0 has value 0.
-        mask: instead of lengths, bool or 0/1 integers (..., T), True at the steps to keep. It may have holes and begin
-            with False: a masked step is skipped, and the previous state of the next is that of the last step kept.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-        gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+        potentials: The score (..., T, S, S) of each transition ``[t, current, previous]``. −∞ forbids a transition.
+        lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, in any order, default T.
+            The rest is padding: it is ignored, may contain NaN and gets no gradient. A sequence of length 0 has value
+            0.
+        mask: The steps that count, instead of ``lengths``: bool or 0/1 integers (..., T). Masked steps (False) can be
+            anywhere. They are skipped: the previous state of a step is the state of the last unmasked step before it.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
     >>> theta = torch.zeros(4, 2, 2)                   # four steps, two states
-    >>> theta[:, 0, 0] = 1.0                           # state 0 likes to stay
+    >>> theta[:, 0, 0] = 1.0                           # staying in state 0 scores 1
     >>> p = bx.Chain(theta, omega="l2")
     >>> p.marginals
     tensor([[1., 0.],
@@ -149,23 +150,23 @@ class Chain(SequencePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> ScoredChain:
-        """A chain whose potentials are sums of scores of states and of transitions, and are never built.
+        """Return a chain whose potentials are sums of scores of states and transitions, without storing potentials.
 
         Args:
-            emissions: (..., T, S), the score of each state at each step.
-            transitions: (S, S) ``[current, previous]`` for the whole batch, (..., S, S) for each sequence, or
-                (..., T−1, S, S) for each step as well, where place t−1 leads into step t.
-            start: (S,) or (..., S), the score of each state at the first step that is kept; 0 by default.
-            end: (S,) or (..., S), the score of each state at the last one; 0 by default.
-            lengths: as in :class:`Chain`.
-            mask: as in :class:`Chain`. Masked steps are removed; the two neighbours are linked by the transition of
-                the later one.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            emissions: The score (..., T, S) of each state at each step.
+            transitions: The score of each transition ``[current, previous]``: (S, S) for the whole batch, (..., S, S)
+                for each sequence, or (..., T−1, S, S) for each sequence and step, where index t−1 leads into step t.
+            start: The score (S,) or (..., S) of each state at the first unmasked step, default 0.
+            end: The score (S,) or (..., S) of each state at the last unmasked step, default 0.
+            lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T.
+            mask: The steps that count, instead of ``lengths``: bool or 0/1 integers (..., T). Masked steps (False) are
+                skipped. The transition into a step leads from the last unmasked step before it.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
         >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
-        >>> transitions = torch.tensor([[0.0, -1.0], [-1.0, 0.0]])  # to change costs 1
+        >>> transitions = torch.tensor([[0.0, -1.0], [-1.0, 0.0]])  # a change costs 1
         >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
         >>> p.best_sequence()
         tensor([0, 0, 0])
@@ -180,11 +181,11 @@ class Chain(SequencePaths):
 
 
 class ScoredChain(Chain):
-    """A chain given by scores: see :meth:`Chain.from_scores`.
+    """A chain with scores of states and transitions, made by :meth:`Chain.from_scores`.
 
-    A path is still (T, S, S), and tensors of that shape (``expected_path``, ``topk``, ``log_prob`` of a path, …) are
-    built when they are asked for. The value, ``marginals``, the ``*_sequences`` methods, their derivatives, and the
-    entropy under negentropy do without.
+    A path is an indicator (T, S, S). Only methods that return or take tensors of this shape (``expected_path``,
+    ``topk``, ``log_prob`` of a path, …) create them. ``value``, ``marginals``, the ``*_sequences`` methods, their
+    derivatives, and the entropy under negentropy do not.
     """
 
     _target_kind = ScoredChainTargets
@@ -206,12 +207,12 @@ class ScoredChain(Chain):
             raise ValueError(f"emissions must have shape (..., T, S) with S >= 1, got {tuple(shape)}")
         check_tensor("transitions", transitions)
         batch, steps, states = shape[:-2], shape[-2], shape[-1]
-        # Shapes of different lengths are not compared: torch.export would take note that a size is not another one.
-        places, dims = max(steps - 1, 0), transitions.ndim - len(shape)
+        # Compare only shapes with equal numbers of dimensions: torch.export records every comparison of sizes.
+        num_transitions, dims = max(steps - 1, 0), transitions.ndim - len(shape)
         one_for_all = transitions.ndim == 2 and transitions.shape == (states, states)
-        by_step = dims == 1 and transitions.shape == (*batch, places, states, states)
+        by_step = dims == 1 and transitions.shape == (*batch, num_transitions, states, states)
         if not (one_for_all or by_step or (dims == 0 and transitions.shape == (*batch, states, states))):
-            each = f"{(*batch, states, states)} or {(*batch, places, states, states)}"
+            each = f"{(*batch, states, states)} or {(*batch, num_transitions, states, states)}"
             raise ValueError(
                 f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
                 f"got {tuple(transitions.shape)}"
@@ -231,27 +232,27 @@ class ScoredChain(Chain):
 
     @property
     def emissions(self) -> Tensor:
-        """(..., T, S)."""
+        """The score of each state at each step, (..., T, S)."""
         return self._scores[0]
 
     @property
     def transitions(self) -> Tensor:
-        """As they were given: (S, S), (..., S, S) or (..., T−1, S, S) ``[current, previous]``."""
+        """The score of each transition ``[current, previous]``: (S, S), (..., S, S) or (..., T−1, S, S)."""
         return self._scores[1]
 
     @property
     def start(self) -> Tensor:
-        """(S,) or (..., S)."""
+        """The score of each state at the first step, (S,) or (..., S)."""
         return self._scores[2]
 
     @property
     def end(self) -> Tensor:
-        """(S,) or (..., S)."""
+        """The score of each state at the last step, (S,) or (..., S)."""
         return self._scores[3]
 
     @property
     def potentials(self) -> Tensor:
-        """The potentials (..., T, S, S) ``[t, current, previous]`` that the scores add up to, built now.
+        """The sums of the scores, (..., T, S, S) ``[t, current, previous]``, computed at each access.
 
         If the scores are in half precision, the potentials are float32.
         """
@@ -266,7 +267,7 @@ class ScoredChain(Chain):
         return marginals.reshape(self.batch_shape + self.event_shape[:2]).to(self.dtype)
 
     def _marginals_by_kernels(self) -> Tensor | None:
-        """The marginals (B, T, S) by the fused kernel for two states; None if it does not support these scores."""
+        """Marginals (B, T, S) by the fused kernel for two states, or None if it does not support these scores."""
         fused, omega, batch = BACKENDS[self.backend].fused.chain_marginals, self.omega.kernel, self._solver.batch
         if fused is None or omega is None or self.event_shape[1] != 2:
             return None
@@ -286,16 +287,16 @@ class ScoredChain(Chain):
         return None if marginals is None else autograd.Shortcut(vjp, general).attach(marginals, theta)
 
     def directional_derivative(self, z: Tensor | ScoresLike) -> Tensor:
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape, along z = (emissions, transitions, start, end); None stands for 0.
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape, in the direction z = (emissions, transitions, start, end).
 
-        A bare tensor z stands for (z, None, None, None).
+        An entry None stands for 0. A bare tensor z stands for (z, None, None, None).
         """
         return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:
-        """∇²DP_Ω(θ) z in the shapes of (emissions, transitions, start, end), as z is; None stands for 0.
+        """∇²DP_Ω(θ) z for z = (emissions, transitions, start, end), as four tensors of these shapes.
 
-        A bare tensor z stands for (z, None, None, None). The result always holds four tensors.
+        An entry None stands for 0. A bare tensor z stands for (z, None, None, None).
         """
         return tuple(p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z)))
 
@@ -310,10 +311,10 @@ class ScoredChain(Chain):
         theta, value, tape = centred.flat_value()
         batch = centred.batch
         slopes = autograd.directional_derivative(batch.route, theta, tape, theta, batch.index)
-        nowhere = value == -math.inf
-        if is_checked(value) and bool((value.masked_fill(nowhere, 0).abs() > _MOST_PRECISE).any()):
-            return super().entropy()  # the difference would have no digits
-        entropy = (value.masked_fill(nowhere, 0) - slopes).reshape(self.batch_shape)
+        has_no_path = value == -math.inf
+        if is_checked(value) and bool((value.masked_fill(has_no_path, 0).abs() > _MAX_PRECISE).any()):
+            return super().entropy()  # the difference would have no correct digits
+        entropy = (value.masked_fill(has_no_path, 0) - slopes).reshape(self.batch_shape)
         return entropy.to(torch.promote_types(self.dtype, torch.float32))
 
     def _direction(self, z: Tensor | ScoresLike) -> list[Tensor]:
@@ -352,6 +353,7 @@ class ScoredChain(Chain):
         return "", f"every way from {self._show(sources)} to {to} has score -inf"
 
     def _rule(self, forbidden: str, scores: str) -> str:
+        """Return the sentence about the constraints if there are any, else the sentence about the scores."""
         return scores if self._tags is None else f"the constraints allow no {forbidden}"
 
     def _score_of(self, sequence: Tensor) -> Tensor:
@@ -361,12 +363,12 @@ class ScoredChain(Chain):
         edge = (sequence * states + previous_states(sequence, unmasked))[..., 1:]
         first, last = first_step(unmasked), last_step(unmasked)
         if self._solver.dims[1] == 3:
-            moved = transitions.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
+            of_transitions = transitions.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
         else:
-            moved = transitions.flatten(-2).expand(*self.batch_shape, -1).gather(-1, edge)
+            of_transitions = transitions.flatten(-2).expand(*self.batch_shape, -1).gather(-1, edge)
         terms = [
             (emissions.gather(-1, sequence.unsqueeze(-1)).squeeze(-1), unmasked),
-            (moved, (unmasked & ~first)[..., 1:]),
+            (of_transitions, (unmasked & ~first)[..., 1:]),
         ]
         for score, at in ((start, first), (end, last)):
             terms.append((score.expand(*self.batch_shape, states).gather(-1, sequence), at))
@@ -375,7 +377,7 @@ class ScoredChain(Chain):
 
 
 def _centred(score: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """A score less the greatest along ``dims``, where that is finite."""
+    """Subtract from a score its maximum along ``dims``, if that is finite."""
     top = score.detach().amax(dims, keepdim=True)
     return score - top.masked_fill(~top.isfinite(), 0)
 
@@ -389,7 +391,9 @@ def viterbi(
     omega: str | Regularizer = "negentropy",
     gamma: Gamma | None = None,
 ) -> Tensor:
-    """Vit_Ω: the smoothed best score of a sequence of states, of the batch shape. See :class:`Chain`.
+    """Vit_Ω: the smoothed maximum of the scores of state sequences, of the batch shape.
+
+    It is the value of a :class:`Chain` with these arguments.
 
     >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # eight sequences of score 0
     tensor(0.)

@@ -1,4 +1,4 @@
-"""Alignments of two series: the smoothed dynamic time warping operator (section 4.2 and appendix B.3 of the paper)."""
+"""The class DTW: smoothed dynamic time warping (section 4.2 and appendix B.3 of the paper)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ StepWeights = Sequence[float] | Tensor
 
 _STEPS = {"diagonal": (1, 1), "up": (1, 0), "left": (0, 1)}
 _PLAIN, _PENALISED, _WEIGHTED = range(3)
-"""Moves without scores, moves that add a number, and moves that add a number for each cell."""
+"""Kinds of moves: without scores, with one score, and with one score per cell."""
 
 
 def _declare(kind: int, open_begin: bool, open_end: bool) -> Lattice:
+    """Return the lattice of alignments with this kind of moves."""
     read = {_PLAIN: lambda name: None, _PENALISED: scalar, _WEIGHTED: cell}[kind]
     moves = [Move(di, dj, score=read(name)) for name, (di, dj) in _STEPS.items()]
     start, end = (along_row(0) if is_open else corner(0) for is_open in (open_begin, open_end))
@@ -64,10 +65,10 @@ _LATTICES = {  # torch.compile can look a lattice up, but not declare one
 
 
 class StepSolver(Solver):
-    """A solver of alignments whose moves have costs, made from the cost of cells, step weights and step penalties.
+    """A solver of alignments whose moves have costs, computed from the cost of cells, step weights and penalties.
 
-    The costs of moves are computed at every access: each result needs an autograd graph of its own, which its backward
-    pass may free, and changes in place must be noticed.
+    The costs of moves are computed at every access, for two reasons: the backward pass of one result may free its
+    autograd graph, and the sources may be modified in place.
     """
 
     step_weights: Tensor | None
@@ -89,7 +90,7 @@ class StepSolver(Solver):
         return version_of([tensor for tensor in sources if isinstance(tensor, Tensor)])
 
     def move_costs(self, cells: Tensor, penalties: Tensor | None) -> list[Tensor]:
-        """The cost of each kind of move beyond the costs of ``cells``: (..., N, M) with step weights, else (...)."""
+        """Return the cost of each kind of move in addition to ``cells``: (..., N, M) with step weights, else (...)."""
         terms = (cells.new_zeros(3) if penalties is None else penalties).unbind(-1)
         if self.step_weights is None:
             return list(terms)
@@ -193,29 +194,31 @@ class AlignmentTargets(LatticeTargets):
 
 
 class DTW(LatticePaths):
-    """A distribution over the monotone alignments of two series of N and M elements, given what each match costs.
+    """A distribution over the monotone alignments of two series of N and M elements, given the cost of each match.
 
-    An alignment goes from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right, and pays
-    for every cell it visits. It is an indicator (N, M) over the cells. The program is a *min*: ``value`` is a smoothed
-    least cost, concave in ``cost``; among equal costs the diagonal comes first, then the move from above, then from the
-    left.
+    An alignment leads from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right. Its cost
+    is the sum over the cells that it visits. Its event is an indicator (N, M) over the cells. The program is a *min*:
+    ``value`` is a smoothed minimum, concave in ``cost``. Ties are broken in favour of the diagonal, then the move from
+    above, then the move from the left.
 
     Args:
-        cost: (..., N, M), a tensor, an array or nested lists; +∞ forbids a cell.
-        lengths: (lengths_a, lengths_b), each integers of the batch shape or a number, from 1 to N and to M; a pair's
-            last cell is (length_a − 1, length_b − 1). Padding outside is ignored, may hold NaN and gets no gradient.
-        band: half the width of a Sakoe-Chiba band around the slanted diagonal of each pair. If a pair has lengths N and
+        cost: The cost (..., N, M) of each cell, a tensor, an array or nested lists. +∞ forbids a cell.
+        lengths: A pair (lengths_a, lengths_b) of integers, each of the batch shape or one number, from 1 to N and from
+            1 to M. By default N and M. The last cell of a pair is (length_a − 1, length_b − 1). The rest is padding: it
+            is ignored, may contain NaN and gets no gradient.
+        band: The half-width of a Sakoe–Chiba band around the slanted diagonal of each pair. If a pair has lengths N and
             M, the band contains cell (i, j) iff \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). For N = M that is
             \\|i − j\\| ≤ band. At least one alignment remains. The band is a number of steps, 0 or at least 1: for a
             tenth of the length pass int(0.1 * N).
-        step_weights: three factors of the cost of a cell, for a move into it along the diagonal, from above (i grows)
-            and from the left (j grows): numbers, or a tensor (3,) or (..., 3), which may be learnt. (2, 1, 1) makes
-            diagonals no shorter than two other moves. The first cell has factor 1.
-        step_penalties: three terms that are added to the cost of each move, in the same order.
+        step_weights: Three factors of the cost of a cell, for a move into it along the diagonal, from above (i grows)
+            and from the left (j grows): numbers, or a tensor (3,) or (..., 3), which may be learnt. With (2, 1, 1), a
+            diagonal move counts as much as two other moves. The first cell has factor 1.
+        step_penalties: Three numbers that are added to the cost of a move along the diagonal, from above and from the
+            left, or a tensor (3,) or (..., 3).
         open_begin: If True, an alignment may begin at any cell of the first row, so that the first series is matched
             with a section of the second.
         open_end: If True, an alignment may end at any cell of the last row.
-        omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -286,7 +289,7 @@ class DTW(LatticePaths):
         return solver
 
     def _check_steps(self, name: str, steps: StepWeights | None) -> Tensor | None:
-        """A number for each kind of move, (3,) or (..., 3), at least in float32."""
+        """Return a number for each kind of move, (3,) or (..., 3), at least in float32."""
         if steps is None:
             return None
         dtype = torch.promote_types(self.dtype, torch.float32)
@@ -301,11 +304,11 @@ class DTW(LatticePaths):
     def __repr__(self) -> str:
         return PathDistribution.__repr__(self)
 
-    # --- layers
+    # --- the arguments
 
     @property
     def cost(self) -> Tensor:
-        """(..., N, M)."""
+        """The cost of each cell, (..., N, M)."""
         return self.potentials
 
     @property
@@ -320,7 +323,7 @@ class DTW(LatticePaths):
 
     @property
     def lengths(self) -> Tensor:
-        """(..., 2) int64: how many elements of each series an alignment covers."""
+        """The lengths of both series of each pair, (..., 2) int64."""
         if not self._solver.integers:
             return torch.tensor(self.event_shape, device=self.device).expand(*self.batch_shape, 2)
         return self._lengths
@@ -328,15 +331,15 @@ class DTW(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """The index pairs (i, j) of the alignment of least cost, (..., N + M − 1, 2) int64, padded with −1."""
+        """Return the index pairs (i, j) of the alignment of least cost, (..., N + M − 1, 2) int64, padded with −1."""
         return self.best_walk()[..., :2]
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Index pairs drawn from the distribution, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
+        """Return the index pairs of random alignments, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
         return self.sample_walks(sample_shape)[..., :2]
 
     def alignment_to_path(self, alignment: Tensor) -> Tensor:
-        """The path (..., N, M) of index pairs (..., L, 2), where −1 is padding."""
+        """Return the path (..., N, M) of index pairs (..., L, 2), padded with −1."""
         if check_tensor("alignment", alignment).shape[-1:] != (2,) or alignment.is_floating_point():
             got = f"{alignment.dtype} of shape {tuple(alignment.shape)}"
             raise ValueError(f"alignment must be integer of shape (..., L, 2), got {got}")
@@ -365,16 +368,16 @@ class DTW(LatticePaths):
         return [z, *self._solver.move_costs(z, None)] if isinstance(self._solver, StepSolver) else [z]
 
     def hessian_product(self, z: Tensor) -> Tensor:  # type: ignore[override]
-        """∇²DTW_Ω(C) z, of the shape of the cost. z broadcasts to it."""
-        product, *of_moves = self._solver.hessian_product(self._direction(z))
+        """∇²DTW_Ω(C) z, of the shape of the cost, to which z broadcasts."""
+        product, *move_products = self._solver.hessian_product(self._direction(z))
         if self.step_weights is not None:
             factors = (self.step_weights - 1)[..., None, None].unbind(-3)
-            product = sum((f * p for f, p in zip(factors, of_moves, strict=True)), start=product)
+            product = sum((f * p for f, p in zip(factors, move_products, strict=True)), start=product)
         return product.to(self.dtype)
 
 
 def _read_lengths(lengths: tuple[Lengths, Lengths], batch: torch.Size, device: torch.device) -> Tensor:
-    """Lengths of both series of each pair, (..., 2) int64."""
+    """Return the argument ``lengths`` as (..., 2) int64."""
     sides = []
     for side, length in enumerate(as_pair(lengths)):
         integers = as_lengths(f"lengths[{side}]", length, device)

@@ -1,4 +1,4 @@
-"""Distributions over paths with several scores, each with a name."""
+"""NamedScores, the base class of distributions with several scores, each with a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bellmax.distribution import PathDistribution
 
 
 class NamedScores(PathDistribution):
-    """A distribution whose event has the shape of its first score, with derivatives by name in all scores."""
+    """A distribution with named scores: derivatives are by name, and events have the shape of the first score."""
 
     @property
     def scores(self) -> dict[str, Tensor]:
@@ -20,17 +20,19 @@ class NamedScores(PathDistribution):
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """∇DP_Ω in each score, by name: the mean number of times that a path uses each entry. Differentiable.
+        """∇DP_Ω with respect to each score, by name: the expected number of uses of each entry. Differentiable.
 
-        A score whose name begins with an underscore is a constant, and left out.
+        Scores whose names begin with an underscore are constants and are left out.
         """
         return self._by_name([g.to(self.dtype) for g in self._solver.gradient()])
 
     def hessian_product(self, z: Tensor | Mapping[str, Tensor]) -> Any:
-        """∇²DP_Ω z: the products by name if z is a mapping, 0 for names that it leaves out, or of the first score if z
-        is a tensor."""
+        """∇²DP_Ω z, by name if z is a mapping, or for the first score if z is a tensor.
+
+        If a mapping leaves out a name, z is 0 for this score.
+        """
         return super().hessian_product(z)
 
     def directional_derivative(self, z: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """⟨∇DP_Ω, z⟩, of the batch shape; z is a mapping or a tensor, as for :meth:`hessian_product`."""
+        """⟨∇DP_Ω, z⟩, of the batch shape. z is a mapping by name, or a tensor for the first score."""
         return super().directional_derivative(z)

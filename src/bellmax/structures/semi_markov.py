@@ -143,7 +143,7 @@ class SemiMarkov(NamedScores):
         shape = check_tensor("segments", segments).shape
         if len(shape) < 3 or 0 in shape[-3:]:
             raise ValueError(f"segments must have shape (..., T, D, K), each at least 1, got {tuple(shape)}")
-        steps, _, labels = shape[-3:]
+        steps, _, labels = event = shape[-3:]
         _check_shape("transitions", transitions, (labels, labels))
         zeros = segments.new_zeros(labels)
         start = zeros if start is None else _check_shape("start", start, (labels,))
@@ -151,7 +151,6 @@ class SemiMarkov(NamedScores):
         length = as_lengths("lengths", steps if lengths is None else lengths, segments.device)
         others = {"transitions": (transitions, 2), "start": (start, 1), "end": (end, 1)}
         batch = common_batch({"segments": (segments, 3), **others, "lengths": (length, 0)})
-        event = shape[-3:]
         scores = {"segments": (segments.expand(batch + event), 3), **others}
         super().__init__(_PROGRAM, scores, (length.expand(batch),), batch, event, omega, gamma)
 

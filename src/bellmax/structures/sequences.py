@@ -1,4 +1,4 @@
-"""Distributions over sequences of states: masked steps, states as answers, labels as targets."""
+"""Base classes of distributions over sequences of states: SequencePaths and SequenceTargets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ANY_STATE = -1
-_MOST_SHOWN = 4  # states in a message
+_MAX_SHOWN = 4  # states in a message
 
 
 class Gap(NamedTuple):
@@ -68,11 +68,13 @@ class SequenceTargets(Targets):
         return type(self)(self.sequences._without_steps(ignored))
 
     def _are_labels(self, target: object) -> bool:
+        """True for integers (..., T)."""
         if not isinstance(target, Tensor) or target.ndim != len(self.batch_shape) + 1:
             return False
         return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
 
     def _are_states(self, tensor: Tensor) -> bool:
+        """True for tensors (..., T, S) over states, rather than (..., T, S, S) over transitions."""
         return tensor.ndim == len(self.batch_shape) + 2
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
@@ -83,6 +85,7 @@ class SequenceTargets(Targets):
         return super().allowed(name, target, ignore_index)
 
     def _allowed_by_labels(self, name: str, labels: Tensor, ignore_index: int) -> Tensor:
+        """Return the states (..., T, S) that labels (..., T) allow: all states for −1 and at masked steps."""
         states = self.event_shape[1]
         labels = self.expand(name, labels, self.event_shape[:1])
         is_free = ~self.sequences._unmasked | (labels == _ANY_STATE)
@@ -103,14 +106,14 @@ class SequenceTargets(Targets):
         return [*super().forms(), f"{labels} int64", f"{sets} bool"]
 
     def _check_states(self, name: str, states: Tensor) -> Tensor:
-        """Return the allowed states, all of them at masked steps, or raise a ValueError if a step allows none."""
+        """Return the allowed states, with all states at masked steps. Raises ``ValueError`` if a step allows none."""
         states = states | ~self.sequences._unmasked.unsqueeze(-1)
         if is_checked(states):
             empty = ~states.any(-1)
             if bool(empty.any()):
                 *batch, step = empty.nonzero()[0].tolist()
                 where = f"step {step}{of_sequence(batch)}"
-                raise ValueError(f"{name} must allow a state at every step that is kept, got none at {where}")
+                raise ValueError(f"{name} must allow a state at every unmasked step, got none at {where}")
         return states
 
     def is_used(self, ndim: int) -> Tensor:
@@ -141,7 +144,7 @@ class SequenceTargets(Targets):
     # --- costs and distances are about states
 
     def correct(self, allowed: Tensor) -> Tensor:
-        """The states (..., T, S) that a target allows: all at masked steps."""
+        """Return the states (..., T, S) that a target allows, with all states at masked steps."""
         if self._are_states(allowed):
             return allowed
         first = first_step(self.sequences._unmasked).unsqueeze(-1)
@@ -218,14 +221,14 @@ class SequencePaths(PathDistribution):
 
     @property
     def lengths(self) -> Tensor:
-        """The number of steps of each sequence that are not masked, int64 of the batch shape."""
+        """The number of unmasked steps of each sequence, (...) int64."""
         if not self._solver.integers:
             return torch.full(self.batch_shape, self.event_shape[0], dtype=torch.int64, device=self.device)
         return self._solver.integers[0]
 
     @property
     def _unmasked(self) -> Tensor:
-        """(..., T): True at the steps that are not masked."""
+        """(..., T): True at the unmasked steps."""
         steps, integers = self.event_shape[0], self._solver.integers
         if not integers:
             return torch.ones((*self.batch_shape, steps), dtype=torch.bool, device=self.device)
@@ -249,7 +252,7 @@ class SequencePaths(PathDistribution):
     def pairwise_marginals(self) -> Tensor:
         """Joint probability of the states at two neighbouring steps, (..., T−1, S, S). Differentiable.
 
-        The axes are ``[t, state of t + 1, state of t]``, in the order of the transitions. With a mask, t stands for the
+        The axes are ``[t, state of t + 1, state of t]``, in the order of the transitions. With a mask, step t is the
         last unmasked step before t + 1. Entries are 0 if step t + 1 is masked or has no unmasked step before it.
 
         >>> import bellmax as bx
@@ -265,23 +268,24 @@ class SequencePaths(PathDistribution):
         return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
 
     def best_sequence(self) -> Tensor:
-        """The states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
+        """Return the states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
         return self.topk_sequences(1)[1].squeeze(-2)
 
     def topk_sequences(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best paths under θ: scores (..., k), best first, and states (..., k, T), −1 at masked steps.
+        """Return the k best paths: scores (..., k), best first, and states (..., k, T), −1 at masked steps.
 
-        Past the number of paths, scores are −∞ and states −1. Scores have no gradient; those of :meth:`topk` do.
+        If there are fewer than k paths, the other scores are −∞ and the other states −1. The scores have no gradient;
+        use :meth:`topk` for differentiable scores.
         """
         scores, sequences = self._solver.topk(k)
         return scores.reshape(*self.batch_shape, k), sequences.reshape(*self.batch_shape, k, self.event_shape[0])
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """States drawn from the distribution, (*sample_shape, ..., T) int64; −1 at masked steps."""
+        """Return the states of random paths, (*sample_shape, ..., T) int64; −1 at masked steps."""
         return self._sample_compact(sample_shape)
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
-        """The path (..., T, S, S) of states (..., T): an indicator of the potentials' dtype, 0 if a state is −1."""
+        """Return the path (..., T, S, S) of states (..., T): a 0/1 tensor, which is 0 at steps with state −1."""
         steps, states = self.event_shape[:2]
         if check_tensor("sequence", sequence).shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
@@ -292,14 +296,18 @@ class SequencePaths(PathDistribution):
         return transitions_of(sequence, states).to(self.dtype)
 
     def path_to_sequence(self, path: Tensor) -> Tensor:
-        """The states (..., T) int64 of a path (..., T, S, S); −1 at steps without a transition."""
+        """Return the states (..., T) int64 of a path (..., T, S, S); −1 at steps without a transition."""
         return states_of(path)
 
     def constrain(self, allowed: Tensor) -> Self:
-        """The same program on the allowed states alone, ``allowed`` (..., T, S) bool: partial labels, prefixes.
+        """Return the same program restricted to allowed states, for partial labels or prefixes.
 
-        Under negentropy it is the distribution given that every state is allowed. Under another Ω it is not, since each
-        max_Ω is then taken over the states that remain.
+        Under negentropy, the result is the conditional distribution given that every state is allowed. Under another Ω
+        it is a different distribution, since each max_Ω is then over the allowed states only.
+
+        Args:
+            allowed: The allowed states, bool, broadcastable to (..., T, S).
+
         """
         needed = (*self.batch_shape, *self.event_shape[:2])
         if check_tensor("allowed", allowed).dtype != torch.bool:
@@ -319,36 +327,36 @@ class SequencePaths(PathDistribution):
         return self
 
     def _score_of(self, sequence: Tensor) -> Tensor:
-        """The score ⟨Y, θ⟩ of states (..., T), which may be anything at masked steps; of the wide dtype."""
+        """Score ⟨Y, θ⟩ of states (..., T) in the wide dtype, of the batch shape. States at masked steps are ignored."""
         unmasked = self._unmasked
         sequence = sequence.masked_fill(~unmasked, 0)
         edge = sequence * self.event_shape[1] + previous_states(sequence, unmasked)
-        picked = self.potentials.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
-        return picked.masked_fill(~unmasked, 0).sum(-1, dtype=wide_dtype(self.device))
+        scores = self.potentials.flatten(-2).gather(-1, edge.unsqueeze(-1)).squeeze(-1)
+        return scores.masked_fill(~unmasked, 0).sum(-1, dtype=wide_dtype(self.device))
 
     def _why_forbidden(
         self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
     ) -> tuple[str, str]:
         """Return the rule that forbids the states after the sources, and a sentence about it.
 
-        The rule is "starts", "transitions", "ends", or "" if constraints are not the cause. This program must be a
-        single one; ``batch`` is its index in the batch that it was taken from.
+        The rule is "starts", "transitions", "ends", or "" if constraints are not the cause. This distribution has no
+        batch dimensions; ``batch`` is its index in the original batch.
         """
         if len(sources) == len(states) == 1:
             return "", f"potentials{subscript((*batch, gap.step, *states, *sources))} is -inf"
         return "", f"the potentials from {self._show(sources)} to {self._show(states)} are -inf"
 
     def _show(self, states: Sequence[int]) -> str:
-        """The names of some states, for messages."""
+        """Return the names of some states, for messages."""
         shown = [f"state {state}" if self._tags is None else self._tags.show(state) for state in states]
-        more = f" or {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-        return " or ".join(shown[:_MOST_SHOWN]) + more
+        more = f" or {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+        return " or ".join(shown[:_MAX_SHOWN]) + more
 
 
 def read_steps(
     lengths: Lengths | None, mask: Mask | None, shape: torch.Size, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return the index of a chain, for the steps of ``shape`` (..., T), from lengths or a mask."""
+    """Return the index of a chain program with steps of ``shape`` (..., T), from lengths or a mask."""
     if mask is not None and lengths is not None:
         raise ValueError("pass either lengths or mask, not both")
     if mask is not None:

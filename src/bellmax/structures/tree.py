@@ -1,4 +1,4 @@
-"""Conditional random fields on trees: a label for each node, scores of nodes and of pairs of neighbours, any Ω."""
+"""Conditional random fields on trees, with scores of nodes and of pairs of a node and its parent, under any Ω."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ANY = -1
 class TreeProgram(Program):
     """Labellings of a tree of V nodes with K labels each.
 
-    θ is unary (B, V, K) and pairwise (B or 1, V or 1, K, K) ``[node, parent's label, own label]``, or (B or 1, K, K) if
-    all nodes share it. ``index`` is the hypergraph, as in :mod:`bellmax.programs.graph`, and the nodes in order (V,)
-    int64: those that have a parent, and then the root.
+    θ is unary (B, V, K) and pairwise (B or 1, V or 1, K, K) ``[node, label of parent, label]``, or (B or 1, K, K) if
+    all nodes share it. ``index`` is the hypergraph, as in :mod:`bellmax.programs.graph`, and the order of nodes (V,)
+    int64: the nodes that have a parent, then the root.
 
     The message (u, s) of a node u is the value of the tree below u if the parent of u has label s. It has an edge for
     each label t of u, of weight unary[u, t] + pairwise[u, s, t], whose tails are the messages (c, t) of the children c.
@@ -87,7 +87,7 @@ class TreeProgram(Program):
 
 
 def by_node(edges: Tensor, index: Tensors, labels: int) -> tuple[Tensor, Tensor]:
-    """Sum numbers of edges (..., E) by node: pairs (..., V, K, K), 0 for the root, and labels (..., V, K)."""
+    """Return values of edges (..., E) by node: pairs (..., V, K, K), 0 for the root, and their sums (..., V, K)."""
     order = index[5]
     size = len(order)
     pairs = edges[..., :-labels].reshape(*edges.shape[:-1], size - 1, labels, labels)
@@ -97,12 +97,12 @@ def by_node(edges: Tensor, index: Tensors, labels: int) -> tuple[Tensor, Tensor]
     return pairs.index_select(-3, position), nodes.index_select(-2, position)
 
 
-def _make_graph(
+def _message_graph(
     parents: NDArray[np.int64], height: NDArray[np.int64], labels: int
 ) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int64]]:
-    """Return the integers of the hypergraph and the nodes in order.
+    """Return the hypergraph of messages, as in :func:`sort`, and the order of nodes (V,): all others, then the root.
 
-    ``parents`` is (V,), −1 for the root; ``height`` is (V,), the number of edges to the lowest leaf below.
+    ``parents`` (V,) is −1 for the root. ``height`` (V,) is the number of edges to the deepest leaf below each node.
     """
     root = int(parents.argmin())
     others = np.flatnonzero(parents >= 0)
@@ -114,7 +114,7 @@ def _make_graph(
     first = np.cumsum(count) - count
 
     head = np.append(np.repeat(np.arange(len(others) * labels), labels), np.full(labels, len(others) * labels))
-    node = np.append(np.repeat(others, labels * labels), np.full(labels, root))  # of each edge, and its label
+    node = np.append(np.repeat(others, labels * labels), np.full(labels, root))  # the node of each edge
     label = np.tile(np.arange(labels), len(others) * labels + 1)
     arity = count[node]
     edge_of_tail = np.repeat(np.arange(len(head)), arity)
@@ -131,12 +131,12 @@ class Tree:
     """A rooted tree over V nodes, with any branching.
 
     Args:
-        parents: (V,) integers, the parent of each node, −1 for the root.
+        parents: The parent of each node, integers (V,), −1 for the root.
 
     >>> import bellmax as bx
     >>> tree = bx.Tree([-1, 0, 0, 2])
     >>> unary = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 0.5]])
-    >>> p = tree.labels(unary, torch.eye(2), omega="sparsemax")   # neighbours like to agree
+    >>> p = tree.labels(unary, torch.eye(2), omega="sparsemax")   # equal neighbours score 1
     >>> p.best_labels()
     tensor([0, 0, 1, 1])
     >>> p.marginals
@@ -180,24 +180,24 @@ class Tree:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> TreeLabels:
-        """The distribution over labellings, given the scores of nodes and of their pairs with their parents.
+        """Return the distribution over labellings, given the scores of nodes and of pairs of a node and its parent.
 
         Args:
-            unary: (..., V, K), the score of each of K labels at each node; −∞ forbids one.
-            pairwise: (..., V, K, K) ``[node, parent's label, own label]``, where the root's is ignored; V may be 1 for
-                scores that all nodes share; or (K, K), which the batch shares too.
-            omega: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For an Ω other
-                than negentropy the value depends on which node is the root.
-            gamma: strength of the smoothing, beside a name of Ω; 1 by default.
+            unary: The score (..., V, K) of each of K labels at each node. −∞ forbids a label.
+            pairwise: The score (..., V, K, K) of each pair of labels ``[node, label of parent, label]``. The entries of
+                the root are ignored. If all nodes share the scores, (..., 1, K, K); if the whole batch does, (K, K).
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For an Ω other
+                than negentropy, the value depends on which node is the root.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
         return TreeLabels(self, unary, pairwise, omega=omega, gamma=gamma)
 
     def _index(self, labels: int, device: torch.device) -> tuple[Tensor, ...]:
-        """The index of the program with this number of labels, made once."""
+        """Return the index of the program for this number of labels, which is cached."""
         if (labels, device) not in self._indices:
-            integers, order = _make_graph(self._array, self._height, labels)
-            # The graph does not depend on the transforms of the caller.
+            integers, order = _message_graph(self._array, self._height, labels)
+            # The cached tensors must not belong to a torch.func transform of the first caller.
             with torch._C._DisableFuncTorch():
                 self._indices[labels, device] = tuple(torch.from_numpy(a).to(device) for a in (*integers, order))
         return self._indices[labels, device]
@@ -207,7 +207,7 @@ class Tree:
 
 
 class TreeTargets(Targets):
-    """Targets of a tree: labels (..., V), or 0/1 tensors (..., V, K) of the labels that are allowed."""
+    """Targets of a tree: labels (..., V), or 0/1 tensors (..., V, K) of allowed labels."""
 
     def forms(self) -> list[str]:
         return [*super().forms(), f"{(*self.batch_shape, self.event_shape[0])} int64"]
@@ -223,7 +223,7 @@ class TreeTargets(Targets):
 
 
 class TreeLabels(NamedScores):
-    """The labellings of a :class:`Tree`; an event is an indicator (V, K) of the label of each node."""
+    """The distribution over the labellings of a :class:`Tree`. An event is an indicator (V, K) of the labels."""
 
     _target_kind = TreeTargets
 
@@ -240,16 +240,16 @@ class TreeLabels(NamedScores):
         if len(shape) < 2 or shape[-2] != size or not shape[-1]:
             raise ValueError(f"unary must have shape (..., {size}, K), got {tuple(shape)}")
         states = shape[-1]
-        own = 2 if check_tensor("pairwise", pairwise).ndim == 2 else 3
-        if pairwise.shape[-2:] != (states, states) or (own == 3 and pairwise.shape[-3] not in (1, size)):
+        dims = 2 if check_tensor("pairwise", pairwise).ndim == 2 else 3
+        if pairwise.shape[-2:] != (states, states) or (dims == 3 and pairwise.shape[-3] not in (1, size)):
             needed = f"(..., {size}, {states}, {states}) or ({states}, {states})"
             raise ValueError(f"pairwise must have shape {needed}, got {tuple(pairwise.shape)}")
         try:
-            batch = torch.broadcast_shapes(shape[:-2], pairwise.shape[:-own])
+            batch = torch.broadcast_shapes(shape[:-2], pairwise.shape[:-dims])
         except RuntimeError:
             got = f"{tuple(shape)} and {tuple(pairwise.shape)}"
             raise ValueError(f"the batch dimensions of unary and pairwise must broadcast, got {got}") from None
-        scores = {"unary": (unary.expand(*batch, *shape[-2:]), 2), "pairwise": (pairwise, own)}
+        scores = {"unary": (unary.expand(*batch, *shape[-2:]), 2), "pairwise": (pairwise, dims)}
         super().__init__(_PROGRAM, scores, tree._index(states, unary.device), batch, shape[-2:], omega, gamma)
         self.tree = tree
 
@@ -257,33 +257,36 @@ class TreeLabels(NamedScores):
 
     @property
     def marginals(self) -> Tensor:
-        """The probability of each label at each node, (..., V, K). Differentiable."""
+        """Probability of each label at each node, (..., V, K). Differentiable."""
         return self.expected_path
 
     @property
     def edge_marginals(self) -> Tensor:
-        """Joint probability of the labels of a node and its parent, (..., V, K, K) ``[node, parent's, own]``.
+        """Joint probability of the labels of a node and its parent, (..., V, K, K). Differentiable.
 
-        0 for the root. Differentiable.
+        The axes are ``[node, label of parent, label]``. Entries are 0 for the root.
         """
         edges = self._solver.expanded().expected_edges()
         return by_node(edges, self._solver.integers, self.event_shape[1])[0].to(self.dtype)
 
     def best_labels(self) -> Tensor:
-        """The labels of highest score, (..., V) int64; −1 where every labelling scores −∞."""
+        """Return the labels of highest score, (..., V) int64; −1 if every labelling has score −∞."""
         return self._under(Hard()).sample_labels()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Labels drawn from the distribution, (*sample_shape, ..., V) int64; −1 where there are none."""
+        """Return random labels, (*sample_shape, ..., V) int64; −1 if every labelling has score −∞."""
         return _labels_of(self.sample(sample_shape))
 
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labellings: scores (..., k), best first, and labels (..., k, V); past their number −∞ and −1."""
+        """Return the k best labellings: scores (..., k), best first, and labels (..., k, V).
+
+        If there are fewer than k labellings, the other scores are −∞ and the other labels −1.
+        """
         scores, paths = self.topk(k)
         return scores, _labels_of(paths)
 
     def _edges_of(self, path: Tensor) -> Tensor:
-        """Labels (..., V), integers, or a 0/1 tensor (..., V, K)."""
+        """Take integer labels (..., V), or 0/1 tensors (..., V, K)."""
         return super()._edges_of(self._indicator("path", path) if _are_labels(path) else path)
 
     def _indicator(self, name: str, labels: Tensor) -> Tensor:
@@ -302,6 +305,7 @@ def _labels_of(events: Tensor) -> Tensor:
 
 
 def _check_labels(name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
+    """Raise ``ValueError`` for the first label that is ``bad``. ``needed`` describes the valid labels."""
     if is_checked(bad) and bool(bad.any()):
         *batch, node = bad.nonzero()[0].tolist()
         got = f"{labels[(*batch, node)].item()} at node {node}{of_sequence(batch)}"
@@ -309,6 +313,7 @@ def _check_labels(name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
 
 
 def _are_labels(target: object) -> bool:
+    """True for tensors of integers."""
     if not isinstance(target, Tensor):
         return False
     return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
