@@ -84,7 +84,7 @@ def cached_when_eager(make: _F) -> _F:
 
 def is_plain(tensors: Iterable[Tensor]) -> bool:
     """True if all tensors are plain Tensors or Parameters. A subclass may wrap other tensors."""
-    return all(type(tensor) in _PLAIN for tensor in tensors)
+    return all([type(tensor) in _PLAIN for tensor in tensors])
 
 
 def is_transformed(*tensors: Tensor) -> bool:

@@ -301,7 +301,10 @@ class LatticeProgram(Program):
         return (index[0], torch.full_like(index[1], math.inf), *index[2:]) if index else index
 
     def count_slots(self, walks: Tensor, theta: Tensors, index: Tensors) -> Arrays:
-        """Number of times that walks (B, longest, 2) use each slot at each cell, (B, N, M); None without terms."""
+        """Number of times that walks (B, longest, 2) use each slot at each cell, (B, N, M).
+
+        It is None for a slot that does not read the first score.
+        """
         rows, columns = self.size(theta, index)
         states, moves = self.table.states, len(self.table.moves)
         node, move = walks.unbind(-1)
@@ -309,6 +312,9 @@ class LatticeProgram(Program):
         first, last = exists & (move < 0), exists & ~pad(exists[..., 1:], (0, 1))
         counts: Arrays = []
         for slot, terms in enumerate(self.table.terms):
+            if all(term.score for term in terms):
+                counts.append(None)
+                continue
             if slot < states:
                 used = exists & (state == slot)
             elif slot < states + moves:
@@ -318,7 +324,7 @@ class LatticeProgram(Program):
             target = torch.where(used, cell, rows * columns)
             flat = theta[0].new_zeros((len(walks), rows * columns + 1))
             ones = flat.new_ones(()).expand(target.shape)
-            counts.append(flat.scatter_add(1, target, ones)[:, :-1].unflatten(1, (rows, columns)) if terms else None)
+            counts.append(flat.scatter_add(1, target, ones)[:, :-1].unflatten(1, (rows, columns)))
         return counts
 
     def edges_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
