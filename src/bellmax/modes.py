@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -84,7 +84,7 @@ def cached_when_eager(make: _F) -> _F:
 
 def is_plain(tensors: Iterable[Tensor]) -> bool:
     """True if all tensors are plain Tensors or Parameters. A subclass may wrap other tensors."""
-    return all([type(tensor) in _PLAIN for tensor in tensors])
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_transformed(*tensors: Tensor) -> bool:
