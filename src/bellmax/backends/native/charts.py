@@ -1,4 +1,4 @@
-"""The sweeps of charts: in exp space under negentropy, by their graphs otherwise."""
+"""Sweeps of charts: inside–outside kernels in exp space for negentropy, the graph engine for other Ω."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ from bellmax.tensors import Tensors
 
 
 class NativeCharts(Expanded):
-    """A tape is the expected tree and, at its end, NaN; or the graph's own, where numbers leave exp space.
+    """Sweeps of charts without a graph if Ω is negentropy and exp space does not overflow; else by the graph engine.
 
-    Labels of spans are summed out before, and given their shares after.
+    In exp space the tape is the expected tree, marked by NaN in its last slot. Otherwise it is the tape of the graph
+    engine. The kernels have no labels: a span's score is the logsumexp over its labels, and afterwards its probability
+    is divided among the labels.
     """
 
     program: ChartProgram
 
     @property
     def check(self) -> None:
-        """The kernels look at the scores as they read them."""
+        """None: the kernels check scores while they read them."""
         return None
 
     def _call(self, name: str, theta: Tensor, index: Tensors, *args: Tensor | None) -> bool:
+        """Call the kernel of spans or arcs. True if all numbers stayed in the range of exp space."""
         prefix = "spans" if self.program.name == "spans" else "arcs"
         single_root = int(self.program.name == "arcs_of_one_root")
         lengths = index[0].contiguous()
         return bool(call(f"{prefix}_{name}", theta.contiguous(), *args, lengths, single_root))
 
     def _solve(self, theta: Tensors, index: Tensors, omega: Regularizer, expected: Tensor | None) -> Tensor | None:
-        """The value, if it can be had in exp space, and the expected tree."""
+        """Compute the value (B,) in exp space, and the expected tree into ``expected`` unless it is None.
+
+        Return None if exp space cannot be used. Raises ValueError if the scores are invalid.
+        """
         if isinstance(omega, Negentropy):
             scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
             if self._call("forward", scores, index, value, expected):
@@ -42,8 +48,8 @@ class NativeCharts(Expanded):
         self.program.check(theta, index)
         return None
 
-    def _shares(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        """Which share of a span each of its labels has: none where no span can be, whatever its scores are."""
+    def _label_probabilities(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        """Label probabilities of each span, (B, n, n, L); 0 for invalid spans."""
         return omega.argmax(theta[0].masked_fill(~self.program.in_sentence(theta, index), -math.inf))
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
@@ -63,43 +69,44 @@ class NativeCharts(Expanded):
         return value, tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
-        expected = _expected(theta, tape, omega)
+        expected = _expected_tree(theta, tape, omega)
         if expected is None:
             return super().backward(theta, tape, seed, index, omega)
         product = expected * seed.reshape(-1, 1, 1)
         if theta[0].ndim == 3:
             return [product]
-        return [product.unsqueeze(-1) * self._shares(theta, index, omega)]
+        return [product.unsqueeze(-1) * self._label_probabilities(theta, index, omega)]
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        expected = _expected(theta, tape, omega)
+        expected = _expected_tree(theta, tape, omega)
         if expected is None:
             return super().hessian(theta, tape, seed, z, index, omega)
         scores, along = theta[0], z[0]
-        share = self._shares(theta, index, omega) if scores.ndim == 4 else None
-        if share is not None:
-            along = (share * along.masked_fill(share == 0, 0)).sum(-1)
+        label_probability = self._label_probabilities(theta, index, omega) if scores.ndim == 4 else None
+        if label_probability is not None:
+            along = (label_probability * along.masked_fill(label_probability == 0, 0)).sum(-1)
         product = torch.empty_like(expected)
         self._call("hessian", _without_labels(scores), index, seed.contiguous(), along.contiguous(), product)
-        if share is None:
+        if label_probability is None:
             return [product]
-        change = omega.hessian_product(share, z[0])
-        return [product.unsqueeze(-1) * share + (expected * seed.reshape(-1, 1, 1)).unsqueeze(-1) * change]
+        change = omega.hessian_product(label_probability, z[0])
+        return [product.unsqueeze(-1) * label_probability + (expected * seed.reshape(-1, 1, 1)).unsqueeze(-1) * change]
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        if _expected(theta, tape, omega) is not None:
+        if _expected_tree(theta, tape, omega) is not None:
             tape = super().forward(theta, index, omega)[1]
         return super().sample(theta, tape, uniforms, index, omega)
 
 
 def _without_labels(scores: Tensor) -> Tensor:
+    """Scores of spans or arcs (B, n, n), summed over the labels in log space."""
     return scores.logsumexp(-1) if scores.ndim == 4 else scores
 
 
-def _expected(theta: Tensors, tape: Tensor, omega: Regularizer) -> Tensor | None:
-    """The expected tree of a tape that has one, (B, n, n)."""
+def _expected_tree(theta: Tensors, tape: Tensor, omega: Regularizer) -> Tensor | None:
+    """The expected tree (B, n, n) on a tape of exp space, or None if it is the tape of the graph engine."""
     if not isinstance(omega, Negentropy) or not len(tape) or not bool(tape[0, -1, -1].isnan()):
         return None
     shape = theta[0].shape[:3]

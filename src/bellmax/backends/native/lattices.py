@@ -1,4 +1,4 @@
-"""The sweeps of a lattice, run by the kernels of any table."""
+"""Sweeps of lattices by the native kernels, which take any table: by strips of rows, or row by row."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bellmax.programs.table import PLACES, Table, Term
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Tensors
 
-_MOST_STATES, _MOST_MOVES = 8, 16  # as in native/table/table.h
-_MOST_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
+_MAX_STATES, _MAX_MOVES = 8, 16  # as in native/table/table.h
+_MAX_AXES, _KINDS = 3, ("i", "j", "x", "y", "at")  # as in native/rows/rows.h
 
 
 class NativeLattice:
     """Sweeps by strips of rows.
 
-    The kernels read an array for each slot that has a score. If every slot reads a tensor by cell, the arrays are θ
-    itself; else scores are added up into new arrays.
+    The kernels read one array of scores for each slot. If every slot reads one tensor by cell, the arrays are θ
+    itself. Otherwise the terms of each slot are summed into a new array.
     """
 
     check = None
@@ -39,9 +39,11 @@ class NativeLattice:
 
     @staticmethod
     def serves(program: LatticeProgram) -> bool:
-        return program.table.states <= _MOST_STATES and len(program.table.moves) <= _MOST_MOVES
+        """True if the kernels support the table."""
+        return program.table.states <= _MAX_STATES and len(program.table.moves) <= _MAX_MOVES
 
     def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+        """Call a kernel: ``args``, then the table, the grid and Ω. θ and the index give the size of the grid."""
         kernel = omega.kernel
         assert kernel is not None
         rows, columns = self.program.size(theta, index)
@@ -49,32 +51,33 @@ class NativeLattice:
         try:
             return call(name, *args, self._table, rows, columns, lengths, band, *kernel)
         except ValueError:
-            self.program.check_index(theta, index)  # names the argument and the value
+            self.program.check_index(theta, index)  # raises a message with the argument and the value
             raise
 
     def _arrays(self, theta: Tensors, index: Tensors) -> Arrays:
+        """The arrays that the kernels read: θ, or the score of each slot by cell."""
         if self._reads_theta:
             return [t.contiguous() for t in theta]
         return _contiguous(self.program.slot_scores(theta, index, in_windows=True))
 
-    def _changes(self, z: Tensors, arrays: Arrays, index: Tensors) -> Arrays:
-        """The change of :meth:`_arrays` along z: 0 where the score of a move is absent."""
+    def _tangents(self, z: Tensors, arrays: Arrays, index: Tensors) -> Arrays:
+        """The derivative of :meth:`_arrays` along z; 0 where a move is forbidden."""
         if self._reads_theta and not self._has_move_scores:
             return [t.contiguous() for t in z]
-        changes = z if self._reads_theta else self.program.slot_tangents(z, index, in_windows=True)
+        tangents = z if self._reads_theta else self.program.slot_tangents(z, index, in_windows=True)
         absent = self.program.table.absent
-        pairs = zip(arrays, changes, strict=True)
+        pairs = zip(arrays, tangents, strict=True)
         return _contiguous([None if a is None or d is None else d.masked_fill(a == absent, 0) for a, d in pairs])
 
-    def _empty(self, arrays: Arrays) -> Arrays:
-        """Uninitialized arrays for the gradients of the scores."""
+    def _empty_gradients(self, arrays: Arrays) -> Arrays:
+        """Uninitialized arrays for gradients, in the shapes of ``arrays``; None for a slot without terms."""
         if self._reads_theta:
             return [torch.empty_like(a) for a in arrays if a is not None]
         pairs = zip(self.program.table.terms, arrays, strict=True)
         return [torch.empty_like(a) if terms and a is not None else None for terms, a in pairs]
 
     def _onto_theta(self, gradients: Arrays, theta: Tensors, index: Tensors) -> Tensors:
-        """Gradients of θ's shapes."""
+        """Convert gradients of the arrays to gradients of θ."""
         if self._reads_theta:
             return [gradient for gradient in gradients if gradient is not None]
         return self.program.slots_to_theta(gradients, theta, index, in_windows=True)
@@ -84,10 +87,10 @@ class NativeLattice:
         return tape_size(self.program.table, rows, columns)
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        return _tape(theta, self._tape_size(*self.program.size(theta, index)))
+        return _new_tape(theta, self._tape_size(*self.program.size(theta, index)))
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        return self._forward(theta, _tape(theta, 0), index, omega)
+        return self._forward(theta, _new_tape(theta, 0), index, omega)
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         tape = self.empty_tape(theta, index)
@@ -105,7 +108,7 @@ class NativeLattice:
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         arrays = self._arrays(theta, index)
-        gradients = self._empty(arrays)
+        gradients = self._empty_gradients(arrays)
         args = arrays, tape.contiguous(), seed.contiguous(), gradients
         self._call("lattice_backward", theta, index, omega, *args)
         return self._onto_theta(gradients, theta, index)
@@ -114,8 +117,8 @@ class NativeLattice:
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         arrays = self._arrays(theta, index)
-        products = self._empty(arrays)
-        args = arrays, tape.contiguous(), seed.contiguous(), self._changes(z, arrays, index), products
+        products = self._empty_gradients(arrays)
+        args = arrays, tape.contiguous(), seed.contiguous(), self._tangents(z, arrays, index), products
         self._call("lattice_hessian", theta, index, omega, *args)
         return self._onto_theta(products, theta, index)
 
@@ -138,18 +141,20 @@ class NativeRows(NativeLattice):
     def __init__(self, program: LatticeProgram) -> None:
         self.program, reads = program, program.table.reads
         self._table = table_bytes(program.table)
-        with torch._C._DisableTorchDispatch():  # the numbers are there even if torch.compile asks first
-            self._terms = torch.tensor([_as_numbers(*read) for read in reads]).reshape(-1, 3 + 3 * _MOST_AXES)
+        with torch._C._DisableTorchDispatch():  # a real tensor even if torch.compile creates this object
+            self._terms = torch.tensor([_read_as_integers(*read) for read in reads]).reshape(-1, 3 + 3 * _MAX_AXES)
         self._coefficients = [term.coefficient for _, term, _ in reads]
 
     @staticmethod
     def serves(program: LatticeProgram) -> bool:
+        """True if the kernels support the table and no move stays in its row."""
         return NativeLattice.serves(program) and all(move.di > 0 for move in program.table.moves)
 
     def _sweep(self, name: str, first: Tensor, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Any:
+        """Call a kernel that reads θ, labels and masks by the terms of the table."""
         integers, labels = contiguous(index[2:]), self.program.table.labels
-        read = contiguous(theta), integers[:labels], integers[labels:]
-        return self._call(name, theta, index, omega, first, *read, *args, self._terms, self._coefficients)
+        tensors = contiguous(theta), integers[:labels], integers[labels:]
+        return self._call(name, theta, index, omega, first, *tensors, *args, self._terms, self._coefficients)
 
     @cached_when_eager
     def _tape_size(self, rows: int, columns: int) -> int:
@@ -210,13 +215,15 @@ def _tensors_of_slots(program: LatticeProgram) -> list[int | None] | None:
     return tensors if once and not has_masks else None
 
 
-def _tape(theta: Tensors, size: int) -> Tensor:
+def _new_tape(theta: Tensors, size: int) -> Tensor:
+    """An uninitialized tape (B, size). Size 0 asks a kernel for the value only."""
     return theta[0].new_empty((theta[0].shape[0], size), dtype=torch.float64)
 
 
-def _as_numbers(slot: int, term: Term, is_mask: bool) -> list[int]:
-    axes = [part for axis in term.axes for part in (_KINDS.index(axis.kind), axis.offset, axis.place)]
-    return [slot, term.score, is_mask, *axes, *[-1, 0, 0] * (_MOST_AXES - len(term.axes))]
+def _read_as_integers(slot: int, term: Term, is_mask: bool) -> list[int]:
+    """A read of a tensor as 3 + 3 · _MAX_AXES integers, see native/rows/rows.h."""
+    axes = [n for axis in term.axes for n in (_KINDS.index(axis.kind), axis.offset, axis.place)]
+    return [slot, term.score, is_mask, *axes, *[-1, 0, 0] * (_MAX_AXES - len(term.axes))]
 
 
 def _contiguous(arrays: Arrays) -> Arrays:
@@ -224,9 +231,10 @@ def _contiguous(arrays: Arrays) -> Arrays:
 
 
 def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
-    """As in native/table: values of the last rows of each strip, the steps before each chunk, and the ends.
+    """Numbers on the tape of one member, as native/table counts them.
 
-    If these are a block of a larger lattice, its first row is ``first_row``.
+    The tape holds a mark, the last rows of each strip, the steps before each chunk, and the ends. If the grid is a
+    block of a larger lattice, ``first_row`` is the row where it begins.
     """
     strip = 64
     steps = [(move.di, move.dj) for move in table.moves if move.di < first_row + rows and move.dj < columns]
@@ -237,7 +245,7 @@ def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
 
 
 def rows_tape_size(table: Table, rows: int, columns: int) -> int:
-    """As in native/rows: the rows before each block, and the ends."""
+    """Numbers on the tape of one member, as native/rows counts them: a mark, the rows before each block, the ends."""
     group = 8
     reach = max((m.di for m in table.moves if m.di < rows and m.dj < columns), default=0)
     block = max(group, -(-reach // group) * group)
@@ -246,6 +254,7 @@ def rows_tape_size(table: Table, rows: int, columns: int) -> int:
 
 
 def _ends_size(table: Table, rows: int, columns: int) -> int:
+    """Numbers on a tape for the ends, rounded up to whole vectors. It must equal EndList::size() in C++."""
     lanes = 4
     by_row, by_column = (table.end.place in (place, "anywhere") for place in ("column", "row"))
     ends = (rows if by_row else 1) * (columns if by_column else 1) * len(table.end.states)

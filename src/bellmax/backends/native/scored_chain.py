@@ -1,4 +1,4 @@
-"""Chains given by scores. log q is computed by the kernels of dense chains."""
+"""Sweeps of chains of emissions and transitions. The kernels of dense chains compute log q."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from bellmax.tensors import Tensors
 
 
 class NativeScoredChain(LogTransitions, NativeSweeps):
-    """log q is read from the tape of the scores, so that a path that other sweeps find has the probability they say."""
+    """Sweeps by the kernels of scored chains; log q from the dense chain, see :meth:`_dense`.
+
+    log q uses the tape of the scored chain, so that its probabilities agree with the other sweeps.
+    """
 
     def __init__(self, chain: NativeSweeps) -> None:
         super().__init__("scored_chain")
         self.chain = chain
 
     def _dense(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        """In float64, as the kernels that walk along a chain compute, but for the hard max, which has to round as the
-        forward sweep does.
+        """Return the potentials (B, T, S, S) and the tape of the equivalent dense chain, for the kernels of log q.
 
-        The values on the tape have the emissions. A dense chain has no scores of the end: they are added to the values
-        of the last step. Under negentropy values are in units of log 2, or powers of two if the tape is marked by a 1.
+        Both are float64, the precision of the other kernels. The hard max is an exception: it must round as the
+        forward sweep did, to break ties in the same way.
+
+        Values on the tape include the emissions. A dense chain has no end scores, so these are added to the values of
+        the last step. Under negentropy values are in units of log 2, or powers of two if the tape is marked by a 1.
         """
         dtype = theta[0].dtype if isinstance(omega, Hard) else torch.float64
         emissions, transitions, start, end = (t.to(dtype) for t in theta)
@@ -37,7 +42,7 @@ class NativeScoredChain(LogTransitions, NativeSweeps):
         steps = torch.arange(values.shape[1])
         lengths = index[0].unsqueeze(-1) if index else torch.full_like(steps[:1], emissions.shape[1])
         at_end = (steps == lengths).unsqueeze(-1)
-        own = end * (math.log2(math.e) if is_negentropy else 1)
-        values = torch.where(at_end, values + own.unsqueeze(1), values)
+        end_values = end * (math.log2(math.e) if is_negentropy else 1)
+        values = torch.where(at_end, values + end_values.unsqueeze(1), values)
         edges = onto_edges(transitions, start, emissions, index)
         return edges, torch.stack((values, torch.zeros_like(thresholds)), 1)

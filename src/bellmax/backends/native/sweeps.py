@@ -1,4 +1,4 @@
-"""The sweeps of each structure, run by its kernels."""
+"""Sweeps of chains, chains of scores and graphs by the native kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ STRUCTURES = tuple(_INDEX_SIZE)
 
 
 class NativeSweeps:
-    """The kernels look at the values as they read them, and the program says what is wrong with them."""
+    """Sweeps that each call one kernel, named after the program and the sweep.
+
+    The kernels check scores while they read them. If a kernel reports an error, the program finds the entry and raises.
+    """
 
     check = None
 
@@ -28,6 +31,7 @@ class NativeSweeps:
         self.prefix, self.index_size = f"{structure}_", _INDEX_SIZE[structure]
 
     def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
+        """Call a kernel with contiguous tensors, which include its outputs. Return what it returns."""
         kernel = omega.kernel
         assert kernel is not None
         try:
@@ -35,10 +39,11 @@ class NativeSweeps:
                 self.prefix + name, *[t.contiguous() for t in tensors], *padded(index, self.index_size), *kernel
             )
         except ValueError:
-            self.program.check_index(tensors, index)  # names the argument and the value
+            self.program.check_index(tensors, index)  # raises a message with the argument and the value
             raise
 
     def _like_theta(self, name: str, theta: Tensors, more: Tensors, index: Tensors, omega: Regularizer) -> Tensors:
+        """Call a kernel whose outputs have the shapes of θ. Return the outputs."""
         results = empty_like(theta)
         self._call(name, (*theta, *more, *results), index, omega)
         return results
@@ -46,16 +51,17 @@ class NativeSweeps:
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
         first = theta[0]
         nodes = self.program.nodes(theta, index)
-        if self.structure == "dag":  # values and thresholds, and room for a vector behind the last
+        if self.structure == "dag":  # values and thresholds; padded, so that a vector fits behind the last
             return first.new_empty((first.shape[0], 2, nodes[0] + 3), dtype=torch.float64)
-        # Values, relative to the greatest of their step, and thresholds.
+        # Values, relative to the maximum of their step, and thresholds.
         return first.new_empty((first.shape[0], 2, *nodes))
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        """Compute the value (B,) and fill the tape, unless the tape is empty. Raises ValueError for invalid scores."""
         value = theta[0].new_empty(theta[0].shape[0])
         if not self._call("forward", (*theta, value, tape), index, omega):
             self.program.check(theta, index)
-            if self.structure == "dag":  # all of its weights are used: the sum at a node overflows
+            if self.structure == "dag":  # all weights were valid, so a sum of weights overflowed
                 raise overflow_error(value.dtype)
             reject_overflow(value, self.program.sense)
         return value
