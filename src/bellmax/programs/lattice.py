@@ -228,7 +228,7 @@ class LatticeProgram(Program):
         return self._by_edge(self.slot_tangents(z, index), z, index)
 
     def _by_edge(self, arrays: Arrays, theta: Tensors, index: Tensors, outside: Tensor | None = None) -> Tensor:
-        """Numbers of edges (B, E) from numbers of slots: of the start, move or end, plus those of the node it enters.
+        """Numbers of edges (B, E) from numbers of slots: start, move or end, plus the node that the edge enters.
 
         Edges of cells where ``outside`` (B, N, M) is True become absent. Costs change their sign.
         """
@@ -330,7 +330,7 @@ class LatticeProgram(Program):
     def edges_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         """Return walks (B, K, longest, 2) as 0/1 tensors (B, K, E) over the edges of the graph.
 
-        Edges are looked up by a key, (slot − states)·N·M + cell. Steps that are no edge of the graph are ignored.
+        Edges are looked up by a key, (slot − states)·N·M + cell. Steps without an edge in the graph are ignored.
         """
         graph = self.graph(theta, index)
         states, moves = self.table.states, len(self.table.moves)

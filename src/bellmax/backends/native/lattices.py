@@ -233,8 +233,8 @@ def _contiguous(arrays: Arrays) -> Arrays:
 def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
     """Numbers on the tape of one member, as native/table counts them.
 
-    The tape holds a mark, the last rows of each strip, the steps before each chunk, and the ends. If the grid is a
-    block of a larger lattice, ``first_row`` is the row where it begins.
+    The tape holds one number in front, the last rows of each strip, the steps before each chunk, and the ends. If the
+    grid is a block of a larger lattice, ``first_row`` is the row where it begins.
     """
     strip = 64
     steps = [(move.di, move.dj) for move in table.moves if move.di < first_row + rows and move.dj < columns]
@@ -245,7 +245,7 @@ def tape_size(table: Table, rows: int, columns: int, first_row: int = 0) -> int:
 
 
 def rows_tape_size(table: Table, rows: int, columns: int) -> int:
-    """Numbers on the tape of one member, as native/rows counts them: a mark, the rows before each block, the ends."""
+    """Numbers on the tape of one member, as native/rows counts them: one, the rows before each block, and the ends."""
     group = 8
     reach = max((m.di for m in table.moves if m.di < rows and m.dj < columns), default=0)
     block = max(group, -(-reach // group) * group)
