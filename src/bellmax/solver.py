@@ -127,7 +127,7 @@ class FlatBatch:
         return value + 0 if self.is_hard else value
 
     def onto(self, flat: Sequence[Tensor], scores: Tensors) -> tuple[Tensor, ...]:
-        """Reshape tensors from the shapes of θ to those of the scores, summed if the batch shares a score."""
+        """Reshape tensors from the shapes of θ to the shapes of the scores; sum over the batch if it shares a score."""
         return tuple([self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
 
     def _onto(self, flat: Tensor, score: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Solver:
     """A program with its scores, and the sweeps that answer questions about it.
 
     The forward sweep runs once. Its results are kept without an autograd graph, so that no backward frees what a later
-    call needs, and are computed anew if a score or γ was changed in place.
+    call needs, and are recomputed if a score or γ was changed in place.
 
     Args:
         program: The program.

@@ -1,7 +1,7 @@
 """Chains given by scores of states and transitions, which add up to the potentials of a dense chain.
 
 θ is emissions (B, T, S), transitions (B or 1, S, S) or (B or 1, T−1, S, S) ``[current, previous]``, start and end
-(B or 1, S). ``index`` is that of :mod:`bellmax.programs.chain`.
+(B or 1, S). ``index`` is the one that :mod:`bellmax.programs.chain` describes.
 """
 
 from __future__ import annotations

@@ -71,8 +71,13 @@ class StepSolver(Solver):
     autograd graph, and the sources may be modified in place.
     """
 
-    step_weights: Tensor | None
-    step_penalties: Tensor | None
+    def __init__(
+        self, cells: Solver, dims: tuple[int, ...], step_weights: Tensor | None, step_penalties: Tensor | None
+    ) -> None:
+        """Add step weights and penalties, (3,) or (..., 3), to a solver that has only the cost of cells."""
+        self.step_weights, self.step_penalties = step_weights, step_penalties
+        args = cells.integers, cells.batch_shape, cells.omega, cells.backend, cells.sense
+        super().__init__(cells.program, cells.scores, dims, *args)
 
     @property
     def scores(self) -> tuple[Tensor, ...]:
@@ -121,7 +126,7 @@ class StepSolver(Solver):
         return other
 
 
-class AlignmentTargets(LatticeTargets):
+class DTWTargets(LatticeTargets):
     """Targets of DTW: alignments (..., N, M), index pairs (..., L, 2), or sets of cells.
 
     If the allowed cells form one alignment, only that alignment counts, even if a diagonal shortcut would also fit.
@@ -237,7 +242,7 @@ class DTW(LatticePaths):
     321
     """
 
-    _target_kind = AlignmentTargets
+    _target_kind = DTWTargets
     _has_unique_paths = True
 
     @answers_near_misses
@@ -281,12 +286,9 @@ class DTW(LatticePaths):
     def _with_steps(self, step_weights: StepWeights | None, step_penalties: StepWeights | None) -> StepSolver:
         """Return a solver that adds the costs of moves."""
         plain = self._solver
-        solver = object.__new__(StepSolver)
-        solver.step_weights = self._check_steps("step_weights", step_weights)
-        solver.step_penalties = self._check_steps("step_penalties", step_penalties)
-        args = plain.integers, plain.batch_shape, plain.omega, plain.backend, plain.sense
-        solver.__init__(plain.program, plain.scores, self.lattice._dims, *args)  # type: ignore[misc]
-        return solver
+        weights = self._check_steps("step_weights", step_weights)
+        penalties = self._check_steps("step_penalties", step_penalties)
+        return StepSolver(plain, self.lattice._dims, weights, penalties)
 
     def _check_steps(self, name: str, steps: StepWeights | None) -> Tensor | None:
         """Return a number for each kind of move, (3,) or (..., 3), at least in float32."""

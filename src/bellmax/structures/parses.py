@@ -78,7 +78,7 @@ class ParseTrees(PathDistribution):
         """The name of a tree, for messages."""
 
 
-class TreeTargets(Targets):
+class ParseTargets(Targets):
     """Targets of parse trees: trees, or sets of spans or arcs that a tree may use."""
 
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _read_lengths(lengths: Lengths | None, words: int, batch: torch.Size, device
     return length.expand(batch)
 
 
-class SpanTargets(TreeTargets):
+class SpanTargets(ParseTargets):
     """Targets of bracketings: trees, lists of spans, or sets of spans that a tree may use."""
 
     def forms(self) -> list[str]:
@@ -252,7 +252,7 @@ def _list_spans(trees: Tensor, dims: int) -> Tensor:
     return torch.where(in_order.gather(-1, position).unsqueeze(-1) == 0, -1, spans)
 
 
-class ArcTargets(TreeTargets):
+class ArcTargets(ParseTargets):
     """Targets of dependency trees: trees, heads of words, or sets of arcs that a tree may use."""
 
     def forms(self) -> list[str]:
