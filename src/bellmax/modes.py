@@ -28,7 +28,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
@@ -80,6 +81,18 @@ def cached_when_eager(make: _F) -> _F:
         return cached(*args) if is_eager() else make(*args)
 
     return cast(_F, call)
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Leave torch.func, dispatch modes, inference mode and the default device, to build tensors that are cached."""
+    with (
+        torch._C._DisableFuncTorch(),
+        torch._C._DisableTorchDispatch(),
+        torch.inference_mode(False),
+        torch.device("cpu"),
+    ):
+        yield
 
 
 def is_plain(tensors: Iterable[Tensor]) -> bool:

@@ -97,9 +97,8 @@ class FlatBatch:
         """Return θ as a flat batch."""
         if self.is_negated:
             scores = [-score for score in scores]
-        if scores[0].dtype in HALF:
-            scores = [score.float() for score in scores]
-        return [self.flatten(score, dims) for score, dims in zip(scores, self.dims, strict=True)]
+        pairs = zip(scores, self.dims, strict=True)
+        return [self.flatten(score.float() if score.dtype in HALF else score, dims) for score, dims in pairs]
 
     def theta(self, scores: Tensors, gamma: Gamma) -> tuple[Tensor, ...]:
         """Return θ/γ as a flat batch."""
@@ -108,6 +107,8 @@ class FlatBatch:
                 divide_by_gamma(promote_half(score), gamma.reshape(gamma.shape + (1,) * dims))
                 for score, dims in zip(scores, self.dims, strict=True)
             ]
+            dtype = reduce(torch.promote_types, [score.dtype for score in scores])
+            scores = [score.to(dtype) for score in scores]  # a score without dimensions does not widen
         elif gamma != 1:
             scores = [promote_half(score) / gamma for score in scores]
         return tuple(self.unscaled(scores))
@@ -159,6 +160,8 @@ class FlatBatch:
         gamma = inputs[count] if len(inputs) > count else None
         if gamma is not None and gamma.requires_grad and gamma.numel() > 1:
             theta = [t.expand(len(seed), *t.shape[1:]) for t in theta]  # a gradient for each member, not their sum
+        if not len(seed):  # kernels of an empty batch do not write the gradients of shared scores
+            return [torch.zeros_like(t) if t.requires_grad else None for t in inputs]
         gradients = self.run("backward", theta, tape, seed)
         if subtract is not None:
             subtract(gradients, theta, seed)
@@ -187,8 +190,7 @@ class FlatBatch:
     def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor | None]:
         """Return the gradients in the scores that require one, in their dtype, from the gradients in θ/γ."""
         pairs = zip(flat, scores, strict=True)
-        onto = [self._onto(f, s) if s.requires_grad else None for f, s in pairs]
-        return onto if flat[0].dtype == scores[0].dtype else [o if o is None else o.to(scores[0].dtype) for o in onto]
+        return [self._onto(f, s).to(s.dtype) if s.requires_grad else None for f, s in pairs]
 
     def general(self, inputs: Tensors, saved: Tensors) -> Tensor:
         """Return the value as a function that is differentiable to any order.
@@ -336,7 +338,7 @@ class Solver:
 
     def _check(self) -> None:
         theta = self.batch.unscaled(self.detached())
-        if is_readable(theta[0]):
+        if all(map(is_readable, theta)):
             self.program.check(theta, self.batch.index)
 
     def edge_weights(self) -> Tensor:

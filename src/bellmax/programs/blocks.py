@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import bellmax.programs.graph as graph
+from bellmax.modes import outside_modes
 from bellmax.programs.program import Program
 from bellmax.tensors import Tensors
 
@@ -123,7 +124,6 @@ def _sum_to(block: Tensor, shape: Sequence[int]) -> Tensor:
 @lru_cache(maxsize=8)
 def _sorted_graph(program: BlockProgram, event: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Return the index of the graph engine on a device, cached because it depends on the event shape only."""
-    # Build tensors outside the caller's transforms and default device, since later calls reuse them.
-    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+    with outside_modes():
         parent, child, level = program.edges(event)
         return tuple(torch.from_numpy(array).to(device) for array in graph.sort(child, parent, level))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.programs.graph as graph
+from bellmax.modes import outside_modes
 from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program
 from bellmax.tensors import Tensors
@@ -131,8 +132,7 @@ def _sorted_chart(name: str, event: tuple[int, ...], device: torch.device) -> _G
     is_tail = rows[:, 1:] >= 0
     index = graph.sort(rows[:, 0], rows[:, 1:][is_tail], level, is_tail.sum(1))
     arrays = (*index, weight[index[2]].astype(np.int32), weight)
-    # Build tensors outside the caller's transforms and default device, since later calls reuse them.
-    with torch._C._DisableFuncTorch(), torch.device("cpu"):
+    with outside_modes():
         *integers, by_edge = (torch.from_numpy(array).to(device) for array in arrays)
     return _Graph(tuple(integers), by_edge)
 

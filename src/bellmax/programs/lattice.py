@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.programs.graph as graphs
-from bellmax.modes import cached_when_eager
+from bellmax.modes import cached_when_eager, outside_modes
 from bellmax.programs.checks import check_lengths
 from bellmax.programs.program import Program, repeated
 from bellmax.programs.table import PREFIX, Axis, Ends, Table, Term, from_name
@@ -585,8 +585,7 @@ def _shift_dims(tensor: Tensor, shifts: dict[int, tuple[int, int]], missing: flo
 @lru_cache(maxsize=8)
 def graph_of(table: Table, rows: int, columns: int, device: torch.device) -> Graph:
     """Return the graph of a grid, cached because it depends on sizes only, not on lengths, bands or masks."""
-    # Build it outside the caller's transforms, tracer and default device, since later calls reuse it.
-    with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch(), torch.device("cpu"):
+    with outside_modes():
         return _make_graph(table, rows, columns, device)
 
 

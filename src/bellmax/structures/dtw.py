@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import product
+from itertools import count, product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -64,6 +64,10 @@ _LATTICES = {  # torch.compile can look a lattice up, but not declare one
 }
 
 
+_UNIQUE = count()
+"""Versions of which no two are equal."""
+
+
 class StepSolver(Solver):
     """A solver of alignments whose moves have costs, computed from the cost of cells, step weights and penalties.
 
@@ -92,7 +96,10 @@ class StepSolver(Solver):
 
     def _version(self) -> tuple[int, ...]:
         sources = (self._cost, self.omega.gamma, self.step_weights, self.step_penalties)
-        return version_of([tensor for tensor in sources if isinstance(tensor, Tensor)])
+        tensors = [tensor for tensor in sources if isinstance(tensor, Tensor)]
+        if any(tensor.is_inference() for tensor in tensors):  # torch does not count their changes in place
+            return (next(_UNIQUE),)
+        return version_of(tensors)
 
     def move_costs(self, cells: Tensor, penalties: Tensor | None) -> list[Tensor]:
         """Return the cost of each kind of move in addition to ``cells``: (..., N, M) with step weights, else (...)."""
@@ -108,6 +115,10 @@ class StepSolver(Solver):
         dtype = reduce(torch.promote_types, [score.dtype for score in scores])
         args = self.dims, self.integers, self.batch_shape, omega, backend, self.sense
         return Solver(self.program, [score.to(dtype) for score in scores], *args)
+
+    def under(self, omega: Regularizer) -> Self:
+        detached = self.map(lambda t, dims: t.detach(), self.batch_shape, shared=True)
+        return detached.with_cost(detached._cost, omega)
 
     def with_cost(self, cost: Tensor, omega: Regularizer) -> Self:
         """Return the same moves with another cost of cells, and Ω."""

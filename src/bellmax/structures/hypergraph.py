@@ -16,7 +16,7 @@ import bellmax.structures.sums as sums
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
-from bellmax.programs.graph import GraphProgram, sort, sort_pruned
+from bellmax.programs.graph import GraphProgram, sort, sort_pruned, sum_by_weight
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -251,7 +251,7 @@ class DerivationTargets(Targets):
                 f"{name} must be a single derivation of the goal, got a set of edges that is not one{member}"
             )
         self.check_possible(name, allowed)
-        return self.solver.events_of_edges(edges).to(torch.promote_types(p.dtype, torch.float32))
+        return p._event_of(edges).to(torch.promote_types(p.dtype, torch.float32))
 
 
 class Derivations(GraphPaths):
@@ -287,11 +287,15 @@ class Derivations(GraphPaths):
         first = Derivations(self._graph, weights, omega=Hard())._solver.expanded().expected_edges()
         return first, log_count.abs() < 0.5
 
+    def _event_of(self, edges: Tensor) -> Tensor:
+        """Return the event (..., W) of a derivation (..., E)."""
+        return sum_by_weight(edges, self._graph._index, self._graph.num_weights)
+
     def _is_path(self, value: Tensor) -> Tensor:
         if self._graph.weight_of is None:
             return super()._is_path(value)
         edges, is_only = self._only_derivation(value > 0)
-        is_path = is_only & (self._solver.events_of_edges(edges) == value).all(-1)
+        is_path = is_only & (self._event_of(edges) == value).all(-1)
         if is_readable(value):
             for member in map(tuple, (~is_only).nonzero().tolist()):
                 is_path[member] = self._graph._is_sum(value[member])

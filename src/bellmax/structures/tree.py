@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.modes import is_checked
+from bellmax.modes import is_checked, outside_modes
 from bellmax.programs import Program, register
 from bellmax.programs.checks import of_sequence
 from bellmax.programs.graph import sort
@@ -197,8 +197,7 @@ class Tree:
         """Return the index of the program for this number of labels, which is cached."""
         if (labels, device) not in self._indices:
             integers, order = _message_graph(self._array, self._height, labels)
-            # The cached tensors must not belong to a torch.func transform of the first caller.
-            with torch._C._DisableFuncTorch():
+            with torch._C._DisableFuncTorch() if torch.compiler.is_compiling() else outside_modes():
                 self._indices[labels, device] = tuple(torch.from_numpy(a).to(device) for a in (*integers, order))
         return self._indices[labels, device]
 
