@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import (
@@ -189,12 +190,18 @@ class DTWTargets(LatticeTargets):
 
     def _cost_within(self, allowed: Tensor) -> Tensor:
         """The cost of the alignment with these cells, of the batch shape, in the wide dtype."""
-        solver = self.solver
-        if len(solver.dims) > 1:
-            edges, _ = solver.edges_of(allowed.to(wide_dtype(self.p.device)))
-            return -inner(edges, widen(solver.edge_weights()).masked_fill(edges == 0, 0))
-        cost = promote_half(self.p.potentials).masked_fill(~self._inside, math.inf).masked_fill(~allowed, 0)
-        return cost.flatten(-2).sum(-1, dtype=wide_dtype(self.p.device))
+        cost, *move_costs = self.solver.scores
+        cells = promote_half(cost).masked_fill(~self._inside, math.inf).masked_fill(~allowed, 0)
+        total = cells.flatten(-2).sum(-1, dtype=wide_dtype(self.p.device))
+        if move_costs:
+            path = allowed.to(total.dtype)
+            before = pad(path, (1, 0, 1, 0))
+            up, left = before[..., :-1, 1:] * path, before[..., 1:, :-1] * path
+            diagonal = before[..., :-1, :-1] * path * (1 - up - left)
+            for costs, visits in zip(move_costs, (diagonal, up, left), strict=True):
+                by_cell = costs if self.solver.dims[1] else costs[..., None, None]
+                total = total + inner(visits, widen(by_cell).expand(visits.shape), 2)
+        return total
 
     def divergence(self, path: Tensor, y: Tensor) -> Tensor:
         """KL(Y ‖ E) for each cell, as a Bernoulli variable: visited or not."""
