@@ -88,7 +88,7 @@ def test_targets_and_errors() -> None:
     every_hop = torch.ones(2, 5, dtype=torch.bool)
     close(bx.losses.crf_nll(p, every_hop), 0.0)
     with pytest.raises(ValueError, match="target must be a path that p can take"):
-        bx.losses.crf_nll(p, torch.zeros(2, 5))  # five steps are no number of hops by two
+        bx.losses.crf_nll(p, torch.zeros(2, 5))  # hops by two cannot cover five steps
     one[1, 3:] = float("nan")  # padding
     assert Hops(one, two, LENGTHS).value.isfinite().all()
     with pytest.raises(ValueError, match="two must be finite or -inf, got nan at event index"):

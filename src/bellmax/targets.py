@@ -208,7 +208,7 @@ class Targets:
     # --- costs of mistakes
 
     def correct(self, allowed: Tensor) -> Tensor:
-        """The entries that are no mistake, bool, in the form of :func:`bellmax.losses.hamming_cost`."""
+        """True at the correct entries, bool, in the form of :func:`bellmax.losses.hamming_cost`."""
         return allowed
 
     def cost_shapes(self) -> list[torch.Size]:

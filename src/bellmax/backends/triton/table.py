@@ -575,7 +575,7 @@ def _arriving_masses(
 
 @triton.jit
 def _pop_pending(pending: tl.tuple, PLAN: tl.constexpr, ORDERS: tl.constexpr) -> tl.tuple:
-    """Return the pending flows of each track without those of this step, with zeros for the farthest step."""
+    """Return the pending flows of each track without the flows of this step, with zeros for the farthest step."""
     tracks: tl.constexpr = len(PLAN.tracks)
     depth: tl.constexpr = PLAN.first[tracks]
     remaining: tl.tuple = ()
