@@ -33,8 +33,8 @@ PyObject* dtype(Kind kind) {
 struct Names {
     PyObject* const dtype = PyUnicode_InternFromString("dtype");
     PyObject* const shape = PyUnicode_InternFromString("shape");
+    PyObject* const stride = PyUnicode_InternFromString("stride");
     PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
-    PyObject* const is_contiguous = PyUnicode_InternFromString("is_contiguous");
     PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
     PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
 };
@@ -60,6 +60,116 @@ void needs_type(bool condition) {
     if (!condition) throw WrongType();
 }
 
+// A tensor as DLPack describes it, and the functions by which torch (2.10 and later) exchanges tensors. The layout is
+// that of version 1 of DLPack.
+struct Exchanged {
+    void* numbers;
+    std::int32_t device, device_id, dims;
+    std::uint8_t code, bits;
+    std::uint16_t lanes;
+    const int64_t *shape, *strides;
+    std::uint64_t offset;
+};
+
+struct Exchange {
+    std::uint32_t major, minor;
+    const void* previous;
+    void* other[3];
+    int (*describe)(PyObject* source, Exchanged* result);
+};
+
+class Torch {
+    const Owned torch{PyImport_ImportModule("torch")};
+    const Owned type{torch.get() ? PyObject_GetAttrString(torch.get(), "Tensor") : nullptr};
+
+public:
+    const Exchange* exchange = nullptr;
+
+    Torch() {
+        const Owned capsule(type.get() ? PyObject_GetAttrString(type.get(), "__dlpack_c_exchange_api__") : nullptr);
+        const void* const found = capsule.get() ? PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api") : nullptr;
+        exchange = static_cast<const Exchange*>(found);
+        if (exchange && (exchange->major != 1 || !exchange->describe)) exchange = nullptr;
+        PyErr_Clear();
+    }
+    bool is_tensor(PyObject* source) const {
+        return PyType_IsSubtype(Py_TYPE(source), reinterpret_cast<PyTypeObject*>(type.get()));
+    }
+};
+
+const Torch& torch() {
+    static const Torch one;
+    return one;
+}
+
+Kind kind_of(const Exchanged& tensor) {
+    constexpr int integer = 0, floating = 2, boolean = 6;
+    const bool is_wide = tensor.bits == 64;
+    needs_type(tensor.lanes == 1 && (is_wide || tensor.bits == (tensor.code == boolean ? 8 : 32)));
+    switch (tensor.code) {
+        case floating: return is_wide ? Kind::float64 : Kind::float32;
+        case integer: return is_wide ? Kind::int64 : Kind::int32;
+        case boolean: return Kind::boolean;
+        default: throw WrongType();
+    }
+}
+
+Tensor by_exchange(PyObject* source) {
+    Exchanged tensor{};
+    needs_type(torch().is_tensor(source) && torch().exchange->describe(source, &tensor) == 0);
+    constexpr int on_cpu = 1;
+    needs_type(tensor.device == on_cpu && tensor.dims <= Tensor::most_dims);
+    Tensor found{kind_of(tensor), tensor.dims, {}, {}, static_cast<char*>(tensor.numbers) + tensor.offset};
+    std::copy(tensor.shape, tensor.shape + tensor.dims, found.shape);
+    std::copy(tensor.strides, tensor.strides + tensor.dims, found.strides);
+    return found;
+}
+
+void copy_sizes(const Owned& sizes, int64_t* to) {
+    needs_type(sizes.get());
+    for (Py_ssize_t d = 0; d < PyTuple_Size(sizes.get()); ++d) to[d] = PyLong_AsLongLong(PyTuple_GetItem(sizes.get(), d));
+}
+
+Tensor by_attributes(PyObject* source) {
+    Tensor found{};
+    needs_type(kind_of(source, found.kind) && Owned(PyObject_GetAttr(source, names().is_cpu)).get() == Py_True);
+    const Owned shape(PyObject_GetAttr(source, names().shape));
+    found.dims = shape.get() ? int(PyTuple_Size(shape.get())) : -1;
+    needs_type(found.dims >= 0 && found.dims <= Tensor::most_dims);
+    copy_sizes(shape, found.shape);
+    copy_sizes(Owned(result_of(source, names().stride)), found.strides);
+    const Owned address(result_of(source, names().data_ptr));
+    needs_type(address.get());
+    found.numbers = PyLong_AsVoidPtr(address.get());
+    return found;
+}
+
+// A tensor with any strides. Its memory holds its values: those of a negative view are those of another tensor.
+Tensor strided(PyObject* source) {
+    Tensor found = torch().exchange ? by_exchange(source) : by_attributes(source);
+    needs_type(Owned(result_of(source, names().is_neg)).get() == Py_False);
+    static int64_t nowhere;
+    if (!found.numbers && found.size() == 0) found.numbers = &nowhere;  // null stands for what was not given
+    needs_type(found.numbers);
+    return found;
+}
+
+bool is_contiguous(const Tensor& tensor) {
+    int64_t step = 1;
+    for (int d = tensor.dims - 1; d >= 0; step *= tensor.shape[d--]) {
+        if (tensor.strides[d] != step && tensor.shape[d] != 1) return tensor.size() == 0;
+    }
+    return true;
+}
+
+template <class From, class To>
+std::vector<To> copied(const Tensor& from) {
+    std::vector<To> numbers(std::size_t(from.shape[0]));
+    const From* const source = static_cast<const From*>(from.numbers);
+    for (int64_t n = 0; n < from.shape[0]; ++n) numbers[std::size_t(n)] = To(source[n * from.strides[0]]);
+    return numbers;
+}
+
 }  // namespace
 
 bool is_main_thread() {
@@ -75,23 +185,20 @@ bool is_main_thread() {
 }
 
 Tensor Call::tensor_of(PyObject* source) {
-    Tensor found{};
-    needs_type(kind_of(source, found.kind));
-    needs_type(Owned(PyObject_GetAttr(source, names().is_cpu)).get() == Py_True &&
-               Owned(result_of(source, names().is_contiguous)).get() == Py_True &&
-               Owned(result_of(source, names().is_neg)).get() == Py_False);
-    const Owned shape(PyObject_GetAttr(source, names().shape));
-    found.dims = shape.get() ? int(PyTuple_Size(shape.get())) : -1;
-    needs_type(found.dims >= 0 && found.dims <= Tensor::most_dims);
-    for (int d = 0; d < found.dims; ++d) found.shape[d] = PyLong_AsLongLong(PyTuple_GetItem(shape.get(), d));
-    const Owned address(result_of(source, names().data_ptr));
-    needs_type(address.get());
-    found.numbers = PyLong_AsVoidPtr(address.get());
-    static int64_t nowhere;
-    if (!found.numbers && found.size() == 0) found.numbers = &nowhere;  // null stands for what was not given
-    needs_type(found.numbers);
+    const Tensor found = strided(source);
+    needs_type(is_contiguous(found));
     return found;
 }
+
+template <class T>
+std::vector<T> Call::vector(int64_t size) {
+    const Tensor found = strided(take());
+    need(found.dims == 1 && found.shape[0] == size, "the shapes of tensors do not fit together");
+    needs_type(found.kind == Kind::float32 || found.kind == Kind::float64);
+    return found.kind == Kind::float32 ? copied<float, T>(found) : copied<double, T>(found);
+}
+template std::vector<float> Call::vector(int64_t);
+template std::vector<double> Call::vector(int64_t);
 
 PyObject* Call::take() {
     needs_type(next < last);

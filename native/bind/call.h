@@ -54,7 +54,7 @@ struct Tensor {
     static constexpr int most_dims = 4;
     Kind kind;
     int dims;
-    int64_t shape[most_dims];
+    int64_t shape[most_dims], strides[most_dims];
     void* numbers;
 
     int64_t size() const {
@@ -112,6 +112,9 @@ public:
 
     Tensor tensor();
     static Tensor tensor_of(PyObject* source);
+    // A copy of a tensor (size,) with any stride, such as the gradient of a sum.
+    template <class T>
+    std::vector<T> vector(int64_t size);
     // A tensor of that type and shape. What is not const is to be written: large pages are asked for.
     template <class T>
     T* array(std::initializer_list<int64_t> shape) {

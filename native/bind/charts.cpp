@@ -53,9 +53,9 @@ bool forward(Call& call) {
 template <class Model, class S>
 bool hessian(Call& call) {
     const Problem<S> p(call);
-    const S* const seed = call.array<const S>({p.batch});
+    const auto seed = call.vector<S>(p.batch);
     const S* const z = p.template scores<const S>(call);
-    return run(Model::template kernels<S>().hessian, p, seed, z, p.template scores<S>(call));
+    return run(Model::template kernels<S>().hessian, p, seed.data(), z, p.template scores<S>(call));
 }
 
 #define SWEEP(name, prefix, Model) method<name<Model, float>, name<Model, double>>(prefix #name)

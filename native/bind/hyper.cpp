@@ -128,16 +128,16 @@ bool forward(Call& call) {
 template <class S>
 bool backward(Call& call) {
     const Taped<S> p(call);
-    const S* const seed = call.array<const S>({p.batch});
-    return run(kernels<S>().backward, p, seed, p.template by_weight<S>(call));
+    const auto seed = call.vector<S>(p.batch);
+    return run(kernels<S>().backward, p, seed.data(), p.template by_weight<S>(call));
 }
 
 template <class S>
 bool hessian(Call& call) {
     const Taped<S> p(call);
-    const S* const seed = call.array<const S>({p.batch});
+    const auto seed = call.vector<S>(p.batch);
     const S* const z = p.template by_weight<const S>(call);
-    return run(kernels<S>().hessian, p, seed, z, p.template by_weight<S>(call));
+    return run(kernels<S>().hessian, p, seed.data(), z, p.template by_weight<S>(call));
 }
 
 template <class S>

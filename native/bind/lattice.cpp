@@ -226,14 +226,6 @@ struct OfTable : Problem {
     }
 
     // A number for each lattice, in float or double.
-    std::vector<double> read_batch(const Tensor& found) const {
-        if (found.kind == Kind::float64) return copied(Call::array<const double>({batch}, found));
-        return copied(Call::array<const float>({batch}, found));
-    }
-    template <class S>
-    std::vector<double> copied(const S* numbers) const {
-        return std::vector<double>(numbers, numbers + batch);
-    }
     void write_batch(const std::vector<double>& numbers, const Tensor& to) const {
         if (to.kind == Kind::float64) {
             std::copy(numbers.begin(), numbers.end(), Call::array<double>({batch}, to));
@@ -313,7 +305,7 @@ bool lattice_forward(Call& call) {
 bool lattice_backward(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
-    const auto seed = p.read_batch(call.tensor());
+    const auto seed = call.vector<double>(p.batch);
     const auto out = p.results(call);
     return run(lattices().backward, p, seed.data(), out.data());
 }
@@ -321,7 +313,7 @@ bool lattice_backward(Call& call) {
 bool lattice_hessian(Call& call) {
     Lattice p(call);
     p.need_tape(p.first, p.tape_size);
-    const auto seed = p.read_batch(call.tensor());
+    const auto seed = call.vector<double>(p.batch);
     const auto z = p.directions(call), out = p.results(call);
     return run(lattices().hessian, p, seed.data(), z.data(), out.data());
 }
@@ -372,7 +364,7 @@ struct Rows : OfTable<RowsProblem> {
     int64_t tape_size() const { return by_rows().tape_size(*this); }
 
     std::vector<double> read_seed(Call& call) const {
-        auto seed = read_batch(call.tensor());
+        auto seed = call.vector<double>(batch);
         for (double& one : seed) one *= scale;
         return seed;
     }

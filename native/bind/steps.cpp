@@ -150,16 +150,16 @@ bool forward(Call& call) {
 template <class S, class Chain>
 bool backward(Call& call) {
     const Taped<S, Chain> p(call);
-    const S* const seed = call.array<const S>({p.batch});
-    return run(kernels<S>().backward, p, seed, p.template like<S>(call));
+    const auto seed = call.vector<S>(p.batch);
+    return run(kernels<S>().backward, p, seed.data(), p.template like<S>(call));
 }
 
 template <class S, class Chain>
 bool hessian(Call& call) {
     const Taped<S, Chain> p(call);
-    const S* const seed = call.array<const S>({p.batch});
+    const auto seed = call.vector<S>(p.batch);
     const auto z = p.template like<const S>(call);
-    return run(kernels<S>().hessian, p, seed, z, p.template like<S>(call));
+    return run(kernels<S>().hessian, p, seed.data(), z, p.template like<S>(call));
 }
 
 template <class S, class Chain>
@@ -208,8 +208,8 @@ template <class S>
 bool subtract(Call& call) {
     const Scored<S> p(call);
     const int64_t* const labels = call.array<const int64_t>({p.batch, p.steps});
-    const S* const seed = call.array<const S>({p.batch});
-    return run(subtract_labels<S>, p, labels, seed, p.template like<S>(call));
+    const auto seed = call.vector<S>(p.batch);
+    return run(subtract_labels<S>, p, labels, seed.data(), p.template like<S>(call));
 }
 
 template <class S>

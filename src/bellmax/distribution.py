@@ -99,6 +99,7 @@ class PathDistribution(Distribution):
         )
 
     def _check_gamma(self, gamma: Tensor) -> None:
+        """Raise ``ValueError`` unless γ broadcasts to the batch shape."""
         try:
             fits = torch.broadcast_shapes(gamma.shape, self.batch_shape) == self.batch_shape
         except RuntimeError:
@@ -483,6 +484,7 @@ def _without_rounding(path: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _have_same_paths(p: PathDistribution, r: PathDistribution) -> bool:
+    """Return True if two distributions have the same graph, so that their events can be compared."""
     programs = p._solver.program, r._solver.program
     if programs[0].paths != programs[1].paths or p.event_shape != r.event_shape:
         return False
@@ -494,6 +496,7 @@ def _have_same_paths(p: PathDistribution, r: PathDistribution) -> bool:
 
 @register_kl(PathDistribution, PathDistribution)  # type: ignore[untyped-decorator]
 def _kl_divergence(p: PathDistribution, r: PathDistribution) -> Tensor:
+    """Return KL(p ‖ r), of the batch shape: ∞ if p has a path that r does not have."""
     if not _have_same_paths(p, r):
         raise ValueError("kl_divergence needs two distributions over the paths of the same graph")
     fine = p._solver.expanded()

@@ -36,6 +36,8 @@ _NEGENTROPY, _SQUARED_L2, _HARD = (Kernel(name) for name in ("negentropy", "l2",
 
 def check_gamma(gamma: Gamma) -> None:
     """Raise ``ValueError`` unless γ is a finite number > 0, or a floating point tensor of such numbers."""
+    if type(gamma) is float and 0 < gamma < math.inf:
+        return
     if isinstance(gamma, Tensor):
         if not gamma.is_floating_point():
             raise ValueError(f"gamma must be a floating point tensor, got dtype {gamma.dtype}")

@@ -30,8 +30,11 @@ def version_of(tensors: Tensors) -> tuple[int, ...]:
 
     It holds the inference mode, whose tensors autograd cannot use, and how often each tensor was changed in place.
     """
-    if torch.compiler.is_compiling():
-        return ()
+    return () if torch.compiler.is_compiling() else _eager_version(tensors)
+
+
+def _eager_version(tensors: Tensors) -> tuple[int, ...]:
+    """Return what :func:`version_of` returns, if nothing is compiled."""
     changes = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
     return torch.is_inference_mode_enabled(), *changes
 
@@ -132,6 +135,7 @@ class FlatBatch:
         return tuple([self._onto(f, s) for f, s in zip(flat, scores, strict=True)])
 
     def _onto(self, flat: Tensor, score: Tensor) -> Tensor:
+        """Reshape a tensor from the shape of θ to the shape of its score; sum over the batch if it shares the score."""
         if flat.shape == score.shape:
             return flat
         if flat.shape[1:] == score.shape:  # shared by the batch
@@ -159,8 +163,8 @@ class FlatBatch:
         seed = self.seed(grad, theta)
         gamma = inputs[count] if len(inputs) > count else None
         if gamma is not None and gamma.requires_grad and gamma.numel() > 1:
-            theta = [t.expand(len(seed), *t.shape[1:]) for t in theta]  # a gradient for each member, not their sum
-        if not len(seed):  # kernels of an empty batch do not write the gradients of shared scores
+            theta = [t.expand(seed.shape[0], *t.shape[1:]) for t in theta]  # a gradient for each member, not their sum
+        if not seed.shape[0]:  # kernels of an empty batch do not write the gradients of shared scores
             return [torch.zeros_like(t) if t.requires_grad else None for t in inputs]
         gradients = self.run("backward", theta, tape, seed)
         if subtract is not None:
@@ -190,7 +194,10 @@ class FlatBatch:
     def gradients(self, flat: Sequence[Tensor], scores: Tensors) -> list[Tensor | None]:
         """Return the gradients in the scores that require one, in their dtype, from the gradients in θ/γ."""
         pairs = zip(flat, scores, strict=True)
-        return [self._onto(f, s).to(s.dtype) if s.requires_grad else None for f, s in pairs]
+        shaped = [self._onto(f, s) if s.requires_grad else None for f, s in pairs]
+        if flat[0].dtype == scores[0].dtype:
+            return shaped
+        return [None if f is None else f.to(s.dtype) for f, s in zip(shaped, scores, strict=True)]
 
     def general(self, inputs: Tensors, saved: Tensors) -> Tensor:
         """Return the value as a function that is differentiable to any order.
@@ -337,6 +344,7 @@ class Solver:
         return other
 
     def _check(self) -> None:
+        """Raise ``ValueError`` for invalid scores, before they are added up to weights of edges."""
         theta = self.batch.unscaled(self.detached())
         if all(map(is_readable, theta)):
             self.program.check(theta, self.batch.index)
@@ -499,9 +507,12 @@ class Solver:
             self._swept = {version: swept}
         return theta, *swept
 
-    def eager_theta(self, version: tuple[int, ...] | None = None) -> tuple[Tensor, ...]:
+    def eager_theta(self) -> tuple[Tensor, ...]:
         """Return θ/γ as a flat batch without a graph, if nothing is transformed."""
-        version = self._version() if version is None else version
+        return self._eager_theta(_eager_version(self.inputs))
+
+    def _eager_theta(self, version: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Return θ/γ from the cache, or compute it; ``version`` is the version of the inputs."""
         theta = self._theta.get(version)
         if theta is None:
             gamma = self.omega.gamma
@@ -512,8 +523,8 @@ class Solver:
 
     def eager_forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Return θ/γ, DP_Ω(θ/γ) and the tape, all without a graph, if nothing is transformed."""
-        version = self._version()
-        theta = self.eager_theta(version)
+        version = _eager_version(self.inputs)
+        theta = self._eager_theta(version)
         swept = self._swept.get(version)
         if swept is None:
             swept = self._run_forward("forward", theta)
@@ -521,6 +532,7 @@ class Solver:
         return theta, *swept
 
     def _run_forward(self, name: str, theta: Tensors) -> Any:
+        """Run a sweep that checks the scores, and explain an overflow by γ if it is the cause."""
         try:
             return self.batch.run(name, theta)
         except ValueError:
@@ -599,6 +611,7 @@ class Solver:
         return self._by_edge(autograd.log_transitions)
 
     def _by_edge(self, sweep: Callable[..., Sequence[Tensor]]) -> Tensor:
+        """Run a sweep of an expansion and return its result as one number for each edge."""
         theta, _, tape = self.forward()
         batch = self.batch
         edges = self.program.edges_from(sweep(batch.route, theta, tape, batch.index), theta, batch.index)

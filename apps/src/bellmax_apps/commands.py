@@ -222,7 +222,7 @@ def origin() -> str:
 
 
 def _processor() -> str:
-    """Model name of the CPU on Linux, and its architecture elsewhere."""
+    """Return the name of the processor for the record of a run: the model on Linux, the architecture elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

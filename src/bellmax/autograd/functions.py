@@ -389,6 +389,7 @@ def _is_plain_call(tensors: Sequence[Tensor]) -> bool:
 
 
 def _allow_in_graph() -> None:
+    """Make Dynamo record each of these functions as one node, so that it does not trace the Functions inside."""
     # A Python Ω breaks the graph; keep Dynamo from compiling these frames.
     LeanFunction.apply = classmethod(  # type: ignore[assignment]
         torch.compiler.disable(LeanFunction.apply.__func__)  # type: ignore[attr-defined]

@@ -74,6 +74,7 @@ def _run_in_python(*args: Any) -> Any:
 
 
 def _keep_from_dynamo() -> None:
+    """Keep Dynamo from tracing sweeps under an Ω written in Python, whose loops it would unroll."""
     # A Python Ω breaks the graph; keep Dynamo from compiling the sweep's frames.
     global _run_in_python
     _run_in_python = torch.compiler.disable(_run_in_python)
@@ -83,6 +84,8 @@ once_dynamo_is_imported(_keep_from_dynamo)
 
 
 def _operator(name: str) -> Callable[..., Any]:
+    """Return the implementation of an operator, which runs its sweep."""
+
     def operate(program: str, backend: str, omega: str, parameters: Sequence[float], *args: Any) -> Any:
         return run(name, program, backend, from_kernel(Kernel(omega, tuple(parameters))), *args)
 
@@ -90,6 +93,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _fake(name: str) -> Callable[..., Any]:
+    """Return the shape rule of an operator, with which torch.compile traces it without running it."""
+
     def shapes(
         program: str, backend: str, omega: str, parameters: Sequence[float], theta: Sequence[Tensor], *args: Any
     ) -> Any:

@@ -18,6 +18,7 @@ from bellmax.regularizers import Kernel
 
 
 def _check_name(name: str, source: str) -> str:
+    """Return the name of a backend. Raises ``ValueError``, which names the source of the name, if it cannot be used."""
     check_choice(source, name, BACKENDS)
     if BACKENDS[name].status != "available":
         raise ValueError(f"backend {name!r} is not available: {BACKENDS[name].status}")
@@ -37,6 +38,7 @@ class _Request(threading.local):
 
 
 _request = _Request()
+_FIRST = next(iter(BACKENDS.values()))
 
 
 @contextmanager
@@ -111,6 +113,8 @@ def backend_states(device: torch.device) -> dict[str, str]:
 
 def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
     """As :func:`choose_backend`, for a structure that is built now; warns if the kernels are not compiled."""
+    if _request.name is None and _FIRST.serves(structure, device, kernel):
+        return _FIRST.name
     name = choose_backend(structure, device, kernel)
     if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
         _warn_slow()

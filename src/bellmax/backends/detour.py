@@ -76,6 +76,7 @@ class _Sweeps:
         return partial(self._run, name)
 
     def _run(self, name: str, theta: Tensors, *args: Any) -> Any:
+        """Copy the arguments to the CPU, run a sweep of the native backend there, and copy the result back."""
         _warn()
         *arguments, index, omega = args
         # The first sweep copies θ even if a copy is saved, since the caller may have modified θ; later sweeps reuse it.

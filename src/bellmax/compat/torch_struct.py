@@ -274,6 +274,7 @@ class SemiMarkovCRF(StructDistribution):
         return _build_graph(*self.event_shape[:3], self.log_potentials.device)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
+        """Return paths of a graph over (position, state); edges that arrive past the length of a sequence are −∞."""
         (dag, entry), (steps, _, states, _) = self._graph, self.event_shape
         theta = self.log_potentials
         lengths = torch.full(theta.shape[:1], steps + 1, device=theta.device) if self.lengths is None else self.lengths
@@ -284,6 +285,7 @@ class SemiMarkovCRF(StructDistribution):
         return DAGPaths(dag, torch.cat((theta.new_zeros((len(theta), states)), moves, ends), 1), omega=omega)
 
     def _events(self, paths: Tensor) -> Tensor:
+        """Copy the weight of each edge of a segment to its entry ``[start, duration, state, previous state]``."""
         entry, states = self._graph[1], self.event_shape[2]
         events = paths.new_zeros((*paths.shape[:-1], self.event_shape.numel()))
         events = events.index_add(-1, entry, paths[..., states : states + len(entry)])
@@ -393,6 +395,7 @@ class AlignmentCRF(StructDistribution):
         return graph_of(WARPING, rows, columns, self.log_potentials.device)
 
     def _paths(self, omega: str | Regularizer = "negentropy") -> PathDistribution:
+        """Return paths of the graph of DTW, in which only the cell at the end of a sequence leads to the end node."""
         theta = self.log_potentials
         batch, rows, columns = theta.shape[:3]
         lengths = torch.full((batch,), rows, device=theta.device) if self.lengths is None else self.lengths
@@ -404,6 +407,7 @@ class AlignmentCRF(StructDistribution):
         return DAGPaths(dag, torch.cat((moves, ends), 1), omega=omega)
 
     def _events(self, paths: Tensor) -> Tensor:
+        """Copy the weight of each move to its entry ``[row, column, kind of move]``."""
         events = paths.new_zeros((*paths.shape[:-1], self.event_shape.numel()))
         events = events.index_add(-1, self._parts, paths[..., : self._parts.shape[0]])
         return events.reshape(*paths.shape[:-1], *self.event_shape)

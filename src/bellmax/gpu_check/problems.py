@@ -47,6 +47,7 @@ def _lengths(scores: Tensor, dim: int = 1) -> Tensor:
 
 
 def _chain_scores(shape: Shape) -> list[Tensor]:
+    """Return random scores of a chain, with one forbidden transition."""
     batch, steps, states = shape
     transitions = _random(states, states)
     transitions[0, -1] = -math.inf if states > 1 else 0.0
@@ -54,6 +55,7 @@ def _chain_scores(shape: Shape) -> list[Tensor]:
 
 
 def _from_scores(scores: list[Tensor], omega: Omega) -> Tensor:
+    """Return the value of a chain of sequences with different lengths."""
     emissions, transitions, start, end = scores
     lengths = _lengths(emissions)
     return bx.Chain.from_scores(emissions, transitions, start=start, end=end, lengths=lengths, omega=omega).value
@@ -70,6 +72,7 @@ def _dtw(scores: list[Tensor], omega: Omega) -> Tensor:
 
 
 def _ctc(scores: list[Tensor], omega: Omega) -> Tensor:
+    """Return the value of CTC for targets that use each label in turn."""
     (logits,) = scores
     batch, frames, classes = logits.shape
     labels = max(frames // 7, 1)
@@ -93,6 +96,7 @@ def _transducer(scores: list[Tensor], omega: Omega) -> Tensor:
 
 
 def _graph(scores: list[Tensor], omega: Omega) -> Tensor:
+    """Return the value of a graph of levels in which each node leads to all nodes of the next level."""
     (weights,) = scores
     batch, levels, width, _ = weights.shape
     nodes = torch.arange(levels * width).reshape(levels, width) + 1

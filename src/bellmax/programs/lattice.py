@@ -423,6 +423,7 @@ def bands(band: float, count: int, device: torch.device) -> Tensor:
 
 @cached_when_eager
 def _bands(band: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a band for each member of a batch, rounded up so that float32 does not narrow it."""
     if dtype == torch.float32 and np.float32(band) < band:
         band = float(np.nextafter(np.float32(band), np.float32(math.inf)))
     return torch.full((count,), band, dtype=dtype, device=device)

@@ -130,6 +130,7 @@ def _cityblock(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Return distances ‖x_i − y_j‖, with gradient 0 where two points coincide."""
     if x.shape[-1] == 1:
         return _cityblock(x, y)
     squared = _sqeuclidean(x, y)

@@ -38,6 +38,7 @@ class Output(Protocol):
 
 
 def _assign(matrix: Any, block: Block, values: Any, mirrored: bool) -> None:
+    """Write a block of distances to the matrix, and its transpose to the mirrored block."""
     matrix[block.rows, block.columns] = values
     if mirrored:
         matrix[block.columns, block.rows] = values.T

@@ -318,6 +318,7 @@ class ScoredChain(Chain):
         return entropy.to(torch.promote_types(self.dtype, torch.float32))
 
     def _direction(self, z: Tensor | ScoresLike) -> list[Tensor]:
+        """Return a direction as four tensors shaped like the scores. A single tensor is one of the emissions."""
         if isinstance(z, Tensor):
             z = (z, None, None, None)
         if len(z) != 4:
@@ -335,6 +336,7 @@ class ScoredChain(Chain):
     def _why_forbidden(
         self, batch: tuple[int, ...], gap: Gap, sources: list[int], states: list[int]
     ) -> tuple[str, str]:
+        """Name the score that is −∞ between the source states and the states of a gap."""
         emissions, transitions, start, end = self._scores
         to = self._show(states)
         if self._solver.dims[1] == 3:
@@ -357,6 +359,7 @@ class ScoredChain(Chain):
         return scores if self._tags is None else f"the constraints allow no {forbidden}"
 
     def _score_of(self, sequence: Tensor) -> Tensor:
+        """Return the sum of the scores along sequences (..., T), of the batch shape, without the potentials."""
         unmasked, states = self._unmasked, self.event_shape[1]
         sequence = sequence.masked_fill(~unmasked, 0)
         emissions, transitions, start, end = self._scores

@@ -309,6 +309,7 @@ def concatenated(targets: Tensor, batch: int) -> str:
 
 
 def _check_shapes(log_probs: Tensor, targets: Tensor, blank: int) -> None:
+    """Raise ``ValueError`` unless shapes and dtypes of log_probs and targets are valid and blank is a class."""
     shape = check_tensor("log_probs", log_probs).shape
     if len(shape) < 2 or 0 in shape[-2:]:
         raise ValueError(f"log_probs must have shape (..., T, V) with T, V >= 1, got {tuple(shape)}")

@@ -96,6 +96,7 @@ class StepSolver(Solver):
         self._cost = scores[0]
 
     def _version(self) -> tuple[int, ...]:
+        """Return the key of cached results, which depend on the cost and on the costs of moves."""
         sources = (self._cost, self.omega.gamma, self.step_weights, self.step_penalties)
         tensors = [tensor for tensor in sources if isinstance(tensor, Tensor)]
         if any(tensor.is_inference() for tensor in tensors):  # torch does not count their changes in place
@@ -379,6 +380,7 @@ class DTW(LatticePaths):
     # --- costs of moves
 
     def _with(self, scores: Sequence[Tensor], omega: Regularizer) -> Self:
+        """Return this distribution with another cost; the costs of moves stay."""
         if isinstance(self._solver, StepSolver):
             return self._by(self._solver.with_cost(scores[0], omega))
         return super()._with(scores, omega)

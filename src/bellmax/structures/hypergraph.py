@@ -344,6 +344,7 @@ def _read(edges: Hyperedges) -> _Rows:
 
 
 def _read_array(edges: Any) -> _Rows:
+    """Read edges from an array (E, 1 + A): the head of each edge, then its tails, padded with −1."""
     tensor = torch.as_tensor(edges)
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(tensor.shape)}")
@@ -353,6 +354,7 @@ def _read_array(edges: Any) -> _Rows:
 
 
 def _read_list(rows: list[Any]) -> _Rows:
+    """Read edges from rows (head, tails). Nodes that are not numbers are numbered in the order of their appearance."""
     if not rows:
         raise ValueError("edges must have at least one row (head, tails), got none")
     for i, row in enumerate(rows):

@@ -177,6 +177,7 @@ States: TypeAlias = "int | Mapping[int, ScoreLike | None]"
 
 
 def _endpoints(cells: str, states: tuple[States, ...]) -> _Endpoints:
+    """Return the cells and states where paths start or end, with the score of each state."""
     scores: dict[int, ScoreLike | None] = {}
     for state in states or (0,):
         scores |= dict(state) if isinstance(state, Mapping) else {state: None}

@@ -233,6 +233,7 @@ def _by_first_step(segments: Tensor) -> Tensor:
 
 
 def _check_shape(name: str, score: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a score. Raises ``ValueError`` unless its last dimensions are ``shape``."""
     if check_tensor(name, score).shape[-len(shape) :] != shape:
         needed = ", ".join(map(str, shape))
         raise ValueError(f"{name} must have shape (..., {needed}), got {tuple(score.shape)}")

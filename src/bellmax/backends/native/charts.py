@@ -88,7 +88,7 @@ class NativeCharts(Expanded):
         if label_probability is not None:
             along = (label_probability * along.masked_fill(label_probability == 0, 0)).sum(-1)
         product = torch.empty_like(expected)
-        self._call("hessian", _without_labels(scores), index, seed.contiguous(), along.contiguous(), product)
+        self._call("hessian", _without_labels(scores), index, seed, along.contiguous(), product)
         if label_probability is None:
             return [product]
         change = omega.hessian_product(label_probability, z[0])

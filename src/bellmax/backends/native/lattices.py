@@ -97,6 +97,7 @@ class NativeLattice:
         return self._forward(theta, tape, index, omega), tape
 
     def _forward(self, theta: Tensors, tape: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
+        """Compute the value (B,) and fill the tape, unless it is empty. Raises ``ValueError`` for invalid scores."""
         value = theta[0].new_empty(theta[0].shape[0])
         if not self._run_forward(theta, value, tape, index, omega):
             self.program.check(theta, index)
@@ -109,7 +110,7 @@ class NativeLattice:
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         arrays = self._arrays(theta, index)
         gradients = self._empty_gradients(arrays)
-        args = arrays, tape.contiguous(), seed.contiguous(), gradients
+        args = arrays, tape.contiguous(), seed, gradients
         self._call("lattice_backward", theta, index, omega, *args)
         return self._onto_theta(gradients, theta, index)
 
@@ -118,7 +119,7 @@ class NativeLattice:
     ) -> Tensors:
         arrays = self._arrays(theta, index)
         products = self._empty_gradients(arrays)
-        args = arrays, tape.contiguous(), seed.contiguous(), self._tangents(z, arrays, index), products
+        args = arrays, tape.contiguous(), seed, self._tangents(z, arrays, index), products
         self._call("lattice_hessian", theta, index, omega, *args)
         return self._onto_theta(products, theta, index)
 
@@ -165,14 +166,14 @@ class NativeRows(NativeLattice):
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
         gradients = empty_like(theta)
-        self._sweep("rows_backward", tape.contiguous(), theta, index, omega, seed.contiguous(), gradients)
+        self._sweep("rows_backward", tape.contiguous(), theta, index, omega, seed, gradients)
         return gradients
 
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
         products = empty_like(theta)
-        args = seed.contiguous(), contiguous(z), products
+        args = seed, contiguous(z), products
         self._sweep("rows_hessian", tape.contiguous(), theta, index, omega, *args)
         return products
 

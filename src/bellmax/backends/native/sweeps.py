@@ -31,13 +31,15 @@ class NativeSweeps:
         self.prefix, self.index_size = f"{structure}_", _INDEX_SIZE[structure]
 
     def _call(self, name: str, tensors: Tensors, index: Tensors, omega: Regularizer) -> Any:
-        """Call a kernel with contiguous tensors, which include its outputs. Return what it returns."""
+        """Call a kernel with contiguous tensors, which include its outputs. Return what it returns.
+
+        Vectors, such as a seed, may have any stride.
+        """
         kernel = omega.kernel
         assert kernel is not None
+        readable = [t if t.ndim == 1 else t.contiguous() for t in tensors]
         try:
-            return call(
-                self.prefix + name, *[t.contiguous() for t in tensors], *padded(index, self.index_size), *kernel
-            )
+            return call(self.prefix + name, *readable, *padded(index, self.index_size), *kernel)
         except ValueError:
             self.program.check_index(tensors, index)  # raises a message with the argument and the value
             raise

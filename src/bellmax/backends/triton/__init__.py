@@ -80,6 +80,7 @@ class _FallbackSweeps:
         self._structure, self._backends = structure, backends
 
     def _sweeps_for(self, theta: Tensors, kernel: Kernel | None) -> Sweeps:
+        """Return the sweeps of the first backend that serves this Ω on the device of θ."""
         device = theta[0].device
         served = (b for b in self._backends if b.serves(self._structure, device, kernel))
         return next(served).sweeps(self._structure)
