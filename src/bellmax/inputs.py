@@ -118,12 +118,9 @@ def _first_non_number(array: NDArray[Any]) -> str:
 
 def as_floating(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Convert tensors to the widest floating point dtype among them, or to torch's default if all are integers."""
-    first = tensors[0].dtype
-    if first.is_floating_point and {tensor.dtype for tensor in tensors} == {first}:
-        return list(tensors)
     types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     widest = reduce(torch.promote_types, types) if types else torch.get_default_dtype()
-    return [tensor.to(widest) for tensor in tensors]
+    return [tensor if tensor.dtype == widest else tensor.to(widest) for tensor in tensors]
 
 
 def as_series(name: str, numbers: object) -> Tensor:

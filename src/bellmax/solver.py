@@ -30,11 +30,8 @@ def version_of(tensors: Tensors) -> tuple[int, ...]:
 
     It holds the inference mode, whose tensors autograd cannot use, and how often each tensor was changed in place.
     """
-    return () if torch.compiler.is_compiling() else _eager_version(tensors)
-
-
-def _eager_version(tensors: Tensors) -> tuple[int, ...]:
-    """Return what :func:`version_of` returns, if nothing is compiled."""
+    if torch.compiler.is_compiling():
+        return ()
     changes = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
     return torch.is_inference_mode_enabled(), *changes
 
@@ -509,7 +506,7 @@ class Solver:
 
     def eager_theta(self) -> tuple[Tensor, ...]:
         """Return θ/γ as a flat batch without a graph, if nothing is transformed."""
-        return self._eager_theta(_eager_version(self.inputs))
+        return self._eager_theta(self._version())
 
     def _eager_theta(self, version: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Return θ/γ from the cache, or compute it; ``version`` is the version of the inputs."""
@@ -523,7 +520,7 @@ class Solver:
 
     def eager_forward(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Return θ/γ, DP_Ω(θ/γ) and the tape, all without a graph, if nothing is transformed."""
-        version = _eager_version(self.inputs)
+        version = self._version()
         theta = self._eager_theta(version)
         swept = self._swept.get(version)
         if swept is None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from support.inside import loading
 from support.kernels import needs_kernels
 from support.problems import OMEGAS, layered_edges, potentials
+from support.structures import STRUCTURES
 
 import bellmax as bx
 
@@ -52,6 +54,40 @@ def test_kernels_refuse_what_does_not_fit() -> None:
     level = torch.empty(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="shapes of tensors do not fit"):
         loading.kernels.dag_levels(torch.zeros((2, 3), dtype=torch.int64), level)
+
+
+@pytest.mark.parametrize("name", ["Chain", "ScoredChain", "DAG", "DTW", "Monotone", "SpanTrees"])
+def test_the_gradient_of_the_values_may_have_any_stride(name: str) -> None:
+    structure = STRUCTURES[name]
+    x = torch.rand(4, *structure.shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    every_other, equal = torch.arange(8.0)[::2], torch.tensor(2.0).expand(4)
+    for seed in (every_other, equal):
+        for create_graph in (False, True):  # by the kernel of the gradient, and by the general sweeps
+            value = structure.make(x).value
+            (strided,) = torch.autograd.grad(value, x, seed, retain_graph=True, create_graph=create_graph)
+            (contiguous,) = torch.autograd.grad(value, x, seed.contiguous())
+            assert strided.equal(contiguous)
+    (product,) = torch.autograd.grad(strided, x, torch.ones_like(x)[..., :1].expand_as(x))
+    assert product.isfinite().all()
+
+
+def test_tensors_without_the_exchange_table_of_dlpack() -> None:
+    """Before version 2.10, torch has no such table, and kernels read the attributes of tensors."""
+    code = """
+        import torch
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            del torch.Tensor.__dlpack_c_exchange_api__
+        import bellmax as bx
+        x = torch.arange(24.0).reshape(4, 3, 2).transpose(0, 1).requires_grad_()
+        p = bx.DTW(x)
+        p.value.backward(torch.arange(6.0)[::2])
+        print(p.backend, x.grad.sum((1, 2)).tolist())
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
+    x = torch.arange(24.0).reshape(4, 3, 2).transpose(0, 1).requires_grad_()
+    bx.DTW(x).value.backward(torch.arange(6.0)[::2])
+    assert x.grad is not None
+    assert done.stdout.strip() == f"native {x.grad.sum((1, 2)).tolist()}"
 
 
 @pytest.mark.parametrize("name", list(OMEGAS))

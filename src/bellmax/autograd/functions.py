@@ -63,7 +63,8 @@ class SweepFunction(LeanFunction):
 
 
 def _split(run: SweepRunner, tensors: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
-    """Split tensors into θ, the tape, groups of these sizes, and the index."""
+    """Split the arguments of a Function, which torch passes as one sequence, into θ, the tape, groups of these sizes,
+    and the index."""
     groups = []
     for size in (run.count, 1, *sizes):
         groups.append(tensors[:size])

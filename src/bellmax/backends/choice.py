@@ -38,7 +38,6 @@ class _Request(threading.local):
 
 
 _request = _Request()
-_FIRST = next(iter(BACKENDS.values()))
 
 
 @contextmanager
@@ -97,7 +96,10 @@ def choose_backend(structure: str, device: torch.device, kernel: Kernel | None) 
         raise ValueError(f"the native backend runs on the CPU, got tensors on {device}")
     if requested == "triton" and not BACKENDS[requested].serves("chain", device, Kernel("hard")):
         raise ValueError(f"the triton backend runs on GPUs, got tensors on {device}")
-    return next(name for name, backend in BACKENDS.items() if backend.serves(structure, device, kernel))
+    for name, backend in BACKENDS.items():
+        if backend.serves(structure, device, kernel):
+            return name
+    raise AssertionError("the reference backend serves every structure")
 
 
 def backend_states(device: torch.device) -> dict[str, str]:
@@ -113,8 +115,6 @@ def backend_states(device: torch.device) -> dict[str, str]:
 
 def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
     """As :func:`choose_backend`, for a structure that is built now; warns if the kernels are not compiled."""
-    if _request.name is None and _FIRST.serves(structure, device, kernel):
-        return _FIRST.name
     name = choose_backend(structure, device, kernel)
     if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
         _warn_slow()
