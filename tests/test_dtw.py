@@ -293,12 +293,12 @@ def test_value_alone_keeps_no_tape(omega: bx.Regularizer) -> None:
             alone = bx.DTW(cost, lengths=lengths, omega=omega)
             value = alone.value
         plain = bx.DTW(cost.detach(), lengths=lengths, omega=omega).value
-    assert [call.args[2].numel() for call in calls] == [0, 0]
+    assert [call.args[-2].numel() for call in calls] == [0, 0]
     graph = bx.DTW(cost, lengths=lengths, omega=omega)
     with took("lattice_forward", times=1) as calls:
         for got in (value, plain):
             close(got, graph.value, 1e-14)
-    assert calls[0].args[2].numel() > 0
+    assert calls[0].args[-2].numel() > 0
     with torch.no_grad():
         assert torch.equal(alone.expected_path, graph.expected_path)  # needs a tape
     with torch.inference_mode():

@@ -205,6 +205,12 @@ PyObject* Call::take() {
     return *next++;
 }
 
+void* Call::pointer(const char* capsule_name) {
+    void* const found = PyCapsule_GetPointer(take(), capsule_name);
+    needs_type(found);
+    return found;
+}
+
 Call Call::split(int count) {
     needs_type(last - next >= count);
     last -= count;
@@ -280,12 +286,13 @@ OmegaParameters Call::omega() {
 
 Tensor Call::tensor() { return tensor_of(take()); }
 
-PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept {
+namespace {
+
+// Runs an action that returns an object; exceptions become those of Python.
+template <class Action>
+PyObject* guarded(Action action) noexcept {
     try {
-        Call call(arguments, arguments + count);
-        const bool is_double = for_float != for_double && call.is_double();  // a failed look costs more than a tensor
-        const bool result = (is_double ? for_double : for_float)(call);
-        return PyBool_FromLong(result);
+        return action();
     } catch (const Interrupted&) {  // the exception of the signal's handler is set
     } catch (const WrongType&) {
         PyErr_SetString(PyExc_TypeError, "bellmax kernels: an argument has the wrong type");
@@ -297,6 +304,23 @@ PyObject* answer(Binding for_float, Binding for_double, PyObject* const* argumen
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
     return nullptr;
+}
+
+}  // namespace
+
+PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept {
+    return guarded([=] {
+        Call call(arguments, arguments + count);
+        const bool is_double = for_float != for_double && call.is_double();  // a failed look costs more than a tensor
+        return PyBool_FromLong((is_double ? for_double : for_float)(call));
+    });
+}
+
+PyObject* answer(Maker make, PyObject* const* arguments, Py_ssize_t count) noexcept {
+    return guarded([=] {
+        Call call(arguments, arguments + count);
+        return make(call);
+    });
 }
 
 }  // namespace bellmax

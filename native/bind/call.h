@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
@@ -88,6 +89,7 @@ class Call {
     PyObject* const* last;
 
     PyObject* take();
+    void* pointer(const char* capsule_name);
 
 public:
     Call(PyObject* const* from, PyObject* const* to) : next(from), last(to) {}
@@ -99,6 +101,14 @@ public:
     // True if the first tensor of floats or doubles is of doubles.
     bool is_double() const { return is_double(next, last); }
     static bool is_double(PyObject* const* from, PyObject* const* to);
+
+    // Passes over the next arguments.
+    void skip(int count) { next += count; }
+    // The object that capsule_of() made.
+    template <class T>
+    const T& capsule() {
+        return *static_cast<const T*>(pointer(T::name));
+    }
 
     int64_t integer();
     double number();
@@ -168,6 +178,27 @@ using Binding = bool (*)(Call&);
 
 // Calls the first binding, or the second if the numbers are doubles; exceptions become those of Python.
 PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept;
+
+// The same for a function that makes an object of Python.
+using Maker = PyObject* (*)(Call&);
+PyObject* answer(Maker, PyObject* const* arguments, Py_ssize_t count) noexcept;
+
+// An object of C++ that Python passes to later calls.
+template <class T>
+PyObject* capsule_of(std::unique_ptr<T> object) {
+    PyObject* const capsule = PyCapsule_New(object.get(), T::name, [](PyObject* own) {
+        delete static_cast<T*>(PyCapsule_GetPointer(own, T::name));
+    });
+    if (capsule) object.release();
+    return capsule;
+}
+
+template <Maker make>
+PyMethodDef maker(const char* name) {
+    PyObject* (*const function)(PyObject*, PyObject* const*, Py_ssize_t) =
+        [](PyObject*, PyObject* const* arguments, Py_ssize_t count) { return answer(make, arguments, count); };
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
+}
 
 template <Binding for_float, Binding for_double = for_float>
 PyMethodDef method(const char* name) {

@@ -1,10 +1,9 @@
 // Lattices: tables of moves, swept by strips or by rows; blocks of one alignment, and many short pairs.
 #include <cmath>
-#include <string>
+#include <memory>
 
-#include "../rows/rows.h"
-#include "../table/short_pairs.h"
-#include "../table/table.h"
+#include "../lattice/lattice.h"
+#include "../series/short_pairs.h"
 #include "call.h"
 
 namespace bellmax {
@@ -12,11 +11,6 @@ namespace {
 
 const LatticeKernels& lattices() {
     static const LatticeKernels best = BELLMAX_BEST(lattice_kernels());
-    return best;
-}
-
-const RowsKernels& by_rows() {
-    static const RowsKernels best = BELLMAX_BEST(rows_kernels());
     return best;
 }
 
@@ -49,14 +43,15 @@ public:
 };
 
 // A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbours: lines as long as the
-// pair's rows. At the end of the arguments: the rows, the columns and the band of the pair, the first row and column of
-// the block, Ω, threads.
+// rows of the pair. At the end of the arguments: the rows, the columns and the band of the pair, the first row and column
+// of the block, Ω, threads.
 template <class S>
 struct Block : LatticeProblem {
     int64_t pair[2];
     double width;
     bool is_last;
-    Scores cost[6] = {};
+    SlotTerm cost_term{0, 0, false, 1, {}};
+    TermTensor cost;
 
     explicit Block(Call& call) : Block(call, call.split(8)) {}
     Block(Call& call, Call where) : LatticeProblem{} {
@@ -66,19 +61,24 @@ struct Block : LatticeProblem {
         std::copy(all_moves, all_moves + 3, table);
         starts = ends = {Place::corner, 1};
         is_double = sizeof(S) == sizeof(double);
+        is_block = true;
         scale = -1;
-        const Tensor given = call.tensor();
-        Call::array<const S>({1, any_size, any_size}, given);
+        const Tensor matrix = call.tensor();
+        Call::array<const S>({1, any_size, any_size}, matrix);
         batch = 1;
-        rows = given.shape[1];
-        columns = given.shape[2];
+        rows = matrix.shape[1];
+        columns = matrix.shape[2];
         pair[0] = where.integer();
         pair[1] = where.integer();
         width = where.number();
         row = where.integer();
         column = where.integer();
-        cost[0] = by_cell(given.numbers);
-        scores = cost;
+        cost = like_cost(matrix.numbers);
+        cost_term.axes[0] = {Follows::row, -row, 0, nullptr, 0};
+        cost_term.axes[1] = {Follows::column, -column, 0, nullptr, 0};
+        terms = &cost_term;
+        tensors = &cost;
+        terms_count = score_tensors = 1;
         omega = where.omega();
         threads = int(where.integer());
         lengths = pair;
@@ -89,7 +89,7 @@ struct Block : LatticeProblem {
              "the block does not fit the pair");
     }
 
-    Scores by_cell(void* numbers) const { return {numbers, rows * columns, columns, 1, all(), 0}; }
+    TermTensor like_cost(void* numbers) const { return {numbers, 2, {rows, columns}, false}; }
 
     // One of no numbers stands for none; else it is as for all columns up to the last of the block.
     void read_tape(Call& call) {
@@ -130,11 +130,11 @@ bool dtw_backward_block(Call& call) {
     p.read_tape(call);
     need(p.tape, "the tape was not kept");
     const double seed = *call.array<const S>({1});
-    Scores out[6] = {p.by_cell(call.array<S>({1, p.rows, p.columns}))};
+    const TermTensor out = p.like_cost(call.array<S>({1, p.rows, p.columns}));
     p.line_above = p.template read_line<const double>(call, p.row > 0);
     p.mass_below = p.template read_line<const double>(call, !p.is_last);
     p.mass_above = p.template read_line<double>(call, p.row > 0);
-    return run(lattices().backward, p, &seed, out);
+    return run(lattices().backward, p, &seed, &out);
 }
 
 bool dtw_fits_products(Call& call) {
@@ -173,202 +173,130 @@ bool dtw_short_pairs(Call& call) {
     return run(best.values, p, values);
 }
 
-// A table of moves. At the end of the arguments: the table, rows, columns, lengths, bands, Ω, threads. The table is
-// integers: −1 if scores are costs, else 1; the states; the place and the states, as bits, where paths start, the same
-// where they end; the number of moves; for each move, rows, columns, the state it leads from and the one it leads to;
-// then what a problem adds.
-template <class Problem>
-struct OfTable : Problem {
-    using Problem::batch, Problem::columns, Problem::rows, Problem::states, Problem::moves, Problem::table;
-    using Problem::tape;
-    static constexpr int arguments = 8;
-    Call index;
-    Regions regions;
-    std::vector<int64_t> integers;
-    const int64_t* next;  // the first integer that was not read
+// A table of moves with the terms of its scores, read once for all calls.
+struct PreparedLattice {
+    static constexpr const char* name = "bellmax.lattice";
+    double scale;
+    int states, moves;
+    Move table[most_moves];
+    Ends starts, ends;
+    std::vector<SlotTerm> terms;  // `constant` is the number of the labels of an axis that follows labels
 
-    OfTable(Call last, int64_t batch) : Problem{}, index(last), integers(index.integers()), next(integers.data()) {
-        this->batch = batch;
-        rows = index.integer();
-        columns = index.integer();
-        read_table();
-        regions.set(*this, index);
-        this->omega = index.omega();
-        this->threads = threads_for(batch * rows * columns * (moves + 1), int(index.integer()));
-    }
-
-    int64_t unread() const { return integers.data() + integers.size() - next; }
-
-    void read_table() {
-        need(unread() >= 7, "a table has a sense, states, starts, ends and moves");
-        this->scale = double(next[0]);
-        need(next[1] > 0 && next[1] <= most_states, "a lattice has up to 8 states");
-        states = int(next[1]);
-        this->starts = ends_of(next + 2);
-        this->ends = ends_of(next + 4);
-        need(next[6] >= 0 && next[6] <= most_moves, "a lattice has up to 16 moves");
-        moves = int(next[6]);
-        next += 7;
-        need(unread() >= 4 * moves, "a move has four integers");
-        for (int m = 0; m < moves; ++m, next += 4) {
-            const int64_t di = next[0], dj = next[1], from = next[2], to = next[3];
-            need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < states && to < states, "a move is out of range");
-            need(di + dj > 0 || from < to, "a move that stays in its cell must lead to a higher state");
-            // A move that is longer than the lattice has no source, whatever its length.
-            table[m] = {std::min(di, rows), std::min(dj, columns), int(from), int(to)};
-        }
-    }
-
-    static Ends ends_of(const int64_t* given) {
-        const bool is_place = given[0] >= 0 && given[0] <= int64_t(Place::anywhere);
-        need(is_place && given[1] >= 0 && given[1] < 1 << most_states, "there is no such place");
-        return {Place(given[0]), std::uint32_t(given[1])};
-    }
-
-    // A number for each lattice, in float or double.
-    void write_batch(const std::vector<double>& numbers, const Tensor& to) const {
-        if (to.kind == Kind::float64) {
-            std::copy(numbers.begin(), numbers.end(), Call::array<double>({batch}, to));
-        } else {
-            std::copy(numbers.begin(), numbers.end(), Call::array<float>({batch}, to));
-        }
-    }
-
-    // One of no numbers stands for none.
-    void read_tape(const Tensor& found, int64_t size) {
-        double* const numbers = Call::array<double>({batch, any_size}, found);
-        need(found.shape[1] == 0 || found.shape[1] == size, "the tape does not fit the lattice");
-        tape = found.shape[1] ? numbers : nullptr;
-    }
-    void need_tape(const Tensor& found, int64_t size) {
-        read_tape(found, size);
-        need(tape, "the tape was not kept");
-    }
+    int slots() const { return 3 * states + moves; }
 };
 
-// At the beginning of the arguments, a list of arrays of scores, and a tensor whose first size is the batch's. The table
-// adds, for each score: the number of its array, −1 for no score; 1 if the array is a window of the cells, else 0; the
-// row and the column where the window begins.
-struct Lattice : OfTable<LatticeProblem> {
-    static constexpr int per_score = 4;
-    Tensor first;
-    std::vector<Scores> own;
+Ends ends_of(const int64_t* integers) {
+    const bool is_place = integers[0] >= 0 && integers[0] <= int64_t(Place::anywhere);
+    need(is_place && integers[1] >= 0 && integers[1] < 1 << most_states, "there is no such place");
+    return {Place(integers[0]), std::uint32_t(integers[1])};
+}
 
-    explicit Lattice(Call& call) : Lattice{call.split(arguments), call.list(), call.tensor()} {}
-    Lattice(Call last, const std::vector<PyObject*>& given, const Tensor& first)
-        : OfTable(last, first.shape[0]), first(first) {
-        need(unread() == per_score * scores_count(), "a lattice has scores of states, moves, starts and ends");
-        is_double = Call::is_double(given.data(), given.data() + given.size());
-        own = arrays(given, -scale * HUGE_VAL);
-        scores = own.data();
+Move move_of(const int64_t* integers, int states) {
+    const int64_t di = integers[0], dj = integers[1], from = integers[2], to = integers[3];
+    need(di >= 0 && dj >= 0 && from >= 0 && to >= 0 && from < states && to < states, "a move is out of range");
+    need(di + dj > 0 || from < to, "a move that stays in its cell must lead to a higher state");
+    return {di, dj, int(from), int(to)};
+}
+
+SlotTerm term_of(const int64_t* integers, double coefficient, int slots) {
+    need(integers[0] >= 0 && integers[0] < slots && integers[1] >= 0, "a term is out of range");
+    SlotTerm term{int(integers[0]), int(integers[1]), integers[2] != 0, coefficient, {}};
+    for (int d = 0; d < most_axes; ++d) {
+        const int64_t* const axis = integers + 3 + 3 * d;
+        need(axis[0] >= 0 && axis[0] <= int(Follows::nothing) && axis[2] >= 0, "an axis is out of range");
+        term.axes[d] = {Follows(axis[0]), axis[1], axis[2], nullptr, 0};
+    }
+    return term;
+}
+
+// From integers: −1 if scores are costs, else 1; the number of states; the place and the states, as bits, where paths
+// start, the same where they end; the number of moves; for each move, rows, columns, the state that it leads from and the
+// one that it leads to; for each term, the slot, the number of a score or of a mask, 1 for a mask, and for each of three
+// axes what it follows, the offset, and the constant or the number of the labels. And the coefficients of the terms.
+PyObject* prepare_lattice(Call& call) {
+    const auto integers = call.integers();
+    const auto coefficients = call.numbers();
+    constexpr std::size_t head = 7, move_size = 4, term_size = 3 + 3 * most_axes;
+    need(integers.size() >= head, "a table has a sense, states, starts, ends and moves");
+    const int64_t* next = integers.data();
+    need(next[1] > 0 && next[1] <= most_states, "a lattice has up to 8 states");
+    need(next[6] >= 0 && next[6] <= most_moves, "a lattice has up to 16 moves");
+    auto prepared = std::make_unique<PreparedLattice>();
+    *prepared = {double(next[0]), int(next[1]), int(next[6]), {}, ends_of(next + 2), ends_of(next + 4), {}};
+    need(integers.size() == head + move_size * std::size_t(prepared->moves) + term_size * coefficients.size(),
+         "a table has four integers for each move and twelve for each term");
+    next += head;
+    for (int m = 0; m < prepared->moves; ++m, next += move_size) prepared->table[m] = move_of(next, prepared->states);
+    for (const double coefficient : coefficients) {
+        prepared->terms.push_back(term_of(next, coefficient, prepared->slots()));
+        next += term_size;
+    }
+    return capsule_of(std::move(prepared));
+}
+
+// The arguments of every kernel: the prepared lattice, rows, columns, lengths, bands, Ω, the scores, the labels, the
+// masks; and at the end, threads.
+struct Lattice : LatticeProblem {
+    Regions regions;
+    std::vector<TermTensor> read;
+    std::vector<SlotTerm> all_terms;
+
+    explicit Lattice(Call& call) : LatticeProblem{} {
+        const auto& prepared = call.capsule<PreparedLattice>();
+        scale = prepared.scale;
+        states = prepared.states;
+        moves = prepared.moves;
+        starts = prepared.starts;
+        ends = prepared.ends;
+        all_terms = prepared.terms;
+        rows = call.integer();
+        columns = call.integer();
+        for (int m = 0; m < moves; ++m) {  // a move that is longer than the lattice has no source, whatever its length
+            const Move& move = prepared.table[m];
+            table[m] = {std::min(move.di, rows), std::min(move.dj, columns), move.from, move.to};
+        }
+        Call lengths_and_bands = call;
+        call.skip(2);
+        omega = call.omega();
+        read_tensors(call);
+        regions.set(*this, lengths_and_bands);
+        threads = threads_for(batch * rows * columns * (moves + 1), int(call.split(1).integer()));
         tape_size = lattices().tape_size(*this);
     }
 
-    // Arrays have one entry or all along the batch, the rows and the columns, or are a window of the cells. None is 0, or
-    // not wanted. Moves outside of a window score `absent`.
-    std::vector<Scores> arrays(const std::vector<PyObject*>& sources, double absent, bool is_written = false) const {
-        std::vector<Scores> found(static_cast<std::size_t>(scores_count()));
-        for (int n = 0; n < scores_count(); ++n) {
-            const int64_t* const read = next + per_score * n;
-            need(read[0] < int64_t(sources.size()), "a score has an array");
-            if (read[0] < 0 || sources[std::size_t(read[0])] == Py_None) continue;
-            const Tensor array = Call::tensor_of(sources[std::size_t(read[0])]);
-            if (array.kind != (is_double ? Kind::float64 : Kind::float32)) throw WrongType();
-            const int64_t *const sizes = array.shape, full[3] = {batch, rows, columns};
-            const bool is_window = read[1] != 0, is_move = n >= states && n < states + moves;
-            bool fits = array.dims == 3;
-            for (int d = 0; d < 3; ++d) fits = fits && ((is_window && d > 0) || one_or(sizes[d], full[d]));
-            need(fits, "scores do not fit the lattice");
-            const int64_t size = array.size() * int64_t(is_double ? sizeof(double) : sizeof(float));
-            if (is_written) prefer_large_pages(array.numbers, size);
-            found[std::size_t(n)] = {array.numbers, sizes[0] == 1 ? 0 : sizes[1] * sizes[2],
-                                     is_window ? std::max<int64_t>(sizes[2], 1) : sizes[1] == 1 ? 0 : sizes[2],
-                                     sizes[2] == 1 && !is_window ? 0 : 1,
-                                     is_window ? Window{read[2], read[3], sizes[1], sizes[2]} : all(),
-                                     is_move ? absent : 0};
-        }
-        return found;
-    }
-    std::vector<Scores> directions(Call& call) const { return arrays(call.list(), 0); }
-    std::vector<Scores> results(Call& call) const { return arrays(call.list(), 0, true); }
-};
-
-bool lattice_forward(Call& call) {
-    Lattice p(call);
-    p.read_tape(call.tensor(), p.tape_size);
-    std::vector<double> values(std::size_t(p.batch));
-    const bool is_sound = run(lattices().forward, p, values.data());
-    p.write_batch(values, p.first);
-    return is_sound;
-}
-
-bool lattice_backward(Call& call) {
-    Lattice p(call);
-    p.need_tape(p.first, p.tape_size);
-    const auto seed = call.vector<double>(p.batch);
-    const auto out = p.results(call);
-    return run(lattices().backward, p, seed.data(), out.data());
-}
-
-bool lattice_hessian(Call& call) {
-    Lattice p(call);
-    p.need_tape(p.first, p.tape_size);
-    const auto seed = call.vector<double>(p.batch);
-    const auto z = p.directions(call), out = p.results(call);
-    return run(lattices().hessian, p, seed.data(), z.data(), out.data());
-}
-
-template <class Problem>
-bool draw(const Problem& p, void (*kernel)(const Problem&, int64_t, const double*, int64_t*), Call& call) {
-    const Tensor uniforms = call.tensor();
-    const int64_t draws = uniforms.shape[1];
-    const double* const numbers = Call::array<const double>({p.batch, draws, p.longest() + 1}, uniforms);
-    return run(kernel, p, draws, numbers, call.array<int64_t>({p.batch, draws, p.longest(), 2}));
-}
-
-bool lattice_sample(Call& call) {
-    Lattice p(call);
-    p.need_tape(p.first, p.tape_size);
-    return draw<LatticeProblem>(p, lattices().sample, call);
-}
-
-// A table whose moves all lead to a later row. At the beginning of the arguments: a tensor whose first size is the
-// batch's, lists of scores, labels and masks; before those of the table, the terms (terms, 3 + 9) with the number of a
-// score, of a tensor, whether that is a mask, and what three axes follow, offset and place, −1 for no axis; and their
-// coefficients. Costs are scores with coefficients of the other sign: then so are values and seeds.
-struct Rows : OfTable<RowsProblem> {
-    Tensor first;
-    std::vector<TermTensor> read;
-    std::vector<Tensor> labels;
-    std::vector<RowTerm> all;
-
-    explicit Rows(Call& call) : Rows{call.split(arguments), call.split(2), call.tensor(), call} {}
-    Rows(Call last, Call given, const Tensor& first, Call& call) : OfTable(last, first.shape[0]), first(first) {
-        need(unread() == 0, "the table is too long");
-        for (int m = 0; m < moves; ++m) need(table[m].di >= 1, "every move must lead to a later row");
-        const auto own = call.list();
-        is_double = !own.empty() && Call::tensor_of(own[0]).kind == Kind::float64;
-        read = tensors_of(own, is_double ? Kind::float64 : Kind::float32);
-        scores_tensors = int(read.size());
-        for (PyObject* const one : call.list()) {
-            labels.push_back(Call::tensor_of(one));
+    void read_tensors(Call& call) {
+        const auto scores = call.list();
+        need(!scores.empty(), "a lattice has scores");
+        const Tensor first = Call::tensor_of(scores[0]);
+        need(first.dims >= 1, "scores do not fit the lattice");
+        batch = first.shape[0];
+        is_double = first.kind == Kind::float64;
+        read = tensors_of(scores, is_double ? Kind::float64 : Kind::float32);
+        score_tensors = int(read.size());
+        std::vector<Tensor> labels;
+        for (PyObject* const source : call.list()) {
+            labels.push_back(Call::tensor_of(source));
             Call::array<const int64_t>({batch, any_size}, labels.back());
         }
         const auto masks = tensors_of(call.list(), Kind::boolean);
         read.insert(read.end(), masks.begin(), masks.end());
-        read_terms(given);
-        terms_count = int(all.size());
-        terms = all.data();
         tensors = read.data();
+        terms_count = int(all_terms.size());
+        terms = all_terms.data();
+        for (SlotTerm& term : all_terms) bind_term(term, labels);
     }
-    int64_t tape_size() const { return by_rows().tape_size(*this); }
-
-    std::vector<double> read_seed(Call& call) const {
-        auto seed = call.vector<double>(batch);
-        for (double& one : seed) one *= scale;
-        return seed;
+    void bind_term(SlotTerm& term, const std::vector<Tensor>& labels) const {
+        if (term.is_mask) term.tensor += score_tensors;
+        need(term.tensor < int(read.size()) && term.is_mask == (term.tensor >= score_tensors), "a term is out of range");
+        for (int d = 0; d < read[std::size_t(term.tensor)].dims; ++d) {
+            TermAxis& axis = term.axes[d];
+            if (axis.follows != Follows::label_of_row && axis.follows != Follows::label_of_column) continue;
+            need(axis.constant < int64_t(labels.size()), "a term has labels that are not there");
+            const Tensor& own = labels[std::size_t(axis.constant)];
+            axis.labels = static_cast<const int64_t*>(own.numbers);
+            axis.labels_count = own.shape[1];
+        }
     }
-
     std::vector<TermTensor> tensors_of(const std::vector<PyObject*>& sources, Kind kind) const {
         std::vector<TermTensor> found;
         for (PyObject* const source : sources) {
@@ -380,10 +308,10 @@ struct Rows : OfTable<RowsProblem> {
         }
         return found;
     }
-    // Tensors of the scores' shapes.
+    // Tensors of the shapes of the scores.
     std::vector<TermTensor> like_scores(Call& call) const {
         const auto found = tensors_of(call.list(), is_double ? Kind::float64 : Kind::float32);
-        bool fits = int(found.size()) == scores_tensors;
+        bool fits = int(found.size()) == score_tensors;
         for (std::size_t n = 0; fits && n < found.size(); ++n) {
             fits = found[n].dims == read[n].dims && found[n].is_shared == read[n].is_shared &&
                    std::equal(found[n].shape, found[n].shape + found[n].dims, read[n].shape);
@@ -391,7 +319,7 @@ struct Rows : OfTable<RowsProblem> {
         need(fits, "the shapes of tensors do not fit together");
         return found;
     }
-    // Those that are to be written.
+    // Those that kernels write.
     std::vector<TermTensor> results(Call& call) const {
         auto found = like_scores(call);
         for (const TermTensor& one : found) {
@@ -400,63 +328,55 @@ struct Rows : OfTable<RowsProblem> {
         }
         return found;
     }
-
-    void read_terms(Call& given) {
-        const Tensor listed = given.tensor();
-        const int64_t* row = Call::array<const int64_t>({any_size, 3 + 3 * most_axes}, listed);
-        for (const double coefficient : given.numbers()) {
-            need(int64_t(all.size()) < listed.shape[0], "there is a coefficient for each term");
-            RowTerm term{int(row[0]), int(row[1]), row[2] != 0, scale * coefficient, {}};
-            if (term.is_mask) term.tensor += scores_tensors;
-            need(row[0] >= 0 && row[0] < scores_count() && term.tensor >= 0 && term.tensor < int(read.size()) &&
-                     term.is_mask == (term.tensor >= scores_tensors),
-                 "a term is out of range");
-            row += 3;
-            for (int d = 0; d < most_axes; ++d, row += 3) {
-                need((row[0] >= 0) == (d < read[std::size_t(term.tensor)].dims) && row[0] <= int(Follows::nothing),
-                     "a term has an axis for each dimension");
-                TermAxis& axis = term.axes[d] = {Follows(row[0]), row[1], row[2], nullptr, 0};
-                if (axis.follows != Follows::label_of_row && axis.follows != Follows::label_of_column) continue;
-                need(row[2] >= 0 && row[2] < int64_t(labels.size()), "a term has labels that are not there");
-                axis.labels = static_cast<const int64_t*>(labels[std::size_t(row[2])].numbers);
-                axis.labels_count = labels[std::size_t(row[2])].shape[1];
-            }
-            all.push_back(term);
-        }
-        need(int64_t(all.size()) == listed.shape[0], "there is a coefficient for each term");
+    // A tape without numbers is none.
+    void read_tape(const Tensor& found) {
+        double* const numbers = Call::array<double>({batch, any_size}, found);
+        need(found.shape[1] == 0 || found.shape[1] == tape_size, "the tape does not fit the lattice");
+        tape = found.shape[1] ? numbers : nullptr;
+    }
+    void need_tape(const Tensor& found) {
+        read_tape(found);
+        need(tape, "the tape was not kept");
     }
 };
 
-bool rows_forward(Call& call) {
-    Rows p(call);
-    p.read_tape(call.tensor(), p.tape_size());
+bool lattice_forward(Call& call) {
+    Lattice p(call);
+    const Tensor value = call.tensor();
+    p.read_tape(call.tensor());
     std::vector<double> values(std::size_t(p.batch));
-    const bool is_sound = run(by_rows().forward, p, values.data());
-    for (double& value : values) value *= p.scale;
-    p.write_batch(values, p.first);
+    const bool is_sound = run(lattices().forward, p, values.data());
+    if (value.kind == Kind::float64) {
+        std::copy(values.begin(), values.end(), Call::array<double>({p.batch}, value));
+    } else {
+        std::copy(values.begin(), values.end(), Call::array<float>({p.batch}, value));
+    }
     return is_sound;
 }
 
-bool rows_backward(Call& call) {
-    Rows p(call);
-    p.need_tape(p.first, p.tape_size());
-    const auto seed = p.read_seed(call);
+bool lattice_backward(Call& call) {
+    Lattice p(call);
+    p.need_tape(call.tensor());
+    const auto seed = call.vector<double>(p.batch);
     const auto out = p.results(call);
-    return run(by_rows().backward, p, seed.data(), out.data());
+    return run(lattices().backward, p, seed.data(), out.data());
 }
 
-bool rows_hessian(Call& call) {
-    Rows p(call);
-    p.need_tape(p.first, p.tape_size());
-    const auto seed = p.read_seed(call);
+bool lattice_hessian(Call& call) {
+    Lattice p(call);
+    p.need_tape(call.tensor());
+    const auto seed = call.vector<double>(p.batch);
     const auto z = p.like_scores(call), out = p.results(call);
-    return run(by_rows().hessian, p, seed.data(), z.data(), out.data());
+    return run(lattices().hessian, p, seed.data(), z.data(), out.data());
 }
 
-bool rows_sample(Call& call) {
-    Rows p(call);
-    p.need_tape(p.first, p.tape_size());
-    return draw<RowsProblem>(p, by_rows().sample, call);
+bool lattice_sample(Call& call) {
+    Lattice p(call);
+    p.need_tape(call.tensor());
+    const Tensor uniforms = call.tensor();
+    const int64_t longest = p.longest(), draws = uniforms.shape[1];
+    int64_t* const paths = call.array<int64_t>({p.batch, draws, longest, 2});
+    return run(lattices().sample, p, draws, Call::array<const double>({p.batch, draws, longest + 1}, uniforms), paths);
 }
 
 #define BOTH(name) method<name<float>, name<double>>(#name)
@@ -471,10 +391,7 @@ PyMethodDef lattice_methods[] = {BOTH(dtw_forward_block),
                                  method<lattice_backward>("lattice_backward"),
                                  method<lattice_hessian>("lattice_hessian"),
                                  method<lattice_sample>("lattice_sample"),
-                                 method<rows_forward>("rows_forward"),
-                                 method<rows_backward>("rows_backward"),
-                                 method<rows_hessian>("rows_hessian"),
-                                 method<rows_sample>("rows_sample"),
+                                 maker<prepare_lattice>("prepare_lattice"),
                                  {}};
 
 }  // namespace bellmax

@@ -12,14 +12,14 @@
 
 #include "../base/simd.h"
 #include "../base/threads.h"
-#include "../table/region.h"
+#include "../lattice/region.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
 using std::int64_t;
-using table_engine::Region;
+using lattice::Region;
 using V = Vec<double>;
 using Mask = Shape<V>::Int;
 using Numbers = std::vector<double>;

@@ -101,7 +101,7 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
     tensors = tensors_of(lattice, rng, torch.float64)
     lengths = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
     options = [{"lengths": (ROWS, COLUMNS)}, {"lengths": lengths}, {"lengths": lengths, "band": 1.2}][seed % 3]
-    with took("rows_forward"), took("rows_backward"), took("rows_hessian", hessians(OMEGAS[name])):
+    with took("lattice_forward"), took("lattice_backward"), took("lattice_hessian", hessians(OMEGAS[name])):
         results = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
     with bx.use_backend("reference"):
         expected = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)

@@ -366,17 +366,17 @@ def lattice_of_long_moves(rng: np.random.Generator, by_rows: bool) -> bx.Lattice
             continue
 
 
-@pytest.mark.parametrize("forward", ["lattice_forward", "rows_forward"])
-def test_python_and_kernels_agree_on_the_sizes_of_tapes(forward: str) -> None:
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_python_and_kernels_agree_on_the_sizes_of_tapes(by_rows: bool) -> None:
     """A kernel refuses a tape of another size."""
     rng = np.random.default_rng(0)
     for _ in range(40):
-        lattice = lattice_of_long_moves(rng, by_rows=forward == "rows_forward")
+        lattice = lattice_of_long_moves(rng, by_rows)
         scores = normal(rng, *rng.integers(1, 150, size=2).tolist()).requires_grad_()
-        with took(forward, times=1) as calls:
+        with took("lattice_forward", times=1) as calls:
             _ = lattice.paths({"scores": scores}).value
         args = calls[0].args
         (n,) = [n for n, arg in enumerate(args) if getattr(arg, "dtype", None) == torch.float64 and arg.ndim == 2]
         assert args[n].numel()
         with pytest.raises(ValueError, match="the tape does not fit the lattice"):
-            getattr(loading.kernels, forward)(*args[:n], args[n][:, 1:].contiguous(), *args[n + 1 :])
+            loading.kernels.lattice_forward(*args[:n], args[n][:, 1:].contiguous(), *args[n + 1 :])

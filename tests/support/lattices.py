@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.backends.native.lattices import table_bytes, tape_size
+from bellmax.backends.native.lattices import row_tape_size, strip_tape_size, table_bytes
 from bellmax.backends.native.loading import kernels
-from bellmax.programs.table import Ends, Step, Table
+from bellmax.programs.table import Axis, Ends, Step, Table, Term
 from bellmax.regularizers import from_kernel
 
 Node = tuple[int, int, int]
@@ -40,53 +40,74 @@ class Lattice:
 
     # --- by kernels
 
-    def _table(self, omega: bx.Regularizer, threads: int) -> tuple[object, ...]:
+    def _problem(self, omega: bx.Regularizer) -> tuple[object, ...]:
+        """The first arguments of every kernel."""
         lengths = band = None
         if self.lengths is not None:
             lengths = torch.tensor(self.lengths)
             band = torch.tensor(self.band or [math.inf] * self.batch, dtype=torch.float64)
         assert omega.kernel is not None
         name, parameters = omega.kernel
-        table = table_bytes(self.table, range(len(self.scores)), [None] * len(self.scores))
-        return (table, self.rows, self.columns, lengths, band, name, list(parameters), threads)
+        program = kernels.prepare_lattice(table_bytes(self.table), [1.0] * len(self.table.reads))
+        return program, self.rows, self.columns, lengths, band, name, list(parameters), self.theta(self.scores), [], []
+
+    def theta(self, scores: Scores) -> list[Tensor]:
+        """Scores as tensors without the dimensions that they share. The first has the size of the batch."""
+        tensors = [s.reshape(len(s), *[n for n in s.shape[1:] if n > 1]) for s in scores if s is not None]
+        dtype = tensors[0].dtype if tensors else torch.float64
+        return [torch.zeros(self.batch, dtype=dtype), *tensors]
+
+    def by_slot(self, theta: list[Tensor]) -> Scores:
+        """The inverse of :meth:`theta`."""
+        tensors = iter(theta[1:])
+        return [None if s is None else next(tensors).reshape(s.shape) for s in self.scores]
 
     @property
     def table(self) -> Table:
+        def terms(slot: int) -> tuple[Term, ...]:
+            score = self.scores[slot]
+            if score is None:
+                return ()
+            axes = tuple(Axis(kind) for kind, size in zip("ij", score.shape[1:], strict=True) if size > 1)
+            return (Term(1 + sum(s is not None for s in self.scores[:slot]), 1.0, axes),)
+
+        moves, states = len(self.moves), self.states
+        nodes = tuple(terms(k) for k in range(states))
+        steps = tuple(Step(*move, terms(states + m), None) for m, move in enumerate(self.moves))
         start, end = (
-            Ends(kind, tuple(() if k in states else None for k in range(self.states)))
-            for kind, states in (self.start, self.end)
+            Ends(kind, tuple(terms(first + k) if k in allowed else None for k in range(states)))
+            for first, (kind, allowed) in ((states + moves, self.start), (2 * states + moves, self.end))
         )
-        steps = tuple(Step(*move, (), None) for move in self.moves)
-        return Table(self.states, steps, ((),) * self.states, start, end, (), 0, 0)
+        return Table(states, steps, nodes, start, end, (), 0, 0)
 
     def _tape(self) -> Tensor:
         """An uninitialized tape."""
-        return torch.empty(self.batch, tape_size(self.table, self.rows, self.columns), dtype=torch.float64)
+        by_rows = all(di > 0 for di, *_ in self.moves)
+        size = (row_tape_size if by_rows else strip_tape_size)(self.table, self.rows, self.columns)
+        return torch.empty(self.batch, size, dtype=torch.float64)
 
     def run(self, omega: bx.Regularizer, seed: Tensor, z: Scores, threads: int = 1) -> tuple[Tensor, Scores, Scores]:
         """The values, the gradients of ⟨seed, values⟩, and their derivative along z."""
-        table = self._table(omega, threads)
+        problem = self._problem(omega)
         value = torch.empty(self.batch, dtype=torch.float64)
         tape = self._tape()
-        assert kernels.lattice_forward(self.scores, value, tape, *table)
-        gradient, product = (
-            [None if s is None else torch.full_like(s, math.nan) for s in self.scores] for _ in range(2)
-        )
-        kernels.lattice_backward(self.scores, tape, seed, gradient, *table)
-        kernels.lattice_hessian(self.scores, tape, seed, z, product, *table)
-        return value, gradient, product
+        assert kernels.lattice_forward(*problem, value, tape, threads)
+        gradient, product = ([torch.full_like(t, math.nan) for t in self.theta(self.scores)] for _ in range(2))
+        kernels.lattice_backward(*problem, tape, seed, gradient, threads)
+        kernels.lattice_hessian(*problem, tape, seed, self.theta(z), product, threads)
+        return value, self.by_slot(gradient), self.by_slot(product)
 
     def sample(self, omega: bx.Regularizer, draws: int) -> list[list[list[tuple[Node, int]]]]:
         """For each lattice and draw the nodes of a path, each with the move that leads there, −1 for the first."""
-        table = self._table(omega, 1)
+        problem = self._problem(omega)
         value = torch.empty(self.batch, dtype=torch.float64)
         tape = self._tape()
-        kernels.lattice_forward(self.scores, value, tape, *table)
+        kernels.lattice_forward(*problem, value, tape, 1)
         longest = (self.rows + self.columns - 1) * self.states
         generator = torch.Generator().manual_seed(0)
         uniforms = torch.rand(self.batch, draws, longest + 1, generator=generator, dtype=torch.float64)
         paths = torch.empty(self.batch, draws, longest, 2, dtype=torch.int64)
-        kernels.lattice_sample(self.scores, tape, uniforms, paths, *table)
+        kernels.lattice_sample(*problem, tape, uniforms, paths, 1)
 
         def node(n: int) -> Node:
             return n // self.states // self.columns, n // self.states % self.columns, n % self.states

@@ -60,8 +60,6 @@ class LatticeProgram(Program):
         self._has_first_size = self._reads == [(True, (0, -2, 0), ()), (False, (0, -1, 0), ())]
         read = [(of_rows, first[:2], *(dim[:2] for dim in beside)) for of_rows, first, beside in self._reads]
         self.has_one_size = len(set(read)) == len(read)
-        masked = [False] * table.states + [move.where is not None for move in table.moves] + [False] * 2 * table.states
-        self.windows = [None if hidden else _window(t) for t, hidden in zip(table.terms, masked, strict=True)]
 
     # --- sizes
 
@@ -158,14 +156,14 @@ class LatticeProgram(Program):
 
     # --- the scores of slots
 
-    def slot_scores(self, theta: Tensors, index: Tensors, in_windows: bool = False) -> Arrays:
+    def slot_scores(self, theta: Tensors, index: Tensors) -> Arrays:
         """Return the score of each slot by cell, (B or 1, N or 1, M or 1); None if it is 0 everywhere.
 
         A move is forbidden where its mask is False or one of its scores has no entry. In other slots a missing entry
-        counts as 0. If ``in_windows``, a slot with a window gets its tensor unchanged, of the tensor's size.
+        counts as 0.
         """
         cells, masks, states = Cells(self.size(theta, index), index), self._masks(index), self.table.states
-        scores = self._sum_terms(theta, cells, self.table.absent, in_windows)
+        scores = self._sum_terms(theta, cells, self.table.absent)
         for slot, move in enumerate(self.table.moves, states):
             if move.where is not None:
                 allowed = _gather(move.where, masks[move.where.score], cells, False)
@@ -174,34 +172,28 @@ class LatticeProgram(Program):
                 scores[slot] = score.masked_fill(~allowed, self.table.absent)
         return scores
 
-    def slot_tangents(self, z: Tensors, index: Tensors, in_windows: bool = False) -> Arrays:
+    def slot_tangents(self, z: Tensors, index: Tensors) -> Arrays:
         """Return the derivative of :meth:`slot_scores` along z; 0 at missing entries and forbidden moves."""
-        return self._sum_terms(z, Cells(self.size(z, index), index), 0.0, in_windows)
+        return self._sum_terms(z, Cells(self.size(z, index), index), 0.0)
 
-    def _sum_terms(self, theta: Tensors, cells: Cells, absent: float, in_windows: bool) -> Arrays:
+    def _sum_terms(self, theta: Tensors, cells: Cells, absent: float) -> Arrays:
         """Add up the terms of each slot by cell. A missing entry is ``absent`` in a move and 0 in other slots."""
         totals: Arrays = []
-        for terms, is_move, window in zip(self.table.terms, self.is_move, self.windows, strict=True):
-            if in_windows and window is not None:
-                totals.append(theta[terms[0].score])
-                continue
+        for terms, is_move in zip(self.table.terms, self.is_move, strict=True):
             missing = absent if is_move else 0.0
             addends = [_gather(term, theta[term.score], cells, missing) for term in terms]
             totals.append(sum(addends[1:], start=addends[0]) if addends else None)
         return totals
 
-    def slots_to_theta(
-        self, gradients: Arrays, theta: Tensors, index: Tensors, in_windows: bool = False
-    ) -> list[Tensor]:
+    def slots_to_theta(self, gradients: Arrays, theta: Tensors, index: Tensors) -> list[Tensor]:
         """Apply the transpose of :meth:`slot_tangents`: gradients of slots become gradients in the shapes of θ."""
         cells = Cells(self.size(theta, index), index)
         totals: Arrays = [None] * len(theta)
-        for terms, gradient, window in zip(self.table.terms, gradients, self.windows, strict=True):
+        for terms, gradient in zip(self.table.terms, gradients, strict=True):
             if gradient is None:
                 continue
             for term in terms:
-                has_shape = in_windows and window is not None
-                addend = gradient if has_shape else _scatter(term, gradient, theta[term.score], cells)
+                addend = _scatter(term, gradient, theta[term.score], cells)
                 total = totals[term.score]
                 totals[term.score] = addend if total is None else total + addend
         return [torch.zeros_like(t) if total is None else total for total, t in zip(totals, theta, strict=True)]
@@ -349,17 +341,6 @@ class LatticeProgram(Program):
         is_edge = keys[order][position] == wanted
         flat = torch.zeros((*walks.shape[:2], len(keys) + 1), device=walks.device, dtype=wide_dtype(walks.device))
         return flat.scatter(-1, torch.where(is_edge, order[position], len(keys)), 1)[..., :-1]
-
-
-def _window(terms: tuple[Term, ...]) -> tuple[int, int] | None:
-    """First cell (i, j) with an entry if a slot reads one tensor [i + offset, j + offset] unchanged, else None.
-
-    Kernels read such a tensor in place, as a window of the grid, instead of a padded copy.
-    """
-    if len(terms) != 1 or terms[0].coefficient != 1 or [axis.kind for axis in terms[0].axes] != ["i", "j"]:
-        return None
-    i, j = terms[0].axes
-    return -i.offset, -j.offset
 
 
 _Dim = tuple[int, int, int]

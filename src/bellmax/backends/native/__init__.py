@@ -8,7 +8,7 @@ import bellmax.backends.native.loading as loading
 from bellmax.backends.fused import FusedKernels
 from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.labels import NativeLabelScores
-from bellmax.backends.native.lattices import NativeLattice, NativeRows
+from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.long_pairs import NativeLongPairs
 from bellmax.backends.native.neighbors import NativeNeighbors
 from bellmax.backends.native.scored_chain import NativeScoredChain
@@ -57,9 +57,7 @@ class Native:
     def _make_sweeps(self, structure: str) -> Sweeps:
         """The fastest sweeps of a structure that has no entry in ``STRUCTURES``."""
         program = PROGRAMS[structure]
-        if isinstance(program, LatticeProgram):
-            for kernels in (NativeRows, NativeLattice):
-                if kernels.serves(program):
-                    return kernels(program)
+        if isinstance(program, LatticeProgram) and NativeLattice.serves(program):
+            return NativeLattice(program)
         kind = NativeCharts if isinstance(program, ChartProgram) else Expanded
         return kind(program, self._sweeps[program.engine])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.fused import LongPair, LongPairTape
-from bellmax.backends.native.lattices import tape_size
+from bellmax.backends.native.lattices import strip_tape_size
 from bellmax.backends.native.loading import call
 from bellmax.programs.checks import reject_overflow
 from bellmax.programs.table import WARPING
@@ -95,7 +95,7 @@ class _ChunkSweep:
 
     def _tape(self, chunk: _Chunk, block: Tensor, halo_row: Tensor, uses_products: bool) -> Tensor:
         """Sweep a chunk forward again, for the tape that :meth:`forward` did not save."""
-        size = tape_size(WARPING, block.shape[1], chunk.columns.stop, chunk.rows.start)
+        size = strip_tape_size(WARPING, block.shape[1], chunk.columns.stop, chunk.rows.start)
         tape = torch.empty((1, size), dtype=torch.float64, device="cpu")
         outputs = block.new_empty(1), block.new_empty(1), tape, halo_row, self._halo_row()
         self._call("dtw_forward_block", chunk, block, *outputs, uses_products)

@@ -5,17 +5,14 @@
 
 #include "../base/memory.h"
 #include "../base/simd.h"
-#include "rows.h"
+#include "lattice.h"
+#include "region.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace row_engine {
+namespace lattice {
 
 using std::int64_t;
-
-constexpr int64_t group = 8;  // rows and columns come in multiples of it
-
-constexpr int64_t up_to_groups(int64_t n) { return (n + group - 1) / group * group; }
 
 // Columns, or rows, the last excluded.
 struct Span {
@@ -32,7 +29,7 @@ inline Span both(Span a, Span b) { return {std::min(a.from, b.from), std::max(a.
 
 // Numbers by row and column: row after row, or one row for all if `stride` is 0.
 template <class Real>
-struct Tile {
+struct RowBlock {
     Real* numbers;
     int64_t stride;
 
@@ -41,7 +38,8 @@ struct Tile {
 
 // A term as one lattice reads it: the entry of a cell is at the place of its row plus the place of its column.
 class Term {
-    const RowTerm& own;
+    const SlotTerm& own;
+    const double coefficient;
     const TermTensor& tensor;
     const int64_t b;
     int64_t strides[most_axes];
@@ -58,7 +56,7 @@ class Term {
     // The index along a dimension; −1 where there is none.
     int64_t index(int d, int64_t n) const {
         const TermAxis& axis = own.axes[d];
-        int64_t at = axis.follows == Follows::nothing ? axis.place : n + axis.offset;
+        int64_t at = axis.follows == Follows::nothing ? axis.constant : n + axis.offset;
         if (axis.follows == Follows::label_of_row || axis.follows == Follows::label_of_column) {
             at = at >= 0 && at < axis.labels_count ? axis.labels[b * axis.labels_count + at] : -1;
         }
@@ -97,7 +95,9 @@ class Term {
 public:
     bool by_row = false, by_column = false;
 
-    Term(const RowTerm& own, const TermTensor& tensor, int64_t b, int64_t count) : own(own), tensor(tensor), b(b) {
+    // `scale` multiplies the coefficient; `count` is the number of columns.
+    Term(const SlotTerm& own, const TermTensor& tensor, int64_t b, int64_t count, double scale)
+        : own(own), coefficient(scale * own.coefficient), tensor(tensor), b(b) {
         int64_t stride = 1;
         for (int d = tensor.dims - 1; d >= 0; --d, stride *= tensor.shape[d + 1]) {
             strides[d] = stride;
@@ -128,7 +128,7 @@ public:
         }
     }
 
-    int score() const { return own.score; }
+    int slot() const { return own.slot; }
     int number() const { return own.tensor; }
     bool is_mask() const { return own.is_mask; }
     bool follows_rows() const { return row_axis >= 0; }
@@ -140,7 +140,7 @@ public:
 
     // Adds the entries of some rows, or sets them if they are the first; all columns have the same if none is named.
     template <class S, class Real>
-    void read(const S* from, Span rows, Span span, Real missing, bool is_first, Tile<Real> to) const {
+    void read(const S* from, Span rows, Span span, Real missing, bool is_first, RowBlock<Real> to) const {
         if constexpr (sizeof(S) == 4 && sizeof(Real) == 4) {
             if (turned && read_turned(from, rows, span, missing, is_first, to)) return;
         }
@@ -171,16 +171,16 @@ public:
             if (places[std::size_t(j)] >= 0) __builtin_prefetch(row + places[std::size_t(j)]);
         }
     }
-    // Sets −∞ where a mask is not set.
+    // Sets `forbidden` where a mask is false.
     template <class Real>
-    void mask(Span rows, Span span, Tile<Real> to) const {
+    void mask(Span rows, Span span, Real forbidden, RowBlock<Real> to) const {
         const bool* const from = numbers<const bool>(tensor);
         for (int64_t i = rows.from; i < rows.to; ++i) {
             const int64_t base = place_of(i);
             Real* const line = to.row(i - rows.from);
             for (int64_t j = span.from; j < span.to; ++j) {
                 const int64_t at = by_column ? places[std::size_t(j)] : 0;
-                if (base < 0 || at < 0 || !from[base + at]) line[j] = -infinity<Real>;
+                if (base < 0 || at < 0 || !from[base + at]) line[j] = forbidden;
             }
         }
     }
@@ -188,11 +188,11 @@ public:
     template <class Out>
     void land_one(int64_t i, int64_t j, double mass, Out* to) const {
         const int64_t base = place_of(i), at = by_column ? places[std::size_t(j)] : 0;
-        if (base >= 0 && at >= 0) to[base + at] += Out(own.coefficient * mass);
+        if (base >= 0 && at >= 0) to[base + at] += Out(coefficient * mass);
     }
     // Adds the masses of some rows, whole vectors, to a gradient.
     template <class Real, class Out>
-    void land(Span rows, Span span, Tile<const Real> from, Out* to) const {
+    void land(Span rows, Span span, RowBlock<const Real> from, Out* to) const {
         if constexpr (sizeof(Out) == 4 && sizeof(Real) == 4) {
             if (turned && land_turned(rows, span, from, to)) return;
         }
@@ -202,7 +202,7 @@ public:
 private:
     template <class S, class Real>
     void read_row(const S* from, int64_t i, Span span, Real missing, bool is_first, Real* __restrict line) const {
-        const Real scale = Real(own.coefficient);
+        const Real scale = Real(coefficient);
         const int64_t base = place_of(i);
         if (!by_column) {
             const Real x = base < 0 ? missing : scale * Real(from[base]);
@@ -235,7 +235,7 @@ private:
     void land_row(int64_t i, Span span, const Real* __restrict line, Out* __restrict to) const {
         const int64_t base = place_of(i);
         if (base < 0) return;
-        const Real scale = Real(own.coefficient);
+        const Real scale = Real(coefficient);
         if (!by_column) {
             const Span whole = span.rounded(lanes_of<Real>);
             Vec<Real> sum{};
@@ -277,9 +277,9 @@ private:
         }
         return room;
     }
-    bool read_turned(const float* from, Span rows, Span span, float missing, bool is_first, Tile<float> to) const {
+    bool read_turned(const float* from, Span rows, Span span, float missing, bool is_first, RowBlock<float> to) const {
         const float* row[group];
-        const float scale = float(own.coefficient);
+        const float scale = float(coefficient);
         if (!begins(from, rows, row)) return false;
         for (int64_t n = 0; n < used.size(); n += group) {
             Vec<float> v[group];
@@ -304,9 +304,9 @@ private:
         }
         return true;
     }
-    bool land_turned(Span rows, Span span, Tile<const float> from, float* to) const {
+    bool land_turned(Span rows, Span span, RowBlock<const float> from, float* to) const {
         float* row[group];
-        const float scale = float(own.coefficient);
+        const float scale = float(coefficient);
         if (!begins(to, rows, row)) return false;
         span = common(span, columns);
         std::fill_n(turned.get(), (up_to_groups(used.size()) + 1) * group, 0.0f);
@@ -337,6 +337,6 @@ private:
     }
 };
 
-}  // namespace row_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

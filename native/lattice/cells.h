@@ -6,7 +6,7 @@
 //
 // The first two are as accurate at the end of a long path as at its beginning, and 8 nodes fill a vector.
 //
-// Tile        what scores, probabilities and masses are held in
+// Number      what scores, probabilities and masses are held in
 // weight      a score as it is added to nodes
 // line_weight the same of one that many nodes share, which was `prepared` for them
 // plus        a node and a weight: a candidate
@@ -25,7 +25,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 using std::int64_t;
 
@@ -52,7 +52,7 @@ LATTICE_INLINE inline void for_each_of(int count, Body body) {
 // them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
 struct TwoNumbers {
     using Real = float;
-    using Tile = float;
+    using Number = float;
     using V = Vec<float>;
     using Int = Shape<V>::Int;
     using Bits = Shape<V>::Bits;
@@ -297,10 +297,10 @@ struct OnlyHard {
     explicit OnlyHard(OmegaParameters) {}
 };
 
-template <class Omega, class TileReal = double>
+template <class Omega, class NumberReal = double>
 struct Values {
     using Real = double;
-    using Tile = TileReal;
+    using Number = NumberReal;
     using V = Vec<double>;
     using Int = Shape<V>::Int;
     using Slot = double;
@@ -329,8 +329,8 @@ struct Values {
     static bool can_take(double, int64_t) { return true; }
 
     LATTICE_INLINE Weight weight(V score) const { return score * factor; }
-    static void prepare(Tile*, int64_t) {}
-    Weight line_weight(const Tile* at, int64_t) const { return weight(load_as<double>(at)); }
+    static void prepare(Number*, int64_t) {}
+    Weight line_weight(const Number* at, int64_t) const { return weight(load_as<double>(at)); }
     static Node plus(Node node, Weight w) { return node + w; }
 
     template <bool Q, int N>
@@ -428,6 +428,6 @@ private:
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

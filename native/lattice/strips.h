@@ -5,7 +5,7 @@
 
 #include "cells.h"
 #include "region.h"
-#include "table.h"
+#include "lattice.h"
 
 // LATTICE_SELDOM: not worth the compiler's time. It takes what is called beside such a function for seldom, too, so
 // such a call stands behind a condition.
@@ -14,10 +14,9 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
-constexpr int64_t strip_rows = 64, chunk_steps = 64, tile_size = strip_rows * chunk_steps;
-constexpr int64_t group = 8;  // rows that wake and sleep together
+constexpr int64_t strip_rows = lattice_strip, chunk_steps = 64, tile_size = strip_rows * chunk_steps;
 
 // From `low` to `high`: rows of a strip, or columns.
 struct Range {
@@ -81,20 +80,14 @@ struct Strip {
     }
 };
 
-// What was seen of scores.
-struct Seen {
-    double greatest = 0;  // of the finite magnitudes
-    bool bad = false;     // +∞ or NaN
-
-    void add(const Seen& other) {
-        greatest = std::max(greatest, other.greatest);
-        bad = bad || other.bad;
-    }
+// Some of the cells: a rectangle.
+struct Window {
+    int64_t row, column, rows, columns;
 };
 
 // A matrix of floats or doubles that holds a window of the grid. Cells elsewhere have the number
 // `missing`, and what they would get is dropped.
-struct Matrix {
+struct WindowMatrix {
     void* numbers;
     bool is_double;
     int64_t stride;
@@ -115,16 +108,16 @@ struct Matrix {
 enum class Way { forth, back };
 
 // The part of a matrix that chunk c has, and what was seen of it, if `looks`.
-Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, float* tile);
-Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, double* tile);
+Seen fill(const WindowMatrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, float* tile);
+Seen fill(const WindowMatrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, double* tile);
 
 // A tile of masses to where they belong.
-void drain(const Matrix& matrix, const Strip& strip, int64_t c, const float* tile);
-void drain(const Matrix& matrix, const Strip& strip, int64_t c, const double* tile);
+void drain(const WindowMatrix& matrix, const Strip& strip, int64_t c, const float* tile);
+void drain(const WindowMatrix& matrix, const Strip& strip, int64_t c, const double* tile);
 
 // Zero for the cells that no path may pass.
-void clear_outside(const Matrix& matrix, const Region& region);
+void clear_outside(const WindowMatrix& matrix, const Region& region);
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -4,11 +4,11 @@
 #include <iterator>
 
 #include "strips.h"
-#include "table.h"
+#include "lattice.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 struct Table {
     int states, moves = 0;
@@ -132,6 +132,6 @@ struct Places {
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -10,9 +10,24 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 using std::int64_t;
+
+constexpr int64_t group = 8;  // rows and columns come in multiples of it
+
+constexpr int64_t up_to_groups(int64_t n) { return (n + group - 1) / group * group; }
+
+// What the forward sweep saw of scores.
+struct Seen {
+    double greatest = 0;  // of the finite magnitudes
+    bool bad = false;     // +∞ or NaN
+
+    void add(const Seen& other) {
+        greatest = std::max(greatest, other.greatest);
+        bad = bad || other.bad;
+    }
+};
 
 struct Region {
     int64_t rows, columns;
@@ -50,6 +65,6 @@ struct Region {
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

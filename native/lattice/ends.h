@@ -1,5 +1,7 @@
-// The ends of a lattice: a list of their values, and the maximum over them.
+// The ends of a lattice: a list of their values, and the maximum over them; walks from an end to a start.
 #pragma once
+
+#include <functional>
 
 #include "../base/memory.h"
 #include "../node.h"
@@ -7,7 +9,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 // Where ends are in the list.
 struct EndList {
@@ -57,6 +59,34 @@ inline bool is_number(double value, bool is_double) {
 double solve_ends(OmegaParameters parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
                   double* y);
 
-}  // namespace table_engine
+// Where a walk from an end to a start is, and how many nodes of its path come after.
+struct Walker {
+    int64_t i, j, taken;
+    int state;
+};
+
+// Called for each node of a path: the number of the draw, the node, and the move into it, −1 for a start.
+using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
+
+// Places a walker at an end that a uniform number chooses. False if there is no path.
+bool draw_end(OmegaParameters, const EndList&, bool is_single, const double* end_values, double uniform, Walker& at);
+
+// Chooses the start, if there is one, or a move into the node, from their probabilities q; calls visit(at, move), a move
+// of the table or −1, and goes to the source of the move, or to row −1.
+template <class Action>
+void step_back(const Table& table, bool has_start, const double* q, double uniform, Walker& at, Action visit) {
+    const int first = table.into[at.state], count = has_start + table.into[at.state + 1] - first;
+    double sum = 0;
+    for (int n = 0; n < count; ++n) sum += q[n];
+    const int chosen = int(node::draw(q, count, sum, uniform)) - has_start, m = first + chosen;
+    visit(at, chosen < 0 ? -1 : m);
+    if (chosen < 0) {
+        at.i = -1;
+    } else {
+        at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken + 1, table.move[m].from};
+    }
+}
+
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

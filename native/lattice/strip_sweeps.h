@@ -3,27 +3,22 @@
 // after, going back).
 #pragma once
 
-#include <functional>
-
 #include "../base/threads.h"
 #include "chunk.h"
 #include "ends.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
-
-// A node of a path: which draw it is of, how many nodes come after it, (i, j, state), and the move into it.
-using Visit = std::function<void(int64_t draw, int64_t taken, int64_t i, int64_t j, int state, int move)>;
+namespace lattice {
 
 template <class P>
-class Sweeps;
+class StripSweeps;
 
 // What is compiled for each table that the compiler knows. Everything of chunk c: going forth, the last rows and the
 // ends are recorded, with what was seen of the scores; going back, the probabilities are kept. And the masses.
 template <class P>
 struct Loops {
-    using Sweep = void (*)(const Sweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
+    using Sweep = void (*)(const StripSweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
     Sweep forth, back;
     void (*descend)(Room<P>&, const Strip&, const Places& starts, int64_t c);
 
@@ -37,8 +32,8 @@ struct Loops {
 
 private:
     template <class T, Way way>
-    static void sweep(const Sweeps<P>& all, Room<P>& own, const Strip& strip, int64_t c, Seen* seen) {
-        const Frame& f = own.f;
+    static void sweep(const StripSweeps<P>& all, Room<P>& own, const Strip& strip, int64_t c, Seen* seen) {
+        const StripFrame& f = own.f;
         all.read(own, strip, c, way, seen);
         const Chunk<P, T> chunk(own);
         const int64_t first = c * chunk_steps, count = strip.steps_in(c);
@@ -59,9 +54,9 @@ private:
 };
 
 template <class P>
-class Sweeps {
+class StripSweeps {
     using Real = typename P::Real;
-    using Number = typename P::Tile;
+    using Number = typename P::Number;
     using Slot = typename P::Slot;
     using Own = Room<P>;
     using In = Chunk<P, AnyTable>;
@@ -70,7 +65,7 @@ class Sweeps {
     const P cells;
     const Table& table;
     const Loops<P> loops;
-    const Frame& f;
+    const StripFrame& f;
     const int64_t strips, begins, ends;  // of the lattice; those in the arrays
     const int64_t lines, line_size, chunks_most, state_size;
     const EndList end_list;
@@ -136,7 +131,7 @@ class Sweeps {
 
     // --- ends
 
-    const Array2& end_score(const Array2* arrays, int a) const { return arrays[2 * table.states + f.moves + a]; }
+    const SlotArray& end_score(const SlotArray* arrays, int a) const { return arrays[2 * table.states + f.moves + a]; }
 
     // Calls action(state, row, place in the list) for the ends of one step.
     template <class Action>
@@ -186,7 +181,7 @@ public:
 
 private:
     struct Unprepared {
-        using Tile = Number;
+        using Number = typename P::Number;
         static void prepare(Number*, int64_t) {}
     };
 
@@ -194,7 +189,7 @@ private:
 
     // Mass that enters at chunk c: from the strip below, and at the ends.
     LATTICE_APART void inject(Own& own, const Strip& strip, int64_t c, const double* end_masses,
-                              const Array2* out) const {
+                              const SlotArray* out) const {
         const Places stops(f.ends.place, true, f.region, strip);
         const bool is_last = strip.row + strip.rows == f.region.rows;
         const bool by_row = f.ends.place == Place::corner || f.ends.place == Place::row;
@@ -224,7 +219,7 @@ private:
     }
 
     template <class Body>
-    void for_strips(bool keeps, const Array2* out, Body body) const {
+    void for_strips(bool keeps, const SlotArray* out, Body body) const {
         Progress progress(ends - begins);
         const int threads = table.reach > strip_rows ? 1 : int(std::min<int64_t>(f.threads, ends - begins));
         const auto make = [&] { return Own(cells, table, f, keeps, out); };
@@ -234,7 +229,7 @@ private:
 
 public:
     // `keeps`: whether there will be a sweep back.
-    LATTICE_APART Sweeps(const Table& table, const Loops<P>& loops, const Frame& f, bool keeps)
+    LATTICE_APART StripSweeps(const Table& table, const Loops<P>& loops, const StripFrame& f, bool keeps)
         : cells(f.omega, f.scale),
           table(table),
           loops(loops),
@@ -298,7 +293,7 @@ public:
     }
 
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
-    void backward(double seed, const Array2* out) const {
+    void backward(double seed, const SlotArray* out) const {
         const int64_t ends_size = end_list.size();
         const auto masses = zeros<Number>((ends - begins) * lines * line_size * kinds);
         const auto end_masses = zeros<double>(ends_size);
@@ -331,7 +326,7 @@ public:
         Own own(cells, table, f, true, nullptr);
         const auto at = filled<Walker>(draws, {f.region.rows - 1, f.region.columns - 1, 0, 0});
         for (int64_t d = 0; d < draws; ++d) {
-            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
+            if (!draw_end(f.omega, end_list, single_end, end_values, uniforms[d * count], at[std::size_t(d)])) return;
         }
         for (int64_t s = strips - 1; s >= 0; --s) {
             const Strip strip(f.region, s);
@@ -348,47 +343,27 @@ public:
     }
 
 private:
-    struct Walker {
-        int64_t i, j, taken;
-        int state;
-    };
-
-    // As far as chunk c goes.
+    // Walks as far as chunk c goes.
     LATTICE_SELDOM void walk(Own& own, const Strip& strip, int64_t c, int64_t d, const double* uniforms, Walker& at,
                              const Visit& visit) const {
         const Places starts(f.starts.place, false, f.region, strip);
         while (at.i >= strip.row) {  // every move leads to an earlier node
             const int64_t r = at.i - strip.row, k = at.j - strip.first + r - c * chunk_steps;
             if (k < 0) return;
-            double q[most_candidates], sum = 0;
+            double q[most_candidates];
             own.mark_starts(starts.at(c * chunk_steps + k));
-            const int is_start = own.has_starts(at.state), first = table.into[at.state];
-            const int count = is_start + table.into[at.state + 1] - first;
-            for (int n = 0; n < count; ++n) {
-                const auto* const kept =
-                    n < is_start ? In(own).kept_start_at(k, at.state) : In(own).kept_at(k, first + n - is_start);
-                q[n] = double(kept[r]);
-                sum += q[n];
+            const int has_start = own.has_starts(at.state), first = table.into[at.state];
+            if (has_start) q[0] = double(In(own).kept_start_at(k, at.state)[r]);
+            for (int m = first; m < table.into[at.state + 1]; ++m) {
+                q[has_start + m - first] = double(In(own).kept_at(k, m)[r]);
             }
-            const int chosen = int(node::draw(q, count, sum, uniforms[at.taken])) - is_start, m = first + chosen;
-            const bool is_first = chosen < 0;
-            visit(d, at.taken++, at.i, at.j, at.state, is_first ? -1 : table.number[m]);
-            if (is_first) {
-                at.i = -1;
-            } else {
-                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken, table.move[m].from};
-            }
+            step_back(table, has_start, q, uniforms[at.taken], at, [&](const Walker& here, int m) {
+                visit(d, here, m < 0 ? -1 : table.number[m]);
+            });
         }
-    }
-    LATTICE_SELDOM bool draw_end(double uniform, Walker& at) const {
-        const auto q = zeros<double>(end_list.size());
-        solve_ends(f.omega, single_end, end_values, end_list.size(), 1, q.get(), nullptr);
-        const int64_t chosen = node::draw(q.get(), end_list.size(), 1, uniform);
-        if (chosen >= 0) end_list.find(chosen, at.i, at.j, at.state);
-        return chosen >= 0;
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

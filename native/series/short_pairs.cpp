@@ -8,18 +8,18 @@
 
 #include "../base/memory.h"
 #include "../base/threads.h"
-#include "cells.h"
+#include "../lattice/cells.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
 using std::int64_t;
-using table_engine::AnyOmega;
-using table_engine::OnlyHard;
-using table_engine::Parts;
-using table_engine::Products;
-using table_engine::Values;
+using lattice::AnyOmega;
+using lattice::OnlyHard;
+using lattice::Parts;
+using lattice::Products;
+using lattice::Values;
 
 constexpr int beside = 4;  // vectors of pairs that are swept together
 

@@ -2,7 +2,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 Strip::Strip(const Region& region, int64_t s)
     : row(s * strip_rows), rows(std::min(strip_rows, region.rows - row)) {
@@ -67,11 +67,11 @@ int64_t next_chunk(const Strip& strip, int64_t column, int64_t stride, Way way) 
 }
 
 // Whether a matrix has the cells of `count` rows from i on, of as many steps, where row i begins with column j.
-bool has_all(const Matrix& matrix, int64_t i, int64_t j, int64_t count) {
+bool has_all(const WindowMatrix& matrix, int64_t i, int64_t j, int64_t count) {
     return matrix.has(i, j - count + 1) && matrix.has(i + count - 1, j + count - 1);
 }
 // The columns that both the row r of a strip and a matrix have.
-Range columns_of(const Matrix& matrix, const Strip& strip, int64_t r) {
+Range columns_of(const WindowMatrix& matrix, const Strip& strip, int64_t r) {
     const int64_t i = strip.row + r;
     const Window& w = matrix.window;
     if (i < w.row || i >= w.row + w.rows) return {0, -1};
@@ -80,7 +80,7 @@ Range columns_of(const Matrix& matrix, const Strip& strip, int64_t r) {
 
 // Rows outer, so that few lines of the cache are in use at once.
 template <class S, class Real>
-Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks,
+Seen fill_from(const WindowMatrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks,
                Real* __restrict tile) {
     constexpr int V = lanes_of<S>;
     const int64_t count = strip.steps_in(c), stride = matrix.stride;
@@ -117,7 +117,7 @@ Seen fill_from(const Matrix& matrix, const Strip& strip, int64_t c, Way way, dou
 }
 
 template <class S, class Real>
-void drain_to(const Matrix& matrix, const Strip& strip, int64_t c, const Real* __restrict tile) {
+void drain_to(const WindowMatrix& matrix, const Strip& strip, int64_t c, const Real* __restrict tile) {
     constexpr int V = lanes_of<S>;
     using InTile = Part<Real, V>;
     const int64_t count = strip.steps_in(c), stride = matrix.stride;
@@ -149,7 +149,7 @@ void drain_to(const Matrix& matrix, const Strip& strip, int64_t c, const Real* _
 }
 
 template <class S>
-void clear(const Matrix& matrix, const Region& region) {
+void clear(const WindowMatrix& matrix, const Region& region) {
     const Window& w = matrix.window;
     for (int64_t i = w.row; i < w.row + w.rows; ++i) {
         S* const line = matrix.at<S>(i, w.column);
@@ -163,28 +163,28 @@ void clear(const Matrix& matrix, const Region& region) {
 
 }  // namespace
 
-Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, float* tile) {
+Seen fill(const WindowMatrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, float* tile) {
     return fill_from<float>(matrix, strip, c, way, scale, looks, tile);
 }
-Seen fill(const Matrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, double* tile) {
+Seen fill(const WindowMatrix& matrix, const Strip& strip, int64_t c, Way way, double scale, bool looks, double* tile) {
     if (matrix.is_double) return fill_from<double>(matrix, strip, c, way, scale, looks, tile);
     return fill_from<float>(matrix, strip, c, way, scale, looks, tile);
 }
 
-void drain(const Matrix& matrix, const Strip& strip, int64_t c, const float* tile) {
+void drain(const WindowMatrix& matrix, const Strip& strip, int64_t c, const float* tile) {
     if (matrix.is_double) return drain_to<double>(matrix, strip, c, tile);
     drain_to<float>(matrix, strip, c, tile);
 }
-void drain(const Matrix& matrix, const Strip& strip, int64_t c, const double* tile) {
+void drain(const WindowMatrix& matrix, const Strip& strip, int64_t c, const double* tile) {
     if (matrix.is_double) return drain_to<double>(matrix, strip, c, tile);
     drain_to<float>(matrix, strip, c, tile);
 }
 
-void clear_outside(const Matrix& matrix, const Region& region) {
+void clear_outside(const WindowMatrix& matrix, const Region& region) {
     if (matrix.is_double) return clear<double>(matrix, region);
     clear<float>(matrix, region);
 }
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -1,16 +1,17 @@
 // Every other kind of nodes.
-#include "run.h"
+#include "strip_nodes.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 LATTICE_NODES(, Sparse);
-LATTICE_NODES(, Maximal);
+LATTICE_NODES(, HardFloat);
+LATTICE_NODES(, HardDouble);
 LATTICE_NODES(, Precise);
 LATTICE_DOTS(, Sparse);
 LATTICE_DOTS(, Precise);
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -3,18 +3,16 @@
 
 #include <vector>
 
-#include "../table/ends.h"
-#include "terms.h"
+#include "ends.h"
+#include "gradients.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace row_engine {
-
-using table_engine::Region;
+namespace lattice {
 
 // One of the batch.
-struct Frame {
-    const RowsProblem& p;
+struct RowFrame {
+    const LatticeProblem& p;
     const int64_t b;
     const Region region;
     double* const tape;
@@ -36,43 +34,6 @@ struct Frame {
     }
 };
 
-// What was seen of a score: whether an entry was not below +∞, and the greatest finite magnitude.
-struct Seen {
-    bool bad = false;
-    double greatest = 0;
-};
-
-// Where masses land: in the gradient itself if each of its rows belongs to one row of one lattice, else in sums of
-// doubles, of each lattice for itself.
-class Gradients {
-    const RowsProblem& p;
-    const TermTensor* const out;
-    std::vector<int64_t> offsets;  // of the rows of each tensor that masses land in directly
-    std::vector<char> direct;
-    std::vector<Array<double>> sums;  // (batch, size)
-
-    void clear(int n, int64_t b, Span rows) const;
-
-public:
-    Gradients(const RowsProblem& p, const TermTensor* out);
-
-    // Of one lattice.
-    class Own {
-        const Gradients& all;
-        const int64_t b;
-
-    public:
-        Own(const Gradients& all, const Frame& f);
-        // Before anything lands in these rows.
-        void clear(Span rows) const;
-        template <class Real>
-        void land(const Term& term, Span rows, Span span, Tile<const Real> masses) const;
-        void land_one(const Term& term, int64_t i, int64_t j, double mass) const;
-    };
-
-    void finish() const;
-};
-
 // Where a tile has vectors of numbers.
 struct Filled {
     int64_t rows;
@@ -85,19 +46,19 @@ template <class Real>
 class Line {
     static constexpr int W = lanes_of<Real>;
 
-    const Frame& f;
+    const RowFrame& f;
     std::vector<const Term*> terms;
     const Term* mask = nullptr;
     bool is_move, is_start, by_row = false, by_column = false;
     Array<Real> room;
 
 public:
-    Tile<Real> raw{nullptr, 0}, weight{nullptr, 0}, z{nullptr, 0};
+    RowBlock<Real> raw{nullptr, 0}, weight{nullptr, 0}, z{nullptr, 0};
     int64_t plane = 0, step = 0;  // numbers of a plane of the weight; column & step is where a column is
     Seen seen;
 
     // For so many rows at a time.
-    Line(const Frame& f, int score, const std::vector<Term>& all, int64_t rows, int weight_planes);
+    Line(const RowFrame& f, int score, const std::vector<Term>& all, int64_t rows, int weight_planes);
 
     bool is_read() const { return !terms.empty(); }
     // Whether it has numbers that differ from row to row.
@@ -107,11 +68,11 @@ public:
     Filled read(Span rows, Span span, bool looks);
     // Adds masses to the gradients of all that is read.
     template <class Mass>
-    void land(const Gradients::Own& gradients, Span rows, Span span, Tile<const Mass> masses) const {
+    void land(const LatticeGradients& gradients, Span rows, Span span, RowBlock<const Mass> masses) const {
         for (const Term* const term : terms) gradients.land(*term, rows, span, masses);
     }
 
-    void land_one(const Gradients::Own& gradients, int64_t i, int64_t j, double mass) const {
+    void land_one(const LatticeGradients& gradients, int64_t i, int64_t j, double mass) const {
         for (const Term* const term : terms) gradients.land_one(*term, i, j, mass);
     }
 
@@ -125,6 +86,6 @@ private:
     }
 };
 
-}  // namespace row_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -6,7 +6,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 double solve_ends(OmegaParameters parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
                   double* y) {
@@ -47,6 +47,15 @@ double solve_ends(OmegaParameters parameters, bool is_single, const double* x, i
     });
 }
 
-}  // namespace table_engine
+bool draw_end(OmegaParameters parameters, const EndList& ends, bool is_single, const double* end_values, double uniform,
+              Walker& at) {
+    const auto q = zeros<double>(ends.size());
+    solve_ends(parameters, is_single, end_values, ends.size(), 1, q.get(), nullptr);
+    const int64_t chosen = node::draw(q.get(), ends.size(), 1, uniform);
+    if (chosen >= 0) ends.find(chosen, at.i, at.j, at.state);
+    return chosen >= 0;
+}
+
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

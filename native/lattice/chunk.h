@@ -9,24 +9,43 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 // A lattice, or a block of whole strips of it, with what it exchanges with the blocks above and below: lines that begin
 // at column 0, of slots (values) and of numbers (mass).
-struct Frame {
+struct StripFrame {
     Region region;
-    int64_t row, rows, columns;  // of the arrays: the first row, their rows; the numbers of a line
-    Ends starts, ends;
-    int moves;  // of the list of scores
-    OmegaParameters omega;
-    bool is_double;  // whether arrays hold doubles or floats
-    double scale;    // of the scores: −1 for costs
-    int threads;
-    double* tape;
-    const Array2* scores;       // of the states, of the moves, of starts by state, of ends by state
-    const Array2* z = nullptr;  // a direction, likewise
-    const void *line_above = nullptr, *mass_below = nullptr;
-    void *line_below = nullptr, *mass_above = nullptr;
+    const int64_t row, rows, columns;  // of the arrays: the first row, their rows; the numbers of a line
+    const Ends starts, ends;
+    const int moves;
+    const OmegaParameters omega;
+    const bool is_double;
+    const double scale;
+    const int threads;
+    double* const tape;
+    const SlotArray* const scores;
+    const SlotArray* z = nullptr;  // a direction
+    const void *const line_above, *const mass_below;
+    void *const line_below, *const mass_above;
+
+    StripFrame(const Region& region, const LatticeProblem& p, int threads, double* tape, const SlotArray* scores)
+        : region(region),
+          row(p.row),
+          rows(p.rows),
+          columns(p.column + p.columns),
+          starts(p.starts),
+          ends(p.ends),
+          moves(p.moves),
+          omega(p.omega),
+          is_double(p.is_double),
+          scale(p.scale),
+          threads(threads),
+          tape(tape),
+          scores(scores),
+          line_above(p.line_above),
+          mass_below(p.mass_below),
+          line_below(p.line_below),
+          mass_above(p.mass_above) {}
 };
 
 // Calls action(a) for every state, as the compiler's numbers if the table is.
@@ -47,7 +66,7 @@ LATTICE_INLINE inline void for_states(int states, Action action) {
 template <class P>
 struct Room {
     using Real = typename P::Real;
-    using Number = typename P::Tile;
+    using Number = typename P::Number;
     static constexpr int kinds = 1 + P::has_dots;
 
     // A row that strips have to do with each other for: its columns, its nodes, and the mass that goes there.
@@ -59,7 +78,7 @@ struct Room {
 
     const P& cells;
     const Table& table;
-    const Frame& f;
+    const StripFrame& f;
     Array<Real> nodes;          // by step, state and row: a ring of the last steps
     Array<Real> starts;         // nodes of the rows where paths may start
     Array<Number> kept;         // probabilities by step, move, kind and row, those of the `history` after the chunk too
@@ -69,11 +88,11 @@ struct Room {
     int64_t low = 0;
     Array<Number> numbers;  // of the tiles
     Array<Border> above, below;  // of the strip: rows −1, −2, …, and its last ones
-    Tile<Number> scores[most_scores], z[most_scores], out[most_scores];
+    Tile<Number> scores[most_slots], z[most_slots], out[most_slots];
     Range marked{0, -1};
 
     // `keeps`: whether probabilities are kept, `arrays`: the gradients, if masses are swept too.
-    LATTICE_APART Room(const P& cells, const Table& t, const Frame& f, bool keeps, const Array2* arrays)
+    LATTICE_APART Room(const P& cells, const Table& t, const StripFrame& f, bool keeps, const SlotArray* arrays)
         : cells(cells), table(t), f(f) {
         nodes = scratch<Real>(t.ring * t.states * P::planes * t.height);
         numbers = scratch<Number>(tiles() * 3 * tile_size);
@@ -123,7 +142,7 @@ private:
 template <class P, class T>
 class Chunk {
     using Real = typename P::Real;
-    using Number = typename P::Tile;
+    using Number = typename P::Number;
     using V = typename P::V;
     using Int = typename P::Int;
     using Node = typename P::Node;
@@ -415,6 +434,6 @@ private:
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

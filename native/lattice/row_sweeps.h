@@ -1,24 +1,18 @@
-// The sweeps of one lattice, row by row, with nodes of the kind P (table/cells.h). A tape holds the rows before each
+// The sweeps of one lattice, row by row, with nodes of the kind P (cells.h). A tape holds the rows before each
 // block of rows; going back, a block is swept anew and its probabilities are kept until its masses are known.
 #pragma once
 
-#include <functional>
-
 #include "../base/threads.h"
-#include "../table/cells.h"
-#include "../table/moves.h"
+#include "cells.h"
+#include "moves.h"
 #include "lines.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace row_engine {
+namespace lattice {
 
 // What no inner loop calls is compiled for size: that takes a third less time.
 #define ROWS_SELDOM __attribute__((cold))
-
-using table_engine::EndList;
-using table_engine::most_candidates;
-using table_engine::Table;
 
 // Rows between those that are kept.
 inline int64_t block_rows(const Table& table) { return std::max(group, up_to_groups(table.reach)); }
@@ -29,19 +23,10 @@ inline int64_t rows_kept(const Table& table, int64_t rows, int64_t columns) {
     return (rows + block - 1) / block * table.reach * table.states * up_to_groups(columns);
 }
 
-// Where a walk from an end to a start is, and how many nodes come after.
-struct Walker {
-    int64_t i, j, taken;
-    int state;
-};
-
-// A node of a path, which draw it is of, and the move into it: its number in the list that was given, −1 for a start.
-using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
-
 template <class P>
-class Sweeps {
+class RowSweeps {
     using Real = typename P::Real;
-    using Score = typename P::Tile;
+    using Score = typename P::Number;
     using V = Vec<Real>;
     using Int = typename P::Int;
     using Node = typename P::Node;
@@ -69,7 +54,7 @@ class Sweeps {
     };
 
     const P cells;
-    const Frame& f;
+    const RowFrame& f;
     const Table& table;
     const int64_t furthest;                  // columns that a move goes
     const int64_t wide, pad, block, blocks;  // numbers of a row, and beside it; rows of a block
@@ -357,7 +342,7 @@ class Sweeps {
     }
 
 public:
-    ROWS_SELDOM Sweeps(const Frame& f, const Table& table, bool keeps)
+    ROWS_SELDOM RowSweeps(const RowFrame& f, const Table& table, bool keeps)
         : cells(f.p.omega, 1),
           f(f),
           table(table),
@@ -371,15 +356,15 @@ public:
           single_end(end_list.is_single(f.region)) {
         terms.reserve(std::size_t(f.p.terms_count));
         for (int n = 0; n < f.p.terms_count; ++n) {
-            terms.emplace_back(f.p.terms[n], f.p.tensors[f.p.terms[n].tensor], f.b, f.p.columns);
+            terms.emplace_back(f.p.terms[n], f.p.tensors[f.p.terms[n].tensor], f.b, f.p.columns, f.p.scale);
         }
         for (const Term& term : terms) {
             const auto is_beside = [&](const Term& other) { return term.is_beside(other); };
             if (term.is_mask() || !term.follows_rows()) continue;
             if (std::none_of(terms.begin(), terms.end(), is_beside)) fetched.push_back(&term);
         }
-        lines.reserve(std::size_t(f.p.scores_count()));
-        for (int n = 0; n < f.p.scores_count(); ++n) {
+        lines.reserve(std::size_t(f.p.slots()));
+        for (int n = 0; n < f.p.slots(); ++n) {
             lines.emplace_back(f, n, terms, n < f.score_of_end(0) ? block : 1, weight_planes);
             if (n >= f.score_of_end(0)) continue;
             if (lines.back().changes()) {
@@ -432,8 +417,8 @@ public:
             seen.greatest += line.seen.greatest;
         }
         const double value =
-            table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
-        if (!table_engine::is_number(value, f.p.is_double)) seen.bad = true;
+            solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
+        if (!is_number(value, f.p.is_double)) seen.bad = true;
         return value;
     }
 
@@ -459,7 +444,7 @@ private:
     Span nowhere() const { return {wide, 0}; }
 
     // Mass that enters at the ends of row i, by state and kind.
-    ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const Gradients::Own& gradients) {
+    ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const LatticeGradients& gradients) {
         const Span span = f.cells(f.p.ends, true, i);
         std::fill_n(entering, table.states * kinds * width(), Real(0));
         for_ends([&](int a, int e, const Line<Score>& score) {
@@ -469,7 +454,7 @@ private:
                 to[j] = Real(end_masses[n]);
                 if (has_dots) to[width() + j] = Real(end_dots[n]);
             }
-            score.land(gradients, {i, i + 1}, span, Tile<const Real>{to + (kinds - 1) * width(), 0});
+            score.land(gradients, {i, i + 1}, span, RowBlock<const Real>{to + (kinds - 1) * width(), 0});
         });
         return span.rounded(W);
     }
@@ -525,7 +510,7 @@ private:
     }
     // The masses of row r of the block that begins with row `first_row`.
     void descend(int64_t first_row, int64_t r, Span wanted, const double* end_masses, Real* entering,
-                 const Gradients::Own& gradients) {
+                 const LatticeGradients& gradients) {
         const int64_t i = first_row + r;
         const bool enters = f.has(f.p.ends, true, i);
         Span whole = reached(r + 1, 1);
@@ -541,7 +526,7 @@ private:
         spans[std::size_t(r)] = trimmed(r, whole);
     }
     // Masses of a block to the gradients of all scores but those of ends. `room` is for those of one score.
-    void land(Span rows, Real* room, const Gradients::Own& gradients) const {
+    void land(Span rows, Real* room, const LatticeGradients& gradients) const {
         Span span = nowhere();
         for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);
         if (span.is_empty()) return;
@@ -556,11 +541,11 @@ private:
                     store<Real>(room + r * wide + j, mass[kinds - 1]);
                 }
             }
-            score.land(gradients, own, span, Tile<const Real>{room, wide});
+            score.land(gradients, own, span, RowBlock<const Real>{room, wide});
         };
         const Span started = starting(rows);
         for (int a = 0; a < table.states; ++a) {
-            line_of(a).land(gradients, rows, span, Tile<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
+            line_of(a).land(gradients, rows, span, RowBlock<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
             if (f.p.starts.states >> a & 1) land_flow(line_of(f.score_of_start(a)), started, candidate(a), a);
         }
         for (int m = 0; m < table.moves; ++m) land_flow(line_of_move(m), rows, candidate_of(m), table.move[m].to);
@@ -568,7 +553,7 @@ private:
 
 public:
     // The masses of all nodes and moves, times the seed, or their tangents, to the gradients of their scores.
-    void backward(double seed, const Gradients::Own& gradients) {
+    void backward(double seed, const LatticeGradients& gradients) {
         if constexpr (P::is_hard) {
             follow(seed, gradients);
         } else {
@@ -580,7 +565,7 @@ public:
     ROWS_SELDOM void sample(int64_t draws, int64_t count, const double* uniforms, const Visit& visit) {
         std::vector<Walker> at(std::size_t(draws), last_corner());
         for (int64_t d = 0; d < draws; ++d) {
-            if (!draw_end(uniforms[d * count], at[std::size_t(d)])) return;
+            if (!draw_end(f.p.omega, end_list, single_end, end_values, uniforms[d * count], at[std::size_t(d)])) return;
         }
         Pace pace;
         for (int64_t c = blocks - 1; c >= 0; --c) {
@@ -596,9 +581,9 @@ public:
     }
 
 private:
-    void flow(double seed, const Gradients::Own& gradients) {
+    void flow(double seed, const LatticeGradients& gradients) {
         const auto end_masses = zeros<double>(end_list.size());
-        table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), seed, end_masses.get(), end_dots);
+        solve_ends(f.p.omega, single_end, end_values, end_list.size(), seed, end_masses.get(), end_dots);
         const auto entering = scratch<Real>(table.states * kinds * width()), room = scratch<Real>(block * wide);
         masses = zeros<Real>((block + table.reach) * table.states * kinds * width());
         spans.assign(std::size_t(block + table.reach), nowhere());
@@ -622,9 +607,9 @@ private:
     }
 
     // The same of the one path that a hard maximum has.
-    void follow(double seed, const Gradients::Own& gradients) {
+    void follow(double seed, const LatticeGradients& gradients) {
         Walker at = last_corner();
-        const bool exists = draw_end(0, at);
+        const bool exists = draw_end(f.p.omega, end_list, single_end, end_values, 0, at);
         for (int64_t c = blocks - 1; c >= 0; --c) {
             gradients.clear(rows_of(c));
             if (!exists || at.i < c * block) continue;
@@ -640,36 +625,21 @@ private:
 
     Walker last_corner() const { return {f.region.rows - 1, f.region.columns - 1, 0, 0}; }
 
-    // As far as block c goes; calls visit(node, move into it, −1 for a start).
+    // Walks as far as block c goes; calls visit(node, move into it, −1 for a start).
     template <class Action>
     void walk(int64_t c, Walker& at, const double* uniforms, Action visit) const {
         while (at.i >= c * block) {  // every move leads to an earlier row
-            const int a = at.state;
-            const bool is_start = starts(a, at.i);
-            const int count = table.into[a + 1] - table.into[a] + is_start;
-            double q[most_candidates], sum = 0;
-            for (int n = 0; n < count; ++n) {
-                sum += q[n] = double(chosen_at(at.i - c * block, candidate(a) + !is_start + n)[at.j]);
+            const int a = at.state, count = table.into[a + 1] - table.into[a];
+            const bool has_start = starts(a, at.i);
+            double q[most_candidates];
+            for (int n = 0; n < count + has_start; ++n) {
+                q[n] = double(chosen_at(at.i - c * block, candidate(a) + !has_start + n)[at.j]);
             }
-            const double uniform = uniforms ? uniforms[at.taken] : 0;
-            const int taken = int(node::draw(q, count, sum, uniform)) - is_start, m = table.into[a] + taken;
-            visit(at, taken < 0 ? -1 : m);
-            if (taken < 0) {
-                at.i = -1;
-            } else {
-                at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken + 1, table.move[m].from};
-            }
+            step_back(table, has_start, q, uniforms ? uniforms[at.taken] : 0, at, visit);
         }
-    }
-    ROWS_SELDOM bool draw_end(double uniform, Walker& at) const {
-        const auto q = zeros<double>(end_list.size());
-        table_engine::solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, q.get(), nullptr);
-        const int64_t chosen = node::draw(q.get(), end_list.size(), 1, uniform);
-        if (chosen >= 0) end_list.find(chosen, at.i, at.j, at.state);
-        return chosen >= 0;
     }
 };
 
-}  // namespace row_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

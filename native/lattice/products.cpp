@@ -1,13 +1,13 @@
 // Products: the nodes of negentropy in float.
-#include "run.h"
+#include "strip_nodes.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 LATTICE_NODES(, Products);
 LATTICE_DOTS(, Products);
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

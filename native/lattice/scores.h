@@ -6,7 +6,7 @@
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
-namespace table_engine {
+namespace lattice {
 
 // The number of row r at step k is at (k, r). An array that is shared along rows or columns needs no whole tile: a line
 // of its numbers, by row or backwards by column, is read anew at every step.
@@ -26,27 +26,18 @@ struct Tile {
 // By what the entries of an array differ.
 enum class By { nothing, row, column, cell, none };
 
-inline By kind_of(const Scores& s) {
-    if (!s.numbers) return By::none;
-    if (s.row && s.column) return By::cell;
-    return s.row ? By::row : s.column ? By::column : By::nothing;
+inline By by_of(bool by_row, bool by_column) {
+    if (by_row && by_column) return By::cell;
+    return by_row ? By::row : by_column ? By::column : By::nothing;
 }
 
 constexpr int64_t line_size = strip_rows + chunk_steps + group;
 
 // One array of one lattice: (rows, columns), or fewer numbers that are shared. The masses that land in a shared one are
 // summed in doubles, by row, or in each strip for itself (strips, columns or 1).
-struct Array2 {
+struct SlotArray {
     By by = By::none;
-    Matrix matrix;
-
-    Array2() = default;
-    Array2(const Scores& s, bool is_double, int64_t b)
-        : by(kind_of(s)), matrix{s.numbers, is_double, s.row, s.window, s.missing} {
-        if (!s.numbers) return;
-        matrix.numbers =
-            static_cast<char*>(s.numbers) + b * s.batch * int64_t(is_double ? sizeof(double) : sizeof(float));
-    }
+    WindowMatrix matrix{};
 
     double number(int64_t n) const {
         if (matrix.is_double) return static_cast<const double*>(matrix.numbers)[n];
@@ -60,6 +51,11 @@ struct Array2 {
     double score(int64_t i, int64_t j) const {
         if (by == By::none) return 0;
         return by == By::cell && !matrix.has(i, j) ? matrix.missing : number(place(i, j));
+    }
+    void set(int64_t i, int64_t j, double number) const {
+        const int64_t n = place(i, j);
+        if (matrix.is_double) static_cast<double*>(matrix.numbers)[n] = number;
+        else static_cast<float*>(matrix.numbers)[n] = float(number);
     }
     // A mass that lands at a cell.
     void add(const Strip& strip, int64_t i, int64_t j, double mass) const {
@@ -83,7 +79,7 @@ struct Array2 {
     }
 
     // The numbers of chunk c: of every cell as they are, of a line as `cells` want them.
-    template <class P, class Real = typename P::Tile>
+    template <class P, class Real = typename P::Number>
     __attribute__((noinline)) Seen read(const P& cells, const Strip& strip, int64_t c, Way way, double scale,
                                         bool looks, const Tile<Real>& tile) const {
         if (by == By::none) return {};
@@ -133,6 +129,6 @@ struct Array2 {
     }
 };
 
-}  // namespace table_engine
+}  // namespace lattice
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax
