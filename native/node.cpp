@@ -15,7 +15,7 @@ V gated(V gate, V x) { return gate != V{} ? x : V{}; }
 // a / b where b > 0, and 0 elsewhere.
 V ratio(V a, V b) { return b > V{} ? a / b : V{}; }
 
-// body(place) for the edges of W nodes; the place is that of the first node's.
+// body(place) for the edges of W nodes; the place belongs to the first node.
 template <class Body>
 void for_edges(Matrix of, int64_t column, Body body) {
     for (int64_t k = 0, place = column; k < of.edges; ++k, place += of.columns) body(place);
@@ -201,12 +201,12 @@ void shares(Matrix of, const double* q, const double* mass, double* part) {
     for (int64_t c = 0; c < of.columns; c += W) store(part + c, share_of(of, q, mass, c));
 }
 
-void share(Matrix of, const double* q, const double* mass, bool beside, double* __restrict e) {
+void share(Matrix of, const double* q, const double* mass, bool adds, double* __restrict e) {
     for (int64_t c = 0; c < of.columns; c += W) {
         const V part = share_of(of, q, mass, c);
         for_edges(of, c, [&](int64_t place) {
             const V own = load(q + place) * part;
-            store(e + place, beside ? load(e + place) + own : own);
+            store(e + place, adds ? load(e + place) + own : own);
         });
     }
 }

@@ -2,8 +2,8 @@
 // edges is chosen. For every family.
 //
 // Numbers of edges are a matrix: a row an edge, a column a node. x are scores, q and s are as Ω has them
-// (omega/omega.h), y is the change of x along a direction. Numbers of nodes are one a column. A column that fills up a
-// vector and is no node has x = −∞, and so q = s = 0, and anything in the rest.
+// (omega/omega.h), y is the change of x along a direction. Numbers of nodes are one a column. A column that only fills
+// up a vector has x = −∞, and so q = s = 0; its other numbers are arbitrary.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,9 @@ public:
 // `is_float`: for θ and results of float.
 std::unique_ptr<Kernels> kernels(OmegaParameters, bool is_float);
 
-// What follows is for every Ω. Σq is 1 but for its rounding, which over a long path would add up.
+// The following functions serve every Ω. Σq is 1 except for rounding, which would add up over a long path.
 
-// The change of the value, Σ q y/Σq, and the mean ⟨s, y⟩/Σs, with which that of q is J y = s∘(y − mean).
+// The change of the value, Σ q y/Σq, and the mean ⟨s, y⟩/Σs, with which q changes by J y = s∘(y − mean).
 void change(Matrix, const double* q, const double* s, const double* y, double* value, double* mean);
 // e = slope∘(y − mean), times the mass of the node unless that is null.
 void along(Matrix, const double* slope, const double* y, const double* mean, const double* mass, double* e);
@@ -52,8 +52,8 @@ void along(Matrix, const double* slope, const double* y, const double* mean, con
 void log_q_vjp(Matrix, const double* slope, const double* s, double* c);
 // The mass of each node by Σq.
 void shares(Matrix, const double* q, const double* mass, double* part);
-// e = q/Σq times the mass of the node, beside what e has already, if so.
-void share(Matrix, const double* q, const double* mass, bool beside, double* e);
+// e = q/Σq times the mass of the node, added to e if `adds`.
+void share(Matrix, const double* q, const double* mass, bool adds, double* e);
 
 // Which of `count` edges, `stride` apart, a uniform number chooses, for probabilities that sum to `sum`; −1 if all are 0.
 template <class R>

@@ -45,8 +45,8 @@ struct Format<double> {
     static constexpr double exp2_series(int k) { return exp_series(k) * power_of_ln2(k); }
 };
 
-// 2^x for x ≤ 127 (double: 1023); 0 below −127 (−1023), for −∞ and for NaN. What lies between is denormal, or 0 where
-// those are flushed.
+// 2^x for x ≤ 127 (double: 1023); 0 below −127 (−1023), for −∞ and for NaN. Results between are denormal,
+// or 0 if the processor flushes denormals.
 template <class V>
 inline V exp2_of(V x) {
     using F = Format<typename Shape<V>::Real>;

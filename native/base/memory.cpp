@@ -22,7 +22,7 @@ struct Pool {
 thread_local Pool pool;
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr bool keeps = false;  // what is used after it was given back must be seen
+constexpr bool keeps = false;  // so that the sanitizer sees a use after a return
 #else
 constexpr bool keeps = true;
 #endif

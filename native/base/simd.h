@@ -85,7 +85,7 @@ inline Vec<R> load(const R* from) {
     return v;
 }
 
-// A vector, or a single number, as it lies in memory.
+// A vector, or a single number, from memory.
 template <class V, class R>
 inline V load_vector(const R* from) {
     V v;
@@ -346,7 +346,7 @@ inline bool any(Mask mask) {
 #endif
 }
 
-// Lanes of a, and after them those of b, by their places.
+// The lanes of a vector whose numbers are given: lanes of a come first, then lanes of b.
 template <int... places, class V>
 __attribute__((always_inline)) inline auto shuffled(V a, V b) {
 #if defined(__clang__) || __GNUC__ >= 12

@@ -18,8 +18,8 @@
 
 namespace bellmax {
 
-// Calls work(data) on up to so many threads at once, and returns when all have. They are those of the OpenMP runtime that
-// torch has loaded: a second pool would compete with it for the cores.
+// Calls work(data) on up to so many threads at once, and returns when all are done. The threads belong to the OpenMP
+// runtime that torch has loaded: a second pool would compete with it for the cores.
 void run_on_threads(int threads, void (*work)(void*), void* data);
 
 // Lets other threads run, at once or for a millisecond. (The header of std::thread takes longer to compile than some kernels.)
@@ -170,8 +170,8 @@ void parallel_for(std::int64_t count, int threads, Body body) {
     region.failure.rethrow();
 }
 
-// body(n, own) for n < count, each thread taking the next one: nobody waits for what no thread has taken. make() is what a
-// thread needs for them.
+// body(n, own) for n < count, each thread taking the next one, so that no thread waits for a body that has not begun. make()
+// returns the working memory of a thread.
 template <class Make, class Body>
 void take_turns(std::int64_t count, int threads, Make make, Body body) {
     std::atomic<std::int64_t> next{0};

@@ -60,8 +60,8 @@ void needs_type(bool condition) {
     if (!condition) throw WrongType();
 }
 
-// A tensor as DLPack describes it, and the functions by which torch (2.10 and later) exchanges tensors. The layout is
-// that of version 1 of DLPack.
+// A tensor as DLPack describes it, and the functions by which torch (2.10 and later) exchanges tensors. The layout
+// follows version 1 of DLPack.
 struct Exchanged {
     void* numbers;
     std::int32_t device, device_id, dims;
@@ -144,7 +144,7 @@ Tensor by_attributes(PyObject* source) {
     return found;
 }
 
-// A tensor with any strides. Its memory holds its values: those of a negative view are those of another tensor.
+// A tensor with any strides. A negative view is refused: its memory holds other values.
 Tensor strided(PyObject* source) {
     Tensor found = torch().exchange ? by_exchange(source) : by_attributes(source);
     needs_type(Owned(result_of(source, names().is_neg)).get() == Py_False);
@@ -288,7 +288,7 @@ Tensor Call::tensor() { return tensor_of(take()); }
 
 namespace {
 
-// Runs an action that returns an object; exceptions become those of Python.
+// Runs an action that returns an object; exceptions become Python exceptions.
 template <class Action>
 PyObject* guarded(Action action) noexcept {
     try {

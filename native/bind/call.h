@@ -125,7 +125,7 @@ public:
     // A copy of a tensor (size,) with any stride, such as the gradient of a sum.
     template <class T>
     std::vector<T> vector(int64_t size);
-    // A tensor of that type and shape. What is not const is to be written: large pages are asked for.
+    // A tensor of that type and shape. If T is not const, it will be written, and large pages are requested.
     template <class T>
     T* array(std::initializer_list<int64_t> shape) {
         return array<T>(shape, tensor());
@@ -176,7 +176,7 @@ bool run(Kernel kernel, Arguments&&... arguments) {
 // A binding reads its arguments, checks their sizes and runs a kernel.
 using Binding = bool (*)(Call&);
 
-// Calls the first binding, or the second if the numbers are doubles; exceptions become those of Python.
+// Calls the first binding, or the second if the numbers are doubles; exceptions become Python exceptions.
 PyObject* answer(Binding for_float, Binding for_double, PyObject* const* arguments, Py_ssize_t count) noexcept;
 
 // The same for a function that makes an object of Python.

@@ -14,7 +14,7 @@ const LatticeKernels& lattices() {
     return best;
 }
 
-// The lengths (batch, 2) and the band (batch) of each lattice, or None twice: those of whole matrices.
+// The lengths (batch, 2) and the band (batch) of each lattice; None twice for whole matrices without a band.
 class Regions {
     std::vector<int64_t> all;
     std::vector<double> none;
@@ -328,7 +328,7 @@ struct Lattice : LatticeProblem {
         }
         return found;
     }
-    // A tape without numbers is none.
+    // An empty tape means that only the value is needed.
     void read_tape(const Tensor& found) {
         double* const numbers = Call::array<double>({batch, any_size}, found);
         need(found.shape[1] == 0 || found.shape[1] == tape_size, "the tape does not fit the lattice");

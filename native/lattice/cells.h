@@ -91,8 +91,8 @@ struct TwoNumbers {
         return slot;
     }
 
-    // Whether wholes stay apart from those of nodes that no path reaches, for paths of so many scores of that
-    // magnitude.
+    // Whether the wholes of reached nodes stay above the wholes of nodes that no path reaches, for paths of so many
+    // scores of that magnitude.
     static bool has_room(double greatest, int64_t length) {
         return greatest < double(1 << 23) && greatest * double(length) < double(1 << 26);
     }
@@ -236,8 +236,8 @@ private:
     }
 };
 
-// Any Ω in double, found for every vector of nodes: beside its arithmetic a call is nothing, and the sweeps are
-// compiled once for all of them.
+// Any Ω in double, chosen for every vector of nodes: its arithmetic takes much longer than a call, and the sweeps are
+// compiled once for all Ω.
 struct AnyOmega {
     using V = Vec<double>;
     OmegaParameters parameters;
@@ -349,7 +349,7 @@ struct Values {
     V inverse_of_slopes(V sum) const { return 1 / (sum > V{} ? sum : V{} + 1.0); }
 };
 
-// Nodes with the tangents of their values; behind the probabilities of candidates are those of the probabilities.
+// Nodes with the tangents of their values. The tangents of probabilities follow the probabilities.
 template <class P>
 struct WithDots : P {
     using Real = typename P::Real;
@@ -404,7 +404,7 @@ struct WithDots : P {
     }
 
 private:
-    // The tangents of the probabilities, if Q; returns that of the value, Σ q y. Over a long path, the rounding of Σ q
+    // Computes the tangents of the probabilities, if Q; returns the tangent of the value, Σ q y. Over a long path, the rounding of Σ q
     // would add up, so both are relative to the first candidate's.
     template <bool Q, int N>
     LATTICE_INLINE V tilt(const Node* terms, int count, const V* q, V* q_dot) const {

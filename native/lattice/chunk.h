@@ -1,6 +1,6 @@
 // One chunk of a strip: nodes of the kind P, moves of the table T.
 //
-// Nodes are kept in columns, one for each state at each of the last steps, of `height` rows: those of the strip, and
+// Nodes are kept in columns, one for each state at each of the last steps, of `height` rows: the rows of the strip, and
 // above them the rows that moves into the strip come from. A move looks back at an earlier column, and up. For the
 // sweep back, the probabilities of all moves of the chunk are kept.
 #pragma once
@@ -62,7 +62,7 @@ LATTICE_INLINE inline void for_states(int states, Action action) {
     }
 }
 
-// What a thread needs for the chunks that it sweeps.
+// The working memory of a thread for the chunks that it sweeps.
 template <class P>
 struct Room {
     using Real = typename P::Real;
@@ -81,7 +81,7 @@ struct Room {
     const StripFrame& f;
     Array<Real> nodes;          // by step, state and row: a ring of the last steps
     Array<Real> starts;         // nodes of the rows where paths may start
-    Array<Number> kept;         // probabilities by step, move, kind and row, those of the `history` after the chunk too
+    Array<Number> kept;         // probabilities by step, move, kind and row, also for `history` steps after the chunk
     Array<Number> kept_starts;  // by step, state, kind and row
     Array<Number> masses;       // by step, state, kind and row: a ring of the steps after
     Array<Number> inject;       // the mass that enters, by step, state, kind and row, from row `low` on
@@ -119,7 +119,7 @@ struct Room {
         inject = scratch<Number>(kinds * t.states * tile_size);
     }
 
-    // Scores of states come first, then those of moves as they were given, of starts, and of ends, which have no tiles.
+    // The slots of ends have no tiles.
     int tiles() const { return 2 * table.states + f.moves; }
     int64_t masses_size() const { return table.ring * table.states * kinds * table.height; }
     int64_t injected_rows() const { return strip_rows - low; }
@@ -155,7 +155,7 @@ class Chunk {
         const Number* at;
         int64_t plane;
     };
-    // Where the nodes of a candidate are, what is added to them, and the tangent of that.
+    // Where the nodes of a candidate are, the score that is added to them, and its tangent.
     struct Source {
         const Real* node;
         int64_t plane;
@@ -178,7 +178,7 @@ public:
     int score_of_move(int m) const { return table().states + table().number[m]; }
     int score_of_start(int a) const { return table().states + room.f.moves + a; }
 
-    // Row 0 of state a, or of move m; `now` counts the steps of the strip, k those of the chunk.
+    // Row 0 of state a, or of move m; `now` counts the steps of the strip, k the steps of the chunk.
     Real* node_at(int64_t now, int a) const {
         const Table& t = table();
         return room.nodes.get() + (now & (t.ring - 1)) * step() + a * column() + t.pad;
@@ -245,7 +245,7 @@ public:
 
     // --- back
 
-    // The probabilities after chunk c are those of the next one, or none.
+    // Copies the probabilities of the steps after chunk c from the next chunk; 0 after the last.
     void carry_back(const Strip& strip, int64_t c) const {
         const int64_t size = table().history * kept_step();
         if (c + 1 < strip.chunks) {
@@ -386,7 +386,7 @@ private:
         }
     }
 
-    // The mass of one state at one step: what the nodes after give back to it.
+    // The mass of one state at one step, from the nodes that its moves lead to.
     template <class A>
     LATTICE_INLINE void pull(A a, int64_t now, int64_t k, Strip::Rows awake) const {
         using M = Vec<Number>;

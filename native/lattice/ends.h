@@ -54,8 +54,8 @@ inline bool is_number(double value, bool is_double) {
     return value <= (is_double ? std::numeric_limits<double>::max() : double(std::numeric_limits<float>::max()));
 }
 
-// The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. With y, the
-// tangents of x, these become those of the masses.
+// The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. If y
+// holds the tangents of x, it is replaced by the tangents of the masses.
 double solve_ends(OmegaParameters parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
                   double* y);
 

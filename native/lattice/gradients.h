@@ -9,8 +9,8 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace lattice {
 
-// Three kinds of tensors: those whose gradient the sweeps write themselves; those of which each row belongs to one row of
-// one lattice, whose masses are added to the gradient; all others, whose masses are summed in double for each lattice.
+// Three kinds of tensors: the sweeps write the gradient themselves; each row belongs to one row of one lattice, and masses
+// are added to the gradient; or masses are summed in double for each lattice.
 class Gradients {
     enum class Kind { written, by_row, summed };
     struct Target {

@@ -60,7 +60,7 @@ void Line<Real>::fill(Span rows, Span span) {
         if (z.numbers) term->read(term->numbers<const S>(f.z[n]), rows, span, Real(0), is_first, z);
     }
     if (mask) mask->mask(rows, span, -infinity<Real>, raw);
-    const bool is_cut = by_row && by_column && f.region.has_band();  // what is outside the band may be anything
+    const bool is_cut = by_row && by_column && f.region.has_band();  // entries outside the band may be NaN
     const int64_t from = std::max<int64_t>(span.from, 1);
     for (int64_t i = rows.from; (is_start || is_cut) && i < rows.to; ++i) {
         Real* const line = raw.row(i - rows.from);

@@ -32,7 +32,7 @@ bool with_nodes(OmegaParameters omega, bool is_double, bool in_float, Action act
     return true;
 }
 
-// The nodes for Hessian products: the Hessian of a hard maximum is 0, and nobody asks for it.
+// The nodes for Hessian products: the Hessian of a hard maximum is 0, and callers do not compute it.
 template <class P>
 using WithTangents = WithDots<std::conditional_t<P::is_hard, Precise, P>>;
 

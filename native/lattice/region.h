@@ -1,5 +1,4 @@
-// The cells of a grid that paths may pass: rows and columns up to a length of their own, and a band around the
-// diagonal.
+// The cells of a grid that paths may pass: rows and columns up to their lengths, in a band around the diagonal.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +17,7 @@ constexpr int64_t group = 8;  // rows and columns come in multiples of it
 
 constexpr int64_t up_to_groups(int64_t n) { return (n + group - 1) / group * group; }
 
-// What the forward sweep saw of scores.
+// A summary of the scores that the forward sweep read.
 struct Seen {
     double greatest = 0;  // of the finite magnitudes
     bool bad = false;     // +∞ or NaN

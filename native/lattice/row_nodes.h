@@ -12,7 +12,7 @@ namespace lattice {
 // The size of a tape, without its first number and the ends: the rows before each block.
 int64_t row_tape_size(const Table& table, int64_t rows, int64_t columns);
 
-// As for strips, see strip_nodes.h. Values are those of scores, not of costs.
+// As for strips, see strip_nodes.h. Costs count as negative scores.
 template <class P>
 void solve(const Table& table, const RowFrame& frame, double& value, Seen& seen, bool& could);
 template <class P>

@@ -1,5 +1,5 @@
 // The sweeps of one lattice, row by row, with nodes of the kind P (cells.h). A tape holds the rows before each
-// block of rows; going back, a block is swept anew and its probabilities are kept until its masses are known.
+// block of rows; the backward sweep repeats a block and keeps its probabilities until its masses are known.
 #pragma once
 
 #include "../base/threads.h"
@@ -32,7 +32,7 @@ class RowSweeps {
     using Node = typename P::Node;
     static constexpr bool has_dots = P::has_dots;
     static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots;
-    static constexpr int weight_planes = P::line_planes > 1 ? P::line_planes : 0;  // where scores are no weights yet
+    static constexpr int weight_planes = P::line_planes > 1 ? P::line_planes : 0;  // if weights differ from scores
 
     // The row that a candidate's node is in, and where it is with its weight.
     struct Candidate {
@@ -48,7 +48,7 @@ class RowSweeps {
         int count;
         bool is_weighed;
     };
-    // A move that leaves a node: where its probability and the mass of its target are, from those of the node's row.
+    // A move that leaves a node: where its probability and the mass of its target are, relative to the row of the node.
     struct Leaving {
         int64_t chosen, mass;
     };
@@ -57,7 +57,7 @@ class RowSweeps {
     const RowFrame& f;
     const Table& table;
     const int64_t furthest;                  // columns that a move goes
-    const int64_t wide, pad, block, blocks;  // numbers of a row, and beside it; rows of a block
+    const int64_t wide, pad, block, blocks;  // numbers of a row, and of its left margin; rows of a block
     const int64_t ring;                      // rows of nodes that are there at a time
     const EndList end_list;
     const bool single_end;
@@ -191,7 +191,7 @@ class RowSweeps {
             read(lines[std::size_t(n)], own, span, !is_again);
         }
         const Span near{is_again ? wanted.from - block * furthest : wanted.from, wanted.to};
-        for (const Term* const term : fetched) {  // those of the next block
+        for (const Term* const term : fetched) {  // rows of the next block
             const TermTensor& tensor = f.p.tensors[term->number()];
             for (int64_t i = rows.from; i < rows.to; ++i) {
                 const int64_t next = is_again ? i - block : i + block;
@@ -250,7 +250,7 @@ class RowSweeps {
                 if (has_dots) store<Real>(q_to + (n * kinds + 1) * plane + j, q[count + n]);
             }
         }
-        // What is beside the row's own columns, in the first and the last vector.
+        // Columns of the first and the last vector that do not belong to the row.
         for (const int64_t edge : {own.from, own.to}) {
             const int64_t j = edge / W * W;
             if (edge == j || j < whole.from || j >= whole.to) continue;
@@ -303,7 +303,7 @@ class RowSweeps {
             }
         }
     }
-    // Block c anew, with its probabilities.
+    // Sweeps block c again and keeps its probabilities.
     void repeat(int64_t c, Span wanted) {
         keep<false>(c, {std::max<int64_t>(wanted.from - pad, 0), wanted.to});
         const Span rows = rows_of(c);
@@ -471,7 +471,7 @@ private:
         }
     };
 
-    // The mass of the nodes of a row in one state, from the moves that leave them; 0 beside them.
+    // The mass of the nodes of a row in one state, from the moves that leave them; 0 in the other columns.
     template <int N>
     LATTICE_APART void collect(int a, int64_t r, const Real* entering, Span whole, Span cleared) const {
         const int count = N ? N : table.first_out[a + 1] - table.first_out[a];
@@ -525,7 +525,7 @@ private:
         }
         spans[std::size_t(r)] = trimmed(r, whole);
     }
-    // Masses of a block to the gradients of all scores but those of ends. `room` is for those of one score.
+    // Adds the masses of a block to the gradients of all scores except ends. `room` holds the masses of one score.
     void land(Span rows, Real* room, const LatticeGradients& gradients) const {
         Span span = nowhere();
         for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);

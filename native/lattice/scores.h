@@ -9,7 +9,7 @@ inline namespace BELLMAX_ARCH {
 namespace lattice {
 
 // The number of row r at step k is at (k, r). An array that is shared along rows or columns needs no whole tile: a line
-// of its numbers, by row or backwards by column, is read anew at every step.
+// of its numbers, by row or backwards by column, is read at every step.
 template <class Real>
 struct Tile {
     Real* data = nullptr;

@@ -63,7 +63,7 @@ public:
 };
 
 // The gradients of the slots of one lattice: views of tensors, or sums that `land` adds to the gradients of tensors.
-// Along a shared row or column, strips have sums of their own.
+// For a slot that is shared along rows or columns, each strip has its sums.
 class SlotGradients {
     const SlotTerms& terms;
     const Region& region;

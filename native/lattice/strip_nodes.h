@@ -8,7 +8,7 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace lattice {
 
-// The loops of a table, as one that the compiler knows if it does: for products all of these, for other nodes that of
+// The loops of a table, specialized if the compiler knows the table: for products three tables, for other nodes only
 // dynamic time warping.
 template <class P>
 Loops<P> loops_of(const Table& table, const StripFrame& frame) {
@@ -28,7 +28,7 @@ Loops<P> loops_of(const Table& table, const StripFrame& frame) {
     return Loops<P>::template of<AnyTable>();
 }
 
-// The value of a lattice; what was seen of its scores, and whether nodes could hold them.
+// The value of a lattice, a summary of its scores, and whether nodes could hold them.
 template <class P>
 void solve(const Table& table, const StripFrame& frame, double& value, Seen& seen, bool& could) {
     const StripSweeps<P> sweeps(table, loops_of<P>(table, frame), frame, frame.tape);

@@ -1,4 +1,4 @@
-// The sweeps of one lattice, strip by strip. Chunks are swept anew going back: a tape holds the last rows of every
+// The sweeps of one lattice, strip by strip. The backward sweep repeats chunks: a tape holds the last rows of every
 // strip, and the steps before each chunk. Threads take the strips in turn, each a little behind the one before (or
 // after, going back).
 #pragma once
@@ -14,8 +14,8 @@ namespace lattice {
 template <class P>
 class StripSweeps;
 
-// What is compiled for each table that the compiler knows. Everything of chunk c: going forth, the last rows and the
-// ends are recorded, with what was seen of the scores; going back, the probabilities are kept. And the masses.
+// The loops that are compiled for each table that the compiler knows. For chunk c: `forth` records the last rows, the
+// ends and a summary of the scores; `back` repeats the chunk and keeps the probabilities; `descend` computes the masses.
 template <class P>
 struct Loops {
     using Sweep = void (*)(const StripSweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
@@ -261,7 +261,7 @@ public:
         return P::can_take(greatest, (f.region.rows + f.region.columns) * table.states);
     }
 
-    // The value, if the last cell is here; what was seen of the scores.
+    // The value, if the last cell is here, and a summary of the scores.
     double forward(Seen& seen) const {
         const int64_t count = ends - begins, arrays = 2 * table.states + f.moves;
         const auto seen_by = filled<Seen>(count * arrays, {});

@@ -7,8 +7,8 @@
 #include "region.h"
 #include "lattice.h"
 
-// LATTICE_SELDOM: not worth the compiler's time. It takes what is called beside such a function for seldom, too, so
-// such a call stands behind a condition.
+// LATTICE_SELDOM: compiled for size. The compiler also treats other calls in the same branch as rare, so such a call is
+// made under a condition.
 #define LATTICE_APART __attribute__((noinline))
 #define LATTICE_SELDOM __attribute__((noinline, cold))
 

@@ -48,8 +48,8 @@ class Term {
     Array<int64_t> places;           // of columns, −1 where there is none
     Span columns{0, 0}, used{0, 0};  // from the first that there is to the last, and so their places
     bool is_straight = true;         // whether these are consecutive
-    Array<float> turned;             // a group of rows by place and row; behind them one for no place
-    Array<int64_t> vectors;          // where in it those of columns begin
+    Array<float> turned;             // a group of rows by place and row, then a vector for no place
+    Array<int64_t> vectors;          // where the vectors of columns begin in it
 
     static bool is_of_column(Follows by) { return by == Follows::column || by == Follows::label_of_column; }
 
