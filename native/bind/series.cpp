@@ -1,10 +1,39 @@
-// Collections of series.
+// Pairs and collections of series.
+#include "../series/costs.h"
 #include "../series/neighbors.h"
 
 #include "call.h"
 
 namespace bellmax {
 namespace {
+
+template <class S>
+CostsProblem<S> read_pairs(Call& call) {
+    const Tensor x = call.tensor(), y = call.tensor();
+    const int64_t *const sizes = x.shape, batch = sizes[0], features = sizes[2];
+    const auto* const of_x = Call::array<const S>({any_size, any_size, any_size}, x);
+    const auto* const of_y = Call::array<const S>({batch, any_size, features}, y);
+    const int power = int(call.integer());
+    need(power == 1 || power == 2, "the power is 1 or 2");
+    return {batch, sizes[1], y.shape[1], features, power, of_x, of_y};
+}
+
+template <class S>
+bool series_costs(Call& call) {
+    const auto p = read_pairs<S>(call);
+    return run(element_costs<S>, p, call.array<S>({p.batch, p.rows, p.columns}));
+}
+
+template <class S>
+bool series_costs_vjp(Call& call) {
+    const auto p = read_pairs<S>(call);
+    const S* const grad = call.array<const S>({p.batch, p.rows, p.columns});
+    S* const x_grad = call.array<S>({p.batch, p.rows, p.features});
+    S* const y_grad = call.array<S>({p.batch, p.columns, p.features});
+    std::fill_n(x_grad, p.batch * p.rows * p.features, S(0));
+    std::fill_n(y_grad, p.batch * p.columns * p.features, S(0));
+    return run(element_costs_vjp<S>, p, grad, x_grad, y_grad);
+}
 
 template <class S>
 Collection<S> read_collection(Call& call, int64_t features) {
@@ -41,6 +70,9 @@ bool dtw_neighbors(Call& call) {
 
 }  // namespace
 
-PyMethodDef series_methods[] = {method<dtw_neighbors<float>, dtw_neighbors<double>>("dtw_neighbors"), {}};
+PyMethodDef series_methods[] = {method<dtw_neighbors<float>, dtw_neighbors<double>>("dtw_neighbors"),
+                                method<series_costs<float>, series_costs<double>>("series_costs"),
+                                method<series_costs_vjp<float>, series_costs_vjp<double>>("series_costs_vjp"),
+                                {}};
 
 }  // namespace bellmax

@@ -124,7 +124,7 @@ def test_float32_is_as_accurate_as_float64(labels: int, omega: str) -> None:
 def test_walks_are_drawn_by_their_probability() -> None:
     lattice = bx.Lattice([bx.Move(1, 0), bx.Move(2, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
     p = lattice.paths({"s": torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)})
-    with took("rows_sample"):
+    with took("lattice_sample"):
         walks = p.sample_walks((4000,))
     close(p.sample((4000,)).mean(0), p.expected_path, 0.05)
     assert bool((walks[:, 0, :2] == 0).all())

@@ -60,8 +60,8 @@ def took(name: str, times: int | None = None) -> Iterator[list[Call]]:
 def in_two_numbers(call: Call) -> NDArray[np.bool_]:
     """True for each pair that a backward kernel of DTW swept with a float and an integer per cell.
 
-    Other pairs were swept with values in float64. The first entry of the tape, the only matrix among the
+    Other pairs were swept with values in float64. The first entry of the tape, the only real matrix among the
     arguments, tells which.
     """
-    tape = next(arg for arg in call.args if isinstance(arg, Tensor) and arg.ndim == 2)
+    tape = next(arg for arg in call.args if isinstance(arg, Tensor) and arg.ndim == 2 and arg.is_floating_point())
     return np.asarray(tape[:, 0].numpy() == 1)

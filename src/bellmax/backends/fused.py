@@ -154,6 +154,16 @@ class Concatenated(NamedTuple):
     """The start of each series, and the end of the last, (K + 1,) int64."""
 
 
+class PairCosts(NamedTuple):
+    """Pairs of series whose elements cost Σ_d |x_id − y_jd|^power, power 1 or 2."""
+
+    x: Tensor
+    """(B, N, D)."""
+    y: Tensor
+    """(B, M, D)."""
+    power: int
+
+
 class NeighborSearch(NamedTuple):
     """A search for the k nearest candidates of each query under hard DTW; a match costs Σ |x − y|^power."""
 
@@ -194,5 +204,7 @@ class FusedKernels:
     """DTW at γ = 1 of a pair of series, a number, from chunks of its cost matrix; and the tape for the gradient."""
     short_pairs: FusedKernel[ShortPairs, Tensor] | None = None
     """DTW (P,) at γ = 1 of pairs of short series."""
+    pair_costs: DifferentiableKernel[PairCosts, Tensor, None] | None = None
+    """Costs (B, N, M) of matching the elements of small pairs of series."""
     neighbors: FusedKernel[NeighborSearch, Nearest] | None = None
     """Nearest neighbours under hard DTW."""

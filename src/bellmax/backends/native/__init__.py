@@ -11,6 +11,7 @@ from bellmax.backends.native.labels import NativeLabelScores
 from bellmax.backends.native.lattices import NativeLattice
 from bellmax.backends.native.long_pairs import NativeLongPairs
 from bellmax.backends.native.neighbors import NativeNeighbors
+from bellmax.backends.native.pair_costs import NativePairCosts
 from bellmax.backends.native.scored_chain import NativeScoredChain
 from bellmax.backends.native.short_pairs import NativeShortPairs
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
@@ -38,6 +39,7 @@ class Native:
         attention_weights=NativeWeights(),
         long_pairs=NativeLongPairs(),
         short_pairs=NativeShortPairs(),
+        pair_costs=NativePairCosts(),
         neighbors=NativeNeighbors(),
     )
 
