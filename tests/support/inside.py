@@ -19,6 +19,7 @@ import bellmax as bx
 from bellmax import cluster, files, modes
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
+from bellmax.backends.fused import PairCosts
 from bellmax.backends.native import loading, short_pairs, two_states
 from bellmax.backends.triton import KERNELS
 from bellmax.programs import GRAPH, PROGRAMS, graph
@@ -33,7 +34,18 @@ from bellmax.structures.semi_markov import SegmentProgram
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
 __all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
-__all__ += ["SegmentProgram", "Step", "Table", "Tensors", "Term", "collections", "from_kernel", "graph", "jobs"]
+__all__ += [
+    "PairCosts",
+    "SegmentProgram",
+    "Step",
+    "Table",
+    "Tensors",
+    "Term",
+    "collections",
+    "from_kernel",
+    "graph",
+    "jobs",
+]
 __all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "modes", "pairwise", "routes"]
 __all__ += ["short_pairs", "two_states"]
 
