@@ -13,6 +13,6 @@ struct FunctionKernels {
     void (*log2)(const S* x, S* y, std::int64_t count);
 };
 
-BELLMAX_KERNELS(FunctionKernels, function_kernels)
+BELLMAX_KERNELS(template <class S> FunctionKernels<S> function_kernels())
 
 }  // namespace bellmax

@@ -18,15 +18,13 @@
 #error "compile with -DBELLMAX_ARCH=baseline or avx2"
 #endif
 
-// Declares name<S>(), compiled once for each instruction set, among which the binding chooses.
-#define BELLMAX_KERNELS(Kernels, name) \
-    namespace baseline {               \
-    template <class S>                 \
-    Kernels<S> name();                 \
-    }                                  \
-    namespace avx2 {                   \
-    template <class S>                 \
-    Kernels<S> name();                 \
+// Declares a function that is compiled once for each instruction set, among which the binding chooses.
+#define BELLMAX_KERNELS(...) \
+    namespace baseline {     \
+    __VA_ARGS__;             \
+    }                        \
+    namespace avx2 {         \
+    __VA_ARGS__;             \
     }
 
 // Each instruction set has its own copy of whatever is inline: the linker must not take one for the other.

@@ -26,7 +26,7 @@ struct ChartKernels {
     bool (*hessian)(const ChartProblem<S>&, const S* seed, const S* z, S* product);
 };
 
-BELLMAX_KERNELS(ChartKernels, span_kernels)
-BELLMAX_KERNELS(ChartKernels, arc_kernels)
+BELLMAX_KERNELS(template <class S> ChartKernels<S> span_kernels())
+BELLMAX_KERNELS(template <class S> ChartKernels<S> arc_kernels())
 
 }  // namespace bellmax

@@ -53,7 +53,7 @@ struct HyperKernels {
     bool (*topk)(const HyperProblem<S>&, std::int64_t k, S* scores, S* counts);
 };
 
-BELLMAX_KERNELS(HyperKernels, hyper_kernels)
+BELLMAX_KERNELS(template <class S> HyperKernels<S> hyper_kernels())
 
 // Longest path to each node, in edges; −1 on cycles and behind them. Pairs are (tail, head).
 void levels(const std::int64_t* pairs, std::int64_t num_pairs, std::int64_t* level, std::int64_t num_nodes);

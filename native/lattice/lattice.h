@@ -121,11 +121,6 @@ struct LatticeKernels {
     void (*sample)(const LatticeProblem&, std::int64_t draws, const double* uniforms, std::int64_t* paths);
 };
 
-namespace baseline {
-LatticeKernels lattice_kernels();
-}
-namespace avx2 {
-LatticeKernels lattice_kernels();
-}
+BELLMAX_KERNELS(LatticeKernels lattice_kernels())
 
 }  // namespace bellmax

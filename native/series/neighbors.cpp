@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/simd.h"
+#include "../base/memory.h"
 #include "../base/threads.h"
 #include "../lattice/region.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../base/memory.h"
+#include "../base/simd.h"
 
 namespace bellmax {
 
@@ -32,13 +32,6 @@ struct NeighborsKernels {
     void (*search)(const NeighborsProblem<S>&, S* distances, std::int64_t* indices, std::int64_t* cells);
 };
 
-namespace baseline {
-template <class S>
-NeighborsKernels<S> neighbors_kernels();
-}
-namespace avx2 {
-template <class S>
-NeighborsKernels<S> neighbors_kernels();
-}
+BELLMAX_KERNELS(template <class S> NeighborsKernels<S> neighbors_kernels())
 
 }  // namespace bellmax

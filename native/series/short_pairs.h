@@ -34,13 +34,6 @@ struct ShortPairsKernels {
     void (*values)(const ShortPairs<S>&, S* values);
 };
 
-namespace baseline {
-template <class S>
-ShortPairsKernels<S> short_pairs_kernels();
-}
-namespace avx2 {
-template <class S>
-ShortPairsKernels<S> short_pairs_kernels();
-}
+BELLMAX_KERNELS(template <class S> ShortPairsKernels<S> short_pairs_kernels())
 
 }  // namespace bellmax

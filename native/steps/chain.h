@@ -28,6 +28,6 @@ struct ChainKernels {
     bool (*topk)(const ScoresProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
 };
 
-BELLMAX_KERNELS(ChainKernels, chain_kernels)
+BELLMAX_KERNELS(template <class S> ChainKernels<S> chain_kernels())
 
 }  // namespace bellmax

@@ -19,6 +19,6 @@ struct ProductKernels {
     void (*hessian)(const ScoresProblem<S>&, const S* seed, const Scores<const S>& z, const Scores<S>& product);
 };
 
-BELLMAX_KERNELS(ProductKernels, product_kernels)
+BELLMAX_KERNELS(template <class S> ProductKernels<S> product_kernels())
 
 }  // namespace bellmax

@@ -30,6 +30,6 @@ struct PairKernels {
                         S* to_transitions);
 };
 
-BELLMAX_KERNELS(PairKernels, pair_kernels)
+BELLMAX_KERNELS(template <class S> PairKernels<S> pair_kernels())
 
 }  // namespace bellmax
