@@ -147,7 +147,7 @@ std::unique_ptr<Kernels> kernels(OmegaParameters parameters, bool is_float) {
         return std::make_unique<KernelsOf<std::decay_t<decltype(omega)>>>(omega);
     };
     // The exponentials of floats take a quarter of the time. The other Ω take little, and are double.
-    if (is_float && parameters.alpha == 1) return make(omega::Negentropy<float>(parameters));
+    if (is_float && parameters.is_sum) return make(omega::Negentropy<float>(parameters));
     return omega::with<double>(parameters, make);
 }
 

@@ -35,7 +35,7 @@ public:
     // q, and s unless it is null.
     virtual void weigh(Matrix, const double* x, const double* threshold, double* q, double* s) const = 0;
     virtual void log_q(Matrix, const double* x, const double* threshold, double* out) const = 0;
-    // The derivative of log q: q^(1−α) on the support.
+    // The derivative of log q: s/q on the support.
     virtual void log_slope(Matrix, const double* x, const double* threshold, double* out) const = 0;
 };
 

@@ -116,7 +116,7 @@ bool dtw_forward_block(Call& call) {
     p.line_above = p.template read_line<const double>(call, p.row > 0);
     p.line_below = p.template read_line<double>(call, !p.is_last);
     const bool by_products = call.integer();
-    need(!by_products || (p.omega.alpha == 1 && sizeof(S) == 4), "products are for negentropy in float");
+    need(!by_products || (p.omega.is_sum && sizeof(S) == 4), "products are for negentropy in float");
     double found[2];
     const bool is_sound = run(lattices().forward_block, p, by_products, found, found + 1);
     *value = S(found[0]);

@@ -214,7 +214,7 @@ bool subtract(Call& call) {
 
 template <class S>
 void need_pair(const ScoresProblem<S>& p) {
-    need(p.omega.alpha == 1 || p.omega.alpha == 2, "negentropy or l2 is needed");
+    need(p.omega.is_sum || p.omega.is_quadratic, "negentropy or l2 is needed");
     need(p.states == 2, "two states are needed");
 }
 

@@ -270,8 +270,8 @@ struct AnyOmega {
     }
     // That of the usual ones is so quick that a call matters.
     LATTICE_INLINE V slope(V q) const {
-        if (parameters.alpha == 1) return omega::Negentropy<double>(parameters).slope(q);
-        if (parameters.alpha == 2) return omega::SquaredL2<double>(parameters).slope(q);
+        if (parameters.is_sum) return omega::Negentropy<double>(parameters).slope(q);
+        if (parameters.is_quadratic) return omega::SquaredL2<double>(parameters).slope(q);
         return slope_of_others(q);
     }
 

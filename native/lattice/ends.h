@@ -56,7 +56,7 @@ inline bool is_number(double value, bool is_double) {
 
 // The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. If y
 // holds the tangents of x, it is replaced by the tangents of the masses.
-double solve_ends(OmegaParameters parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
+double solve_ends(const OmegaParameters& parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
                   double* y);
 
 // Where a walk from an end to a start is, and how many nodes of its path come after.
@@ -69,7 +69,7 @@ struct Walker {
 using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
 
 // Places a walker at an end that a uniform number chooses. False if there is no path.
-bool draw_end(OmegaParameters, const EndList&, bool is_single, const double* end_values, double uniform, Walker& at);
+bool draw_end(const OmegaParameters&, const EndList&, bool is_single, const double* end_values, double uniform, Walker& at);
 
 // Chooses the start, if there is one, or a move into the node, from their probabilities q; calls visit(at, move), a move
 // of the table or −1, and goes to the source of the move, or to row −1.

@@ -15,16 +15,15 @@ using Precise = Values<AnyOmega>;
 // Calls action(P) with the nodes to sweep with, as a null pointer: in float, if there are such nodes for these scores and
 // this Ω, or in double. False if there are none.
 template <class Action>
-bool with_nodes(OmegaParameters omega, bool is_double, bool in_float, Action action) {
-    const double alpha = omega.alpha;
-    if (in_float && (is_double || (alpha != 1 && alpha != 2))) return false;
-    if (in_float && alpha == 1) {
+bool with_nodes(const OmegaParameters& omega, bool is_double, bool in_float, Action action) {
+    if (in_float && (is_double || !(omega.is_sum || omega.is_quadratic))) return false;
+    if (in_float && omega.is_sum) {
         action(static_cast<Products*>(nullptr));
     } else if (in_float) {
         action(static_cast<Sparse*>(nullptr));
-    } else if (alpha == infinity<double> && is_double) {
+    } else if (omega.by_slot && is_double) {
         action(static_cast<HardDouble*>(nullptr));
-    } else if (alpha == infinity<double>) {
+    } else if (omega.by_slot) {
         action(static_cast<HardFloat*>(nullptr));
     } else {
         action(static_cast<Precise*>(nullptr));

@@ -8,12 +8,10 @@ inline namespace BELLMAX_ARCH {
 namespace omega {
 
 template <class R>
-struct Hard {
-    using Real = R;
-    static constexpr bool by_slot = true, is_sum = false;
-    static constexpr R unit = 1;
+struct Hard : General<R> {
+    static constexpr bool by_slot = true;
 
-    explicit Hard(OmegaParameters) {}
+    explicit Hard(const OmegaParameters&) {}
     R at_vertex() const { return 0; }
 
     template <class V>

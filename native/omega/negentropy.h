@@ -8,25 +8,18 @@ inline namespace BELLMAX_ARCH {
 namespace omega {
 
 template <class R>
-struct Negentropy {
-    using Real = R;
-    static constexpr bool by_slot = false, is_sum = true;
+struct Negentropy : General<R> {
+    static constexpr bool is_sum = true;
     static constexpr R unit = R(1.44269504088896340735992468), ln2 = R(0.693147180559945309417232);
 
-    explicit Negentropy(OmegaParameters) {}
+    explicit Negentropy(const OmegaParameters&) {}
     R at_vertex() const { return 0; }
-    R reach() const { return infinity<R>; }
 
     template <class Scores, class V>
     void solve(const Scores& scores, V top, V& tau, V& value) const {
         V sums[1];
         scores.sum(top, V{}, sums, [](V r, V, V* total) { total[0] += exp2_of(r); });
         tau = value = log2_of(sums[0]);
-    }
-    // With what `part`, some of the entries, tell first.
-    template <class Part, class Scores, class V>
-    void solve_after(const Part&, const Scores& scores, V top, V& tau, V& value) const {
-        solve(scores, top, tau, value);
     }
 
     // The same from scores as they are, where these are not large: most need no maximum taken off. A score that is NaN
@@ -50,12 +43,6 @@ struct Negentropy {
     static void shares(const V* terms, int count, V sum, V* q) {
         const V inverse = 1 / (sum > V{} ? sum : V{} + R(1));
         for (int n = 0; n < count; ++n) q[n] = terms[n] * inverse;
-    }
-
-    // The threshold of scores from which the greatest is not taken off.
-    template <class V>
-    V absolute(V tau, V top) const {
-        return tau + top;
     }
 
     template <class V>

@@ -1,4 +1,7 @@
-// What an Ω offers, at γ = 1, for numbers Real or vectors V of them.
+// The policy class of an Ω at γ = 1, for numbers Real or vectors V of them. list.h lists all of them.
+//
+// To add one, derive it from General, which has defaults, in a new header and add it to list.h. It has to define solve,
+// weigh, slope, at_vertex, log_q and log_slope, and a constructor from OmegaParameters.
 //
 // unit             scores are x = unit · θ + v, and values are in the same unit
 // solve            from a run of scores and its greatest, the threshold τ and max_Ω, both relative to the greatest,
@@ -8,14 +11,18 @@
 // slope            s from q
 // reach            entries so far below the greatest have q = 0
 // at_vertex        Ω where all of q is in one entry
-// log_q, log_slope log q, and its derivative q^(1−α) = s/q along the support
+// log_q, log_slope log q, and its derivative s/q along the support
 // absolute         the threshold for weighing scores x from which the greatest is not taken off
-// is_sum           whether max_Ω follows from one sum over the scores: term, fits, of_sum, shares
-// …_of_two         max_Ω of a number and 0, its derivatives, in registers
-// three            −max_Ω of minus three numbers, in registers, for α = 2
 //
-// Hard is `by_slot`: no run is solved, the first best entry is found by whoever has the scores, its place is the
-// threshold, and r is 0 there and −∞ elsewhere.
+// Three traits select engines that exist for one Ω only. An Ω without them runs on the general engines: chains in Real,
+// everything else in double.
+//
+// is_sum           Σ q log q: max_Ω follows from one sum over the scores: term, fits, of_sum, shares
+// is_quadratic     Σ q²/2 + constant: solve_after starts from the τ of some of the entries, and `three` is −max_Ω of
+//                  minus three numbers, in registers
+// by_slot          0, the hard max: no run is solved, the first best entry is found by whoever has the scores, its place
+//                  is the threshold, and r is 0 there and −∞ elsewhere
+// …_of_two         for the first two, max_Ω of a number and 0, and its derivatives, in registers
 #pragma once
 
 #include <cstdint>
@@ -28,12 +35,33 @@ namespace bellmax {
 template <class S>
 constexpr S infinity = std::numeric_limits<S>::infinity();
 
+// list.h defines the kinds, and no other file names one.
+enum class OmegaKind : int;
+
 struct OmegaParameters {
-    double alpha, vertex;  // Tsallis' α (1: negentropy, ∞: hard), and Ω at a vertex of the simplex
+    static constexpr int most_numbers = 4;
+
+    OmegaKind kind;
+    bool is_sum, is_quadratic, by_slot;  // the traits of its policy class
+    double numbers[most_numbers];        // the parameters of Kernel in Python
 };
 
 inline namespace BELLMAX_ARCH {
 namespace omega {
+
+// The defaults of a policy class.
+template <class R>
+struct General {
+    using Real = R;
+    static constexpr bool is_sum = false, is_quadratic = false, by_slot = false;
+    static constexpr R unit = 1;
+
+    R reach() const { return infinity<R>; }
+    template <class V>
+    V absolute(V tau, V top) const {
+        return tau + top;
+    }
+};
 
 // A sum that keeps what rounding takes from it.
 template <class V>

@@ -48,20 +48,19 @@ struct PowerAny {
 };
 
 template <class Power>
-struct Tsallis {
+struct Tsallis : General<typename Power::Real> {
     using Real = typename Power::Real;
-    static constexpr bool by_slot = false, is_sum = false, is_quadratic = std::is_same_v<Power, PowerOne<Real>>;
-    static constexpr Real unit = 1;
+    static constexpr bool is_quadratic = std::is_same_v<Power, PowerOne<Real>>;
     static constexpr int most_iterations = 200;  // of Newton's method, which takes up to 20 for α near 1
 
     Real alpha, steepness, vertex;  // steepness = α − 1
     Power power;
 
-    explicit Tsallis(OmegaParameters parameters)
-        : alpha(Real(parameters.alpha)),
-          steepness(Real(parameters.alpha - 1)),
-          vertex(Real(parameters.vertex)),
-          power(1 / (parameters.alpha - 1)) {}
+    // The first number is α. For α = 2 it is subtracted from Σ q²/2 instead.
+    explicit Tsallis(const OmegaParameters& parameters)
+        : Tsallis(is_quadratic ? 2 : parameters.numbers[0], is_quadratic ? 0.5 - parameters.numbers[0] : 0) {}
+    Tsallis(double exponent, double at_vertex)
+        : alpha(Real(exponent)), steepness(Real(exponent - 1)), vertex(Real(at_vertex)), power(1 / (exponent - 1)) {}
     Real at_vertex() const { return vertex; }
     Real reach() const { return 1 / steepness; }
 
@@ -74,16 +73,12 @@ struct Tsallis {
         }
     }
 
-    // With what `part`, some of the entries, tell first: their τ is below that of all.
+    // For α = 2: Newton's method from the τ of `part`, a subset of the entries, which is a lower bound.
     template <class Part, class Scores, class V>
     void solve_after(const Part& part, const Scores& scores, V top, V& tau, V& value) const {
-        if constexpr (is_quadratic) {
-            V below, unused;
-            solve_quadratic(part, top, V{} - Real(1), below, unused);
-            solve_quadratic(scores, top, below, tau, value);
-        } else {
-            solve(scores, top, tau, value);
-        }
+        V below, unused;
+        solve_quadratic(part, top, V{} - Real(1), below, unused);
+        solve_quadratic(scores, top, below, tau, value);
     }
 
     // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is
@@ -113,7 +108,7 @@ struct Tsallis {
     }
 
     // Newton's method on the p-norm of t, convex in τ and nearly linear: it climbs from τ = −1 to the root. A call
-    // costs nothing beside it, and much of the compiler's time where it is inlined everywhere.
+    // costs nothing compared with it, and much of the compiler's time where it is inlined everywhere.
     template <class Scores, class V>
     __attribute__((noinline)) void solve_by_norm(const Scores& scores, V top, V& tau, V& value) const {
         const Tsallis omega = *this;
@@ -221,6 +216,7 @@ private:
 template <class R>
 using SquaredL2 = Tsallis<PowerOne<R>>;
 using Root = Tsallis<PowerTwo>;
+template <class>
 using AnyTsallis = Tsallis<PowerAny>;
 
 }  // namespace omega

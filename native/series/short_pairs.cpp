@@ -132,14 +132,14 @@ void values_of(const ShortPairs<S>& p, S* values) {
         const double most = p.scale * double(p.x.features) * (p.power == 2 ? apart * apart : apart);
         const int64_t cells = p.x.length + p.y.length;
         using Sparse = Parts<omega::SquaredL2<float>>;
-        if (p.omega.alpha == 1 && Products::can_take(most, cells)) {
+        if (p.omega.is_sum && Products::can_take(most, cells)) {
             return sweep_all(Products(p.omega, -1), p, values);
         }
-        if (p.omega.alpha == 2 && Sparse::can_take(most, cells)) {
+        if (p.omega.is_quadratic && Sparse::can_take(most, cells)) {
             return sweep_all(Sparse(p.omega, -1), p, values);
         }
     }
-    if (p.omega.alpha == infinity<double>) {
+    if (p.omega.by_slot) {
         return sweep_all(Values<OnlyHard>(p.omega, -1), p, values);
     }
     sweep_all(Values<AnyOmega>(p.omega, -1), p, values);

@@ -33,7 +33,7 @@ Plan plan(const ScoresProblem<S>& problem, Choice is_chosen) {
 // Whether the sums of exponentials can be products of matrices.
 template <class S>
 bool in_exp_space(const ScoresProblem<S>& problem) {
-    return problem.omega.alpha == 1 && !is_dense(problem) && problem.transition_step == 0;
+    return problem.omega.is_sum && !is_dense(problem) && problem.transition_step == 0;
 }
 
 template <class S>
@@ -150,11 +150,10 @@ void sample(const ScoresProblem<S>& problem, int64_t draws, const double* unifor
 // The best sequences, by the hard max.
 template <class S>
 bool best(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
-    problem.omega = {infinity<double>, 0};
     const auto tape = scratch<S>(problem.batch * 2 * (problem.steps + 1) * problem.states);
     problem.tape = tape.get();
     const Plan all = plan(problem, [](int64_t) { return true; });
-    if (!sweeps_of(problem).forward(problem, all, scores, tape.get())) return false;
+    if (!chain_sweeps<S, omega::Hard<S>>().forward(problem, all, scores, tape.get())) return false;
     for (int64_t b : all.sequences) follow_best(Walk<S>(problem, b), scores[b], sequences + b * problem.steps);
     return true;
 }

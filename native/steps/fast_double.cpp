@@ -3,9 +3,8 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-template ChainSweeps<double> chain_sweeps<double, omega::Negentropy<double>>();
-template ChainSweeps<double> chain_sweeps<double, omega::SquaredL2<double>>();
-template ChainSweeps<double> chain_sweeps<double, omega::Hard<double>>();
+#define OMEGA_SWEEPS(name, count, Policy) template ChainSweeps<double> chain_sweeps<double, omega::Policy<double>>();
+BELLMAX_USUAL_OMEGAS(OMEGA_SWEEPS)
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -3,9 +3,8 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-template ChainSweeps<float> chain_sweeps<float, omega::Negentropy<float>>();
-template ChainSweeps<float> chain_sweeps<float, omega::SquaredL2<float>>();
-template ChainSweeps<float> chain_sweeps<float, omega::Hard<float>>();
+#define OMEGA_SWEEPS(name, count, Policy) template ChainSweeps<float> chain_sweeps<float, omega::Policy<float>>();
+BELLMAX_USUAL_OMEGAS(OMEGA_SWEEPS)
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -87,10 +87,15 @@ struct Maxima {
             return top;
         } else {
             const int64_t count = across ? unit.states : keep_near(top);
-            const omega::Columns<V, Real> all{x, W, count}, some{reinterpret_cast<const Real*>(best), W, height};
+            const omega::Columns<V, Real> all{x, W, count};
             const V from = top > never ? top : V{};
             V above;
-            across ? omega.solve(all, from, tau, above) : omega.solve_after(some, all, from, tau, above);
+            if constexpr (Omega::is_quadratic && !across) {
+                const omega::Columns<V, Real> some{reinterpret_cast<const Real*>(best), W, height};
+                omega.solve_after(some, all, from, tau, above);
+            } else {
+                omega.solve(all, from, tau, above);
+            }
             tau = top > never ? tau : V{};
             return top + above;
         }

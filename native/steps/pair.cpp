@@ -234,7 +234,7 @@ private:
 // act(F) for the function that is fastest for the shared scores, or for one that takes all scores.
 template <class S, class Act>
 bool choose(const OmegaParameters& omega, const Shared<S>& shared, bool all, Act act) {
-    if (omega.alpha != 1) return act(Difference<S, omega::SquaredL2<S>>{});
+    if (omega.is_quadratic) return act(Difference<S, omega::SquaredL2<S>>{});
     if (!all && shared.is_near(Odds<S>::most_shift)) return act(Odds<S>{});
     return act(Difference<S, omega::Negentropy<S>>{});
 }
@@ -291,7 +291,7 @@ void pull_back(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& 
 template <class S>
 Shared<S> shared_of(const ScoresProblem<S>& p) {
     const auto& [emissions, transitions, start, end] = p.scores;
-    return {transitions, start[1] - start[0], end[1] - end[0], p.omega.alpha == 1, S(1)};
+    return {transitions, start[1] - start[0], end[1] - end[0], p.omega.is_sum, S(1)};
 }
 
 // The difference of the two numbers of each step, to a place.
@@ -360,7 +360,7 @@ void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S
 template <class S>
 Shared<S> shared_of(const AttentionProblem<S>& p) {
     const S* transitions = p.chain.scores.transitions;
-    return {transitions, transitions[2] - transitions[0], S(0), p.chain.omega.alpha == 1, p.scale};
+    return {transitions, transitions[2] - transitions[0], S(0), p.chain.omega.is_sum, p.scale};
 }
 
 template <class S>

@@ -4,8 +4,10 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
 template ChainSweeps<float> chain_sweeps<float, omega::Root>();
-template ChainSweeps<float> chain_sweeps<float, omega::AnyTsallis>();
-template ChainSweeps<double> chain_sweeps<double, omega::AnyTsallis>();
+#define OMEGA_SWEEPS(name, count, Policy)                                  \
+    template ChainSweeps<float> chain_sweeps<float, omega::Policy<float>>(); \
+    template ChainSweeps<double> chain_sweeps<double, omega::Policy<double>>();
+BELLMAX_OTHER_OMEGAS(OMEGA_SWEEPS)
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -72,7 +72,7 @@ public:
         const S* const v = walk.values(n);
         double value[most];
         pace.spend(walk.states * count);
-        const bool is_hard = walk.problem.omega.alpha == infinity<double>;
+        const bool is_hard = walk.problem.omega.by_slot;
         matrix.columns = (count + 3) / 4 * 4;
         std::fill_n(x.get(), matrix.size(), -infinity<double>);
         for (int64_t c = 0; c < count; ++c) {
