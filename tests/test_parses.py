@@ -241,6 +241,32 @@ def test_scores_that_leave_exp_space(kind: str, scale: float) -> None:
 
 
 @of_all
+@pytest.mark.parametrize(("sentences", "words"), [(1, 37), (2, 9), (7, 26)])
+def test_sentences_of_several_lengths(kind: str, sentences: int, words: int) -> None:
+    scores, z = potentials(sentences, words, words), potentials(sentences, words, words, seed=1)
+    scores[torch.rand(scores.shape, generator=torch.Generator().manual_seed(2)) < 0.1] = -math.inf
+    lengths = torch.randint(2, words + 1, (sentences,), generator=torch.Generator().manual_seed(3))
+    results = {}
+    for backend in ("reference", "native"):
+        with bx.use_backend(backend):
+            p = model(kind, scores, lengths=lengths)
+            results[backend] = p.value, p.expected_path, p.hessian_product(z)
+    for expected, other in zip(results["reference"], results["native"], strict=True):
+        close(expected, other, 1e-10)
+
+
+def test_scores_of_labels_that_leave_exp_space() -> None:
+    scores, z = 1e3 * potentials(2, 9, 9, 3), potentials(2, 9, 9, 3, seed=1)
+    results = {}
+    for backend in ("reference", "native"):
+        with bx.use_backend(backend):
+            p = bx.SpanTrees(scores, lengths=[9, 6], labels=True)
+            results[backend] = p.value, p.expected_path, p.hessian_product(z)
+    for expected, other in zip(results["reference"], results["native"], strict=True):
+        close(expected, other, 1e-8)
+
+
+@of_all
 def test_scores_far_below_the_others(kind: str) -> None:
     scores = potentials(4, 4)
     scores[0, 1] = scores[1, 2] = scores[2, 3] = scores[1, 3] = scores[0, 2] = scores[2, 1] = scores[3, 2] = -1e4

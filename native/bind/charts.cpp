@@ -46,8 +46,12 @@ template <class Model, class S>
 bool forward(Call& call) {
     const Problem<S> p(call);
     S* const value = call.array<S>({p.batch});
-    S* const expected = call.skips_none() ? nullptr : p.template scores<S>(call);
-    return run(Model::template kernels<S>().forward, p, value, expected);
+    const auto forward = Model::template kernels<S>().forward;
+    if (call.skips_none()) return run(forward, p, value, static_cast<S*>(nullptr), 0);
+    const Tensor expected = call.tensor();  // a tree at the beginning of each row
+    S* const trees = Call::array<S>({p.batch, any_size}, expected);
+    need(expected.shape[1] >= p.places * p.places, "expected does not fit a chart");
+    return run(forward, p, value, trees, expected.shape[1]);
 }
 
 template <class Model, class S>

@@ -1,13 +1,17 @@
-// Charts of CKY and Eisner: an item over the places i … j has the weight of a score times Σ_k left(i, k) right(k', j).
+// Charts of CKY and Eisner in exp space: the weight of an item over i … j is exp θ · Σ_k left(i, k) right(k', j).
 //
-// Tables are stored by first place and by last, so that both factors of a sum are runs in k. Items of one width do not
-// depend on each other, and what is not yet known is 0: a vector may read past the end of a run, and what it adds past
-// the end is never read.
+// Each lane of a vector holds another sentence. Rows of items are computed from the last to the first, in blocks of
+// columns whose sums stay in registers. Derivatives are computed from the first row to the last: with
+// f(i, j) = exp θ · ∂value/∂item(i, j), the derivative by an item is a sum over f in the row and the column of the item.
+//
+// The Hessian product is the derivative of the gradient along z. The same sums of dual numbers compute it.
 #include "charts.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
+#include <numeric>
 
 #include "../base/math.h"
 #include "../base/memory.h"
@@ -17,8 +21,7 @@ namespace bellmax::BELLMAX_ARCH {
 namespace {
 
 using std::int64_t;
-using V = Vec<double>;
-constexpr int64_t W = lanes_of<double>;
+constexpr double none = -std::numeric_limits<double>::infinity(), unit = 1.44269504088896340735992468;
 
 enum class Weight { one, forth, back };  // 1, or exp θ[i, j], or exp θ[j, i]
 
@@ -27,7 +30,7 @@ struct Target {
     Weight weight;
 };
 
-// k runs over as many places as the item is wide: left from (i, i + left_shift), right from (i + right_shift, j).
+// The sum over 0 ≤ t < j − i of left(i, i + left_shift + t) · right(i + right_shift + t, j), times a weight.
 struct Rule {
     int left, left_shift, right, right_shift;
     int targets;
@@ -49,318 +52,505 @@ struct Arcs {
     static constexpr bool has_words = false;
     static constexpr int count = 3;
     static constexpr Rule rules[count] = {{right, 0, left, 1, 2, {{forth, Weight::forth}, {back, Weight::back}}},
-                                     {forth, 1, right, 1, 1, {{right, Weight::one}}},
-                                     {left, 0, back, 0, 1, {{left, Weight::one}}}};
+                                          {forth, 1, right, 1, 1, {{right, Weight::one}}},
+                                          {left, 0, back, 0, 1, {{left, Weight::one}}}};
 };
 
-// Runs of items: those to the left of a place k, and those to the right of it.
-struct Runs {
-    double *left, *right;
-};
-struct Sums {
-    double value, change;
+// One number for each lane. Vector is double for a single sentence.
+template <class Vector>
+struct Plain {
+    using V = Vector;
+    using Mask = decltype(V{} < V{});
+    static constexpr int lanes = sizeof(V) / sizeof(double), parts = 1;
+    V x{};
+
+    static Plain at(const double* from, int64_t) { return {load_vector<V>(from)}; }
+    void put(double* to, int64_t) const { std::memcpy(to, &x, sizeof x); }
+    void add(Plain a) { x += a.x; }
+    void add_product(Plain a, Plain b) { x += a.x * b.x; }
+    Plain times(Plain b) const { return {x * b.x}; }
+    Plain over(Plain b) const { return {x / b.x}; }
+    Plain where(Mask mask) const { return {mask ? x : V{}}; }
+    V result() const { return x; }
 };
 
-// Σ left · right and, if `tangent`, its change.
-template <bool tangent>
-__attribute__((always_inline)) inline Sums dots(Runs of, Runs change, int64_t count) {
-    V sum[2] = {}, of_left[2] = {}, of_right[2] = {};
-    const auto take = [&](int64_t k, int n) {
-        const V left = load(of.left + k), right = load(of.right + k);
-        sum[n] += left * right;
-        if constexpr (tangent) {
-            of_left[n] += load(change.left + k) * right;
-            of_right[n] += left * load(change.right + k);
-        }
-    };
-    int64_t k = 0;
-    for (; k + W < count; k += 2 * W) {
-        take(k, 0);
-        take(k + W, 1);
+// Numbers and their derivatives along z.
+template <class Vector>
+struct Dual {
+    using V = Vector;
+    using Mask = decltype(V{} < V{});
+    static constexpr int lanes = sizeof(V) / sizeof(double), parts = 2;
+    V x{}, change{};
+
+    static Dual at(const double* from, int64_t part) { return {load_vector<V>(from), load_vector<V>(from + part)}; }
+    void put(double* to, int64_t part) const {
+        std::memcpy(to, &x, sizeof x);
+        std::memcpy(to + part, &change, sizeof change);
     }
-    if (k < count) take(k, 0);
-    const double value = sum_lanes<double>(sum[0] + sum[1])[0];
-    if constexpr (!tangent) return {value, 0};
-    return {value, sum_lanes<double>(of_left[0] + of_left[1] + of_right[0] + of_right[1])[0]};
-}
-
-// The transpose: what a factor, with its change, gives to the mass of both sides, and to its drift.
-template <bool tangent>
-__attribute__((always_inline)) inline void give_back(Sums factor, Runs of, Runs change, Runs mass, Runs drift,
-                                                     int64_t count) {
-    const double *const left = of.left, *const right = of.right;
-    double *__restrict const left_mass = mass.left, *__restrict const right_mass = mass.right;
-    for (int64_t k = 0; k < count; k += W) {
-        const V a = load(left + k), b = load(right + k);
-        store(left_mass + k, load(left_mass + k) + factor.value * b);
-        store(right_mass + k, load(right_mass + k) + factor.value * a);
-        if constexpr (tangent) {
-            const V a_change = load(change.left + k), b_change = load(change.right + k);
-            store(drift.left + k, load(drift.left + k) + factor.change * b + factor.value * b_change);
-            store(drift.right + k, load(drift.right + k) + factor.change * a + factor.value * a_change);
-        }
+    void add(Dual a) {
+        x += a.x;
+        change += a.change;
     }
-}
+    void add_product(Dual a, Dual b) {
+        x += a.x * b.x;
+        change += a.change * b.x;
+        change += a.x * b.change;
+    }
+    Dual times(Dual b) const { return {x * b.x, change * b.x + x * b.change}; }
+    Dual over(Dual b) const { return {x / b.x, (change - x / b.x * b.change) / b.x}; }
+    Dual where(Mask mask) const { return {mask ? x : V{}, mask ? change : V{}}; }
+    V result() const { return change; }
+};
 
-constexpr double none = -std::numeric_limits<double>::infinity(), unit = 1.44269504088896340735992468;
-
-// Of the scores that are not −∞; what is far below the others takes no part in a guess.
+// The mean of the scores that are not −∞. Scores far below the others count as −50.
+template <class V>
 struct Mean {
     V sum{}, count{};
-    bool is_good = true;  // none is NaN or +∞
 
     void add(V scores) {
         const auto is_there = scores > V{} + none;
-        sum += is_there ? greater<double>(scores, V{} - 50) : V{};
+        sum += is_there ? greater_of(scores, V{} - 50) : V{};
         count += is_there ? V{} + 1 : V{};
-        is_good &= !any(!(scores < V{} - none));
     }
-    double of() const {
-        const double entries = sum_lanes<double>(count)[0];
-        return entries > 0 ? sum_lanes<double>(sum)[0] / entries : 0;
-    }
+    V get() const { return sum / greater_of(count, V{} + 1); }
 };
 
-// Numbers of all items, stored twice.
-class Tables {
-    int64_t places = 0, stride = 0;
-    Array<double> numbers;
+template <class V>
+struct Extremes {
+    V least = V{} - none, greatest = V{} + none;
 
-    double* table(int which) const { return numbers.get() + which * places * stride; }
+    void add(V x) {
+        least = lesser_of(x, least);
+        greatest = greater_of(x, greatest);
+    }
+    bool is_within(double low, double high) const { return !any(least < V{} + low) && !any(greatest > V{} + high); }
+};
+
+// The sentences of the lanes. Lanes from `count` on repeat the first and have no result.
+struct Sentences {
+    int count;
+    int64_t sentence[lanes_of<double>], length[lanes_of<double>];
+};
+
+// Tables of numbers N for the items of each kind. The two parts of a number are neighbours in memory, or in two halves
+// of a row if there is one lane. A row has an odd number of blocks, so that a column is spread over all cache sets.
+template <class N, int block>
+class Tables {
+    const int64_t places;
 
 public:
-    Tables() = default;
-    Tables(int kinds, int64_t most)
-        : places(most), stride(most + 2 * W), numbers(scratch<double>(2 * kinds * most * stride)) {}
+    static constexpr int step = N::lanes > 1 ? N::lanes * N::parts : 1;  // from a column to the next
+    const int64_t row = (((places + block - 1) / block) | 1) * block * N::lanes * N::parts;
+    const int64_t part = N::lanes > 1 ? N::lanes : row / N::parts;
 
-    void clear(int kinds) { std::fill_n(numbers.get(), 2 * kinds * places * stride, 0.0); }
-    double* by_first(int kind, int64_t i) const { return table(2 * kind) + i * stride; }
-    double* by_last(int kind, int64_t j) const { return table(2 * kind + 1) + j * stride; }
-    void set(int kind, int64_t i, int64_t j, double x) const { by_first(kind, i)[j] = by_last(kind, j)[i] = x; }
-    double sum(int kind, int64_t i, int64_t j) const { return by_first(kind, i)[j] + by_last(kind, j)[i]; }
+    Tables(int kinds, int64_t most) : places(most), numbers(scratch<double>(kinds * places * row)) {}
+
+    double* at(int kind, int64_t i, int64_t j) const { return numbers.get() + (kind * places + i) * row + j * step; }
+    N get(int kind, int64_t i, int64_t j) const { return N::at(at(kind, i, j), part); }
+    void put(int kind, int64_t i, int64_t j, N number) const { number.put(at(kind, i, j), part); }
+
+private:
+    const Array<double> numbers;
 };
 
-// One sentence after the other, and along a direction if `tangent`: `change` is of what is inside, `drift` of the mass.
-// Scores and results are doubles here: they are few beside the items.
-template <class Model, bool tangent>
+struct Strides {
+    int64_t a, b;    // from t to t + 1
+    int64_t across;  // from b(t, m) to b(t, m + 1)
+    int64_t part;    // from a number to its change
+};
+
+// sums[m] += Σ_t a(t) · b(t, m)
+template <int block, class N>
+__attribute__((always_inline)) inline void add_products(N* sums, const double* a, const double* b, Strides by,
+                                                        int64_t count) {
+    N own[block];
+#pragma GCC unroll 8
+    for (int m = 0; m < block; ++m) own[m] = sums[m];
+    for (int64_t t = 0; t < count; ++t) {
+        const N left = N::at(a + t * by.a, by.part);
+#pragma GCC unroll 8
+        for (int m = 0; m < block; ++m) own[m].add_product(left, N::at(b + t * by.b + m * by.across, by.part));
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < block; ++m) sums[m] = own[m];
+}
+
+// For one sentence, a vector holds neighbours in m, or in t.
+template <int block>
+__attribute__((always_inline)) inline void add_products(Plain<double>* sums, const double* a, const double* b,
+                                                        Strides by, int64_t count) {
+    using V = Vec<double>;
+    constexpr int W = lanes_of<double>, vectors = block / W;
+    V own[block] = {};
+    int64_t t = 0;
+    if (by.across == 1) {
+        for (; t + 1 < count; t += 2) {
+#pragma GCC unroll 8
+            for (int m = 0; m < vectors; ++m) {
+                own[m] += a[t * by.a] * load(b + t * by.b + m * W);
+                own[m + vectors] += a[(t + 1) * by.a] * load(b + (t + 1) * by.b + m * W);
+            }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < vectors; ++m) own[m] += own[m + vectors];
+    } else {
+        for (; t + W <= count; t += W) {
+#pragma GCC unroll 8
+            for (int m = 0; m < block; ++m) own[m] += load(a + t) * load(b + t + m * by.across);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < vectors; ++m) own[m] = sum_rows<double>(own + m * W);
+    }
+    double* const numbers = &sums->x;
+#pragma GCC unroll 8
+    for (int m = 0; m < vectors; ++m) store(numbers + m * W, load(numbers + m * W) + own[m]);
+    for (; t < count; ++t) {
+        for (int m = 0; m < block; ++m) numbers[m] += a[t * by.a] * b[t * by.b + m * by.across];
+    }
+}
+
+template <int block>
+__attribute__((always_inline)) inline void add_products(Dual<double>* sums, const double* a, const double* b,
+                                                        Strides by, int64_t count) {
+    Plain<double> own[block], change[block];
+    add_products<block>(own, a, b, by, count);
+    add_products<block>(change, a + by.part, b, by, count);
+    add_products<block>(change, a, b + by.part, by, count);
+    for (int m = 0; m < block; ++m) sums[m].add({own[m].x, change[m].x});
+}
+
+template <class Model, class N>
 class Chart {
+    using V = typename N::V;
+    using Mask = typename N::Mask;
+    using Scores = Vec<double>;  // of all lanes, or of neighbours in a row if there is one lane
+    static constexpr int W = N::lanes, all = lanes_of<double>, columns = all / W;
+    static constexpr int block = W > 1 ? 8 / N::parts : 8;  // columns whose sums stay in registers
+    static constexpr int64_t tile = 16;                     // rows that read the same columns one after another
+    static constexpr int step = Tables<N, block>::step;
+
     const int64_t places;
     const bool single_root;
-    Tables inside{Model::kinds, places}, mass{Model::kinds, places}, change, drift;
-    const int64_t stride = (places + W - 1) / W * W;
-    Array<double> weight = scratch<double>(places * stride);
-    int64_t last = 0;
-    double centre = 0;
+    Tables<N, block> weight{1, places};  // θ, then exp θ, then the result
+    Tables<N, block> inside{Model::kinds, places}, factor{Model::count, places};
+    int64_t size = 0;  // positions of the longest sentence
+    V last{};
+    double centre[W] = {};
+    N share;  // the derivative of the value by the root
+    Extremes<Scores> exponents;
+    Extremes<V> items;
+    Mask is_bad{};
+    Pace pace;
 
 public:
-    Array<double> z, out;
+    Chart(int64_t most, bool has_one_root) : places(most), single_root(has_one_root) {}
 
-    Chart(int64_t most, bool has_one_root) : places(most), single_root(has_one_root), out(scratch<double>(most * most)) {
-        if (!tangent) return;
-        change = Tables(Model::kinds, most);
-        drift = Tables(Model::kinds, most);
-        z = scratch<double>(most * most);
-    }
-
-    double total() const { return inside.by_first(Model::root, 0)[last]; }
-    double value() const {
-        const int64_t weights = last + Model::has_words;
-        return total() > 0 ? std::log(total()) + centre * double(weights) : none;
-    }
-
+    // Solves all items. False if numbers leave the range in which their products are exact.
     template <class S>
-    void read(const S* theta, int64_t length) {
-        last = length - 1;
-        for (int64_t i = 0; i <= last; ++i) {
-            double* const row = &weight[i * stride];
-            for (int64_t j = 0; j <= last; ++j) row[j] = double(theta[i * places + j]);
-            std::fill(row + length, row + stride, none);
+    bool solve(const Sentences& group, const S* theta, const S* z) {
+        size = *std::max_element(group.length, group.length + W);
+        exponents = Extremes<Scores>();
+        items = Extremes<V>();
+        is_bad = Mask{};
+        double ends[W];
+        for (int l = 0; l < W; ++l) ends[l] = double(group.length[l] - 1);
+        last = load_vector<V>(ends);
+        read(group, theta, z);
+        exponentiate();
+        if (any(is_bad) || !exponents.is_within(-480, 480)) return false;
+        for (int64_t end = size; end > 0; end -= tile) {
+            const int64_t begin = std::max<int64_t>(end - tile, 0);
+            for (int64_t j = begin / block * block; j < size; j += block) {
+                for (int64_t i = end - 1; i >= begin; --i) solve_block(i, j);
+            }
+        }
+        return items.is_within(1e-145, 1e145);
+    }
+
+    double value(const Sentences& group, int l) const {
+        const int64_t end = group.length[l] - 1;
+        const double total = inside.at(Model::root, 0, end)[l];
+        return total > 0 ? std::log(total) + centre[l] * double(end + Model::has_words) : none;
+    }
+
+    // Replaces the weights by the derivatives of the value by the scores, times a seed for each lane.
+    void differentiate(const double* seed) {
+        N total;
+        for (int64_t j = 0; j < size; ++j) total.add(inside.get(Model::root, 0, j).where(last == V{} + double(j)));
+        const Mask has_tree = total.x > V{};
+        N numerator;
+        numerator.x = load_vector<V>(seed);
+        share = numerator.over(total).where(has_tree);
+        for (int64_t begin = 0; begin < size; begin += tile) {
+            const int64_t end = std::min(begin + tile, size);
+            for (int64_t j = (size - 1) / block * block; j >= 0; j -= block) {
+                for (int64_t i = begin; i < end; ++i) differentiate_block(i, j);
+            }
         }
     }
 
-    // From what was read, and z if `tangent`. False if numbers leave the range in which their products are exact.
-    __attribute__((noinline)) bool solve() {
-        inside.clear(Model::kinds);
-        if (tangent) change.clear(Model::kinds);
-        bool good = exponentiate();
-        for (int64_t i = 0; i <= last; ++i) good &= start(i);
-        Pace pace;
-        for (int64_t width = 1; width <= last; ++width) {
-            for (int64_t i = 0; i + width <= last; ++i) {
-                pace.spend(width);
-#pragma GCC unroll 3
-                for (int r = 0; r < Model::count; ++r) good &= apply(Model::rules[r], i, i + width);
+    // Writes the derivatives by the scores, with a distance from one sentence to the next.
+    template <class S>
+    void write(const Sentences& group, S* to, int64_t stride) const {
+        for (int64_t i = 0; i < places; ++i) {
+            for (int64_t j = 0; j < places; j += W) {
+                V v[W] = {};
+                if (std::max(i, j) < size && j >= read_begin(i)) {
+                    for (int k = 0; k < W; ++k) v[k] = load_vector<V>(weight.at(0, i, j + k));
+                }
+                if constexpr (W > 1) transpose(v);
+                for (int l = 0; l < group.count; ++l) {
+                    S* const row = to + group.sentence[l] * stride + i * places + j;
+                    if constexpr (W > 1) store_some<S, double>(row, v[l], places - j);
+                    else *row = S(v[l]);
+                }
             }
         }
-        return good;
-    }
-
-    // What the scores get from a seed, to `out`.
-    __attribute__((noinline)) void spread(double seed) {
-        mass.clear(Model::kinds);
-        if (tangent) drift.clear(Model::kinds);
-        std::fill_n(out.get(), places * places, 0.0);
-        if (!(total() > 0)) return;
-        const double share = seed / total();
-        mass.by_first(Model::root, 0)[last] = share;
-        if (tangent) drift.by_first(Model::root, 0)[last] = -share * change.by_first(Model::root, 0)[last] / total();
-        Pace pace;
-        for (int64_t width = last; width > 0; --width) {
-            for (int64_t i = 0; i + width <= last; ++i) {
-                pace.spend(width);
-#pragma GCC unroll 3
-                for (int r = Model::count - 1; r >= 0; --r) undo(Model::rules[r], i, i + width);
-            }
-        }
-        for (int64_t i = 0; Model::has_words && i <= last; ++i) give(0, i, i, place(Weight::forth, i, i));
     }
 
 private:
-    static bool is_exact(double x) { return x == 0 || (x > 1e-145 && x < 1e145); }
+    // Whole vectors of scores have been read in row i: from this column on, and up to `read_end`.
+    static int64_t read_begin(int64_t i) { return Model::has_words ? i / all * all : 0; }
+    int64_t read_end() const { return (size + all - 1) / all * all; }
 
-    // Where the score of an item is in θ, and its weight.
-    int64_t place(Weight way, int64_t i, int64_t j) const {
-        return way == Weight::back ? j * places + i : i * places + j;
-    }
-    double weight_of(Weight way, int64_t i, int64_t j) const {
-        return way == Weight::one ? 1 : way == Weight::back ? weight[j * stride + i] : weight[i * stride + j];
-    }
-
-    bool is_dropped(const Rule& rule, int64_t i, int64_t j) const {
-        return single_root && !Model::has_words && rule.target[0].kind == Model::root && i == 0 && j < last;
-    }
-
-    // Every tree has as many words, or arcs: a guess of what each of them multiplies is taken off its score.
-    bool exponentiate() {
-        Mean words, rest;
-        for (int64_t i = 0; i <= last; ++i) {
-            double* const row = &weight[i * stride];
-            const double word = row[i];
-            if constexpr (Model::has_words) {
-                words.add(V{word, none, none, none});
-                std::fill_n(row, i + 1, none);
+    // Scores of W columns, with a sentence in each lane.
+    template <class S>
+    __attribute__((always_inline)) void gather(const Sentences& group, const S* from, int64_t i, int64_t j,
+                                               V* v) const {
+        for (int l = 0; l < W; ++l) {
+            const S* const row = from + (group.sentence[l] * places + i) * places + j;
+            double some[W] = {};
+            if constexpr (W > 1) {
+                if (j + W <= places) store(some, load_as<double>(row));
+                else std::copy(row, row + places - j, some);
             } else {
-                row[0] = row[i] = none;
+                some[0] = j < places ? double(*row) : 0;
             }
-            for (int64_t j = 0; j <= last; j += W) rest.add(load(row + j));
-            if (Model::has_words) row[i] = word;
+            v[l] = load_vector<V>(some);
         }
-        centre = Model::has_words ? words.of() + rest.of() + 1.4 : rest.of() + 1.9;  // and the number of trees grows
-        V least = V{} + 1, most = V{} + 1;
-        for (int64_t i = 0; i <= last; ++i) {
-            double* const row = &weight[i * stride];
-            if constexpr (Model::has_words) row[i] -= centre;
-            const V less = V{} + (Model::has_words ? 0 : centre);
-            for (int64_t j = Model::has_words ? i / W * W : 0; j <= last; j += W) {
-                const V score = load(row + j), own = exp2_of((score - less) * unit);
-                store(row + j, own);
-                least = lesser<double>(score > V{} + none ? own : V{} + 1, least);
-                most = greater<double>(own, most);
-            }
-        }
-        const double lowest = least_lane<double>(least)[0];  // a score that is there must leave a trace
-        return rest.is_good && words.is_good && lowest > 0 && is_exact(lowest) &&
-               is_exact(greatest_lane<double>(most)[0]);
+        if constexpr (W > 1) transpose(v);
     }
 
-    bool start(int64_t i) {
+    template <class S>
+    __attribute__((noinline)) void read(const Sentences& group, const S* theta, const S* z) {
+        Mean<V> words, rest;
+        for (int64_t i = 0; i < size; ++i) {
+            for (int64_t j = read_begin(i); j < read_end(); j += W) {
+                V score[W], along[W];
+                gather(group, theta, i, j, score);
+                if (N::parts > 1) gather(group, z, i, j, along);
+                for (int k = 0; k < W; ++k) {
+                    const int64_t column = j + k;
+                    const bool is_used = Model::has_words ? i <= column : column > 0 && i != column;
+                    const Mask is_inside = V{} + double(std::max(i, column)) <= last;
+                    const V own = is_used ? (is_inside ? score[k] : V{} + none) : V{} + none;
+                    (Model::has_words && i == column ? words : rest).add(own);
+                    is_bad |= !(own < V{} - none);
+                    N number;
+                    number.x = own;
+                    if constexpr (N::parts > 1) number.change = along[k];
+                    weight.put(0, i, column, number);
+                }
+            }
+        }
+        // All trees have equally many words, or arcs. From the score of each we subtract a guess of how much a word adds
+        // to the value: the mean score, and the growth of the number of trees.
+        const V guess = Model::has_words ? words.get() + rest.get() + 1.4 : rest.get() + 1.9;
+        std::memcpy(centre, &guess, sizeof centre);
+    }
+
+    __attribute__((noinline)) void exponentiate() {
+        for (int64_t i = 0; i < size; ++i) {
+            for (int64_t j = read_begin(i); j < read_end(); j += columns) {
+                double* const own = weight.at(0, i, j);
+                const Scores score = load(own), x = (score - guesses(i, j)) * unit, result = exp2_of(x);
+                const auto is_there = score > Scores{} + none;
+                exponents.add(is_there ? x : Scores{});
+                store(own, result);
+                if constexpr (N::parts > 1) {
+                    store(own + weight.part, is_there ? result * load(own + weight.part) : Scores{});
+                }
+            }
+        }
+    }
+
+    // The guesses in a vector of scores. Of spans only the words have one.
+    Scores guesses(int64_t i, int64_t j) const {
+        if (Model::has_words && (i < j || i >= j + columns)) return Scores{};
+        double guess[all];
+        for (int l = 0; l < all; ++l) guess[l] = Model::has_words && i != j + l / W ? 0 : centre[l % W];
+        return load(guess);
+    }
+
+    // The weight of an item. If the root has one modifier, only its whole item has a weight.
+    N weight_of(const Target& target, int64_t i, int64_t j) const {
+        if (target.weight == Weight::forth) return weight.get(0, i, j);
+        if (target.weight == Weight::back) return weight.get(0, j, i);
+        N one;
+        one.x += 1;
+        return single_root && target.kind == Model::root && i == 0 ? one.where(last == V{} + double(j)) : one;
+    }
+
+    // The items of row i in the columns from j on.
+    __attribute__((noinline)) void solve_block(int64_t i, int64_t j) {
+        const int64_t end = std::min(j + block, size);
+        if (end <= i) return;
+        pace.spend(end - i);
+        N sums[Model::count][block];
+        int64_t begin[Model::count];
+#pragma GCC unroll 3
+        for (int r = 0; r < Model::count; ++r) {
+            const Rule& rule = Model::rules[r];
+            const int64_t first = 1 - rule.right_shift;  // row i itself is not known yet
+            begin[r] = std::max(first, j - i - rule.left_shift);
+            add_products<block>(sums[r], inside.at(rule.left, i, i + rule.left_shift + first),
+                                inside.at(rule.right, i + 1, j), {step, inside.row, step, inside.part},
+                                begin[r] - first);
+        }
+        if (j <= i) start(i);
+        for (int64_t column = std::max(j, i + 1); column < end; ++column) {
+#pragma GCC unroll 3
+            for (int r = 0; r < Model::count; ++r) {
+                const Rule& rule = Model::rules[r];
+                N sum = sums[r][column - j];
+                for (int64_t t = begin[r]; t < column - i; ++t) {
+                    sum.add_product(inside.get(rule.left, i, i + rule.left_shift + t),
+                                    inside.get(rule.right, i + rule.right_shift + t, column));
+                }
+                if (rule.right_shift == 0) {
+                    sum.add_product(inside.get(rule.left, i, i + rule.left_shift), inside.get(rule.right, i, column));
+                }
+                finish(rule, i, column, sum);
+            }
+        }
+    }
+
+    // The item of one word, or of one position.
+    void start(int64_t i) {
         if constexpr (Model::has_words) {
-            const double own = weight_of(Weight::forth, i, i);
-            inside.set(0, i, i, own);
-            if (tangent && own > 0) change.set(0, i, i, own * z[place(Weight::forth, i, i)]);
-            return is_exact(own);
+            inside.put(0, i, i, weight.get(0, i, i));
         } else {
-            inside.set(Model::right, i, i, 1);
-            inside.set(Model::left, i, i, 1);
-            return true;
+            N one;
+            one.x += 1;
+            inside.put(Model::right, i, i, one);
+            inside.put(Model::left, i, i, one);
         }
     }
 
-    static Runs runs(const Tables& of, const Rule& rule, int64_t i, int64_t j) {
-        return {of.by_first(rule.left, i) + i + rule.left_shift, of.by_last(rule.right, j) + i + rule.right_shift};
-    }
-    // Of a table that is there along a direction only.
-    static Runs along(const Tables& of, const Rule& rule, int64_t i, int64_t j) {
-        return tangent ? runs(of, rule, i, j) : Runs{};
+    __attribute__((always_inline)) void finish(const Rule& rule, int64_t i, int64_t j, N sum) {
+        for (int t = 0; t < rule.targets; ++t) {
+            const N own = weight_of(rule.target[t], i, j), item = own.times(sum);
+            inside.put(rule.target[t].kind, i, j, item);
+            items.add((own.x > V{}) & (sum.x > V{}) ? item.x : V{} + 1);
+        }
     }
 
-    __attribute__((always_inline)) bool apply(const Rule& rule, int64_t i, int64_t j) {
-        if (is_dropped(rule, i, j)) return true;
-        const auto [sum, change_of_sum] = dots<tangent>(runs(inside, rule, i, j), along(change, rule, i, j), j - i);
-        bool good = true;
-        for (int t = 0; t < rule.targets; ++t) {
-            const Target target = rule.target[t];
-            const int64_t score = place(target.weight, i, j);
-            const double own = weight_of(target.weight, i, j), x = own * sum;
-            inside.set(target.kind, i, j, x);
-            good &= is_exact(x) && (x > 0 || own == 0 || sum == 0);
-            if constexpr (tangent) {
-                const double own_change = target.weight == Weight::one || own == 0 ? 0 : z[score];
-                change.set(target.kind, i, j, own * (change_of_sum + own_change * sum));
+    // f of row i in the columns from j on, and the results of their scores.
+    __attribute__((noinline)) void differentiate_block(int64_t i, int64_t j) {
+        const int64_t end = std::min(j + block, size);
+        if (end <= i) return;
+        pace.spend(size);
+        N sums[Model::kinds][block];
+#pragma GCC unroll 3
+        for (int r = 0; r < Model::count; ++r) {
+            const Rule& rule = Model::rules[r];
+            const int64_t shift = rule.right_shift - rule.left_shift;
+            add_products<block>(sums[rule.left], factor.at(r, i, j + block),
+                                inside.at(rule.right, j + shift, j + block), {step, step, inside.row, inside.part},
+                                size - j - block);
+            add_products<block>(sums[rule.right], inside.at(rule.left, 0, i - shift), factor.at(r, 0, j),
+                                {inside.row, factor.row, step, inside.part}, i);
+        }
+        for (int64_t column = end - 1; column >= std::max(i + !Model::has_words, j); --column) {
+#pragma GCC unroll 3
+            for (int r = Model::count - 1; r >= 0; --r) {
+                N sum;
+                for (int t = 0; t < Model::rules[r].targets; ++t) {
+                    const Target target = Model::rules[r].target[t];
+                    const N own = sums[target.kind][column - j];
+                    sum.add(give(target, i, column, complete(target.kind, i, column, end, own)));
+                }
+                factor.put(r, i, column, sum);
             }
         }
-        return good;
     }
 
-    // The share of an item goes to its score.
-    void give(int kind, int64_t i, int64_t j, int64_t score) const {
-        const double x = inside.by_first(kind, i)[j], own = mass.sum(kind, i, j);
-        if constexpr (tangent) out[score] = own * change.by_first(kind, i)[j] + drift.sum(kind, i, j) * x;
-        else out[score] = own * x;
-    }
-
-    __attribute__((always_inline)) void undo(const Rule& rule, int64_t i, int64_t j) {
-        if (is_dropped(rule, i, j)) return;
-        Sums factor{};
-        for (int t = 0; t < rule.targets; ++t) {
-            const Target target = rule.target[t];
-            const int64_t score = place(target.weight, i, j);
-            const bool is_scored = target.weight != Weight::one;
-            const double own = weight_of(target.weight, i, j), share = mass.sum(target.kind, i, j);
-            if (own == 0) continue;
-            if (is_scored) give(target.kind, i, j, score);
-            factor.value += own * share;
-            if constexpr (tangent) {
-                factor.change += own * (drift.sum(target.kind, i, j) + (is_scored ? z[score] * share : 0));
+    // Adds the terms of f in the item's own block to the derivative by an item.
+    __attribute__((always_inline)) N complete(int kind, int64_t i, int64_t j, int64_t end, N sum) const {
+#pragma GCC unroll 3
+        for (int r = 0; r < Model::count; ++r) {
+            const Rule& rule = Model::rules[r];
+            if (rule.left == kind) {
+                const int64_t other = j + rule.right_shift - rule.left_shift;
+                for (int64_t k = end - 1; k >= j + 1 - rule.left_shift; --k) {  // f(i, j + 1) was computed last
+                    sum.add_product(factor.get(r, i, k), inside.get(rule.right, other, k));
+                }
+            }
+            if (rule.right == kind && rule.right_shift == 0) {
+                sum.add_product(factor.get(r, i, j), inside.get(rule.left, i, i + rule.left_shift));
             }
         }
-        give_back<tangent>(factor, runs(inside, rule, i, j), along(change, rule, i, j), runs(mass, rule, i, j),
-                           along(drift, rule, i, j), j - i);
+        if (kind == Model::root && i == 0) sum.add(share.where(last == V{} + double(j)));
+        return sum;
+    }
+
+    // Replaces the weight of an item by the derivative by its score, and returns the item's term of f.
+    __attribute__((always_inline)) N give(const Target& target, int64_t i, int64_t j, N derivative) const {
+        const N own = weight_of(target, i, j);
+        const V result = derivative.times(inside.get(target.kind, i, j)).result();
+        if (target.weight == Weight::forth) std::memcpy(weight.at(0, i, j), &result, sizeof result);
+        if (target.weight == Weight::back) std::memcpy(weight.at(0, j, i), &result, sizeof result);
+        return own.times(derivative);
     }
 };
 
-// body(chart, sentence) for all, over the threads, where a sentence could be solved; whether all could.
-template <class Model, bool tangent, class S, class Body>
-bool for_sentences(const ChartProblem<S>& problem, const S* z, Body body) {
+// Calls body(chart, group) for all sentences, on several threads. Sentences of similar length share a group.
+template <class Model, class N, class S, class Body>
+bool for_groups(const ChartProblem<S>& problem, const S* z, Body body) {
+    constexpr int lanes = N::lanes;
     std::atomic<bool> all_good{true};
-    const int64_t size = problem.places * problem.places;
-    const auto make = [&] { return Chart<Model, tangent>(problem.places, problem.single_root); };
-    take_turns(problem.batch, problem.threads, make, [&](int64_t n, Chart<Model, tangent>& chart) {
-        chart.read(problem.theta + n * size, problem.lengths[n]);
-        if (tangent) std::copy_n(z + n * size, size, chart.z.get());
-        if (chart.solve()) body(chart, n);
+    const Array<int64_t> order = scratch<int64_t>(problem.batch);
+    std::iota(order.get(), order.get() + problem.batch, 0);
+    std::stable_sort(order.get(), order.get() + problem.batch,
+                     [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
+    const auto make = [&] { return Chart<Model, N>(problem.places, problem.single_root); };
+    take_turns((problem.batch + lanes - 1) / lanes, problem.threads, make, [&](int64_t n, Chart<Model, N>& chart) {
+        Sentences group{};
+        group.count = int(std::min<int64_t>(lanes, problem.batch - n * lanes));
+        for (int l = 0; l < lanes; ++l) {
+            group.sentence[l] = order[n * lanes + (l < group.count ? l : 0)];
+            group.length[l] = problem.lengths[group.sentence[l]];
+        }
+        if (chart.solve(group, problem.theta, z)) body(chart, group);
         else all_good = false;
     });
     return all_good;
 }
 
+template <class Model, template <class> class Number, class S, class Body>
+bool for_sentences(const ChartProblem<S>& problem, const S* z, Body body) {
+    if (problem.batch > 1) return for_groups<Model, Number<Vec<double>>>(problem, z, body);
+    return for_groups<Model, Number<double>>(problem, z, body);
+}
+
 template <class Model, class S>
-bool forward(const ChartProblem<S>& problem, S* value, S* expected) {
-    const int64_t size = problem.places * problem.places;
-    return for_sentences<Model, false>(problem, problem.theta, [&](auto& chart, int64_t n) {
-        value[n] = S(chart.value());
+bool forward(const ChartProblem<S>& problem, S* value, S* expected, int64_t stride) {
+    return for_sentences<Model, Plain>(problem, problem.theta, [&](auto& chart, const Sentences& group) {
+        for (int l = 0; l < group.count; ++l) value[group.sentence[l]] = S(chart.value(group, l));
         if (!expected) return;
-        chart.spread(1);
-        std::copy_n(chart.out.get(), size, expected + n * size);
+        const double seed[] = {1, 1, 1, 1};
+        chart.differentiate(seed);
+        chart.write(group, expected, stride);
     });
 }
 
 template <class Model, class S>
 bool hessian(const ChartProblem<S>& problem, const S* seed, const S* z, S* product) {
-    const int64_t size = problem.places * problem.places;
-    return for_sentences<Model, true>(problem, z, [&](auto& chart, int64_t n) {
-        chart.spread(double(seed[n]));
-        std::copy_n(chart.out.get(), size, product + n * size);
+    return for_sentences<Model, Dual>(problem, z, [&](auto& chart, const Sentences& group) {
+        double seeds[lanes_of<double>] = {};
+        for (int l = 0; l < group.count; ++l) seeds[l] = double(seed[group.sentence[l]]);
+        chart.differentiate(seeds);
+        chart.write(group, product, problem.places * problem.places);
     });
 }
 

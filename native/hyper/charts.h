@@ -22,7 +22,8 @@ struct ChartProblem {
 // Each is false, and its result is of no use, if numbers leave the range of exp space, or are NaN or +∞.
 template <class S>
 struct ChartKernels {
-    bool (*forward)(const ChartProblem<S>&, S* value, S* expected);  // or null
+    // `expected` may be null; `stride` is the distance from one expected tree to the next.
+    bool (*forward)(const ChartProblem<S>&, S* value, S* expected, std::int64_t stride);
     bool (*hessian)(const ChartProblem<S>&, const S* seed, const S* z, S* product);
 };
 

@@ -43,7 +43,7 @@ class NativeCharts(Expanded):
         """
         if isinstance(omega, Negentropy):
             scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
-            if self._call("forward", scores, index, value, expected):
+            if self._call("forward", scores, index, value, None if expected is None else expected.flatten(1)):
                 return value
         self.program.check(theta, index)
         return None
