@@ -17,7 +17,7 @@ from bellmax.tensors import Tensors
 class NativeCharts(Expanded):
     """Sweeps of charts without a graph if Ω is negentropy and exp space does not overflow; else by the graph engine.
 
-    In exp space the tape is the expected tree, marked by NaN in its last slot. Otherwise it is the tape of the graph
+    Under negentropy the tape is the expected tree, whoever computed it. Under other Ω it is the tape of the graph
     engine. The kernels have no labels: a span's score is the logsumexp over its labels, and afterwards its probability
     is divided among the labels.
     """
@@ -37,13 +37,13 @@ class NativeCharts(Expanded):
         return bool(call(f"{prefix}_{name}", theta.contiguous(), *args, lengths, single_root))
 
     def _solve(self, theta: Tensors, index: Tensors, omega: Regularizer, expected: Tensor | None) -> Tensor | None:
-        """Compute the value (B,) in exp space, and the expected tree into ``expected`` unless it is None.
+        """Compute the value (B,) in exp space, and the expected tree at the beginning of the rows of ``expected``.
 
         Return None if exp space cannot be used. Raises ValueError if the scores are invalid.
         """
         if isinstance(omega, Negentropy):
             scores, value = _without_labels(theta[0]), theta[0].new_empty(theta[0].shape[0])
-            if self._call("forward", scores, index, value, None if expected is None else expected.flatten(1)):
+            if self._call("forward", scores, index, value, expected):
                 return value
         self.program.check(theta, index)
         return None
@@ -57,22 +57,21 @@ class NativeCharts(Expanded):
         return super().value(theta, index, omega) if value is None else value
 
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        expected = theta[0].new_empty(theta[0].shape[:3])
-        value = self._solve(theta, index, omega, expected)
-        if value is None:
-            value, tape = super().forward(theta, index, omega)
-            tape[:, -1, -1] = 0
-            return value, tape
+        if not isinstance(omega, Negentropy):
+            self.program.check(theta, index)
+            return super().forward(theta, index, omega)
         tape = self.empty_tape(theta, index)
-        tape[:, -1, -1] = math.nan
-        tape.flatten(1)[:, : expected.shape[1:].numel()] = expected.flatten(1)
+        value = self._solve(theta, index, omega, _rows(tape, theta))
+        if value is None:
+            value, graph_tape = super().forward(theta, index, omega)
+            (expected,) = super().backward(theta, graph_tape, torch.ones_like(value), index, omega)
+            _expected_tree(tape, theta).copy_(expected.sum(-1) if expected.ndim == 4 else expected)
         return value, tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
-        expected = _expected_tree(theta, tape, omega)
-        if expected is None:
+        if not isinstance(omega, Negentropy):
             return super().backward(theta, tape, seed, index, omega)
-        product = expected * seed.reshape(-1, 1, 1)
+        product = _expected_tree(tape, theta) * seed.reshape(-1, 1, 1)
         if theta[0].ndim == 3:
             return [product]
         return [product.unsqueeze(-1) * self._label_probabilities(theta, index, omega)]
@@ -80,22 +79,24 @@ class NativeCharts(Expanded):
     def hessian(
         self, theta: Tensors, tape: Tensor, seed: Tensor, z: Tensors, index: Tensors, omega: Regularizer
     ) -> Tensors:
-        expected = _expected_tree(theta, tape, omega)
-        if expected is None:
+        if not isinstance(omega, Negentropy):
             return super().hessian(theta, tape, seed, z, index, omega)
         scores, along = theta[0], z[0]
         label_probability = self._label_probabilities(theta, index, omega) if scores.ndim == 4 else None
         if label_probability is not None:
             along = (label_probability * along.masked_fill(label_probability == 0, 0)).sum(-1)
-        product = torch.empty_like(expected)
-        self._call("hessian", _without_labels(scores), index, seed, along.contiguous(), product)
+        product = scores.new_empty(scores.shape[:3])
+        if not self._call("hessian", _without_labels(scores), index, seed, along.contiguous(), product):
+            graph_tape = super().forward(theta, index, omega)[1]
+            return super().hessian(theta, graph_tape, seed, z, index, omega)
         if label_probability is None:
             return [product]
         change = omega.hessian_product(label_probability, z[0])
-        return [product.unsqueeze(-1) * label_probability + (expected * seed.reshape(-1, 1, 1)).unsqueeze(-1) * change]
+        share = _expected_tree(tape, theta) * seed.reshape(-1, 1, 1)
+        return [product.unsqueeze(-1) * label_probability + share.unsqueeze(-1) * change]
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        if _expected_tree(theta, tape, omega) is not None:
+        if isinstance(omega, Negentropy):
             tape = super().forward(theta, index, omega)[1]
         return super().sample(theta, tape, uniforms, index, omega)
 
@@ -105,9 +106,12 @@ def _without_labels(scores: Tensor) -> Tensor:
     return scores.logsumexp(-1) if scores.ndim == 4 else scores
 
 
-def _expected_tree(theta: Tensors, tape: Tensor, omega: Regularizer) -> Tensor | None:
-    """The expected tree (B, n, n) on a tape of exp space, or None if it is the tape of the graph engine."""
-    if not isinstance(omega, Negentropy) or not len(tape) or not bool(tape[0, -1, -1].isnan()):
-        return None
+def _rows(tape: Tensor, theta: Tensors) -> Tensor:
+    """The numbers of each sentence on the tape in the dtype of θ, (B, at least n²), as a view."""
+    return tape.flatten(1).view(theta[0].dtype)
+
+
+def _expected_tree(tape: Tensor, theta: Tensors) -> Tensor:
+    """The expected tree (B, n, n) on the tape of negentropy, as a view."""
     shape = theta[0].shape[:3]
-    return tape.flatten(1)[:, : shape[1:].numel()].reshape(shape).to(theta[0].dtype)
+    return _rows(tape, theta)[:, : shape[1:].numel()].view(shape)
