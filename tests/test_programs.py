@@ -30,6 +30,7 @@ PROGRAMS: dict[str, tuple[Program, tuple[int, ...]]] = {
     "transducer": (lambda x: bx.Transducer.from_logits(x, TARGETS, lengths=PAIR), (2, 3, 3, 4)),
     "additive": (lambda x: bx.Transducer.from_additive(x, x[:, :3], TARGETS), (2, 4, 4)),
     "semi_markov": (lambda x: bx.SemiMarkov(x, torch.eye(2).to(x), lengths=torch.tensor([5, 3])), (2, 5, 3, 2)),
+    "segments": (lambda x: bx.SemiMarkov.from_scores(x, torch.eye(2).to(x), torch.eye(2).to(x)), (2, 5, 2)),
 }
 of_all = pytest.mark.parametrize("name", PROGRAMS)
 
@@ -52,7 +53,7 @@ def test_transforms_agree_with_autograd(name: str) -> None:
     close(torch.func.vmap(value)(torch.stack((plain, z))), torch.stack((value(plain), value(z))))
 
 
-@pytest.mark.parametrize("name", ["semiglobal", "transducer", "semi_markov"])
+@pytest.mark.parametrize("name", ["semiglobal", "transducer", "semi_markov", "segments"])
 def test_compiled_without_a_break(name: str) -> None:
     program, shape = PROGRAMS[name]
     x = potentials(*shape, requires_grad=True)

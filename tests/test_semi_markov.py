@@ -183,17 +183,7 @@ def test_sequences_without_a_path(backend: str) -> None:
     assert bool((p.best_segments() == -1).all())
 
 
-# --- from scores
-
-
-def test_emissions_and_durations(backend: str) -> None:
-    emissions, durations = potentials(5, 2), potentials(3, 2, seed=1)
-    emissions[3, 0] = -math.inf
-    p = bx.SemiMarkov.from_scores(emissions, durations, potentials(2, 2, seed=2))
-    for t, d, k in product(range(5), range(3), range(2)):
-        if d <= t:
-            close(p.scores["segments"][t, d, k], emissions[t - d : t + 1, k].sum() + durations[d, k])
-    assert bool(p.value.isfinite())
+# --- derivatives
 
 
 @for_second_order

@@ -54,6 +54,6 @@ struct SegmentKernels {
                    std::int64_t* paths);
 };
 
-BELLMAX_KERNELS(SegmentKernels, segment_kernels)
+BELLMAX_KERNELS(template <class S> SegmentKernels<S> segment_kernels())
 
 }  // namespace bellmax

@@ -449,7 +449,7 @@ class Solver:
 
     @property
     def event_dims(self) -> int:
-        return 3 if self.program.engine == "chain" else self.dims[0]
+        return self.program.event_dims or self.dims[0]
 
     # --- the forward sweep
 

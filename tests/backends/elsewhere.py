@@ -95,7 +95,12 @@ def segments(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
     return bx.SemiMarkov(*parts, omega=omega), parts
 
 
-STRUCTURES = [graph, chain, scored_chain, two_states, warping, ctc, gaps, spans, tree, segments]
+def scored_segments(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
+    parts = [leaf(scores(*shape), put) for shape in ((2, 4, 3), (2, 3), (3, 3))]
+    return bx.SemiMarkov.from_scores(*parts, omega=omega), parts
+
+
+STRUCTURES = [graph, chain, scored_chain, two_states, warping, ctc, gaps, spans, tree, segments, scored_segments]
 every_structure = pytest.mark.parametrize("build", STRUCTURES)
 
 

@@ -24,13 +24,13 @@ from bellmax.backends.native import loading, short_pairs, two_states
 from bellmax.backends.triton import KERNELS
 from bellmax.programs import GRAPH, PROGRAMS, graph
 from bellmax.programs.charts import ChartProgram
+from bellmax.programs.segments import SegmentProgram
 from bellmax.programs.table import PLACES, WARPING, Axis, Ends, Step, Table, Term
 from bellmax.regularizers import Kernel, from_kernel
 from bellmax.series import collections, jobs, outputs, pairwise, routes
 from bellmax.series.long_pairs import long_pair_value
 from bellmax.series.measure import measure_of
 from bellmax.structures.joint import log_sum_of_products
-from bellmax.structures.semi_markov import SegmentProgram
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
 __all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]

@@ -60,6 +60,10 @@ STRUCTURES: dict[str, Structure] = {
     "Alignment, semiglobal": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, mode="semiglobal", **o), (3, 3)),
     "Transducer": Structure(lambda x, **o: bx.Transducer(x[:, :3], x[:, 3:], **o), (3, 5)),
     "SemiMarkov": Structure(lambda x, **o: bx.SemiMarkov(x, MATRIX.to(x), **o), (3, 2, 2)),
+    "ScoredSemiMarkov": Structure(
+        lambda x, **o: bx.SemiMarkov.from_scores(x, MATRIX.to(x), MATRIX.to(x), last_durations=MATRIX.to(x), **o),
+        (4, 2),
+    ),
     "SpanTrees": Structure(lambda x, **o: bx.SpanTrees(x, **o), (3, 3)),
     "SpanTrees, labels": Structure(lambda x, **o: bx.SpanTrees(x, labels=True, **o), (3, 3, 2)),
     "DependencyTrees": Structure(lambda x, **o: bx.DependencyTrees(x, **o), (4, 4)),

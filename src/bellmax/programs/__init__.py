@@ -12,8 +12,20 @@ from bellmax.programs.graph import GraphProgram
 from bellmax.programs.lattice import LatticeProgram, program_of
 from bellmax.programs.program import Program
 from bellmax.programs.scored_chain import ScoredChainProgram
+from bellmax.programs.segments import SEGMENTS, ScoredSegmentProgram
 
-__all__ = ["CHAIN", "GRAPH", "PROGRAMS", "SCORED_CHAIN", "LatticeProgram", "Program", "register"]
+__all__ = [
+    "CHAIN",
+    "GRAPH",
+    "PROGRAMS",
+    "SCORED_CHAIN",
+    "SCORED_SEGMENTS",
+    "SCORED_SEGMENTS_WITH_LAST",
+    "SEGMENTS",
+    "LatticeProgram",
+    "Program",
+    "register",
+]
 
 
 class _Programs(dict[str, Program]):
@@ -35,5 +47,7 @@ def register(program: Program) -> Program:
 
 
 GRAPH, CHAIN, SCORED_CHAIN = register(GraphProgram()), register(ChainProgram()), register(ScoredChainProgram())
+register(SEGMENTS)
+SCORED_SEGMENTS, SCORED_SEGMENTS_WITH_LAST = (register(ScoredSegmentProgram(has_last)) for has_last in (False, True))
 for _name in ("spans", "arcs", "arcs_of_one_root"):
     register(ChartProgram(_name))

@@ -23,6 +23,7 @@ class ChainProgram(Program):
     scores: Sequence[str] = ("potentials",)
     engine = "chain"
     index_dims = (0, 1)
+    event_dims = 3
 
     def nodes(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
         steps, states = theta[0].shape[1:3]

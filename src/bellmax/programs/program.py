@@ -19,7 +19,8 @@ class Program:
     ``index`` holds integer tensors such as lengths. A program has no tensors itself, so an operator of torch can find
     it by its name.
 
-    An event is a path as a tensor shaped like the first score: the number of times that the path uses each entry.
+    An event is a path as a tensor shaped like the first score: the number of times that the path uses each entry. (An
+    event of scores that add up, such as emissions, has the shape of their sums.)
     Paths also have a compact form, which the sweeps ``sample`` and ``topk`` return: see :meth:`empty_paths`.
 
     The edges of a path belong to the ``engine``, a program with one weight for each edge. The weights are a linear
@@ -40,6 +41,8 @@ class Program:
     """Number of dimensions of each tensor of the index after the batch; None if the batch shares the index."""
     tape_is_large: bool = False
     """True if a value that needs no gradient should be computed without a tape."""
+    event_dims: int | None = None
+    """The number of dimensions of an event; None if an event has the shape of the first score."""
     max_count: float = 1
     """The number of times that a path can use one entry of the first score: 1, or ∞ if unknown."""
 

@@ -32,6 +32,8 @@ def one_node_values(
     if costs is None:
         costs = power_costs(x, y, power)
     p = measure.over(costs if costs.ndim == max(x.ndim, y.ndim) else costs[0], lengths_x, lengths_y)
+    if p.cost.numel() != costs.numel():  # γ has more batch dimensions than the series
+        fused = None
     (theta,), unit_value, tape = p._solver.eager_forward()
     solver, flat = p._solver.without_scores(), p._solver.batch
     batch, cost, omega, needed = p.cost.shape[:-2], measure.cost, p.omega, (x.requires_grad, y.requires_grad)

@@ -2,92 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
-from bellmax.modes import is_checked
-from bellmax.programs import register
-from bellmax.programs.blocks import BlockProgram, Edges
-from bellmax.programs.checks import check_lengths
-from bellmax.regularizers import Hard, Regularizer
+from bellmax.modes import is_readable
+from bellmax.programs import SCORED_SEGMENTS, SCORED_SEGMENTS_WITH_LAST, SEGMENTS
+from bellmax.programs.checks import subscript
+from bellmax.programs.segments import ScoredSegmentProgram, codes_of_event, covered_steps, event_of_codes
+from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.lattice import common_batch
 from bellmax.structures.named import NamedScores
-from bellmax.tensors import Gamma, Tensors
+from bellmax.targets import Paths, Targets
+from bellmax.tensors import Gamma, divide_by_gamma, wide_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class SegmentProgram(BlockProgram):
-    """Segmentations of T steps into segments of up to D steps, each with one of K labels.
+class SegmentTargets(Targets):
+    """A target may also be segments (..., L, 3) int64, in the form of :meth:`SemiMarkov.best_segments`."""
 
-    θ is segments (B, T, D, K) ``[last step, duration − 1, label]``, transitions (B or 1, K, K) ``[current, previous]``,
-    start and end (B or 1, K). ``index`` is (lengths,), (B,) int64.
+    @property
+    def model(self) -> SemiMarkov:
+        return cast("SemiMarkov", self.p)
 
-    The boundary "before" step i with label k comes before a segment with this label, and the boundary "after" step i
-    follows one. A segment leads from before its first step to after its last step, a transition from after a step to
-    before the next one. So there are T·(D·K + K²) edges, not T·D·K².
+    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if not self.model._are_segments(target):
+            return super().allowed(name, target, ignore_index)
+        return self.model._event_of(self._codes(name, target)) > 0
+
+    def forms(self) -> list[str]:
+        return [*super().forms(), f"{(*self.batch_shape, 'L', 3)} int64".replace("'", "")]
+
+    def _codes(self, name: str, segments: Tensor) -> Tensor:
+        """Return segments in the compact form (..., T)."""
+        codes = self.model._codes_of(name, segments)
+        return self.expand(name, codes, self.event_shape[:1])
+
+
+class ScoredSegmentTargets(SegmentTargets):
+    """Targets of emissions and durations. Segments are scored without a number for each possible segment.
+
+    For segments, ``allowed`` is their compact form (..., T) int64. Other targets, and costs, are compared with the
+    scores of all segments.
     """
 
-    name = "semi_markov"
-    scores = ("segments", "transitions", "start", "end")
-    index_dims = (0,)
+    @property
+    def scored(self) -> ScoredSemiMarkov:
+        return cast("ScoredSemiMarkov", self.p)
 
-    def blocks(self, event: Sequence[int]) -> list[tuple[int, ...]]:
-        steps, longest, labels = event
-        return [(steps, longest, labels), (steps - 1, labels, labels), (labels,), (steps, labels)]
+    def read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
+        self.p._check_device(name, check_tensor(name, target))
+        if self.model._are_segments(target):
+            return self, self._codes(name, target)
+        return cast("tuple[Self, Tensor]", self.scored._dense()._targets.read(name, target, ignore_index))
 
-    def edges(self, event: Sequence[int]) -> Edges:
-        steps, longest, labels = event
-        label, end = np.arange(labels), 1 + 2 * labels * steps
-        before = 1 + 2 * labels * np.arange(steps)[:, None] + label  # (T, K); node 0 is the start
-        after = before + labels
-        last, shorter, _ = np.indices(event)
-        first = last - shorter
-        dead = end + 1  # segments that would begin before the first step lead to it, and no edge leaves it
-        segments = (
-            np.where(first >= 0, before[np.maximum(first, 0), label], 0),
-            np.where(first >= 0, after[last, label], dead),
-        )
-        transitions = np.repeat(after[:-1, None], labels, 1), np.repeat(before[1:, :, None], labels, 2)
-        ends = [segments, transitions, (0 * label, before[0]), (after, np.full_like(after, end))]
-        level = np.concatenate(
-            ([0], np.repeat(np.arange(1, 2 * steps + 1), labels), [2 * steps + 1], [1] * (longest > 1))
-        )
-        parent, child = (np.concatenate([pair[side].ravel() for pair in ends]) for side in (0, 1))
-        return Edges(parent, child, level)
+    def restricted_value(self, allowed: Tensor) -> Tensor:
+        nodes = 2 * (allowed >= 0).sum(-1) + (self.event_shape[-1] > 1)  # before and after each segment, and the end
+        return self.value_of_one_path(self.scored._score_of(allowed), nodes)
 
-    def num_choices(self, theta: Tensors, index: Tensors) -> int:
-        return 2 * theta[0].shape[1] + 1
+    def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        self.check_possible(name, allowed)
+        return self.model._event_of(allowed)
 
-    def extra_nodes(self, theta: Tensors, index: Tensors) -> int:
-        """Return 1 for the end node if there is one label: only then does it have a single parent."""
-        return int(theta[0].shape[-1] == 1)
+    def edges_within(self, allowed: Tensor) -> Tensor:
+        return self.scored._dense()._targets.edges_within(self.correct(allowed))
 
-    def check_index(self, theta: Tensors, index: Tensors) -> None:
-        check_lengths("lengths", index[0], 1, theta[0].shape[1])
+    def correct(self, allowed: Tensor) -> Tensor:
+        return self.model._event_of(allowed) > 0
 
-    def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
-        (segments, transitions, *_), (lengths,) = theta, index
-        is_linked = (lengths > 1).reshape(-1, 1, 1)
-        return [self._is_segment(segments, lengths), is_linked if len(transitions) > 1 else is_linked.any(), None, None]
+    def is_used(self, ndim: int) -> Tensor:
+        return self.scored._dense()._targets.is_used(ndim)
 
-    def exists(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
-        (segments, *_), (lengths,) = theta, index
-        step, length = torch.arange(segments.shape[1], device=segments.device), lengths.unsqueeze(-1)
-        is_full = is_checked(lengths) and bool((lengths == segments.shape[1]).all())
-        within = None if is_full else (step < length)[..., None, None]
-        return [within, None, None, (step + 1 == length).unsqueeze(-1)]
-
-    def _is_segment(self, segments: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, D, 1): True if a segment begins at the first step or later, and ends within the length."""
-        last, shorter = (torch.arange(n, device=segments.device) for n in segments.shape[1:3])
-        return ((last < lengths.unsqueeze(-1)).unsqueeze(-1) & (shorter <= last.unsqueeze(-1))).unsqueeze(-1)
-
-
-_PROGRAM = register(SegmentProgram())
+    def add(self, cost: Tensor) -> Paths:
+        return self.scored._dense()._targets.add(cost)
 
 
 class SemiMarkov(NamedScores):
@@ -98,6 +93,11 @@ class SemiMarkov(NamedScores):
     adjacent segments, of ``start`` for the first label and of ``end`` for the last label. Its event is the 0/1 tensor
     (T, D, K) of its segments. Time and memory are O(T(DK + K²)), since segments and transitions are separate edges. For
     an Ω other than negentropy, the value would be different with one edge for a segment and its transition.
+
+    :meth:`from_scores` builds the same model from emissions and durations, in memory O(TK).
+
+    ``log_prob`` and losses take events, or segments (..., L, 3) in the form of :meth:`best_segments`. (Integers that
+    are all 0 or 1 and have the shape of an event are an event.)
 
     Args:
         segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
@@ -128,6 +128,8 @@ class SemiMarkov(NamedScores):
             [0.1216, 0.8784]])
     """
 
+    _target_kind = SegmentTargets
+
     @answers_near_misses
     def __init__(
         self,
@@ -152,7 +154,7 @@ class SemiMarkov(NamedScores):
         others = {"transitions": (transitions, 2), "start": (start, 1), "end": (end, 1)}
         batch = common_batch({"segments": (segments, 3), **others, "lengths": (length, 0)})
         scores = {"segments": (segments.expand(batch + event), 3), **others}
-        super().__init__(_PROGRAM, scores, (length.expand(batch),), batch, event, omega, gamma)
+        super().__init__(SEGMENTS, scores, (length.expand(batch),), batch, event, omega, gamma)
 
     @classmethod
     def from_scores(
@@ -163,11 +165,21 @@ class SemiMarkov(NamedScores):
         *,
         start: Tensor | None = None,
         end: Tensor | None = None,
+        last_durations: Tensor | None = None,
         lengths: Lengths | None = None,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
-    ) -> SemiMarkov:
+    ) -> ScoredSemiMarkov:
         """Return a model whose segments score the sum of the emissions of their steps, and a term for their duration.
+
+        On the CPU, time is O(T(DK + K²)). Memory is O(TK) for the value, the gradient, Hessian products, ``marginals``,
+        ``best_segments``, ``sample_segments``, the surrogate loss of segments and, under negentropy, their
+        ``log_prob``. Other methods, other devices and third derivatives need a number for each of the T·D·K segments,
+        and raise ``ValueError`` if these take more than 1 GB.
+
+        A sequence is right-censored if it ends before its last segment does. Then score the last segment by the log
+        survival function, the log-probability of a duration of at least d. If ``durations`` are log-probabilities,
+        pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
 
         Args:
             emissions: The score (..., T, K) of each label at each step.
@@ -175,21 +187,23 @@ class SemiMarkov(NamedScores):
             transitions: The score (..., K, K) of each transition ``[current, previous]``.
             start: The score (..., K) of the first label, default 0.
             end: The score (..., K) of the last label, default 0.
+            last_durations: The score (..., D, K) of each duration of the last segment, default ``durations``.
             lengths: The number of steps of each sequence, integers of the batch shape or one number, default T.
             omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
-        if check_tensor("emissions", emissions).ndim < 2 or 0 in emissions.shape[-2:]:
-            raise ValueError(f"emissions must have shape (..., T, K), each at least 1, got {tuple(emissions.shape)}")
-        labels = emissions.shape[-1]
-        if check_tensor("durations", durations).ndim < 2 or not durations.shape[-2] or durations.shape[-1] != labels:
-            raise ValueError(f"durations must have shape (..., D, {labels}), got {tuple(durations.shape)}")
-        sums = [emissions]
-        for _ in range(durations.shape[-2] - 1):  # extend each sum by one earlier step
-            sums.append(pad(sums[-1], (0, 0, 1, 0))[..., :-1, :] + emissions)
-        segments = torch.stack(sums, -2) + durations.unsqueeze(-3)
-        return cls(segments, transitions, start=start, end=end, lengths=lengths, omega=omega, gamma=gamma)
+        return ScoredSemiMarkov(
+            emissions,
+            durations,
+            transitions,
+            start=start,
+            end=end,
+            last_durations=last_durations,
+            lengths=lengths,
+            omega=omega,
+            gamma=gamma,
+        )
 
     @property
     def lengths(self) -> Tensor:
@@ -201,8 +215,7 @@ class SemiMarkov(NamedScores):
     @property
     def marginals(self) -> Tensor:
         """Probability of each label at each step, (..., T, K); 0 in the padding. Differentiable."""
-        at_least = self.expected_path.flip(-2).cumsum(-2).flip(-2)  # by last step and least duration
-        return _by_first_step(at_least).sum(-2)
+        return covered_steps(self.expected_path)
 
     def best_segments(self) -> Tensor:
         """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], padded with −1.
@@ -213,23 +226,187 @@ class SemiMarkov(NamedScores):
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return the segments of random paths, (*sample_shape, ..., T, 3), in the form of :meth:`best_segments`."""
-        path = self.sample(sample_shape).flatten(-2)
-        code = torch.where(path.any(-1), path.argmax(-1), -1)  # (duration − 1)·K + label at the last step of a segment
-        steps, _, labels = self.event_shape
-        end = torch.arange(1, steps + 1, device=self.device).expand(code.shape)
-        segments = torch.stack((end - 1 - code // labels, end, code % labels), -1)
-        segments = torch.where(code.unsqueeze(-1) < 0, -1, segments)
-        order = (code < 0).long().argsort(dim=-1, stable=True)
+        codes, (steps, _, labels) = self._sample_codes(sample_shape), self.event_shape
+        end = torch.arange(1, steps + 1, device=self.device).expand(codes.shape)
+        segments = torch.stack((end - 1 - codes // labels, end, codes % labels), -1)
+        segments = torch.where(codes.unsqueeze(-1) < 0, -1, segments)
+        order = (codes < 0).long().argsort(dim=-1, stable=True)
         return segments.gather(-2, order.unsqueeze(-1).expand(segments.shape))
 
+    def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
+        """Return random paths in the compact form of :mod:`bellmax.programs.segments`, (*sample_shape, ..., T)."""
+        return codes_of_event(self.sample(sample_shape))
 
-def _by_first_step(segments: Tensor) -> Tensor:
-    """Reindex values of segments (..., T, D, K) by their first step instead of their last; 0 if there is no segment."""
-    steps, longest = segments.shape[-3:-1]
-    padded = pad(segments, (0, 0, 0, 0, 0, longest - 1))
-    first, shorter = (torch.arange(n, device=segments.device) for n in (steps, longest))
-    by_first: Tensor = padded[..., first.unsqueeze(-1) + shorter, shorter, :]
-    return by_first
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of a path, an event (..., T, D, K) or segments (..., L, 3). Differentiable in θ and γ."""
+        if self._are_segments(path):
+            path = self._event_of(self._codes_of("path", path))
+        return super().log_prob(path)
+
+    # --- segments as an argument
+
+    def _are_segments(self, path: Tensor) -> bool:
+        """True for integers (..., 3), unless they are zeros and ones with the shape of an event."""
+        if path.is_floating_point() or path.dtype == torch.bool or path.shape[-1:] != (3,):
+            return False
+        is_binary = not is_readable(path) or bool(((path == 0) | (path == 1)).all())
+        return path.shape[-3:] != self.event_shape or not is_binary
+
+    def _event_of(self, codes: Tensor) -> Tensor:
+        """Return paths in the compact form (..., T) as events in the computing dtype."""
+        return event_of_codes(codes, self.event_shape[1:], torch.promote_types(self.dtype, torch.float32))
+
+    def _codes_of(self, name: str, segments: Tensor) -> Tensor:
+        """Return segments (..., L, 3) in the compact form (..., T).
+
+        Raises ``ValueError`` if the segments do not cover each sequence.
+        """
+        self._check_device(name, check_tensor(name, segments))
+        first, end, label = segments.long().unbind(-1)
+        if is_readable(segments) and is_readable(self.lengths):
+            self._check_segments(name, first, end, label)
+        steps, _, labels = self.event_shape
+        last = torch.where(first < 0, steps, end - 1)  # padding is written past the last step
+        codes = torch.where(first < 0, -1, (end - first - 1) * labels + label)
+        empty = codes.new_full((*codes.shape[:-1], steps + 1), -1)
+        return empty.scatter(-1, last, codes)[..., :-1]
+
+    def _check_segments(self, name: str, first: Tensor, end: Tensor, label: Tensor) -> None:
+        """Raise ``ValueError`` unless the segments follow each other and fill the sequence."""
+        _, longest, labels = self.event_shape
+        is_padding = (first == -1) & (end == -1) & (label == -1)
+        previous = pad(end, (1, 0))[..., :-1]
+        total = end.masked_fill(is_padding, 0).amax(-1) if end.shape[-1] else end.sum(-1)
+
+        def refuse(bad: Tensor, reason: Callable[[tuple[int, ...]], str]) -> None:
+            if bool(bad.any()):
+                at = tuple(bad.nonzero()[0].tolist())
+                raise ValueError(f"{name}{subscript(at)} {reason(at)}")
+
+        is_apart = ~is_padding & (first != previous)
+        refuse(is_apart, lambda at: f"starts at {first[at]}, but must start at {max(int(previous[at]), 0)}")
+        is_long = ~is_padding & ((end <= first) | (end - first > longest))
+        refuse(is_long, lambda at: f"has a duration of {end[at] - first[at]}, which must be from 1 to {longest}")
+        is_unknown = ~is_padding & ((label < 0) | (label >= labels))
+        refuse(is_unknown, lambda at: f"has label {label[at]}, which must be from 0 to {labels - 1}")
+        lengths = self.lengths.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+        is_partial = total != lengths
+        refuse(
+            is_partial, lambda at: f"ends at {total.expand_as(lengths)[at]}, but the sequence has {lengths[at]} steps"
+        )
+
+
+class ScoredSemiMarkov(SemiMarkov):
+    """A semi-Markov model with scores of labels and durations, made by :meth:`SemiMarkov.from_scores`.
+
+    Only methods that return or take a number for each segment (``expected_path``, ``sample``, ``topk``, ``potentials``,
+    ``entropy``, …) build tensors (..., T, D, K). They raise ``ValueError`` if such a tensor has more than 1 GB.
+    """
+
+    _target_kind = ScoredSegmentTargets
+
+    def __init__(
+        self,
+        emissions: Tensor,
+        durations: Tensor,
+        transitions: Tensor,
+        *,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        last_durations: Tensor | None = None,
+        lengths: Lengths | None = None,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+    ) -> None:
+        if check_tensor("emissions", emissions).ndim < 2 or 0 in emissions.shape[-2:]:
+            raise ValueError(f"emissions must have shape (..., T, K), each at least 1, got {tuple(emissions.shape)}")
+        steps, labels = emissions.shape[-2:]
+        if check_tensor("durations", durations).ndim < 2 or not durations.shape[-2] or durations.shape[-1] != labels:
+            raise ValueError(f"durations must have shape (..., D, {labels}), got {tuple(durations.shape)}")
+        longest = durations.shape[-2]
+        zeros = emissions.new_zeros(labels)
+        scores = {
+            "emissions": (emissions, 2),
+            "durations": (durations, 2),
+            "transitions": (_check_shape("transitions", transitions, (labels, labels)), 2),
+            "start": (zeros if start is None else _check_shape("start", start, (labels,)), 1),
+            "end": (zeros if end is None else _check_shape("end", end, (labels,)), 1),
+        }
+        if last_durations is not None:
+            scores["last_durations"] = _check_shape("last_durations", last_durations, (longest, labels)), 2
+        length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
+        batch = common_batch({**scores, "lengths": (length, 0)})
+        scores["emissions"] = emissions.expand(*batch, steps, labels), 2
+        program = SCORED_SEGMENTS if last_durations is None else SCORED_SEGMENTS_WITH_LAST
+        event = torch.Size((steps, longest, labels))
+        PathDistribution.__init__(self, program, scores, (length.expand(batch),), batch, event, omega, gamma)
+
+    @property
+    def potentials(self) -> Tensor:
+        """The score of each segment, (..., T, D, K) ``[last step, duration − 1, label]``, computed at each access.
+
+        If the scores are in half precision, the potentials are float32.
+        """
+        batch = self._solver.batch
+        program = cast(ScoredSegmentProgram, batch.program)
+        segments = program.segments(batch.unscaled(self._scores), batch.index)
+        return segments.reshape(self.batch_shape + self.event_shape)
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each label at each step, (..., T, K); 0 in the padding. Differentiable."""
+        return self._solver.gradient()[0].to(self.dtype)
+
+    def _expected_path(self) -> Tensor:
+        return self._solver.events_of_edges(self._solver.expanded().expected_edges())
+
+    def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
+        return self._sample_compact(sample_shape)
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """Log-probability of a path, an event (..., T, D, K) or segments (..., L, 3). Differentiable in θ and γ.
+
+        Under negentropy, the log-probability of segments needs memory O(TK).
+        """
+        if type(self.omega) is not Negentropy or not self._are_segments(path):
+            return super().log_prob(path)
+        score = self._score_of(self._codes_of("path", path))
+        log_prob = divide_by_gamma(score - self.value, self.omega.gamma)
+        return log_prob.masked_fill(score == -math.inf, -math.inf).to(self.value.dtype)
+
+    # --- for losses
+
+    def _dense(self) -> SemiMarkov:
+        """Return the same model with the score of each segment."""
+        transitions, start, end = self._scores[2:5]
+        return SemiMarkov(self.potentials, transitions, start=start, end=end, lengths=self.lengths, omega=self.omega)
+
+    def _score_of(self, codes: Tensor) -> Tensor:
+        """Return the sum of the scores along paths in the compact form (..., T), in the wide dtype."""
+        emissions, durations, transitions, start, end, *last = self._scores
+        (steps, _, labels), length = self.event_shape, self.lengths.unsqueeze(-1)
+        step = torch.arange(steps, device=self.device)
+        is_inside, is_last, is_end = step < length, step + 1 == length, codes >= 0
+        next_end = torch.where(is_end, step, steps - 1).flip(-1).cummin(-1).values.flip(-1)
+        label = codes.gather(-1, next_end).clamp(min=0) % labels
+        previous = pad(label, (1, 0))[..., :-1]
+        follows = pad(is_end, (1, 0))[..., :-1] & is_inside  # True at the first step of a segment after another one
+        shape = torch.broadcast_shapes(codes.shape[:-1], self.batch_shape)
+
+        def along(score: Tensor, entry: Tensor, mask: Tensor) -> Tensor:
+            """Sum the entries of a score (..., N) where the mask (..., T) is True."""
+            entries = score.expand(*shape, score.shape[-1]).gather(-1, entry.expand(*shape, steps))
+            return entries.masked_fill(~mask, 0).sum(-1, dtype=wide_dtype(self.device))
+
+        sums = [
+            along(emissions.flatten(-2), step * labels + label, is_inside),
+            along(durations.flatten(-2), codes.clamp(min=0), is_end & ~is_last if last else is_end),
+            along(transitions.flatten(-2), label * labels + previous, follows),
+            along(start, label, step == 0),
+            along(end, label, is_last),
+        ]
+        sums += [along(score.flatten(-2), codes.clamp(min=0), is_end & is_last) for score in last]
+        return torch.stack(sums).sum(0)
 
 
 def _check_shape(name: str, score: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -13,6 +13,7 @@ from bellmax.backends.native.long_pairs import NativeLongPairs
 from bellmax.backends.native.neighbors import NativeNeighbors
 from bellmax.backends.native.pair_costs import NativePairCosts
 from bellmax.backends.native.scored_chain import NativeScoredChain
+from bellmax.backends.native.segments import NativeSegments
 from bellmax.backends.native.short_pairs import NativeShortPairs
 from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.native.two_states import NativeMarginals, NativeWeights
@@ -20,6 +21,7 @@ from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.programs import PROGRAMS, LatticeProgram
 from bellmax.programs.charts import ChartProgram
+from bellmax.programs.segments import ScoredSegmentProgram
 from bellmax.regularizers import Kernel
 
 
@@ -61,5 +63,7 @@ class Native:
         program = PROGRAMS[structure]
         if isinstance(program, LatticeProgram) and NativeLattice.serves(program):
             return NativeLattice(program)
-        kind = NativeCharts if isinstance(program, ChartProgram) else Expanded
-        return kind(program, self._sweeps[program.engine])
+        engine = self._sweeps[program.engine]
+        if isinstance(program, ChartProgram):
+            return NativeCharts(program, engine)
+        return (NativeSegments if isinstance(program, ScoredSegmentProgram) else Expanded)(program, engine)
