@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "gaps": ((16, 300, 300), (8, 1000, 1000)),
     "transducer": ((8, 150, 30, 128),),
     "monotone": ((16, 800, 200), (32, 500, 100)),
-    "segments": ((4, 100, 8, 8), (4, 500, 30, 24)),
+    "segments": ((4, 100, 8, 8), (4, 500, 30, 24), (1, 10_000, 1000, 8)),
     "warping": ((8, 512, 512), (8, 1024, 1024)),
 }
 QUICK: dict[str, tuple[Shape, ...]] = {
@@ -134,17 +134,25 @@ def monotone(shape: Shape) -> dict[str, dict[str, Run]]:
 
 
 def segments(shape: Shape) -> dict[str, dict[str, Run]]:
-    """torch-struct takes durations and transitions as one tensor of potentials: the same model in its flat form."""
+    """Segments from emissions and durations, and from a score for each segment, if these scores are not too large.
+
+    torch-struct takes durations and transitions as one tensor of potentials: the same model in its flat form.
+    """
     batch, steps, durations, labels = shape
-    scores = torch.randn(batch, steps, durations, labels, requires_grad=True)
     transitions = torch.randn(labels, labels, requires_grad=True)
+    inputs = [torch.randn(*size, labels, requires_grad=True) for size in ((batch, steps), (durations,))]
+    value_from_scores = lambda: bx.SemiMarkov.from_scores(*inputs, transitions).value  # noqa: E731
+    tasks = {"value and gradient, from scores": {"bellmax": gradient(value_from_scores, *inputs, transitions)}}
+    if math.prod(shape) > 10**7:
+        return tasks
+    scores = torch.randn(batch, steps, durations, labels, requires_grad=True)
     value = lambda: bx.SemiMarkov(scores, transitions).value  # noqa: E731
     runs: dict[str, Run] = {"bellmax": gradient(value, scores, transitions)}
     theirs = peer("torch_struct", "SemiMarkovCRF")
     if theirs and math.prod(shape) * labels < 10**6:
         potentials = torch.randn(batch, steps, durations, labels, labels, requires_grad=True)
         runs["torch-struct"] = gradient(lambda: theirs(potentials).partition, potentials)
-    return {"value and gradient": runs}
+    return {"value and gradient": runs, **tasks}
 
 
 def warping(shape: Shape) -> dict[str, dict[str, Run]]:
