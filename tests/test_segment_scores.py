@@ -261,7 +261,9 @@ def test_errors_name_the_argument(backend: str) -> None:
     with pytest.raises(ValueError, match="lengths must be from 1 to 6, got 0"):
         _ = model(scores(), lengths=0).value
     with pytest.raises(ValueError, match="overflow"):
-        _ = bx.SemiMarkov.from_scores(torch.full((9, 1), 1e308, dtype=torch.float64), torch.zeros(9, 1), torch.zeros(1, 1)).value
+        _ = bx.SemiMarkov.from_scores(
+            torch.full((9, 1), 1e308, dtype=torch.float64), torch.zeros(9, 1), torch.zeros(1, 1)
+        ).value
 
 
 @pytest.mark.parametrize("ask", [lambda p: p.expected_path, lambda p: p.potentials, lambda p: p.topk(2)])

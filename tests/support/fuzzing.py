@@ -197,7 +197,40 @@ def of_alignment(rng: np.random.Generator) -> Program:
     return Program("DTW", [cost], make, [graph(*size) for size in sizes], sense=-1)
 
 
-KINDS = of_graph, of_chain, of_scores, of_lattice, of_alignment
+def of_segments(rng: np.random.Generator) -> Program:
+    """A semi-Markov model from scores: a segment uses the emissions of its steps and a duration."""
+    batch, steps, longest, labels = 2, int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    has_last, lengths = bool(rng.integers(2)), torch.tensor(rng.integers(1, steps + 1, batch))
+    sizes = [(steps, labels), (longest, labels), (labels, labels), (labels,), (labels,)]
+    tensors = [normal(rng, batch, *size, missing=rng.choice([0.0, 0.1])) for size in sizes + sizes[1:2] * has_last]
+
+    def graph(length: int) -> tuple[list[tuple[int, int]], int, list[Uses]]:
+        before = lambda t, k: 1 + 2 * t * labels + k  # noqa: E731
+        after = lambda t, k: before(t, k) + labels  # noqa: E731
+        edges, uses = [(0, before(0, k)) for k in range(labels)], [[(3, k, 1.0)] for k in range(labels)]
+        for t in range(length):
+            is_last = t == length - 1
+            for k, d in np.ndindex(labels, min(longest, t + 1)):
+                edges.append((before(t - d, k), after(t, k)))
+                uses.append([(0, s * labels + k, 1.0) for s in range(t - d, t + 1)])
+                uses[-1].append((5 if has_last and is_last else 1, d * labels + k, 1.0))
+                uses[-1] += [(4, k, 1.0)] if is_last and labels == 1 else []  # one label has no end node
+            for k, j in np.ndindex(*[0 if is_last else labels] * 2):
+                edges.append((after(t, j), before(t + 1, k)))
+                uses.append([(2, k * labels + j, 1.0)])
+        end = 1 + 2 * length * labels
+        ends = range(labels if labels > 1 else 0)
+        edges += [(after(length - 1, k), end) for k in ends]
+        return edges, end + (labels > 1), uses + [[(4, k, 1.0)] for k in ends]
+
+    def make(t: list[Tensor], omega: bx.Regularizer) -> bx.PathDistribution:
+        options = {"start": t[3], "end": t[4], "last_durations": t[5] if has_last else None}
+        return bx.SemiMarkov.from_scores(*t[:3], lengths=lengths, omega=omega, **options)
+
+    return Program("SemiMarkov", tensors, make, [graph(length) for length in lengths.tolist()])
+
+
+KINDS = of_graph, of_chain, of_scores, of_lattice, of_alignment, of_segments
 
 
 def omegas(rng: np.random.Generator) -> Callable[[float | Tensor], bx.Regularizer]:
