@@ -29,7 +29,6 @@ struct Format<float> {
                                     0.0416682256f, 0.00837481591f, 0.0013836846f};
         return series[k];
     }
-    static constexpr float exp2_series(int k) { return float(exp_series(k) * power_of_ln2(k)); }
 };
 
 template <>
@@ -42,8 +41,19 @@ struct Format<double> {
         for (int i = 2; i <= k; ++i) factorial *= i;
         return 1 / factorial;
     }
-    static constexpr double exp2_series(int k) { return exp_series(k) * power_of_ln2(k); }
 };
+
+// The terms of 2^x, in an array: GCC folds the loops above only under -O3, and would run them for every vector.
+template <class S>
+struct Exp2Series {
+    S terms[Format<S>::exp_terms + 1] = {};
+
+    constexpr Exp2Series() {
+        for (int k = 0; k <= Format<S>::exp_terms; ++k) terms[k] = S(Format<S>::exp_series(k) * power_of_ln2(k));
+    }
+};
+template <class S>
+constexpr Exp2Series<S> exp2_series;
 
 // 2^x for x ≤ 127 (double: 1023); 0 below −127 (−1023), for −∞ and for NaN. Results between are denormal,
 // or 0 if the processor flushes denormals.
@@ -54,9 +64,9 @@ inline V exp2_of(V x) {
     using Bits = typename Shape<V>::Bits;
     const V clamped = greater_of(x, V{} - S(F::bias));
     const V shifted = clamped + F::round, f = clamped - (shifted - F::round);
-    V p = V{} + F::exp2_series(F::exp_terms);
+    V p = V{} + exp2_series<S>.terms[F::exp_terms];
 #pragma GCC unroll 16
-    for (int k = F::exp_terms - 1; k >= 0; --k) p = p * f + F::exp2_series(k);
+    for (int k = F::exp_terms - 1; k >= 0; --k) p = p * f + exp2_series<S>.terms[k];
     // The nearest integer is in the low bits of `shifted`; it is added to the exponent, and leaves 0 of 1 at the least.
     return bits<V>(bits<Bits>(p) + (bits<Bits>(shifted) << F::mantissa));
 }

@@ -139,9 +139,9 @@ struct Products : TwoNumbers {
     LATTICE_INLINE Weight weight(V score) const {
         using F = Format<float>;
         const V x = greater<float>(score * factor, V{} + float(forbidden)), n = rounded(x), rest = x - n;
-        V p = V{} + F::exp2_series(F::exp_terms);
+        V p = V{} + exp2_series<float>.terms[F::exp_terms];
 #pragma GCC unroll 8
-        for (int k = F::exp_terms - 1; k >= 0; --k) p = p * rest + F::exp2_series(k);
+        for (int k = F::exp_terms - 1; k >= 0; --k) p = p * rest + exp2_series<float>.terms[k];
         return {p, to_int(n)};
     }
     void prepare(float* at, int64_t plane) const { store(at, plane, weight(bellmax::load<float>(at))); }
