@@ -137,6 +137,31 @@ def test_native_equals_reference(omega: bx.Regularizer, steps: int, longest: int
         assert segments.equal(q.sample_segments((20,)))
 
 
+@two_kinds
+def test_hessian_matrix_by_transforms(omega: bx.Regularizer, backend: str) -> None:
+    """torch.func.hessian maps Hessian products over directions, with one tape for all of them."""
+    emissions, durations, transitions = potentials(4, 3), potentials(3, 3, seed=1), potentials(3, 3, seed=2)
+
+    def value(x: Tensor) -> Tensor:
+        return bx.SemiMarkov.from_scores(x, durations, transitions, omega=omega).value
+
+    matrix = torch.func.hessian(value)(emissions)
+    p = bx.SemiMarkov.from_scores(emissions, durations, transitions, omega=omega)
+    for z in torch.eye(12).double().reshape(12, 4, 3):
+        close((matrix * z).sum((-1, -2)), p.hessian_product(z), 1e-9)
+
+
+def test_exported_with_any_number_of_steps() -> None:
+    class Value(torch.nn.Module):
+        def forward(self, emissions: Tensor) -> Tensor:
+            return bx.SemiMarkov.from_scores(emissions, torch.zeros(3, 2), torch.zeros(2, 2)).value
+
+    steps = torch.export.Dim("steps", min=2, max=100)
+    program = torch.export.export(Value(), (torch.zeros(2, 6, 2),), dynamic_shapes={"emissions": {1: steps}})
+    emissions = potentials(2, 9, 2).float()
+    close(program.module()(emissions), Value()(emissions), 1e-6)
+
+
 # --- against enumeration
 
 

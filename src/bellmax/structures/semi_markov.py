@@ -150,7 +150,7 @@ class SemiMarkov(NamedScores):
         zeros = segments.new_zeros(labels)
         start = zeros if start is None else _check_shape("start", start, (labels,))
         end = zeros if end is None else _check_shape("end", end, (labels,))
-        length = as_lengths("lengths", steps if lengths is None else lengths, segments.device)
+        length = _lengths_or(steps, lengths, segments.device)
         others = {"transitions": (transitions, 2), "start": (start, 1), "end": (end, 1)}
         batch = common_batch({"segments": (segments, 3), **others, "lengths": (length, 0)})
         scores = {"segments": (segments.expand(batch + event), 3), **others}
@@ -334,7 +334,7 @@ class ScoredSemiMarkov(SemiMarkov):
         }
         if last_durations is not None:
             scores["last_durations"] = _check_shape("last_durations", last_durations, (longest, labels)), 2
-        length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
+        length = _lengths_or(steps, lengths, emissions.device)
         batch = common_batch({**scores, "lengths": (length, 0)})
         scores["emissions"] = emissions.expand(*batch, steps, labels), 2
         program = SCORED_SEGMENTS if last_durations is None else SCORED_SEGMENTS_WITH_LAST
@@ -415,3 +415,10 @@ def _check_shape(name: str, score: Tensor, shape: tuple[int, ...]) -> Tensor:
         needed = ", ".join(map(str, shape))
         raise ValueError(f"{name} must have shape (..., {needed}), got {tuple(score.shape)}")
     return score
+
+
+def _lengths_or(steps: int, lengths: Lengths | None, device: torch.device) -> Tensor:
+    """Return the lengths as a tensor, default ``steps``, which is symbolic under torch.export."""
+    if lengths is None:
+        return torch.full((), steps, dtype=torch.int64, device=device)
+    return as_lengths("lengths", lengths, device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,17 +22,20 @@ class NativeSegments(Expanded):
         """None: the kernels check scores while they read them."""
         return None
 
-    def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> bool:
+    def _call(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Tensor | None) -> bool:
+        """Call a kernel with contiguous tensors, which include its outputs. A seed may have any stride."""
         kernel = omega.kernel
         assert kernel is not None
-        (lengths,) = index
+        readable = [t if t is None or t.ndim == 1 else t.contiguous() for t in (*_padded(theta), *args)]
         try:
-            return bool(call(f"segments_{name}", *_padded(theta), *args, lengths.contiguous(), *kernel))
+            return bool(call(f"segments_{name}", *readable, *contiguous(index), *kernel))
         except ValueError:
             self.program.check_index(theta, index)  # raises a message with the argument and the value
             raise
 
-    def _like_theta(self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Any) -> Tensors:
+    def _like_theta(
+        self, name: str, theta: Tensors, index: Tensors, omega: Regularizer, *args: Tensor | None
+    ) -> Tensors:
         """Call a kernel whose outputs have the shapes of θ. Return them, summed over the batch for shared scores."""
         batch = theta[0].shape[0]
         results = [t.new_empty((batch, *t.shape[1:])) for t in theta]
@@ -64,7 +65,7 @@ class NativeSegments(Expanded):
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         paths = self.program.empty_paths(theta, index, uniforms.shape[1])
-        self._call("sample", theta, index, omega, tape, uniforms.contiguous(), paths)
+        self._call("sample", theta, index, omega, tape, uniforms, paths)
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -74,4 +75,4 @@ class NativeSegments(Expanded):
 
 def _padded(tensors: Tensors) -> list[Tensor | None]:
     """Return tensors shaped like θ as kernels take them: the last one, last_durations, may be None."""
-    return [*contiguous(tensors), *[None] * (6 - len(tensors))]
+    return [*tensors, *[None] * (6 - len(tensors))]
