@@ -285,6 +285,9 @@ def test_errors_name_the_argument(backend: str) -> None:
         model(scores() | {"last_durations": torch.zeros(3, 5)})
     with pytest.raises(ValueError, match="lengths must be from 1 to 6, got 0"):
         _ = model(scores(), lengths=0).value
+
+
+def test_overflow_is_refused() -> None:
     with pytest.raises(ValueError, match="overflow"):
         _ = bx.SemiMarkov.from_scores(
             torch.full((9, 1), 1e308, dtype=torch.float64), torch.zeros(9, 1), torch.zeros(1, 1)
