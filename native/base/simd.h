@@ -195,6 +195,15 @@ inline Vec<R> load_some(const R* from, std::int64_t count) {
     return First<R>(count).load(from);
 }
 
+// From another precision.
+template <class R, class S>
+inline Vec<R> load_some_as(const S* from, std::int64_t count) {
+    if constexpr (sizeof(R) == sizeof(S)) return load_some<R>(from, count);
+    S all[lanes_of<R>] = {};
+    for (std::int64_t l = 0; l < count && l < lanes_of<R>; ++l) all[l] = from[l];
+    return load_as<R>(all);
+}
+
 // The first `count` entries, if so many.
 template <class S, class R = S>
 inline void store_some(S* to, Vec<R> v, std::int64_t count) {

@@ -52,7 +52,7 @@ bool forward(const ScoresProblem<S>& problem, S* value, S* tape) {
 // Whether a sequence was solved in log space.
 template <class S>
 bool in_log_space(const ScoresProblem<S>& problem, int64_t b) {
-    return !in_exp_space(problem) || problem.tape[(2 * b + 1) * (problem.steps + 1) * problem.states] != 1;
+    return !in_exp_space(problem) || tape_mark(problem, b) == 0;
 }
 
 // Zeros in what is added up, not written, or in all.
@@ -139,8 +139,29 @@ void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S*
     });
 }
 
+// A copy of the tape for sampling, where doubles (mark 2) become values in log space.
 template <class S>
-void sample(const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
+Array<S> without_doubles(const ScoresProblem<S>& problem) {
+    const int64_t numbers = (problem.steps + 1) * problem.states;
+    auto tape = scratch<S>(problem.batch * 2 * numbers);
+    std::copy_n(problem.tape, problem.batch * 2 * numbers, tape.get());
+    for (int64_t b = 0; b < problem.batch; ++b) {
+        if (tape_mark(problem, b) != 2) continue;
+        S* const values = &tape[tape_place(problem, b)];
+        const S* const from = problem.tape + tape_place(problem, b);
+        for (int64_t k = 0; k < numbers; ++k) values[k] = S(log2_of(load_vector<double>(from + 2 * k)));
+        values[0] = 0;
+    }
+    return tape;
+}
+
+template <class S>
+void sample(ScoresProblem<S> problem, int64_t draws, const double* uniforms, int64_t* sequences) {
+    Array<S> tape;
+    for (int64_t b = 0; b < problem.batch && in_exp_space(problem) && !tape; ++b) {
+        if (tape_mark(problem, b) == 2) tape = without_doubles(problem);
+    }
+    if (tape) problem.tape = tape.get();
     for_visits(problem, [&](const Walk<S>& walk, Visit<S>& visit) {
         const int64_t first = walk.b * draws * problem.steps;
         draw(walk, visit, draws, uniforms + first, sequences + first);
@@ -173,7 +194,10 @@ bool topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequen
 template <class S>
 ChainKernels<S> chain_kernels() {
     return {forward<S>, backward<S>, hessian<S>, log_transitions<S>, log_transitions_jvp<S>, log_transitions_vjp<S>,
-            sample<S>,  topk<S>};
+            [](const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
+                sample<S>(problem, draws, uniforms, sequences);
+            },
+            topk<S>};
 }
 
 template ChainKernels<float> chain_kernels<float>();

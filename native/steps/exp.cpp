@@ -27,22 +27,29 @@ constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
 template <class S>
 constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
 
+// Up to this number of states, backward computes s again from a: faster than to write s to the tape and read it.
+constexpr int64_t most_states_to_sum = 16;
+// The mark of the tape (problem.h) if a is of type Real.
+template <class S, class Real>
+constexpr S mark = sizeof(S) == sizeof(Real) ? S(1) : S(2);
+
 template <class S>
 using Ints = typename Shape<Vec<S>>::Int;
 
 // Sequences that are swept together, the longest first. A place without a sequence has length 0.
-template <class S>
+template <class S, class Real>
 struct Group {
-    static constexpr int lanes = lanes_of<S>, most = Layout<S>::most_sequences;
-    using Int = typename Format<S>::Int;
+    static constexpr int lanes = lanes_of<Real>, most = Layout<Real>::most_sequences;
+    static constexpr int64_t planes = 2 * sizeof(S) / sizeof(Real);  // of Real, on the tape of a sequence
+    using Int = typename Format<Real>::Int;
 
     const ScoresProblem<S>& problem;
-    const Layout<S>& layout;
+    const Layout<Real>& layout;
     int members;
     int64_t longest, b[most], length[most];
-    Ints<S> lengths[Layout<S>::most_rows];  // by row
+    Ints<Real> lengths[Layout<Real>::most_rows];  // by row
 
-    Group(const ScoresProblem<S>& of, const Layout<S>& in, const int64_t* order, int64_t count)
+    Group(const ScoresProblem<S>& of, const Layout<Real>& in, const int64_t* order, int64_t count)
         : problem(of), layout(in), members(int(count)), longest(of.lengths[order[0]]) {
         for (int l = 0; l < layout.sequences; ++l) {
             b[l] = order[l < members ? l : 0];
@@ -51,11 +58,15 @@ struct Group {
         }
     }
 
+    // True if the forward sweep writes s to the tape, not a alone.
+    bool keeps_sums() const { return planes == 2 && problem.states > most_states_to_sum; }
+    const Real* tape() const { return reinterpret_cast<const Real*>(problem.tape); }
+
     // Where the numbers of visit n of sequence l are: on the tape, a (plane 0) or s (1), or in something of the
     // emissions' shape (visits).
     static constexpr int visits = -1;
     int64_t row(int plane, int l, int64_t n) const {
-        if (plane != visits) return ((b[l] * 2 + plane) * (problem.steps + 1) + n + 1) * problem.states;
+        if (plane != visits) return ((b[l] * planes + plane) * (problem.steps + 1) + n + 1) * problem.states;
         int64_t step = n;
         if (problem.kept) step = length[l] ? visited(problem, b[l], std::min(n, length[l] - 1)) : 0;
         return (b[l] * problem.steps + step) * problem.states;
@@ -64,31 +75,36 @@ struct Group {
     int64_t run(int plane, int64_t steps) const { return plane == visits && problem.kept ? 1 : steps; }
 
     // Reads visits n … n + steps − 1; 0 where a sequence has ended.
-    __attribute__((noinline)) void read(const S* data, int plane, int64_t n, int64_t steps, Vec<S> pad, S* to) const {
+    template <class T>
+    __attribute__((noinline)) void read(const T* data, int plane, int64_t n, int64_t steps, Vec<Real> pad,
+                                        Real* to) const {
         for (int64_t k = 0; k < steps; k += run(plane, steps)) {
             gather([&](int l) { return data + row(plane, l, n + k); }, run(plane, steps), pad, to + k * layout.stride);
         }
         for (int64_t k = std::max<int64_t>(0, length[layout.sequences - 1] - n); k < steps; ++k) {
             for (int r = 0; r < layout.rows; ++r) {
-                S* at = to + k * layout.stride + r * layout.row_stride;
-                const auto on = lengths[r] > Ints<S>{} + Int(n + k);
-                for (int64_t v = 0; v < layout.width; ++v, at += layout.gap) store<S>(at, on ? load<S>(at) : Vec<S>{});
+                Real* at = to + k * layout.stride + r * layout.row_stride;
+                const auto on = lengths[r] > Ints<Real>{} + Int(n + k);
+                for (int64_t v = 0; v < layout.width; ++v, at += layout.gap) {
+                    store<Real>(at, on ? load<Real>(at) : Vec<Real>{});
+                }
             }
         }
     }
     // What there is once for each sequence, or for all, as a step.
-    void read_once(const S* numbers, int64_t batch, Vec<S> pad, S* to) const {
+    void read_once(const S* numbers, int64_t batch, Vec<Real> pad, Real* to) const {
         gather([&](int l) { return numbers + b[l] * batch; }, 1, pad, to);
     }
 
     // Writes visits n … n + steps − 1; where a sequence has ended, nothing or what stands there.
-    __attribute__((noinline)) void write(const S* from, int64_t n, int64_t steps, int plane, S* data) const {
+    template <class T>
+    __attribute__((noinline)) void write(const Real* from, int64_t n, int64_t steps, int plane, T* data) const {
         int alive = members;
         for (int64_t k = 0; k < steps; k += run(plane, steps)) {
             while (alive > 0 && length[alive - 1] <= n + k) --alive;
             for (int r = 0; r < layout.rows && layout.first_of(r) < alive; ++r) {
                 const int first = layout.first_of(r), valid = layout.across ? std::min(lanes, alive - first) : 1;
-                S* to[lanes];
+                T* to[lanes];
                 for (int l = 0; l < valid; ++l) to[l] = data + row(plane, first + l, n + k);
                 layout.scatter(to, valid, run(plane, steps), from + k * layout.stride + r * layout.row_stride);
             }
@@ -97,9 +113,9 @@ struct Group {
 
 private:
     template <class Place>
-    void gather(Place place, int64_t steps, Vec<S> pad, S* to) const {
+    void gather(Place place, int64_t steps, Vec<Real> pad, Real* to) const {
         for (int r = 0; r < layout.rows; ++r) {
-            const S* from[lanes];
+            decltype(place(0)) from[lanes];
             for (int l = 0; l < (layout.across ? lanes : 1); ++l) from[l] = place(layout.first_of(r) + l);
             layout.gather(from, steps, pad, to + r * layout.row_stride);
         }
@@ -140,7 +156,8 @@ struct Weights : Matrix<S> {
     explicit Weights(const Layout<S>& of) : Matrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
 
     // Whether all transitions were below +∞ and not NaN.
-    bool fill(const S* transitions) {
+    template <class T>
+    bool fill(const T* transitions) {
         constexpr S none = std::numeric_limits<S>::lowest();  // for a row of −∞
         const Layout<S>& layout = this->layout;
         const Layout<S> line(layout.states, false, 1);
@@ -148,7 +165,7 @@ struct Weights : Matrix<S> {
         Ints<S> bad{}, small{};
         base = none;
         for (int64_t i = 0; i < layout.states; ++i) {
-            const S* from = transitions + i * layout.states;
+            const T* from = transitions + i * layout.states;
             S* row = &this->rows[i * layout.padded];
             line.gather(&from, 1, line.low, row);
             greatest[i] = exponentiate<S>(line, row, zero.get(), bad)[0];
@@ -171,47 +188,57 @@ struct Weights : Matrix<S> {
 // What a worker has: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
 // starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what the tangent
 // forward sweep finds along it: v̇_n and μ_n of every visit.
-template <class S>
+template <class S, class Real>
 struct Worker {
     const ScoresProblem<S>& problem;
     const Scores<const S>* z;
-    const Layout<S>& layout;
-    Weights<S> weights;
-    Matrix<S> tilted;
+    const Layout<Real>& layout;
+    Weights<Real> weights;
+    Matrix<Real> tilted;
     int64_t size;
     bool is_ready = false;
-    Array<S> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: what the Hessian has besides
+    Array<Real> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: what the Hessian has besides
 
     // For sequences of at most so many visits.
-    Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<S>& in, int count, int64_t visits)
+    Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<Real>& in, int count, int64_t visits)
         : problem(of),
           z(along),
           layout(in),
           weights(in),
           tilted(in),
-          size((in.depth + 1) * in.stride + lanes_of<S> * in.gap),
-          blocks(zeros<S>(count * size)),
-          start(zeros<S>(in.states)),
-          end(zeros<S>(in.states)),
-          plain(zeros<S>(in.padded * in.padded)) {
+          size((in.depth + 1) * in.stride + lanes_of<Real> * in.gap),
+          blocks(zeros<Real>(count * size)),
+          start(zeros<Real>(in.states)),
+          end(zeros<Real>(in.states)),
+          plain(zeros<Real>(in.padded * in.padded)) {
         if (!z) return;
-        tangents = scratch<S>(visits * in.stride);
-        means = scratch<S>(visits * in.stride);
-        rest = zeros<S>(in.padded * in.padded);
+        tangents = scratch<Real>(visits * in.stride);
+        means = scratch<Real>(visits * in.stride);
+        rest = zeros<Real>(in.padded * in.padded);
     }
 
-    S* block(int k) const { return blocks.get() + k * size; }
+    Real* block(int k) const { return blocks.get() + k * size; }
+
+    // s of visits n … n + steps − 1, from a of the visits before them or from the tape.
+    void read_sums(const Group<S, Real>& group, int64_t n, int64_t steps, const Real* a, Real* s) const {
+        if (group.keeps_sums()) return group.read(group.tape(), 1, n, steps, Vec<Real>{}, s);
+        if (n == 0) std::fill_n(s, layout.stride, Real(1));
+        for (int64_t at = n == 0 ? layout.stride : 0; at < steps * layout.stride; at += layout.stride) {
+            multiply<Real>(layout, {{weights, a + at}}, false, s + at);
+        }
+    }
 
     // The weights for a group; whether all transitions were below +∞ and not NaN.
-    bool prepare(const Group<S>& group, bool has_into, bool has_out_of) {
+    bool prepare(const Group<S, Real>& group, bool has_into, bool has_out_of) {
         if (group.longest < 2 || (is_ready && problem.transition_batch == 0)) return true;
         const int64_t matrix = group.b[0] * problem.transition_batch, states = layout.states;
         const bool good = weights.fill(problem.scores.transitions + matrix);
         weights.pack(has_into, has_out_of);
         for (int64_t i = 0; z && i < states; ++i) {
-            const S *along = z->transitions + matrix + i * states, *row = &weights.rows[i * layout.padded];
-            S* to = &tilted.rows[i * layout.padded];  // z does not matter unless the weight is positive
-            for (int64_t p = 0; p < states; ++p) to[p] = row[p] > 0 ? row[p] * along[p] : S(0);
+            const S* along = z->transitions + matrix + i * states;
+            const Real* row = &weights.rows[i * layout.padded];
+            Real* to = &tilted.rows[i * layout.padded];  // z does not matter unless the weight is positive
+            for (int64_t p = 0; p < states; ++p) to[p] = row[p] > 0 ? row[p] * Real(along[p]) : Real(0);
         }
         if (z) tilted.pack(true, true);
         is_ready = true;
@@ -219,13 +246,16 @@ struct Worker {
     }
 
     // What the first and the last step of each sequence have, the starts and the ends have too.
-    void add_ends(const Group<S>& group, const Scores<S>& out) {
+    void add_ends(const Group<S, Real>& group, const Scores<S>& out) {
+        const auto add = [&](const S* from, int64_t b, int64_t batch, S* to, Real* total) {
+            for (int64_t i = 0; i < layout.states; ++i) {
+                batch ? to[b * batch + i] += from[i] : total[i] += Real(from[i]);
+            }
+        };
         for (int l = 0; l < group.members && group.length[l] > 0; ++l) {
-            S* to_start = problem.start_batch ? out.start + group.b[l] * problem.start_batch : start.get();
-            S* to_end = problem.end_batch ? out.end + group.b[l] * problem.end_batch : end.get();
-            const S* first = out.emissions + group.row(group.visits, l, 0);
-            const S* last = out.emissions + group.row(group.visits, l, group.length[l] - 1);
-            for (int64_t i = 0; i < layout.states; ++i) to_start[i] += first[i], to_end[i] += last[i];
+            const int64_t b = group.b[l], last = group.length[l] - 1;
+            add(out.emissions + group.row(group.visits, l, 0), b, problem.start_batch, out.start, start.get());
+            add(out.emissions + group.row(group.visits, l, last), b, problem.end_batch, out.end, end.get());
         }
     }
 
@@ -235,20 +265,20 @@ struct Worker {
         for (int64_t i = 0; i < states; ++i) {
             const int64_t first = i * layout.padded, to = matrix + i * states;
             for (int64_t p = 0; p < states; ++p) {
-                const S weight = weights.rows[first + p], sum = plain[first + p];
-                const S part = z ? rest[first + p] + z->transitions[to + p] * sum : sum;
-                out.transitions[to + p] += weight > 0 ? weight * part : S(0);
+                const Real weight = weights.rows[first + p], sum = plain[first + p];
+                const Real part = z ? rest[first + p] + Real(z->transitions[to + p]) * sum : sum;
+                out.transitions[to + p] += weight > 0 ? S(weight * part) : S(0);
             }
         }
-        std::fill_n(plain.get(), square, S(0));
-        if (z) std::fill_n(rest.get(), square, S(0));
+        std::fill_n(plain.get(), square, Real(0));
+        if (z) std::fill_n(rest.get(), square, Real(0));
     }
     // The sums, to what the batch shares.
     void deliver(const Scores<S>& out) {
         if (!problem.transition_batch) deliver_transitions(0, out);
         for (int64_t i = 0; i < layout.states; ++i) {
-            if (!problem.start_batch) out.start[i] += start[i];
-            if (!problem.end_batch) out.end[i] += end[i];
+            if (!problem.start_batch) out.start[i] += S(start[i]);
+            if (!problem.end_batch) out.end[i] += S(end[i]);
         }
     }
 };
@@ -280,31 +310,32 @@ Vec<S> sum_ends(const Layout<S>& layout, const S* __restrict a, const S* __restr
 }
 
 // The forward sweep of a group. A sequence that has ended goes on along emissions of 0 and leaves no trace.
-template <class S>
+template <class S, class Real>
 class Forward {
-    static constexpr int lanes = lanes_of<S>, most_rows = Layout<S>::most_rows;
-    using F = Format<S>;
+    static constexpr int lanes = lanes_of<Real>, most_rows = Layout<Real>::most_rows;
+    using F = Format<Real>;
     using Int = typename F::Int;
-    using Bits = typename Shape<Vec<S>>::Bits;
+    using Bits = typename Shape<Vec<Real>>::Bits;
 
-    const Group<S>& group;
-    const Worker<S>& worker;
+    const Group<S, Real>& group;
+    const Worker<S, Real>& worker;
     S *value, *tape;
     std::uint8_t* underflowed;
 
     const ScoresProblem<S>& problem = group.problem;
-    const Layout<S>& layout = group.layout;
-    const Weights<S>& weights = worker.weights;
+    const Layout<Real>& layout = group.layout;
+    const Weights<Real>& weights = worker.weights;
     const int64_t stride = layout.stride, row = layout.row_stride;
-    S *factors = worker.block(0), *a = worker.block(1), *s = worker.block(2), *ends = worker.block(3);
-    omega::Sum<Vec<S>> offset[most_rows];  // v_n = log a_n + offset + n · weights.base + exponent · log 2
+    Real *factors = worker.block(0), *a = worker.block(1), *s = worker.block(2), *ends = worker.block(3);
+    omega::Sum<Vec<Real>> offset[most_rows];  // v_n = log a_n + offset + n · weights.base + exponent · log 2
     Bits exponent[most_rows] = {};
-    Vec<S> end_top[most_rows], scale[most_rows];  // scale: the power of two that brings the greatest of the last a to 1
-    Ints<S> lost[most_rows] = {}, bad = {};
-    Vec<S> padding = layout.low < S(0) ? broadcast(S(1)) : Vec<S>{};
+    Vec<Real> end_top[most_rows];
+    Vec<Real> scale[most_rows];  // the power of two that brings the greatest of the last a to 1
+    Ints<Real> lost[most_rows] = {}, bad = {};
+    Vec<Real> padding = layout.low < Real(0) ? broadcast(Real(1)) : Vec<Real>{};
 
 public:
-    Forward(const Group<S>& of, const Worker<S>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
+    Forward(const Group<S, Real>& of, const Worker<S, Real>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
         : group(of), worker(by), value(to_value), tape(to_tape), underflowed(to_lost) {}
 
     // Whether all scores and values of the group were below +∞ and not NaN.
@@ -318,15 +349,28 @@ public:
             for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
             for (int64_t k = 0; k < steps; ++k) step(n + k, k);
             if (tape) {
-                group.write(a + stride, n, steps, 0, tape);
-                group.write(s, n, steps, 1, tape);
+                group.write(a + stride, n, steps, 0, reinterpret_cast<Real*>(tape));
+                if (group.keeps_sums()) group.write(s, n, steps, 1, reinterpret_cast<Real*>(tape));
             }
+            if (gives_up(n + steps)) break;
             std::copy_n(a + steps * stride, stride, a);
         }
         return !any(bad);
     }
 
 private:
+    // True if every sequence with more than `done` visits has lost paths.
+    bool gives_up(int64_t done) {
+        const auto is_longer = [&](int l) { return group.length[l] > done; };
+        for (int l = 0; l < group.members; ++l) {
+            if (is_longer(l) && !lost[layout.row_of(l)][layout.lane_of(l)]) return false;
+        }
+        for (int l = 0; l < group.members; ++l) {
+            if (is_longer(l)) set(l, S(0), true);
+        }
+        return true;
+    }
+
     // The scores of the start are the shift of the first step.
     void begin() {
         for (int l = 0; l < group.members; ++l) {
@@ -334,60 +378,60 @@ private:
         }
         group.read_once(problem.scores.start, problem.start_batch, layout.low, a);
         group.read_once(problem.scores.end, problem.end_batch, layout.low, ends);
-        std::fill_n(factors, stride, S(0));
+        std::fill_n(factors, stride, Real(0));
         for (int r = 0; r < layout.rows; ++r) {
-            offset[r].add(exponentiate<S>(layout, a + r * row, nullptr, bad));
-            end_top[r] = exponentiate<S>(layout, ends + r * row, factors + r * row, bad);
-            scale[r] = broadcast(S(1));
+            offset[r].add(exponentiate<Real>(layout, a + r * row, nullptr, bad));
+            end_top[r] = exponentiate<Real>(layout, ends + r * row, factors + r * row, bad);
+            scale[r] = broadcast(Real(1));
         }
     }
 
-    void weigh(int64_t k, const S* shift) {
+    void weigh(int64_t k, const Real* shift) {
         for (int r = 0; r < layout.rows; ++r) {
-            offset[r].add(exponentiate<S>(layout, factors + k * stride + r * row, shift + r * row, bad));
+            offset[r].add(exponentiate<Real>(layout, factors + k * stride + r * row, shift + r * row, bad));
         }
     }
 
     void step(int64_t n, int64_t k) {
-        const S* given = factors + k * stride;
-        S *after = a + (k + 1) * stride, *through = s + k * stride;
+        const Real* given = factors + k * stride;
+        Real *after = a + (k + 1) * stride, *through = s + k * stride;
         if (n == 0) {
-            std::fill_n(through, stride, S(1));
+            std::fill_n(through, stride, Real(1));
         } else {
-            multiply<S>(layout, {{weights, a + k * stride}}, false, through);
+            multiply<Real>(layout, {{weights, a + k * stride}}, false, through);
         }
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t at = r * row;
-            Vec<S> greatest;
-            const Vec<S> lowest = scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
-            if (any(lowest < least<S>)) check(r, given + at, through + at, after + at);
-            const Ints<S> ends_here = group.lengths[r] == Ints<S>{} + Int(n + 1);
+            Vec<Real> greatest;
+            const Vec<Real> lowest = scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
+            if (any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
+            const Ints<Real> ends_here = group.lengths[r] == Ints<Real>{} + Int(n + 1);
             if (any(ends_here)) finish(n, r, after + at);
             const Bits power = bits<Bits>(layout.greatest(greatest)) >> F::mantissa;
-            scale[r] = bits<Vec<S>>((Int(2 * F::bias) - power) << F::mantissa);
+            scale[r] = bits<Vec<Real>>((Int(2 * F::bias) - power) << F::mantissa);
             exponent[r] += power - Int(F::bias);
         }
     }
 
     // Looks for states that may be reached, but have so little that what leads through them may be lost.
-    void check(int r, const S* given, const S* through, const S* after) {
-        Ints<S> low{};
+    void check(int r, const Real* given, const Real* through, const Real* after) {
+        Ints<Real> low{};
         for (int64_t at = 0; at < layout.width * layout.gap; at += layout.gap) {
-            const Ints<S> reached = weights.is_moderate ? load<S>(through + at) > S(0) : ~Ints<S>{};
-            low |= (load<S>(after + at) < least<S>) & (load<S>(given + at) > S(0)) & reached;
+            const Ints<Real> reached = weights.is_moderate ? load<Real>(through + at) > Real(0) : ~Ints<Real>{};
+            low |= (load<Real>(after + at) < least<Real>) & (load<Real>(given + at) > Real(0)) & reached;
         }
-        lost[r] |= layout.across ? low : Ints<S>{} - any(low);
+        lost[r] |= layout.across ? low : Ints<Real>{} - any(low);
     }
 
     // The values of the sequences of a row that end at visit n.
-    void finish(int64_t n, int r, const S* last) {
-        const Vec<S> total = sum_ends<S>(layout, last, ends + r * row), log = log2_of(total);
-        Ints<S> reached{};
+    void finish(int64_t n, int r, const Real* last) {
+        const Vec<Real> total = sum_ends<Real>(layout, last, ends + r * row), log = log2_of(total);
+        Ints<Real> reached{};
         for (int64_t at = 0; at < layout.width * layout.gap; at += layout.gap) {
-            reached |= (load<S>(last + at) > S(0)) & (load<S>(ends + r * row + at) > S(0));
+            reached |= (load<Real>(last + at) > Real(0)) & (load<Real>(ends + r * row + at) > Real(0));
         }
-        if (!layout.across) reached = Ints<S>{} - any(reached);
-        const Ints<S> is_lost = lost[r] | ((total < least<S>) & reached);
+        if (!layout.across) reached = Ints<Real>{} - any(reached);
+        const Ints<Real> is_lost = lost[r] | ((total < least<Real>) & reached);
         for (int l = layout.first_of(r); l < group.members && layout.row_of(l) == r; ++l) {
             if (group.length[l] != n + 1) continue;
             const int lane = layout.lane_of(l);
@@ -401,10 +445,10 @@ private:
     }
 
     void set(int l, S found, bool is_lost) {
-        if (!is_lost && !(found < infinity<S>)) bad = ~Ints<S>{};  // the value overflows
+        if (!is_lost && !(found < infinity<S>)) bad = ~Ints<Real>{};  // the value overflows
         value[group.b[l]] = found;
         underflowed[group.b[l]] = is_lost;
-        if (tape) tape[group.row(1, l, -1)] = is_lost ? S(0) : S(1);
+        if (tape) tape[tape_place(problem, group.b[l])] = is_lost ? S(0) : mark<S, Real>;
     }
 };
 
@@ -431,27 +475,26 @@ Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restr
 
 // v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative to a separate base, which
 // keeps its precision, and μ_n to that of v̇_{n−1}.
-template <class S>
-void sweep_tangent(const Group<S>& group, const Worker<S>& worker) {
-    const Layout<S>& layout = group.layout;
+template <class S, class Real>
+void sweep_tangent(const Group<S, Real>& group, const Worker<S, Real>& worker) {
+    const Layout<Real>& layout = group.layout;
     const int64_t stride = layout.stride;
-    const S* tape = group.problem.tape;
-    S *a = worker.block(0), *s = worker.block(1), *z = worker.block(2), *a_dot = worker.block(3);
-    Vec<S> base[Layout<S>::most_rows] = {};
+    Real *a = worker.block(0), *s = worker.block(1), *z = worker.block(2), *a_dot = worker.block(3);
+    Vec<Real> base[Layout<Real>::most_rows] = {};
     Pace pace;
     for (int64_t n = 0; n < group.longest; n += layout.depth) {
         pace.spend(layout.depth * layout.stride * group.problem.states);
         const int64_t steps = std::min(layout.depth, group.longest - n), first = n == 0;
-        group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
-        group.read(tape, 1, n, steps, Vec<S>{}, s);
-        group.read(worker.z->emissions, group.visits, n, steps, Vec<S>{}, z);
+        group.read(group.tape(), 0, n - 1 + first, steps + 1 - first, Vec<Real>{}, a + first * stride);
+        worker.read_sums(group, n, steps, a, s);
+        group.read(worker.z->emissions, group.visits, n, steps, Vec<Real>{}, z);
         for (int64_t k = 0; k < steps; ++k) {
             const int64_t here = k * stride;
-            S *mean = &worker.means[(n + k) * stride], *tangent = &worker.tangents[(n + k) * stride];
+            Real *mean = &worker.means[(n + k) * stride], *tangent = &worker.tangents[(n + k) * stride];
             if (n + k == 0) {
-                group.read_once(worker.z->start, group.problem.start_batch, Vec<S>{}, mean);  // s is 1
+                group.read_once(worker.z->start, group.problem.start_batch, Vec<Real>{}, mean);  // s is 1
             } else {
-                multiply<S>(layout, {{worker.weights, a_dot + here}, {worker.tilted, a + here}}, false, mean);
+                multiply<Real>(layout, {{worker.weights, a_dot + here}, {worker.tilted, a + here}}, false, mean);
             }
             for (int r = 0; r < layout.rows; ++r) {
                 const int64_t row = r * layout.row_stride, at = here + row;
@@ -513,42 +556,42 @@ void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S*
 // The backward sweep of a group, times the seeds, for the gradient; with a direction, that of its derivative along it,
 // the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs
 // to visit n, that of a and m belongs to visit n − 1.
-template <class S>
+template <class S, class Real>
 class Backward {
-    using Int = typename Format<S>::Int;
-    const Group<S>& group;
-    Worker<S>& worker;
+    using Int = typename Format<Real>::Int;
+    const Group<S, Real>& group;
+    Worker<S, Real>& worker;
 
     const ScoresProblem<S>& problem = group.problem;
-    const Layout<S>& layout = group.layout;
+    const Layout<Real>& layout = group.layout;
     const int64_t stride = layout.stride, row = layout.row_stride;
-    S *a = worker.block(0), *s = worker.block(1), *m = worker.block(2), *u = worker.block(3), *ends = worker.block(4);
+    Real *a = worker.block(0), *s = worker.block(1), *m = worker.block(2), *u = worker.block(3);
+    Real* ends = worker.block(4);
     // With a direction only.
-    S *m_dot = worker.block(5), *w = worker.block(6), *a_dot = worker.block(7), *ends_dot = worker.block(8);
-    Vec<S> seed[Layout<S>::most_rows] = {}, correction[Layout<S>::most_rows];
-    Vec<S> part[Layout<S>::most_rows];  // of the sum of m_n
+    Real *m_dot = worker.block(5), *w = worker.block(6), *a_dot = worker.block(7), *ends_dot = worker.block(8);
+    Vec<Real> seed[Layout<Real>::most_rows] = {}, correction[Layout<Real>::most_rows];
+    Vec<Real> part[Layout<Real>::most_rows];  // of the sum of m_n
 
 public:
-    Backward(const Group<S>& of, Worker<S>& by, const S* seeds) : group(of), worker(by) {
-        for (int l = 0; l < group.members; ++l) layout.set(seed, l, seeds[group.b[l]]);
-        Ints<S> unused{};
-        std::fill_n(m, stride, S(0));
+    Backward(const Group<S, Real>& of, Worker<S, Real>& by, const S* seeds) : group(of), worker(by) {
+        for (int l = 0; l < group.members; ++l) layout.set(seed, l, Real(seeds[group.b[l]]));
+        Ints<Real> unused{};
+        std::fill_n(m, stride, Real(0));
         group.read_once(problem.scores.end, problem.end_batch, layout.low, ends);
-        for (int r = 0; r < layout.rows; ++r) exponentiate<S>(layout, ends + r * row, m, unused);
+        for (int r = 0; r < layout.rows; ++r) exponentiate<Real>(layout, ends + r * row, m, unused);
         if (!worker.z) return;
-        std::fill_n(m_dot, stride, S(0));
-        group.read_once(worker.z->end, problem.end_batch, Vec<S>{}, ends_dot);
+        std::fill_n(m_dot, stride, Real(0));
+        group.read_once(worker.z->end, problem.end_batch, Vec<Real>{}, ends_dot);
     }
 
     void run(S* emissions) {
         const int64_t longest = group.longest, depth = layout.depth;
-        const S* tape = problem.tape;
         Pace pace;
         for (int64_t n = (longest - 1) / depth * depth; n >= 0 && longest > 0; n -= depth) {
             pace.spend(depth * stride * group.problem.states);
             const int64_t steps = std::min(depth, longest - n), first = n == 0;
-            group.read(tape, 0, n - 1 + first, steps + 1 - first, Vec<S>{}, a + first * stride);
-            group.read(tape, 1, n, steps, Vec<S>{}, s);
+            group.read(group.tape(), 0, n - 1 + first, steps + 1 - first, Vec<Real>{}, a + first * stride);
+            worker.read_sums(group, n, steps, a, s);
             std::copy_n(m, stride, m + steps * stride);
             if (worker.z) std::copy_n(m_dot, stride, m_dot + steps * stride);
             for (int64_t k = steps - 1; k >= 0; --k) {
@@ -569,29 +612,29 @@ private:
     // The masses of the last states of the sequences that end at visit n.
     void begin(int64_t n, int64_t here) {
         for (int r = 0; r < layout.rows; ++r) {
-            const Ints<S> on = group.lengths[r] == Ints<S>{} + Int(n + 1);
+            const Ints<Real> on = group.lengths[r] == Ints<Real>{} + Int(n + 1);
             if (!any(on)) continue;
             const int64_t at = here + r * row;
-            const Vec<S> total = sum_ends<S>(layout, a + at, ends + r * row);
-            const Vec<S> factor = (on & (total > S(0))) ? 1 / total : Vec<S>{};
-            Vec<S> centre{};
+            const Vec<Real> total = sum_ends<Real>(layout, a + at, ends + r * row);
+            const Vec<Real> factor = (on & (total > Real(0))) ? 1 / total : Vec<Real>{};
+            Vec<Real> centre{};
             for (int64_t v = 0; v < layout.width; ++v) {
                 const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
-                const Vec<S> q = load<S>(a + k) * load<S>(ends + end) * factor;
-                store<S>(m + k, on ? q * seed[r] : load<S>(m + k));
+                const Vec<Real> q = load<Real>(a + k) * load<Real>(ends + end) * factor;
+                store<Real>(m + k, on ? q * seed[r] : load<Real>(m + k));
                 if (!worker.z) continue;
-                const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
-                centre += q > S(0) ? q * moved : Vec<S>{};
+                const Vec<Real> moved = load<Real>(&worker.tangents[n * stride + end]) + load<Real>(ends_dot + end);
+                centre += q > Real(0) ? q * moved : Vec<Real>{};
             }
             if (worker.z) begin_tangent(n, at, r, on, layout.sum(centre));
         }
     }
-    void begin_tangent(int64_t n, int64_t at, int r, Ints<S> on, Vec<S> centre) {
+    void begin_tangent(int64_t n, int64_t at, int r, Ints<Real> on, Vec<Real> centre) {
         for (int64_t v = 0; v < layout.width; ++v) {
             const int64_t k = at + v * layout.gap, end = r * row + v * layout.gap;
-            const Vec<S> moved = load<S>(&worker.tangents[n * stride + end]) + load<S>(ends_dot + end);
-            const Vec<S> mass = load<S>(m + k), found = mass != S(0) ? mass * (moved - centre) : Vec<S>{};
-            store<S>(m_dot + k, on ? found : load<S>(m_dot + k));
+            const Vec<Real> moved = load<Real>(&worker.tangents[n * stride + end]) + load<Real>(ends_dot + end);
+            const Vec<Real> mass = load<Real>(m + k), found = mass != Real(0) ? mass * (moved - centre) : Vec<Real>{};
+            store<Real>(m_dot + k, on ? found : load<Real>(m_dot + k));
         }
     }
 
@@ -599,23 +642,23 @@ private:
     void step(int64_t at) {
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row;
-            const Vec<S> total = divide_row(layout, m + here + stride, s + here, u + here);
-            part[r] = total != S(0) ? 1 / total : Vec<S>{};
+            const Vec<Real> total = divide_row(layout, m + here + stride, s + here, u + here);
+            part[r] = total != Real(0) ? 1 / total : Vec<Real>{};
             correction[r] = seed[r] * part[r];
         }
-        multiply<S>(layout, {{worker.weights, u + at}}, true, m + at);
+        multiply<Real>(layout, {{worker.weights, u + at}}, true, m + at);
         for (int r = 0; r < layout.rows; ++r) settle_row(layout, a + at + r * row, correction[r], m + at + r * row);
     }
 
     void step_tangent(int64_t n, int64_t at) {
-        const S *mean = &worker.means[n * stride], *tangent = &worker.tangents[(n - 1) * stride];
-        Vec<S> excess[Layout<S>::most_rows];
+        const Real *mean = &worker.means[n * stride], *tangent = &worker.tangents[(n - 1) * stride];
+        Vec<Real> excess[Layout<Real>::most_rows];
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row, next = here + stride;
             excess[r] = part[r] * divide_tangent_row(layout, m + next, m_dot + next, mean + r * row, s + here, a + here,
                                                      tangent + r * row, w + here, a_dot + here);
         }
-        multiply<S>(layout, {{worker.weights, w + at}, {worker.tilted, u + at}}, true, m_dot + at);
+        multiply<Real>(layout, {{worker.weights, w + at}, {worker.tilted, u + at}}, true, m_dot + at);
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row;
             settle_tangent_row(layout, a + here, tangent + r * row, m + here, correction[r], excess[r], m_dot + here);
@@ -633,51 +676,53 @@ void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
     std::sort(sequences.begin(), sequences.end(), is_before);
 }
 
-// The layout, and the sequences in exp space, the longest first, in groups that are dealt out to the workers in turn.
-template <class S>
+// The layout, and sequences, the longest first, in groups that are dealt out to the workers in turn.
+template <class S, class Real>
 struct Plan {
     const ScoresProblem<S>& problem;
     std::vector<int64_t> order;
-    Layout<S> layout;
+    Layout<Real> layout;
     int64_t groups;
-    std::vector<Worker<S>> workers;
+    std::vector<Worker<S, Real>> workers;
 
-    // All sequences, or those in exp space by their tape; each worker has so many blocks of steps.
-    Plan(const ScoresProblem<S>& of, const S* tape, const Scores<const S>* z, int blocks)
+    // The sequences for which is_chosen(b); each worker has so many blocks of steps.
+    template <class Choice>
+    Plan(const ScoresProblem<S>& of, Choice is_chosen, const Scores<const S>* z, int blocks)
         : problem(of),
-          order(longest_first(tape)),
-          layout(choose(tape ? 3 : 5)),
+          order(longest_first(is_chosen)),
+          layout(choose(problem.tape ? 3 : 5)),
           groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences) {
         for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), groups); ++k) {
             workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
         }
     }
-    Plan(const Plan&) = delete;  // workers know its layout
+    Plan(const Plan&) = delete;  // workers refer to its layout
 
     // body(group, worker) for each group.
     template <class Body>
     void for_groups(Body body) {
         parallel_for(groups, int(workers.size()), [&](int64_t n, int worker) {
             const int64_t at = n * layout.sequences, left = int64_t(order.size()) - at;
-            const Group<S> group(problem, layout, &order[std::size_t(at)], std::min<int64_t>(layout.sequences, left));
+            const int64_t count = std::min<int64_t>(layout.sequences, left);
+            const Group<S, Real> group(problem, layout, &order[std::size_t(at)], count);
             body(group, workers[std::size_t(worker)]);
         });
     }
 
 private:
-    std::vector<int64_t> longest_first(const S* tape) const {
-        const int64_t plane = (problem.steps + 1) * problem.states;
+    template <class Choice>
+    std::vector<int64_t> longest_first(Choice is_chosen) const {
         std::vector<int64_t> all;
         for (int64_t b = 0; b < problem.batch; ++b) {
-            if (!tape || tape[(2 * b + 1) * plane] == 1) all.push_back(b);
+            if (is_chosen(b)) all.push_back(b);
         }
         sort_by_length(all, problem.lengths);
         return all;
     }
 
     // Sequences are in the lanes up to so many vectors of states: sums over them are slower than products.
-    Layout<S> choose(int64_t vectors) const {
-        constexpr int lanes = lanes_of<S>;
+    Layout<Real> choose(int64_t vectors) const {
+        constexpr int lanes = lanes_of<Real>;
         const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1), states = problem.states;
         if (problem.transition_batch) return {states, false, 1};
         if (count >= lanes && states < vectors * lanes) return {states, true, count > lanes * threads ? 2 : 1};
@@ -685,33 +730,51 @@ private:
     }
 };
 
-template <class S>
-bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
-    Plan<S> plan(problem, nullptr, nullptr, 4);
+// The forward sweep, in Real, of the sequences for which is_chosen(b).
+template <class Real, class S, class Choice>
+bool sweep_forward(const ScoresProblem<S>& problem, Choice is_chosen, S* value, S* tape, std::uint8_t* underflowed) {
+    Plan<S, Real> plan(problem, is_chosen, nullptr, 4);
     std::atomic<bool> good{true};
-    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
+    plan.for_groups([&](const Group<S, Real>& group, Worker<S, Real>& worker) {
         const bool is_good = worker.prepare(group, true, false);
-        if (!Forward<S>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
+        if (!Forward<S, Real>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
     });
     return good;
 }
 
-// The gradient, or with z the product of the Hessian with it.
+// If numbers of a sequence underflow in float, the sequence is solved again in double.
 template <class S>
+bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
+    const auto all = [](int64_t) { return true; };
+    const bool good = sweep_forward<S>(problem, all, value, tape, underflowed);
+    if (sizeof(S) == sizeof(double)) return good;
+    const auto lost = [&](int64_t b) { return underflowed[b] != 0; };
+    return sweep_forward<double>(problem, lost, value, tape, underflowed) && good;
+}
+
+// The gradient, or with z the product of the Hessian with it, of the sequences whose tape has a in Real.
+template <class Real, class S>
 void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>* z, const Scores<S>& out) {
-    Plan<S> plan(problem, problem.tape, z, z ? 9 : 5);
-    plan.for_groups([&](const Group<S>& group, Worker<S>& worker) {
-        worker.prepare(group, z != nullptr, true);
+    const auto is_chosen = [&](int64_t b) { return tape_mark(problem, b) == mark<S, Real>; };
+    Plan<S, Real> plan(problem, is_chosen, z, z ? 9 : 5);
+    plan.for_groups([&](const Group<S, Real>& group, Worker<S, Real>& worker) {
+        worker.prepare(group, z || !group.keeps_sums(), true);
         for (int l = 0; l < group.members; ++l) {
             S* sequence = out.emissions + group.b[l] * problem.steps * problem.states;
             clear_masked(problem, group.b[l], sequence, problem.states);
         }
         if (z) sweep_tangent(group, worker);
-        Backward<S>(group, worker, seed).run(out.emissions);
+        Backward<S, Real>(group, worker, seed).run(out.emissions);
         worker.add_ends(group, out);
         if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });
-    for (Worker<S>& worker : plan.workers) worker.deliver(out);
+    for (Worker<S, Real>& worker : plan.workers) worker.deliver(out);
+}
+// The sequences of each precision.
+template <class S>
+void sweep_both_back(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>* z, const Scores<S>& out) {
+    sweep_back<S>(problem, seed, z, out);
+    if (sizeof(S) < sizeof(double)) sweep_back<double>(problem, seed, z, out);
 }
 
 }  // namespace
@@ -719,13 +782,13 @@ void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<con
 
 template <class S>
 ProductKernels<S> product_kernels() {
-    using in_exp_space::sweep_back;
+    using in_exp_space::sweep_both_back;
     return {in_exp_space::forward<S>,
             [](const ScoresProblem<S>& problem, const S* seed, const Scores<S>& gradient) {
-                sweep_back<S>(problem, seed, nullptr, gradient);
+                sweep_both_back<S>(problem, seed, nullptr, gradient);
             },
             [](const ScoresProblem<S>& problem, const S* seed, const Scores<const S>& z, const Scores<S>& product) {
-                sweep_back<S>(problem, seed, &z, product);
+                sweep_both_back<S>(problem, seed, &z, product);
             }};
 }
 template ProductKernels<float> product_kernels<float>();

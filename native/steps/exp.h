@@ -7,8 +7,7 @@
 
 namespace bellmax {
 
-// Only for transition_step = 0. The tape of a sequence in exp space holds a 1 at state 0 of row 0 of its second plane;
-// backward and hessian leave the others alone.
+// Only for transition_step = 0. backward and hessian leave the sequences alone whose tape is not in exp space.
 template <class S>
 struct ProductKernels {
     // Whether every unmasked score was below +∞ and not NaN. Where underflowed[b] is set, value and tape of sequence b

@@ -132,27 +132,25 @@ struct Layout {
     int64_t place(int l, int64_t i) const { return across ? i * gap + l : l * row_stride + i; }
 
     // `count` steps of a row from where each of its sequences has them; `pad` is added to the last vector of states.
-    void gather(const S* const* from, int64_t count, Vec<S> pad, S* to) const {
+    template <class T>
+    void gather(const T* const* from, int64_t count, Vec<S> pad, S* to) const {
         if (across) return fetch<S>(from, count * states, to, gap);
         const int64_t last = padded - lanes, rest = states - last;
-        const S* row = from[0];
+        const T* row = from[0];
         for (int64_t n = 0; n < count; ++n, row += states, to += stride) {
-            for (int64_t at = 0; at < last; at += lanes) store<S>(to + at, load<S>(row + at));
-            store<S>(to + last, (rest < lanes ? load_some<S>(row + last, rest) : load<S>(row + last)) + pad);
+            for (int64_t at = 0; at < last; at += lanes) store<S>(to + at, load_as<S>(row + at));
+            store<S>(to + last, (rest < lanes ? load_some_as<S>(row + last, rest) : load_as<S>(row + last)) + pad);
         }
     }
     // And back, to the first `valid` of them.
-    void scatter(S* const* to, int valid, int64_t count, const S* from) const {
+    template <class T>
+    void scatter(T* const* to, int valid, int64_t count, const S* from) const {
         if (across) return flush<S>(to, valid, count * states, from, gap);
         const int64_t last = padded - lanes, rest = states - last;
-        S* row = to[0];
+        T* row = to[0];
         for (int64_t n = 0; n < count; ++n, row += states, from += stride) {
-            for (int64_t at = 0; at < last; at += lanes) store<S>(row + at, load<S>(from + at));
-            if (rest < lanes) {
-                store_some<S, S>(row + last, load<S>(from + last), rest);
-            } else {
-                store<S>(row + last, load<S>(from + last));
-            }
+            for (int64_t at = 0; at < last; at += lanes) store_as<T, S>(row + at, load<S>(from + at));
+            store_some<T, S>(row + last, load<S>(from + last), rest);
         }
     }
 

@@ -28,7 +28,7 @@ __attribute__((noinline)) void fetch(const S* const* lane, int64_t count, Real* 
     if (k == count) return;
     Vec<Real> v[W];
 #pragma GCC unroll 8
-    for (int l = 0; l < W; ++l) v[l] = load_some<Real>(lane[l] + k, count - k);
+    for (int l = 0; l < W; ++l) v[l] = load_some_as<Real>(lane[l] + k, count - k);
     transpose(v);
     for (int j = 0; k + j < count; ++j) store(tile + (k + j) * gap, v[j]);
 }

@@ -35,6 +35,17 @@ bool is_dense(const ScoresProblem<S>& problem) {
     return !problem.scores.emissions;
 }
 
+// The tape of sequence b begins with a mark, in the row before the first step: 0 for values and thresholds, 1 for
+// numbers in exp space (exp.h), 2 for such numbers in double, on a tape of floats.
+template <class S>
+std::int64_t tape_place(const ScoresProblem<S>& problem, std::int64_t b) {
+    return b * 2 * (problem.steps + 1) * problem.states;
+}
+template <class S>
+S tape_mark(const ScoresProblem<S>& problem, std::int64_t b) {
+    return problem.tape[tape_place(problem, b)];
+}
+
 // The step that sequence b visits as its n-th.
 template <class S>
 std::int64_t visited(const ScoresProblem<S>& problem, std::int64_t b, std::int64_t n) {

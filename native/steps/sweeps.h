@@ -122,7 +122,7 @@ public:
         bool fits = true;
         for (int l = 0; l < unit.lanes.valid; ++l) {
             const int64_t b = unit.lanes.sequence[l];
-            if (tape) tape[(2 * b + 1) * (unit.problem.steps + 1) * unit.states] = 0;  // not in exp space
+            if (tape) tape[tape_place(unit.problem, b)] = 0;
             value[b] = unit.lanes.length[l] ? S((offset[l] + double(end.value[l])) / double(per_score)) : S(0);
             fits &= value[b] < infinity<S>;
         }

@@ -117,3 +117,84 @@ def test_a_sequence_without_a_path_in_a_batch(threads):
     tensors[0][39, 0] = -math.inf
     assert_agree(tensors)
     assert (results(tensors, "native")[0] == -math.inf).sum() == 2
+
+
+def assert_close_to_double(single, **more):
+    """Compare float32 results with the reference in float64, relative to the largest entry of each result."""
+    precise = results([t.double() for t in single], "reference", **more)
+    for got, wanted in zip(results(single, "native", **more), precise, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-6 * max(100.0, wanted.abs().max().item()))
+
+
+# Floats are enough for a spread of 1, doubles for 30 and 100; 1e4 needs log space.
+@pytest.mark.parametrize("spread", [1, 30, 100, 1e4])
+@pytest.mark.parametrize("shape", [(1, 9, 8), (6, 7, 17), (19, 13, 3), (40, 35, 8), (9, 1, 5), (5, 4, 1)])
+def test_peaked_emissions(shape, spread, threads):
+    tensors = scores(*shape)
+    tensors[0] *= spread
+    assert_agree(tensors, tolerance=1e-8)
+    assert_close_to_double([t.float() for t in tensors])
+
+
+@pytest.mark.parametrize("states", range(1, 18))
+def test_every_number_of_states_with_peaked_emissions(states):
+    tensors = scores(10, 6, states, torch.float32)
+    tensors[0] *= torch.linspace(0, 60, 10).view(-1, 1, 1)  # sequences of each precision in one batch
+    assert_close_to_double(tensors, lengths=torch.tensor([6, 0, 1, 6, 2, 3, 6, 0, 5, 6]))
+
+
+# Around the least factor of floats, exp(−64), and of doubles, exp(−645), and the limits of their exponents.
+@pytest.mark.parametrize("depth", [60, 64, 65, 87, 104, 640, 645, 700, 709, 745, 3000])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_states_at_the_limits_of_the_exponent(depth, batch):
+    emissions, transitions, start, end = scores(batch, 12, 4)
+    emissions[:, 3::4, 0] -= depth
+    emissions[:, 4::4, 1:] -= depth  # the best path passes through state 0 at both steps, or at neither
+    transitions[2, 1] = -math.inf
+    tensors = emissions, transitions, start, end
+    assert_agree(tensors, tolerance=1e-8)
+    assert_close_to_double([t.float() for t in tensors])
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+def test_forbidden_states_with_peaked_emissions(batch):
+    emissions, transitions, start, end = (t.float() for t in scores(batch, 12, 5))
+    emissions *= 40
+    emissions[:, :, 2] = -math.inf
+    emissions[-1, 4] = -math.inf  # no path
+    transitions[:, 3] = -math.inf
+    assert_close_to_double((emissions, transitions, start, end))
+    leaves = [t.requires_grad_() for t in (emissions, transitions)]
+    chain = bx.Chain.from_scores(*leaves, start=start, end=end)
+    gradient = torch.autograd.grad(chain.value[:-1].sum(), leaves)
+    assert chain.value[-1] == -math.inf
+    for forbidden in (gradient[0][:, :, 2], gradient[0][-1], gradient[1][2], gradient[1][:, 2]):
+        assert not forbidden.any()
+
+
+def test_masks_with_peaked_emissions(threads):
+    tensors = scores(20, 33, 6, torch.float32)
+    tensors[0] *= 40
+    mask = torch.rand(20, 33) > 0.3
+    tensors[0][~mask] = math.nan
+    assert_close_to_double(tensors, mask=mask)
+
+
+def test_transitions_of_each_sequence_with_peaked_emissions(threads):
+    emissions, _, start, end = scores(5, 12, 6, torch.float32)
+    assert_close_to_double((40 * emissions, torch.randn(5, 6, 6), start, end))
+
+
+def test_verbs_that_read_the_tape_of_peaked_emissions():
+    torch.manual_seed(0)
+    emissions, transitions = torch.randn(6, 9, 4), torch.randn(4, 4)
+    emissions *= torch.tensor([1, 40, 40, 1, 2000, 40]).view(-1, 1, 1)  # float, double, and log space
+    lengths = torch.tensor([9, 9, 5, 3, 9, 0])
+    chain = bx.Chain.from_scores(emissions, transitions, lengths=lengths)
+    with bx.use_backend("reference"):
+        precise = bx.Chain.from_scores(emissions.double(), transitions.double(), lengths=lengths)
+        entropy, best, mean = precise.entropy(), precise.best_path(), precise.mean
+        log_prob = precise.log_prob(best)
+    torch.testing.assert_close(chain.entropy().double(), entropy, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(chain.log_prob(best.float()).double(), log_prob, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(chain.sample((500,)).double().mean(0), mean, rtol=0, atol=0.15)

@@ -31,14 +31,19 @@ class NativeScoredChain(LogTransitions, NativeSweeps):
         forward sweep did, to break ties in the same way.
 
         Values on the tape include the emissions. A dense chain has no end scores, so these are added to the values of
-        the last step. Under negentropy values are in units of log 2, or powers of two if the tape is marked by a 1.
+        the last step. Under negentropy values are in units of log 2, or powers of two if the tape begins with 1 or 2.
+        After a 2, a tape of floats holds doubles.
         """
         dtype = theta[0].dtype if isinstance(omega, Hard) else torch.float64
         emissions, transitions, start, end = (t.to(dtype) for t in theta)
         is_negentropy = isinstance(omega, Negentropy)
         values, thresholds = tape.to(dtype).unbind(1)
         if is_negentropy:
-            values = torch.where(thresholds[:, :1, :1] == 1, values.log2(), values)
+            mark = values[:, :1, :1]
+            values = torch.where(mark == 1, values.log2(), values)
+            if tape.dtype == torch.float32:
+                wide = tape.flatten(1).view(torch.float64).view(values.shape)
+                values = torch.where(mark == 2, wide.log2(), values)
         steps = torch.arange(values.shape[1])
         lengths = index[0].unsqueeze(-1) if index else torch.full_like(steps[:1], emissions.shape[1])
         at_end = (steps == lengths).unsqueeze(-1)
