@@ -38,19 +38,21 @@ template <class Real, class S>
 __attribute__((noinline)) void flush(S* const* lane, int valid, int64_t count, const Real* tile,
                                      int64_t gap = lanes_of<Real>) {
     constexpr int W = lanes_of<Real>;
-    for (int64_t k = 0; k < count; k += W) {
+    int64_t k = 0;
+    for (; valid == W && k + W <= count; k += W) {  // apart from the loop below, which has v in memory
         Vec<Real> v[W];
 #pragma GCC unroll 8
         for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * gap);
         transpose(v);
-        if (k + W > count) {
-            for (int l = 0; l < valid; ++l) store_some<S, Real>(lane[l] + k, v[l], count - k);
-        } else if (valid == W) {
 #pragma GCC unroll 8
-            for (int l = 0; l < W; ++l) store_as<S, Real>(lane[l] + k, v[l]);
-        } else {
-            for (int l = 0; l < valid; ++l) store_as<S, Real>(lane[l] + k, v[l]);
-        }
+        for (int l = 0; l < W; ++l) store_as<S, Real>(lane[l] + k, v[l]);
+    }
+    for (; k < count; k += W) {
+        Vec<Real> v[W];
+#pragma GCC unroll 8
+        for (int j = 0; j < W; ++j) v[j] = load<Real>(tile + (k + j) * gap);
+        transpose(v);
+        for (int l = 0; l < valid; ++l) store_some<S, Real>(lane[l] + k, v[l], count - k);
     }
 }
 
