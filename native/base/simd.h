@@ -353,6 +353,17 @@ inline bool any(Mask mask) {
 #endif
 }
 
+// The lowest byte of each lane, the first lane lowest.
+inline std::uint32_t low_bytes(Shape<Vec<double>>::Int v) {
+#if defined(__AVX2__)
+    const __m256i even = _mm256_permutevar8x32_epi32((__m256i)v, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    const __m128i bytes = _mm_shuffle_epi8(_mm256_castsi256_si128(even), _mm_set1_epi32(0x0c080400));
+    return std::uint32_t(_mm_cvtsi128_si32(bytes));
+#else
+    return std::uint32_t(v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24);
+#endif
+}
+
 // The lanes of a vector whose numbers are given: lanes of a come first, then lanes of b.
 template <int... places, class V>
 __attribute__((always_inline)) inline auto shuffled(V a, V b) {

@@ -71,16 +71,20 @@ using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
 // Places a walker at an end that a uniform number chooses. False if there is no path.
 bool draw_end(const OmegaParameters&, const EndList&, bool is_single, const double* end_values, double uniform, Walker& at);
 
-// Chooses the start, if there is one, or a move into the node, from their probabilities q; calls visit(at, move), a move
-// of the table or −1, and goes to the source of the move, or to row −1.
-template <class Action>
-void step_back(const Table& table, bool has_start, const double* q, double uniform, Walker& at, Action visit) {
-    const int first = table.into[at.state], count = has_start + table.into[at.state + 1] - first;
+// The number of the candidate that a uniform number chooses by the probabilities q.
+inline int drawn(const double* q, int count, double uniform) {
     double sum = 0;
     for (int n = 0; n < count; ++n) sum += q[n];
-    const int chosen = int(node::draw(q, count, sum, uniform)) - has_start, m = first + chosen;
-    visit(at, chosen < 0 ? -1 : m);
-    if (chosen < 0) {
+    return int(node::draw(q, count, sum, uniform));
+}
+
+// Goes to the source of a candidate of a node, which are the start, if there is one, and the moves into the node; to row
+// −1 from a start. Calls visit(at, move) first, with a move of the table or −1.
+template <class Action>
+void step_back(const Table& table, bool has_start, int candidate, Walker& at, Action visit) {
+    const int m = candidate < has_start ? -1 : table.into[at.state] + candidate - has_start;
+    visit(at, m);
+    if (m < 0) {
         at.i = -1;
     } else {
         at = {at.i - table.move[m].di, at.j - table.move[m].dj, at.taken + 1, table.move[m].from};

@@ -32,6 +32,7 @@ class RowSweeps {
     using Node = typename P::Node;
     static constexpr bool has_dots = P::has_dots;
     static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots;
+    using Kept = std::conditional_t<P::is_hard, std::uint8_t, Real>;  // best candidates, or probabilities
     static constexpr int weight_planes = P::line_planes > 1 ? P::line_planes : 0;  // if weights differ from scores
 
     // The row that a candidate's node is in, and where it is with its weight.
@@ -104,6 +105,11 @@ class RowSweeps {
     Real* mass_at(int64_t r, int a) const { return masses.get() + (r * table.states + a) * kinds * width(); }
     int64_t work_of_block() const { return block * wide * candidates_count(); }
     Span rows_of(int64_t c) const { return {c * block, std::min((c + 1) * block, f.region.rows)}; }
+    // Under the hard maximum, the tape holds the number of the first best candidate of each node instead of rows. One
+    // byte per node fits where at least one of 8 rows of doubles is kept. Without moves there is no choice.
+    std::uint8_t* best_at(int64_t i, int a) const {
+        return table.reach ? reinterpret_cast<std::uint8_t*>(kept) + (i * table.states + a) * wide : nullptr;
+    }
 
     // --- forward
 
@@ -222,10 +228,21 @@ class RowSweeps {
             P::store(to + j, size, sum);
         }
     }
-    // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities.
+    // The number of the first best of some candidates, as a byte for each lane.
+    LATTICE_INLINE static std::uint32_t first_best(const V* terms, int count) {
+        Int best{};
+        V top = count ? terms[0] : V{};
+#pragma GCC unroll 4
+        for (int n = 1; n < count; ++n) {
+            best = terms[n] > top ? Int{} + n : best;
+            top = greater<Real>(top, terms[n]);
+        }
+        return low_bytes(best);
+    }
+    // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities or the best of them.
     template <int N, bool keeps>
     LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Score>& score, int64_t r, Real* to,
-                                 Real* q_to, Span own, Span whole) const {
+                                 Kept* kept_to, Span own, Span whole) const {
         const int count = N ? N : size;
         const int64_t plane = width();
         const Real* from[N ? N : most_candidates];  // known not to change
@@ -239,15 +256,20 @@ class RowSweeps {
 #pragma GCC unroll 4
             for (int n = 0; n < count; ++n) before[n] = P::load(from[n] + j, plane);
             const auto own_score = cells.line_weight(weight + (j & step), weight_plane);
-            Node node = cells.template solve<keeps, N>(before, count, own_score, q);
+            Node node = cells.template solve<keeps && !P::is_hard, N>(before, count, own_score, q);
             if constexpr (has_dots) {
                 if (z) node.dot += load<Real>(z + (j & step));
             }
             P::store(to + j, plane, node);
+            if constexpr (P::is_hard && keeps) {
+                const std::uint32_t best = first_best(before, count);
+                if (kept_to) std::memcpy(kept_to + j, &best, W);
+            } else if constexpr (keeps) {
 #pragma GCC unroll 4
-            for (int n = 0; keeps && n < count; ++n) {
-                store<Real>(q_to + n * kinds * plane + j, q[n]);
-                if (has_dots) store<Real>(q_to + (n * kinds + 1) * plane + j, q[count + n]);
+                for (int n = 0; n < count; ++n) {
+                    store<Real>(kept_to + n * kinds * plane + j, q[n]);
+                    if (has_dots) store<Real>(kept_to + (n * kinds + 1) * plane + j, q[count + n]);
+                }
             }
         }
         // Columns of the first and the last vector that do not belong to the row.
@@ -277,11 +299,14 @@ class RowSweeps {
             for (int n = -start; (start || row->is_weighed) && n < row->count; ++n) {
                 if (row->moves[n].sum) weigh(row->moves[n], r, whole);
             }
-            Real *const to = row->nodes, *const q_to = keeps ? chosen_at(r, candidate(a) + 1 - start) : nullptr;
+            Real* const to = row->nodes;
+            Kept* kept_to = nullptr;
+            if constexpr (keeps && P::is_hard) kept_to = best_at(i, a);
+            else if constexpr (keeps) kept_to = chosen_at(r, candidate(a) + 1 - start);
             for (int64_t j = wanted.from; j < std::min(whole.from, wanted.to); j += W) P::store(to + j, width(), dead);
             for (int64_t j = std::max(whole.to, wanted.from); j < wanted.to; j += W) P::store(to + j, width(), dead);
             with_count(size, [&](auto n) {
-                solve_row<n, keeps>(row->sources - start, size, line_of(a), r, to, q_to, own, whole);
+                solve_row<n, keeps>(row->sources - start, size, line_of(a), r, to, kept_to, own, whole);
             });
         }
     }
@@ -385,7 +410,7 @@ public:
         weighed = scratch<Real>(candidates_count() * P::planes * width());
         cells.prepare(no_score, W);
         list_candidates();
-        if (keeps) chosen = zeros<Real>((block + table.reach) * candidates_count() * kinds * width());
+        if (keeps && !P::is_hard) chosen = zeros<Real>((block + table.reach) * candidates_count() * kinds * width());
         const int64_t size = rows_kept(table, f.p.rows, f.p.columns) * (has_dots ? 2 : 1);
         if (has_dots || !f.tape) spare = scratch<double>((keeps ? size : 0) + 2 * end_list.size());
         kept = spare ? spare.get() : f.tape + 1;
@@ -404,11 +429,12 @@ public:
         Pace pace;
         for (int64_t c = 0; c < blocks; ++c) {
             pace.spend(work_of_block());
-            if (keeps) keep<true>(c, {0, wide});
+            if (keeps && !P::is_hard) keep<true>(c, {0, wide});
             const Span rows = rows_of(c);
             read_block(rows, {0, wide}, false);
             for (int64_t r = 0; r < rows.size(); ++r) {
-                advance<false>(rows.from, r, {0, wide});
+                if (keeps && P::is_hard) advance<P::is_hard>(rows.from, r, {0, wide});
+                else advance<false>(rows.from, r, {0, wide});
                 if (f.has(f.p.ends, true, rows.from + r)) record(rows.from + r);
             }
         }
@@ -570,7 +596,7 @@ public:
         Pace pace;
         for (int64_t c = blocks - 1; c >= 0; --c) {
             pace.spend(work_of_block());
-            repeat(c, {0, wide});
+            if constexpr (!P::is_hard) repeat(c, {0, wide});
             for (int64_t d = 0; d < draws; ++d) {
                 const double* const own = uniforms + d * count + 1;
                 walk(c, at[std::size_t(d)], own, [&](const Walker& here, int m) {
@@ -606,21 +632,17 @@ private:
         }
     }
 
-    // The same of the one path that a hard maximum has.
+    // The gradients of the one best path under the hard maximum.
     void follow(double seed, const LatticeGradients& gradients) {
         Walker at = last_corner();
-        const bool exists = draw_end(f.p.omega, end_list, single_end, end_values, 0, at);
-        for (int64_t c = blocks - 1; c >= 0; --c) {
-            gradients.clear(rows_of(c));
-            if (!exists || at.i < c * block) continue;
-            repeat(c, Span{std::max<int64_t>(at.j - block * furthest, 0), at.j + 1}.rounded(W));
-            walk(c, at, nullptr, [&](const Walker& here, int m) {
-                const auto land = [&](const Line<Score>& score) { score.land_one(gradients, here.i, here.j, seed); };
-                if (here.taken == 0) land(line_of(f.score_of_end(here.state)));
-                land(line_of(here.state));
-                land(m < 0 ? line_of(f.score_of_start(here.state)) : line_of_move(m));
-            });
-        }
+        gradients.clear({0, f.region.rows});
+        if (!draw_end(f.p.omega, end_list, single_end, end_values, 0, at)) return;
+        walk(0, at, nullptr, [&](const Walker& here, int m) {
+            const auto land = [&](const Line<Score>& score) { score.land_one(gradients, here.i, here.j, seed); };
+            if (here.taken == 0) land(line_of(f.score_of_end(here.state)));
+            land(line_of(here.state));
+            land(m < 0 ? line_of(f.score_of_start(here.state)) : line_of_move(m));
+        });
     }
 
     Walker last_corner() const { return {f.region.rows - 1, f.region.columns - 1, 0, 0}; }
@@ -629,14 +651,21 @@ private:
     template <class Action>
     void walk(int64_t c, Walker& at, const double* uniforms, Action visit) const {
         while (at.i >= c * block) {  // every move leads to an earlier row
-            const int a = at.state, count = table.into[a + 1] - table.into[a];
-            const bool has_start = starts(a, at.i);
-            double q[most_candidates];
-            for (int n = 0; n < count + has_start; ++n) {
-                q[n] = double(chosen_at(at.i - c * block, candidate(a) + !has_start + n)[at.j]);
-            }
-            step_back(table, has_start, q, uniforms ? uniforms[at.taken] : 0, at, visit);
+            const bool has_start = starts(at.state, at.i);
+            step_back(table, has_start, choose(at.i - c * block, at, has_start, uniforms), at, visit);
         }
+    }
+    // The number of the candidate of a node, in row r of its block, that a walk goes on with.
+    int choose(int64_t r, const Walker& at, bool has_start, const double* uniforms) const {
+        const int a = at.state;
+        if constexpr (P::is_hard) {
+            const std::uint8_t* const best = best_at(at.i, a);
+            return best ? best[at.j] : 0;
+        }
+        const int count = table.into[a + 1] - table.into[a] + has_start;
+        double q[most_candidates];
+        for (int n = 0; n < count; ++n) q[n] = double(chosen_at(r, candidate(a) + !has_start + n)[at.j]);
+        return drawn(q, count, uniforms[at.taken]);
     }
 };
 

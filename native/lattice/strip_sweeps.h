@@ -357,7 +357,8 @@ private:
             for (int m = first; m < table.into[at.state + 1]; ++m) {
                 q[has_start + m - first] = double(In(own).kept_at(k, m)[r]);
             }
-            step_back(table, has_start, q, uniforms[at.taken], at, [&](const Walker& here, int m) {
+            const int count = has_start + table.into[at.state + 1] - first;
+            step_back(table, has_start, drawn(q, count, uniforms[at.taken]), at, [&](const Walker& here, int m) {
                 visit(d, here, m < 0 ? -1 : table.number[m]);
             });
         }

@@ -130,6 +130,19 @@ def test_walks_are_drawn_by_their_probability() -> None:
     assert bool((walks[:, 0, :2] == 0).all())
 
 
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+def test_best_paths_with_ties_equal_the_graph(rows: int) -> None:
+    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(9, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
+    scores = torch.randint(3, (4, rows, 7), generator=torch.Generator().manual_seed(rows)).float()
+    p = lattice.paths({"s": scores}, omega="hard")
+    with took("rows_backward"):
+        path = p.expected_path
+    with bx.use_backend("reference"):
+        assert torch.equal(path, lattice.paths({"s": scores}, omega="hard").expected_path)
+    with took("rows_sample"):
+        assert torch.equal(p.sample((3,)), path.expand(3, -1, -1, -1))
+
+
 def test_gradients_of_shared_scores_are_sums_over_the_batch() -> None:
     torch.manual_seed(0)
     scores, y = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), torch.tensor([[1, 1, 2], [3, 4, 3]])
