@@ -32,10 +32,9 @@ def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
         raise ValueError(f"value must have shape (B, T_x, T_y), got {tuple(value.shape)}")
     if check_tensor("mask", mask).shape != value.shape:
         raise ValueError(f"mask must have the shape of value, {tuple(value.shape)}, got {tuple(mask.shape)}")
-    is_inside = mask != 0
-    tokens, frames = is_inside[:, :, 0].sum(1), is_inside[:, 0].sum(1)
+    tokens, frames = (mask[:, :, 0] != 0).sum(1), (mask[:, 0] != 0).sum(1)
     with torch.no_grad():
-        scores = value.detach().masked_fill(~is_inside, 0).mT
+        scores = value.detach().mT
         scores = scores if scores.is_floating_point() else scores.float()
         path = Monotone(scores, lengths=(frames, tokens), omega="hard").expected_path
     return path.mT.to(value.dtype)
