@@ -29,6 +29,8 @@ constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
 
 // Up to this number of states, backward computes s again from a: faster than to write s to the tape and read it.
 constexpr int64_t most_states_to_sum = 16;
+// With fewer states, log space in float is as fast as products in double, and its Hessian products are faster.
+constexpr int64_t least_states_in_double = 4;
 // The mark of the tape (problem.h) if a is of type Real.
 template <class S, class Real>
 constexpr S mark = sizeof(S) == sizeof(Real) ? S(1) : S(2);
@@ -747,7 +749,7 @@ template <class S>
 bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* underflowed) {
     const auto all = [](int64_t) { return true; };
     const bool good = sweep_forward<S>(problem, all, value, tape, underflowed);
-    if (sizeof(S) == sizeof(double)) return good;
+    if (sizeof(S) == sizeof(double) || problem.states < least_states_in_double) return good;
     const auto lost = [&](int64_t b) { return underflowed[b] != 0; };
     return sweep_forward<double>(problem, lost, value, tape, underflowed) && good;
 }
