@@ -655,7 +655,7 @@ private:
             step_back(table, has_start, choose(at.i - c * block, at, has_start, uniforms), at, visit);
         }
     }
-    // The number of the candidate of a node, in row r of its block, that a walk goes on with.
+    // The number of the candidate that a walk takes from a node in row r of its block.
     int choose(int64_t r, const Walker& at, bool has_start, const double* uniforms) const {
         const int a = at.state;
         if constexpr (P::is_hard) {

@@ -34,7 +34,7 @@ def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
         raise ValueError(f"mask must have the shape of value, {tuple(value.shape)}, got {tuple(mask.shape)}")
     tokens, frames = (mask[:, :, 0] != 0).sum(1), (mask[:, 0] != 0).sum(1)
     with torch.no_grad():
-        scores = value.detach().mT
+        scores = value.detach().mT.contiguous()  # once, for two sweeps
         scores = scores if scores.is_floating_point() else scores.float()
         path = Monotone(scores, lengths=(frames, tokens), omega="hard").expected_path
     return path.mT.to(value.dtype)
