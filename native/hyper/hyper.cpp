@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "sweep.h"
+#include "trellis.h"
 
 namespace bellmax::BELLMAX_ARCH {
 namespace {
@@ -42,12 +42,10 @@ bool are_zero(const Tile& tile, const Array<double>& of_nodes) {
 
 // From the root, where `mass` begins, to the tails. source(tile) leaves the source in e; it may need s, and use y.
 // is_silent(tile): it would be 0.
-template <class S, class IsSilent, class Source>
-void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, IsSilent is_silent, Source source) {
+template <class AnySweep, class IsSilent, class Source>
+void sweep_back(const AnySweep& sweep, const Array<double>& mass, const typename AnySweep::Results& results,
+                IsSilent is_silent, Source source) {
     constexpr bool has_source = !std::is_same_v<Source, std::nullptr_t>;
-    const Hypergraph& graph = sweep.graph;
-    const bool is_shared = graph.weight != graph.edge;  // what edges share is added up
-    const Array<double> sums = zeros<double>(is_shared ? graph.num_weights * sweep.rows : 0);
     double* const e = sweep.e.get();
     sweep.down([&](const Tile& tile) {
         if (are_zero(tile, mass) && is_silent(tile)) {
@@ -56,60 +54,57 @@ void sweep_back(const Sweep<S>& sweep, const Array<double>& mass, S* by_weight, 
             sweep.weigh(tile, has_source);
             if constexpr (has_source) {
                 source(tile);
-            } else if (!is_shared) {
+            } else if (!results.is_shared) {
                 double part[most_columns];
                 node::shares(tile.matrix, sweep.q.get(), &mass[tile.place], part);
-                return sweep.deliver(tile, sweep.q.get(), part, mass.get(), by_weight);
+                return sweep.deliver(tile, sweep.q.get(), part, mass.get(), results.results);
             }
             node::share(tile.matrix, sweep.q.get(), &mass[tile.place], has_source, e);
             sweep.spread(tile, e, mass.get());
         }
-        if (is_shared) {
-            sweep.add_up(tile, e, sums.get());
-        } else {
-            sweep.scatter(tile, e, graph.weight, graph.num_weights, by_weight);
-        }
+        results.write(tile);
     });
-    if (is_shared) sweep.write_rows(sums.get(), graph.num_weights, by_weight);
+    results.finish();
 }
 
 template <class S>
 void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
     for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Array<double> mass = sweep.at_root(seed);
-        sweep_back(sweep, mass, by_weight, [](const Tile&) { return true; }, nullptr);
+        sweep_back(sweep, mass, {sweep, by_weight}, [](const Tile&) { return true; }, nullptr);
     });
 }
 
 // Along a direction z: the change of every node's value, and its mean (node.h).
-template <class S>
+template <class AnySweep>
 class Tangent {
-    const Sweep<S>& sweep;
-    const Named<S> z;
+    const AnySweep& sweep;
+    const typename AnySweep::Numbers z;
     const Array<double> value;
 
 public:
     const Array<double> mean;
 
-    Tangent(const Sweep<S>& own, const S* direction)
+    // visit(tile, mean) may read x, q, s and y of the tile.
+    template <class Visit>
+    Tangent(const AnySweep& own, const typename AnySweep::Real* direction, Visit visit)
         : sweep(own), z(own.by_weight(direction)), value(own.zero_nodes()), mean(own.zero_nodes()) {
         sweep.up([&](const Tile& tile) {
             sweep.weigh(tile, true);
             gather(tile);
             node::change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place], &mean[tile.place]);
+            visit(tile, &mean[tile.place]);
         });
     }
 
     // y of a tile.
-    void gather(const Tile& tile) const {
-        sweep.gather(tile, z, value.get(), 0, sweep.y.get());
-    }
+    void gather(const Tile& tile) const { sweep.gather(tile, z, value.get(), sweep.y.get()); }
 };
 
 template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
     for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
-        const Tangent<S> tangent(sweep, z);
+        const Tangent<Sweep<S>> tangent(sweep, z, [](const Tile&, const double*) {});
         // The source is the change of q, times the mass that Algorithm 1 brings to the node, which runs beside.
         const Array<double> first = sweep.at_root(seed), mass = sweep.zero_nodes();
         const auto source = [&](const Tile& tile) {
@@ -119,59 +114,100 @@ void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_we
             node::share(tile.matrix, sweep.q.get(), &first[tile.place], false, y);
             sweep.spread(tile, y, first.get());
         };
-        sweep_back(sweep, mass, by_weight, [&](const Tile& tile) { return are_zero(tile, first); }, source);
+        const auto is_silent = [&](const Tile& tile) { return are_zero(tile, first); };
+        sweep_back(sweep, mass, {sweep, by_weight}, is_silent, source);
     });
 }
 
-// Writes what map(tile), which finds the scores in x, leaves in e for every edge.
-template <class S, class Map>
-void map_edges(const Sweep<S>& sweep, S* by_edge, Map map) {
+// --- log q, of stored graphs and of chains
+
+template <class AnySweep, class S>
+void find_log_q(const AnySweep& sweep, S* by_edge) {
     sweep.up([&](const Tile& tile) {
         sweep.score(tile);
-        map(tile);
-        sweep.scatter(tile, sweep.e.get(), sweep.graph.edge, sweep.graph.num_edges, by_edge);
+        sweep.omega.log_q(tile.matrix, sweep.x.get(), sweep.thresholds(tile), sweep.e.get());
+        sweep.write_edges(tile, by_edge);
     });
+}
+
+template <class AnySweep, class S>
+void find_log_q_jvp(const AnySweep& sweep, const S* z, S* by_edge) {
+    const Tangent<AnySweep> tangent(sweep, z, [&](const Tile& tile, const double* mean) {
+        double* const slope = sweep.q.get();
+        sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.thresholds(tile), slope);
+        node::along(tile.matrix, slope, sweep.y.get(), mean, nullptr, sweep.e.get());
+        sweep.write_edges(tile, by_edge);
+    });
+}
+
+template <class AnySweep, class S>
+void find_log_q_vjp(const AnySweep& sweep, const S* cotangent_by_edge, S* by_weight) {
+    const Array<double> mass = sweep.zero_nodes();
+    const typename AnySweep::Numbers cotangent = sweep.by_edge(cotangent_by_edge);
+    // The source is the cotangent of log q, as one of the scores.
+    const auto source = [&](const Tile& tile) {
+        double *const e = sweep.e.get(), *const slope = sweep.y.get();
+        sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.thresholds(tile), slope);
+        sweep.gather(tile, cotangent, nullptr, e);
+        node::log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
+    };
+    sweep_back(sweep, mass, {sweep, by_weight}, [](const Tile&) { return false; }, source);
 }
 
 template <class S>
 void log_transitions(const HyperProblem<S>& problem, S* by_edge) {
-    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
-        map_edges(sweep, by_edge, [&](const Tile& tile) {
-            sweep.omega.log_q(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, sweep.e.get());
-        });
-    });
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) { find_log_q(sweep, by_edge); });
 }
 
 template <class S>
 void log_transitions_jvp(const HyperProblem<S>& problem, const S* z, S* by_edge) {
-    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
-        const Tangent<S> tangent(sweep, z);
-        map_edges(sweep, by_edge, [&](const Tile& tile) {
-            double* const slope = sweep.q.get();
-            sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
-            tangent.gather(tile);
-            node::along(tile.matrix, slope, sweep.y.get(), &tangent.mean[tile.place], nullptr, sweep.e.get());
-        });
-    });
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) { find_log_q_jvp(sweep, z, by_edge); });
 }
 
 template <class S>
-void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent_by_edge, S* by_weight) {
-    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
-        const Array<double> mass = sweep.zero_nodes();
-        const Named<S> cotangent = sweep.by_edge(cotangent_by_edge);
-        // The source is the cotangent of log q, as one of the scores.
-        const auto source = [&](const Tile& tile) {
-            double *const e = sweep.e.get(), *const slope = sweep.y.get();
-            sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.threshold + tile.place, slope);
-            sweep.gather(tile, cotangent, nullptr, 0, e);
-            node::log_q_vjp(tile.matrix, slope, sweep.s.get(), e);
-        };
-        sweep_back(sweep, mass, by_weight, [](const Tile&) { return false; }, source);
+void log_transitions_vjp(const HyperProblem<S>& problem, const S* cotangent, S* by_weight) {
+    for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) { find_log_q_vjp(sweep, cotangent, by_weight); });
+}
+
+// body(sweep) for each sequence of dense chains. `out` is shaped like the potentials. It becomes 0 at masked steps, and
+// `unused` for edges into the first step that no path takes.
+template <class S, class Body>
+void for_chains(const ScoresProblem<S>& problem, S unused, S* out, Body body) {
+    const std::unique_ptr<node::Kernels> omega = node::kernels(problem.omega, false);
+    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+        clear_masked(problem, b, out + b * problem.transition_batch, problem.transition_step);
+        if (!problem.lengths[b]) return;
+        const TrellisSweep<S> sweep(problem, b, *omega, true);
+        std::fill_n(out + sweep.graph.offset(0, 0), problem.transition_step, unused);
+        body(sweep);
     });
 }
 
 }  // namespace
+
+template <class S>
+void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
+    for_chains(problem, -infinity<S>, log_q, [&](const TrellisSweep<S>& sweep) { find_log_q(sweep, log_q); });
+}
+
+template <class S>
+void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
+    for_chains(problem, S(0), product, [&](const TrellisSweep<S>& sweep) { find_log_q_jvp(sweep, z, product); });
+}
+
+template <class S>
+void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
+    for_chains(problem, S(0), product, [&](const TrellisSweep<S>& sweep) {
+        find_log_q_vjp(sweep, cotangent, product);
+    });
+}
+
+template void log_transitions<float>(const ScoresProblem<float>&, float*);
+template void log_transitions<double>(const ScoresProblem<double>&, double*);
+template void log_transitions_jvp<float>(const ScoresProblem<float>&, const float*, float*);
+template void log_transitions_jvp<double>(const ScoresProblem<double>&, const double*, double*);
+template void log_transitions_vjp<float>(const ScoresProblem<float>&, const float*, float*);
+template void log_transitions_vjp<double>(const ScoresProblem<double>&, const double*, double*);
 
 template <class S>
 HyperKernels<S> hyper_kernels() {

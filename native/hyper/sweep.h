@@ -22,15 +22,17 @@ constexpr int64_t most_rows = 8, most_columns = 2 * most_rows;
 struct Tile {
     int64_t node, nodes;  // the first, and how many
     int64_t slot, edges;  // of the first node; of each
-    int64_t place, used;  // where its numbers are among those of all nodes, and how many
+    int64_t pitch;        // slots from one node to the next
+    int64_t place, used;  // the offset of its numbers among the numbers of all nodes, and how many
     node::Matrix matrix;
+    int64_t tail = 0;  // of the first edges, if the graph is a trellis
 };
 
 // Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
 // next: a pass over all edges takes as long as a fifth of a sweep.
 inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
     const auto are_below = [](const int32_t* numbers, int64_t begin, int64_t end, int64_t limit) {
-        std::uint32_t most = 0;  // what is below 0 is far above
+        std::uint32_t most = 0;  // negative numbers become large
         for (int64_t n = begin; n < end; ++n) most = std::max(most, std::uint32_t(numbers[n]));
         return begin == end || int64_t(most) < limit;
     };
@@ -42,12 +44,13 @@ inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
     if (!good) throw std::invalid_argument("an index is out of range");
 }
 
-// The tails of a slot: one, or those between offsets. for_each: body(tail).
+// The tails of the k-th edge into a node, which has a slot: one, those between offsets, or the k-th node of the step
+// before. for_each: body(tail).
 struct OneTail {
     const int32_t* tail;
 
     template <class Body>
-    void for_each(int64_t slot, Body body) const {
+    void for_each(int64_t slot, int64_t, Body body) const {
         body(int64_t(tail[slot]));
     }
 };
@@ -55,8 +58,16 @@ struct AnyTails {
     const int32_t *tail, *offset;
 
     template <class Body>
-    void for_each(int64_t slot, Body body) const {
+    void for_each(int64_t slot, int64_t, Body body) const {
         for (int32_t t = offset[slot]; t < offset[slot + 1]; ++t) body(int64_t(tail[t]));
+    }
+};
+struct StepTails {
+    int64_t first;
+
+    template <class Body>
+    void for_each(int64_t, int64_t k, Body body) const {
+        body(first + k);
     }
 };
 
@@ -124,11 +135,95 @@ struct Named {
     }
 };
 
+// body(slot, edge, its first place in the matrix) for the edges of a tile. Inlined, since a call for each tile is
+// measurable.
+template <class Rows, class Body>
+__attribute__((always_inline)) inline void for_edges(const Tile& tile, Rows rows, Body body) {
+    for (int64_t n = 0; n < tile.nodes; ++n) {
+        const int64_t slot = tile.slot + n * tile.pitch;
+        for (int64_t k = 0; k < tile.edges; ++k) body(slot + k, k, k * tile.matrix.columns + n * rows);
+    }
+}
+
+template <int64_t rows>
+__attribute__((always_inline)) inline void add_to(Lanes<rows> sum, double* to) {
+    sum += Lanes<rows>::at(to);
+    sum.to(to);
+}
+
+// to = the numbers of edges plus Σ of_nodes at their tails, if of_nodes is not null.
+template <class Rows, class Tails, class Numbers>
+__attribute__((always_inline)) inline void gather_edges(const Tile& tile, Rows rows, Tails tails,
+                                                        const Numbers& numbers, const double* __restrict of_nodes,
+                                                        double* __restrict to) {
+    for_edges(tile, rows, [&, to, of_nodes, tails](int64_t slot, int64_t k, int64_t place) {
+        Lanes<rows> sum{};
+        if (of_nodes) {
+            tails.for_each(slot, k, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
+        }
+        numbers.template add<rows>(slot, sum);
+        sum.to(to + place);
+    });
+}
+
+// Adds the number of each edge to the number of each of its tails.
+template <class Rows, class Tails>
+__attribute__((always_inline)) inline void spread_edges(const Tile& tile, Rows rows, Tails tails,
+                                                        const double* __restrict from, double* __restrict of_nodes) {
+    for_edges(tile, rows, [=](int64_t slot, int64_t k, int64_t place) {
+        const auto own = Lanes<rows>::at(from + place);
+        tails.for_each(slot, k, [=](int64_t node) { add_to<rows>(own, of_nodes + node * rows); });
+    });
+}
+
+// Fills the columns of a tile that have no node.
+inline void pad(const Tile& tile, double value, double* to) {
+    const int64_t columns = tile.matrix.columns;
+    if (tile.used == columns) return;
+    for (int64_t k = 0; k < tile.edges; ++k) std::fill(to + k * columns + tile.used, to + (k + 1) * columns, value);
+}
+
+inline int64_t whole_vectors(int64_t columns) { return (columns + 3) / 4 * 4; }
+
+// Numbers of a tile's edges: scores, q, s, directions, results.
+struct EdgeNumbers {
+    const Array<double> x, q, s, y, e;
+
+    explicit EdgeNumbers(int64_t most_edges)
+        : x(make(most_edges)), q(make(most_edges)), s(make(most_edges)), y(make(most_edges)), e(make(most_edges)) {}
+
+private:
+    static Array<double> make(int64_t most_edges) { return scratch<double>(most_edges * most_columns); }
+};
+
+// Reads the scores of nodes in any order into x, a column for each.
+template <class AnySweep>
+node::Matrix gather_nodes(const AnySweep& sweep, const int64_t* nodes, int64_t count) {
+    Tile tiles[most_columns];
+    node::Matrix matrix{0, whole_vectors(count)};
+    for (int64_t c = 0; c < count; ++c) {
+        tiles[c] = sweep.tile(nodes[c], 1);
+        tiles[c].matrix.columns = matrix.columns;
+        matrix.edges = std::max(matrix.edges, tiles[c].edges);
+    }
+    double* const x = sweep.x.get();
+    std::fill_n(x, matrix.size(), -infinity<double>);
+    for (int64_t c = 0; c < count; ++c) sweep.read_scores(tiles[c], x + c);
+    return matrix;
+}
+
+template <class S>
+class ByWeight;
+
 // One row of the batch or most_rows of them, side by side: what nodes have is (num_nodes, rows), and room behind it.
 // The vectors of a tile may reach into what follows, which `up` finds later.
 template <class S>
-class Sweep {
+class Sweep : public EdgeNumbers {
 public:
+    using Real = S;
+    using Numbers = Named<S>;
+    using Results = ByWeight<S>;
+
     const HyperProblem<S>& problem;
     const Hypergraph& graph;
     const node::Kernels& omega;
@@ -136,18 +231,16 @@ public:
 
 private:
     const int64_t num_numbers = (graph.num_nodes + room_on_tape) * rows;  // of nodes
-    const int64_t room = graph.most_edges * most_columns;
     const Array<double> own_tape = scratch<double>(rows > 1 ? 2 * num_numbers : 0);
 
 public:
     double *const value, *const threshold;  // on the tape, or on a copy that has the rows side by side
     const Named<S> theta;
-    const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),
-                        y = scratch<double>(room), e = scratch<double>(room);  // of a tile's edges
 
     // `fresh` is a tape to write, or null: then the problem's is read, and nothing writes to it.
     Sweep(const HyperProblem<S>& of, const node::Kernels& own, double* fresh, int64_t first_row, int64_t num_rows)
-        : problem(of),
+        : EdgeNumbers(of.graph.most_edges),
+          problem(of),
           graph(of.graph),
           omega(own),
           first(first_row),
@@ -180,7 +273,7 @@ public:
 
     Tile tile(int64_t node, int64_t nodes) const {
         const int64_t slot = graph.offset[node], edges = graph.offset[node + 1] - slot, used = nodes * rows;
-        return {node, nodes, slot, edges, node * rows, used, {edges, (used + 3) / 4 * 4}};
+        return {node, nodes, slot, edges, edges, node * rows, used, {edges, whole_vectors(used)}};
     }
 
     // body(tile), from the axioms to the root or back.
@@ -222,54 +315,59 @@ public:
         return {data + first * graph.num_edges, graph.num_edges, graph.edge, 1, nullptr};
     }
 
+    const double* thresholds(const Tile& tile) const { return threshold + tile.place; }
+
     // The scores of a tile.
     void score(const Tile& tile) const {
+        read_scores(tile, x.get());
+        pad(tile, -infinity<double>, x.get());
+    }
+    void read_scores(const Tile& tile, double* to) const {
         need_sound(graph, tile.node, tile.nodes);
-        gather(tile, theta, value, -infinity<double>, x.get());
+        read(tile, theta, value, to);
     }
 
     // q, and s if wanted.
     void weigh(const Tile& tile, bool with_s) const {
         score(tile);
-        omega.weigh(tile.matrix, x.get(), threshold + tile.place, q.get(), with_s ? s.get() : nullptr);
+        omega.weigh(tile.matrix, x.get(), thresholds(tile), q.get(), with_s ? s.get() : nullptr);
+    }
+    // q of up to most_columns nodes in any order, for a sweep of one row.
+    node::Matrix weigh_nodes(const int64_t* nodes, int64_t count) const {
+        const node::Matrix matrix = gather_nodes(*this, nodes, count);
+        double own[most_columns] = {};
+        for (int64_t c = 0; c < count; ++c) own[c] = threshold[nodes[c]];
+        omega.weigh(matrix, x.get(), own, q.get(), nullptr);
+        return matrix;
     }
 
-    // to = what edges are named, and Σ of_nodes at their tails, if there are of_nodes; `past` in columns without a node.
-    __attribute__((noinline)) void gather(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes, double past,
-                double* __restrict to) const {
-        with_tails([&, to](auto rows, auto tails) {
-            for_edges(tile, rows, [&, to, of_nodes, tails](int64_t slot, int64_t place) {
-                Lanes<rows> sum{};
-                if (of_nodes) {
-                    tails.for_each(slot, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
-                }
-                named.template add<rows>(slot, sum);
-                sum.to(to + place);
-            });
-        });
-        const int64_t columns = tile.matrix.columns;
-        if (tile.used == columns) return;
-        for (int64_t k = 0; k < tile.edges; ++k) std::fill(to + k * columns + tile.used, to + (k + 1) * columns, past);
+    // As gather_edges; 0 in columns without a node.
+    void gather(const Tile& tile, const Named<S>& named, const double* of_nodes, double* to) const {
+        read(tile, named, of_nodes, to);
+        pad(tile, 0, to);
+    }
+    __attribute__((noinline)) void read(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes,
+                                        double* __restrict to) const {
+        with_tails([&, of_nodes, to](auto rows, auto tails) { gather_edges(tile, rows, tails, named, of_nodes, to); });
     }
 
     // Leaves what edges have under their names.
     __attribute__((noinline)) void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
         S* __restrict const to = data + first * count;
         with_rows([=](auto rows) {
-            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
+            for_edges(tile, rows, [=](int64_t slot, int64_t, int64_t place) {
                 for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(from[place + r]);
             });
         });
     }
 
-    // Adds what edges have to the number of every tail.
-    __attribute__((noinline)) void spread(const Tile& tile, const double* __restrict from, double* __restrict of_nodes) const {
-        with_tails([=](auto rows, auto tails) {
-            for_edges(tile, rows, [=](int64_t slot, int64_t place) {
-                const auto own = Lanes<rows>::at(from + place);
-                tails.for_each(slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
-            });
-        });
+    void write_edges(const Tile& tile, S* by_edge) const {
+        scatter(tile, e.get(), graph.edge, graph.num_edges, by_edge);
+    }
+
+    __attribute__((noinline)) void spread(const Tile& tile, const double* __restrict from,
+                                          double* __restrict of_nodes) const {
+        with_tails([&tile, from, of_nodes](auto rows, auto tails) { spread_edges(tile, rows, tails, from, of_nodes); });
     }
 
     // Both, by weight, with what edges have times a factor for each column.
@@ -286,7 +384,7 @@ public:
                     double found[rows];
                     auto own = Lanes<rows>::at(from + k * tile.matrix.columns + n * rows);
                     own *= part;
-                    tails.for_each(slot, [=](int64_t node) { add<rows>(own, of_nodes + node * rows); });
+                    tails.for_each(slot, k, [=](int64_t node) { add_to<rows>(own, of_nodes + node * rows); });
                     own.to(found);
                     for (int64_t r = 0; r < rows; ++r) to[name[slot] + r * count] = S(found[r]);
                 }
@@ -300,10 +398,10 @@ public:
         const int64_t end = tile.slot + tile.nodes * tile.edges;
         with_rows([=](auto rows) {
             Lanes<rows> sum{};
-            for_edges(tile, rows, [=, &sum](int64_t slot, int64_t place) {
+            for_edges(tile, rows, [=, &sum](int64_t slot, int64_t, int64_t place) {
                 sum += Lanes<rows>::at(from + place);
                 if (slot + 1 < end && weight[slot + 1] == weight[slot]) return;
-                add<rows>(sum, of_weights + weight[slot] * rows);
+                add_to<rows>(sum, of_weights + weight[slot] * rows);
                 sum = {};
             });
         });
@@ -321,23 +419,8 @@ private:
         }
     }
 
-    template <int64_t rows>
-    static void add(Lanes<rows> own, double* to) {
-        own += Lanes<rows>::at(to);
-        own.to(to);
-    }
-
-    // What has many edges is taken in narrower tiles, which stay in the cache.
+    // Nodes with many edges are taken in narrower tiles, which stay in the cache.
     static int64_t columns_for(int64_t edges) { return edges > 64 ? most_rows : most_columns; }
-
-    // body(slot, its first place in the matrix) for the edges of a tile.
-    template <class Rows, class Body>
-    static void for_edges(const Tile& tile, Rows rows, Body body) {
-        for (int64_t n = 0; n < tile.nodes; ++n) {
-            const int64_t slot = tile.slot + n * tile.edges;
-            for (int64_t k = 0; k < tile.edges; ++k) body(slot + k, k * tile.matrix.columns + n * rows);
-        }
-    }
 
     // body(rows, tails) for the kind of tails there are.
     template <class Body>
@@ -351,6 +434,32 @@ private:
     template <class Body>
     void with_rows(Body body) const {
         rows == 1 ? body(std::integral_constant<int64_t, 1>()) : body(std::integral_constant<int64_t, most_rows>());
+    }
+};
+
+// Results by weight. The results of edges that share a weight are added up.
+template <class S>
+class ByWeight {
+    const Sweep<S>& sweep;
+    const Array<double> sums;
+
+public:
+    const bool is_shared;
+    S* const results;
+
+    ByWeight(const Sweep<S>& own, S* by_weight)
+        : sweep(own),
+          sums(zeros<double>(own.graph.weight != own.graph.edge ? own.graph.num_weights * own.rows : 0)),
+          is_shared(own.graph.weight != own.graph.edge),
+          results(by_weight) {}
+
+    // The numbers e of a tile.
+    void write(const Tile& tile) const {
+        if (is_shared) return sweep.add_up(tile, sweep.e.get(), sums.get());
+        sweep.scatter(tile, sweep.e.get(), sweep.graph.weight, sweep.graph.num_weights, results);
+    }
+    void finish() const {
+        if (is_shared) sweep.write_rows(sums.get(), sweep.graph.num_weights, results);
     }
 };
 

@@ -1,12 +1,11 @@
 // The kernels of a chain: which sweeps, of which sequences.
 #include <atomic>
 
-#include "../base/threads.h"
+#include "../hyper/trellis.h"
 #include "../omega/list.h"
 #include "chain.h"
 #include "exp.h"
 #include "omegas.h"
-#include "walks.h"
 
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
@@ -102,43 +101,6 @@ void hessian(const ScoresProblem<S>& problem, const S* seed, const Scores<const 
     if (sweep) sweep_back(problem, sweep, seed, z, product);
 }
 
-// body(walk, visit) for each sequence, over the threads.
-template <class S, class Body>
-void for_visits(const ScoresProblem<S>& problem, Body body) {
-    const auto omega = node::kernels(problem.omega, false);
-    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
-        const Walk<S> walk(problem, b);
-        Visit<S> visit(walk, *omega, in_log_space(problem, b));
-        body(walk, visit);
-    });
-}
-
-// The same for results like a dense chain's potentials.
-template <class S, class Body>
-void for_dense(const ScoresProblem<S>& problem, S* out, Body body) {
-    for_visits(problem, [&](const Walk<S>& walk, Visit<S>& visit) {
-        clear_masked(problem, walk.b, out + walk.b * problem.transition_batch, problem.transition_step);
-        if (walk.length) body(walk, visit);
-    });
-}
-
-template <class S>
-void log_transitions(const ScoresProblem<S>& problem, S* log_q) {
-    for_dense(problem, log_q, [&](auto& walk, auto& visit) { log_transitions_of(walk, visit, log_q); });
-}
-
-template <class S>
-void log_transitions_jvp(const ScoresProblem<S>& problem, const S* z, S* product) {
-    for_dense(problem, product, [&](auto& walk, auto& visit) { log_transitions_jvp_of(walk, visit, z, product); });
-}
-
-template <class S>
-void log_transitions_vjp(const ScoresProblem<S>& problem, const S* cotangent, S* product) {
-    for_dense(problem, product, [&](auto& walk, auto& visit) {
-        log_transitions_vjp_of(walk, visit, cotangent, product);
-    });
-}
-
 // A copy of the tape for sampling, where doubles (mark 2) become values in log space.
 template <class S>
 Array<S> without_doubles(const ScoresProblem<S>& problem) {
@@ -156,16 +118,29 @@ Array<S> without_doubles(const ScoresProblem<S>& problem) {
 }
 
 template <class S>
-void sample(ScoresProblem<S> problem, int64_t draws, const double* uniforms, int64_t* sequences) {
+void draw(ScoresProblem<S> problem, int64_t draws, const double* uniforms, int64_t* sequences) {
     Array<S> tape;
     for (int64_t b = 0; b < problem.batch && in_exp_space(problem) && !tape; ++b) {
         if (tape_mark(problem, b) == 2) tape = without_doubles(problem);
     }
     if (tape) problem.tape = tape.get();
-    for_visits(problem, [&](const Walk<S>& walk, Visit<S>& visit) {
-        const int64_t first = walk.b * draws * problem.steps;
-        draw(walk, visit, draws, uniforms + first, sequences + first);
-    });
+    sample<S>(problem, in_log_space<S>, draws, uniforms, sequences);
+}
+
+// The best sequence of one member of the batch, from the tape of the hard max.
+template <class S>
+void follow_best(const Trellis<S>& trellis, S score, int64_t* sequence) {
+    if (trellis.length == 0 || score == -infinity<S>) return;
+    int64_t state = -1;
+    S top = -infinity<S>;
+    for (int64_t i = 0; i < trellis.states; ++i) {
+        const S sum = trellis.values(trellis.length)[i] + trellis.end()[i];
+        if (sum > top) top = sum, state = i;
+    }
+    for (int64_t n = trellis.length - 1; n >= 0; --n) {
+        sequence[trellis.step(n)] = state;
+        state = int64_t(trellis.thresholds(n + 1)[state]);
+    }
 }
 
 // The best sequences, by the hard max.
@@ -175,18 +150,14 @@ bool best(ScoresProblem<S> problem, S* scores, int64_t* sequences) {
     problem.tape = tape.get();
     const Plan all = plan(problem, [](int64_t) { return true; });
     if (!chain_sweeps<S, omega::Hard<S>>().forward(problem, all, scores, tape.get())) return false;
-    for (int64_t b : all.sequences) follow_best(Walk<S>(problem, b), scores[b], sequences + b * problem.steps);
+    std::fill_n(sequences, problem.batch * problem.steps, int64_t(-1));
+    for (int64_t b : all.sequences) follow_best(Trellis<S>(problem, b), scores[b], sequences + b * problem.steps);
     return true;
 }
 
 template <class S>
-bool topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
-    if (k == 1) return best(problem, scores, sequences);
-    std::atomic<bool> sound{true};
-    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
-        if (!Best<S>(problem, b, k).run(scores + b * k, sequences + b * k * problem.steps)) sound = false;
-    });
-    return sound;
+bool best_or_topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequences) {
+    return k == 1 ? best(problem, scores, sequences) : topk<S>(problem, k, scores, sequences);
 }
 
 }  // namespace
@@ -195,9 +166,9 @@ template <class S>
 ChainKernels<S> chain_kernels() {
     return {forward<S>, backward<S>, hessian<S>, log_transitions<S>, log_transitions_jvp<S>, log_transitions_vjp<S>,
             [](const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
-                sample<S>(problem, draws, uniforms, sequences);
+                draw<S>(problem, draws, uniforms, sequences);
             },
-            topk<S>};
+            best_or_topk<S>};
 }
 
 template ChainKernels<float> chain_kernels<float>();

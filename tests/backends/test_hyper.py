@@ -132,6 +132,20 @@ def test_samples_have_the_probabilities(unit_omega: bx.Regularizer) -> None:
     assert compared >= 7  # of 8
 
 
+def test_draws_do_not_depend_on_each_other(unit_omega: bx.Regularizer) -> None:
+    draws = 40
+    for graph, theta in problems(3, seed=5, count=4):
+        run = Kernels(graph, torch.tensor(theta), unit_omega)
+        choices = max(1, int(graph.derivations.sum(1).max()))
+        uniforms = torch.rand(3, draws, choices, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        together = torch.full((3, draws, len(graph.edges)), math.nan, dtype=torch.float64)
+        run.call("sample", run.tape, uniforms, together)
+        for d in range(draws):
+            alone = torch.full((3, 1, len(graph.edges)), math.nan, dtype=torch.float64)
+            run.call("sample", run.tape, uniforms[:, d : d + 1].contiguous(), alone)
+            assert torch.equal(alone[:, 0], together[:, d])
+
+
 def test_choices_are_taken_depth_first() -> None:
     # The first tail of the root and its subtree come before the second tail.
     graph = Hypergraph(3, [(0, ()), (0, ()), (1, (0,)), (1, (0,)), (2, (1, 0))], list(range(5)))

@@ -31,3 +31,24 @@ def test_large_scores_and_forbidden_states(shape: tuple[int, int, int], omega: s
             (p.hessian_product(z.to(dtype)), expected.hessian_product(z.to(dtype))),
         ):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2", "entmax", "hard"])
+@pytest.mark.parametrize("states", [1, 2, 5, 20])
+def test_sequences_equal_paths_of_the_graph_with_the_same_edges(states: int, omega: str) -> None:
+    steps, k = 4, 6
+    weights = potentials(3, steps + 1, states, states, seed=states).round(decimals=1)  # with ties
+    weights[2] = weights[2].masked_fill(potentials(steps + 1, states, states, seed=7) < -0.8, -math.inf)
+    weights[:, -1] = 0
+    theta = weights[:, :steps]
+    edges = [("start", (0, i)) for i in range(states)]
+    edges += [((t - 1, j), (t, i)) for t in range(1, steps) for i in range(states) for j in range(states)]
+    edges += [((steps - 1, j), "end") for j in range(states)]
+    flat = torch.cat((theta[:, 0, :, 0], theta[:, 1:].flatten(1), weights[:, -1, 0]), 1)
+    chain, graph = bx.Chain(theta, omega=omega), bx.DAG(edges).paths(flat, omega=omega)
+    scores, sequences = chain.topk(k)
+    graph_scores, paths = graph.topk(k)
+    torch.testing.assert_close(scores, graph_scores)
+    chain_edges = torch.cat((sequences[:, :, 0, :, 0], sequences[:, :, 1:].flatten(2)), 2)
+    assert torch.equal(chain_edges, paths[:, :, :-states])
+    torch.testing.assert_close(chain.entropy(), graph.entropy())
