@@ -68,6 +68,13 @@ inline std::int64_t draw(const R* q, std::int64_t count, double sum, double unif
     return chosen;
 }
 
+// The same for the edges into the node of a column, from the column's first number.
+inline std::int64_t draw(const double* q, Matrix of, double uniform) {
+    double sum = 0;
+    for (std::int64_t k = 0; k < of.edges; ++k) sum += q[k * of.columns];
+    return draw(q, of.edges, sum, uniform, of.columns);
+}
+
 // Puts a score and how it came about into a list of k, best first, of equals the earlier first. False if it is too low.
 template <class R, class Way>
 inline bool insert(R* scores, Way* ways, std::int64_t k, R score, const Way& way) {
