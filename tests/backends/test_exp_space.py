@@ -119,21 +119,22 @@ def test_a_sequence_without_a_path_in_a_batch(threads):
     assert (results(tensors, "native")[0] == -math.inf).sum() == 2
 
 
-def assert_close_to_double(single, **more):
+def assert_close_to_double(single, rtol=2e-4, **more):
     """Compare float32 results with the reference in float64, relative to the largest entry of each result."""
     precise = results([t.double() for t in single], "reference", **more)
     for got, wanted in zip(results(single, "native", **more), precise, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-6 * max(100.0, wanted.abs().max().item()))
+        torch.testing.assert_close(got.double(), wanted, rtol=rtol, atol=2e-6 * max(100.0, wanted.abs().max().item()))
 
 
-# Floats are enough for a spread of 1, doubles for 30 and 100; 1e4 needs log space.
+# Float is enough for a spread of 1, double for 30 and 100; 1e4 needs log space.
 @pytest.mark.parametrize("spread", [1, 30, 100, 1e4])
 @pytest.mark.parametrize("shape", [(1, 9, 8), (6, 7, 17), (19, 13, 3), (40, 35, 8), (9, 1, 5), (5, 4, 1)])
 def test_peaked_emissions(shape, spread, threads):
     tensors = scores(*shape)
     tensors[0] *= spread
     assert_agree(tensors, tolerance=1e-8)
-    assert_close_to_double([t.float() for t in tensors])
+    # Log space rounds scores of this size to 24 bits.
+    assert_close_to_double([t.float() for t in tensors], rtol=max(2e-4, 1e-7 * spread))
 
 
 @pytest.mark.parametrize("states", range(1, 18))
