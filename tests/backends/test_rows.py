@@ -135,11 +135,11 @@ def test_best_paths_with_ties_equal_the_graph(rows: int) -> None:
     lattice = bx.Lattice([bx.Move(1, 0), bx.Move(9, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
     scores = torch.randint(3, (4, rows, 7), generator=torch.Generator().manual_seed(rows)).float()
     p = lattice.paths({"s": scores}, omega="hard")
-    with took("rows_backward"):
+    with took("lattice_backward"):
         path = p.expected_path
     with bx.use_backend("reference"):
         assert torch.equal(path, lattice.paths({"s": scores}, omega="hard").expected_path)
-    with took("rows_sample"):
+    with took("lattice_sample"):
         assert torch.equal(p.sample((3,)), path.expand(3, -1, -1, -1))
 
 
