@@ -105,7 +105,7 @@ template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
     for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
         const Tangent<Sweep<S>> tangent(sweep, z, [](const Tile&, const double*) {});
-        // The source is the change of q, times the mass that Algorithm 1 brings to the node, which runs beside.
+        // The source is the change of q, times the mass of the node, which Algorithm 1 computes in the same loop.
         const Array<double> first = sweep.at_root(seed), mass = sweep.zero_nodes();
         const auto source = [&](const Tile& tile) {
             double* const y = sweep.y.get();

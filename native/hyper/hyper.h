@@ -23,7 +23,7 @@ struct Hypergraph {
     const std::int32_t* weight;  // the number of its weight, which edges may share; `edge` itself if they do not
 };
 
-// θ, and all that is by weight, is (batch, num_weights); what is by edge is (batch, num_edges); a tape is
+// θ and other numbers by weight are (batch, num_weights); numbers by edge are (batch, num_edges); a tape is
 // (batch, 2, num_nodes + room_on_tape): values and thresholds, and room for a vector behind the last.
 constexpr std::int64_t room_on_tape = 3;
 

@@ -119,19 +119,19 @@ struct Lanes<1> {
     void to(double* where) const { *where = own; }
 };
 
-// Numbers (batch, count) under the names of weights or of edges, times a unit. What edges share is read often: `beside`
-// has them with the rows of the sweep side by side, (count, rows), or is null. All are rounded alike.
+// Numbers (batch, count) under the names of weights or of edges, times a unit. Numbers that edges share are read often: `shared`
+// holds them by number and row of the sweep, (count, rows), or is null. All are rounded alike.
 template <class S>
 struct Named {
     const S* first;  // the row that is the sweep's first
     int64_t count;
     const int32_t* name;  // by slot
     double unit;
-    Array<double> beside;
+    Array<double> shared;
 
     template <int64_t rows>
     void add(int64_t slot, Lanes<rows>& sum) const {
-        sum.add(unit, beside ? Lanes<rows>::at(&beside[name[slot] * rows]) : Lanes<rows>::at(first + name[slot], count));
+        sum.add(unit, shared ? Lanes<rows>::at(&shared[name[slot] * rows]) : Lanes<rows>::at(first + name[slot], count));
     }
 };
 
@@ -304,12 +304,12 @@ public:
 
     Named<S> by_weight(const S* data, double unit = 1) const {
         const int64_t count = graph.num_weights;
-        Array<double> beside;
+        Array<double> shared;
         if (rows > 1 && graph.weight != graph.edge) {
-            beside = scratch<double>(count * rows);
-            read_rows(data, count, beside.get());
+            shared = scratch<double>(count * rows);
+            read_rows(data, count, shared.get());
         }
-        return {data + first * count, count, graph.weight, unit, std::move(beside)};
+        return {data + first * count, count, graph.weight, unit, std::move(shared)};
     }
     Named<S> by_edge(const S* data) const {
         return {data + first * graph.num_edges, graph.num_edges, graph.edge, 1, nullptr};

@@ -1,8 +1,8 @@
 // The nearest series under hard DTW: lower bounds first, then a sweep that leaves out whatever cannot be near enough.
 //
 // A path pays in every row at least for the way from x to the range of y within the band (Keogh's bound), in the first and
-// the last row for its corners (Kim's); in every column likewise. Candidates are taken by their bounds. The sweep goes by
-// anti-diagonals, lanes along them. A cell whose value and whose bound for what is still to come are above the limit
+// the last row for its corners (Kim's); the same holds for columns. Candidates are taken by their bounds. The sweep
+// runs along anti-diagonals, which fill the lanes. A cell whose value and whose bound for what is still to come are above the limit
 // belongs to no path of interest: the sweep keeps the cells between the first and the last of the others.
 #include "neighbors.h"
 
@@ -159,7 +159,7 @@ double bound(const Series& series, int64_t features, const double* ranges, doubl
     return sum_lanes<double>(total)[0];
 }
 
-// What the elements past each one pay at least together; or those before each one.
+// Lower bounds of the total cost of the elements past each one, or before each one.
 template <int power>
 void sums(const Series& series, int64_t features, const double* ranges, bool past, double* to) {
     for (int64_t i = 0; i < series.length; i += W) store<double>(to + i, least_costs<power>(series, features, ranges, i));
@@ -294,11 +294,11 @@ class Searcher {
     Sweep sweep;
     Candidates candidates{};
     Numbers numbers, ranges, past_rows, past_columns;
-    int64_t ranges_for = 0;  // of columns, or 0 if they are those of another query
+    int64_t ranges_for = 0;  // of columns, or 0 if the ranges belong to another query
     std::vector<Place> order;
     Pace pace;
 
-    // A candidate whose bound is above this is no neighbour.
+    // A candidate whose bound is above this cannot be a neighbour.
     double limit(const std::vector<Place>& found) const {
         return int64_t(found.size()) < p.k ? infinity<double> : found.front().first * slack;
     }

@@ -1,4 +1,4 @@
-// What the binding calls: the nearest series of each under hard DTW, compiled once for each instruction set.
+// The interface for the binding: the nearest series of each under hard DTW, compiled once for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct Collection {
     const std::int64_t* begins;
 };
 
-// Elements cost Σ |x − y|^power, power 1 or 2. The band is that of DTW.
+// Elements cost Σ |x − y|^power, power 1 or 2. The band is the Sakoe–Chiba band of DTW.
 template <class S>
 struct NeighborsProblem {
-    Collection<S> x, y;  // x that are equally long had better come together
+    Collection<S> x, y;  // for speed, x of equal length should be adjacent
     std::int64_t features, k;
     int power;
     double band;
-    const std::int64_t* without;  // (x.count): a y that is no neighbour, itself perhaps, or −1
+    const std::int64_t* without;  // (x.count): a y that is excluded, such as x itself, or −1
     int threads;
 };
 

@@ -1,4 +1,4 @@
-// What the binding calls: the values of many pairs of short series, compiled once for each instruction set.
+// The interface for the binding: the values of many pairs of short series, compiled once for each instruction set.
 #pragma once
 
 #include <cstdint>

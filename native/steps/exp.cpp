@@ -187,7 +187,7 @@ struct Weights : Matrix<S> {
     }
 };
 
-// What a worker has: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
+// The working memory of a thread: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
 // starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what the tangent
 // forward sweep finds along it: v̇_n and μ_n of every visit.
 template <class S, class Real>
@@ -199,7 +199,7 @@ struct Worker {
     Matrix<Real> tilted;
     int64_t size;
     bool is_ready = false;
-    Array<Real> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: what the Hessian has besides
+    Array<Real> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: further summands of the Hessian
 
     // For sequences of at most so many visits.
     Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<Real>& in, int count, int64_t visits)
@@ -247,7 +247,7 @@ struct Worker {
         return good;
     }
 
-    // What the first and the last step of each sequence have, the starts and the ends have too.
+    // Adds the masses of the first and the last step of each sequence to the starts and the ends.
     void add_ends(const Group<S, Real>& group, const Scores<S>& out) {
         const auto add = [&](const S* from, int64_t b, int64_t batch, S* to, Real* total) {
             for (int64_t i = 0; i < layout.states; ++i) {
@@ -311,7 +311,7 @@ Vec<S> sum_ends(const Layout<S>& layout, const S* __restrict a, const S* __restr
     return layout.sum(total);
 }
 
-// The forward sweep of a group. A sequence that has ended goes on along emissions of 0 and leaves no trace.
+// The forward sweep of a group. A sequence that has ended continues with emissions of 0, which change nothing.
 template <class S, class Real>
 class Forward {
     static constexpr int lanes = lanes_of<Real>, most_rows = Layout<Real>::most_rows;
@@ -476,7 +476,7 @@ Vec<S> push_row(const Layout<S>& layout, const S* __restrict a, const S* __restr
 }
 
 // v̇_n and μ_n = (W (a ∘ v̇)_{n−1} + (W ∘ z) a_{n−1}) / s_n of every visit. v̇_n is relative to a separate base, which
-// keeps its precision, and μ_n to that of v̇_{n−1}.
+// keeps its precision, and μ_n to the base of v̇_{n−1}.
 template <class S, class Real>
 void sweep_tangent(const Group<S, Real>& group, const Worker<S, Real>& worker) {
     const Layout<Real>& layout = group.layout;
@@ -545,7 +545,7 @@ Vec<S> divide_tangent_row(const Layout<S>& layout, const S* __restrict m, const 
     return layout.sum(total);
 }
 
-// ṁ of a row from m and, in its place, the derivative of Wᵀu but for that of a.
+// ṁ of a row from m and, in its place, the derivative of Wᵀu without the derivative of a.
 template <class S>
 void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict tangent,
                         const S* __restrict m, Vec<S> correction, Vec<S> excess, S* __restrict m_dot) {
@@ -555,9 +555,9 @@ void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S*
     }
 }
 
-// The backward sweep of a group, times the seeds, for the gradient; with a direction, that of its derivative along it,
+// The backward sweep of a group, times the seeds, for the gradient; with a direction, for its derivative along it,
 // the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs
-// to visit n, that of a and m belongs to visit n − 1.
+// to visit n, place k of a and m belongs to visit n − 1.
 template <class S, class Real>
 class Backward {
     using Int = typename Format<Real>::Int;

@@ -1,4 +1,4 @@
-// Steps of several sequences in memory, and their products with a matrix: what the sweeps of exp.cpp are made of.
+// Steps of several sequences in memory, and their products with a matrix, for the sweeps of exp.cpp.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace in_exp_space {
 
-// Σ x[g · apart + k · along] · y[v · beside + k · stride], k < count, for each number or vector g and each vector v.
+// Σ x[g · apart + k · along] · y[v · apart_y + k · stride], k < count, for each number or vector g and each vector v.
 template <class S>
 struct Term {
     const S* x;
     int64_t apart, along;
     const S* y;
-    int64_t beside, stride, count;
+    int64_t apart_y, stride, count;
 };
 
 // Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
@@ -43,7 +43,7 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
         const auto add = [&](Vec<S>(&part)[G][V]) __attribute__((always_inline)) {
             Vec<S> vectors[V];
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * term.beside);
+            for (int v = 0; v < V; ++v) vectors[v] = load<S>(y + v * term.apart_y);
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
                 const X factor = load_vector<X>(x + g * term.apart);
@@ -92,7 +92,7 @@ struct Layout {
     int rows, sequences;
     int64_t width, gap, row_stride, stride;  // a row is `width` vectors, `gap` apart
     int64_t depth, band;                     // steps that are read, swept and written at a time; vectors of a tile
-    Vec<S> low;                              // what the last vector has past the last state: −∞, and 0 at states
+    Vec<S> low;                              // added to the last vector: −∞ past the last state, and 0 at states
 
     Layout(int64_t count, bool is_across, int number)
         : states(count),
@@ -109,7 +109,7 @@ struct Layout {
         for (int l = 0; l < lanes; ++l) low[l] = across || padded - lanes + l < states ? S(0) : -infinity<S>;
     }
 
-    // What the lanes of a row have together, in each of them.
+    // The sum over the lanes of a row, in each lane.
     Vec<S> sum(Vec<S> v) const { return across ? v : sum_lanes<S>(v); }
     Vec<S> greatest(Vec<S> v) const { return across ? v : greatest_lane<S>(v); }
 
@@ -154,7 +154,7 @@ struct Layout {
         }
     }
 
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. What is past the last state is read too.
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Padding past the last state is read, too.
     __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
         const int64_t most = even_part(width, 3);

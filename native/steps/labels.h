@@ -7,7 +7,7 @@
 
 namespace bellmax {
 
-// ⟨Y, θ⟩ of the sequences Y that labels (batch, steps) name at the steps kept. False if one of them is no state, or is
+// ⟨Y, θ⟩ of the sequences Y that labels (batch, steps) name at the steps kept. False if a label is out of range, or is
 // `ignored`, or if a score is infinite.
 template <class S>
 bool score_labels(const ScoresProblem<S>& p, const std::int64_t* labels, std::int64_t ignored, S* scores);

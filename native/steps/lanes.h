@@ -102,7 +102,7 @@ class Numbers {
     const Lanes<W>& lanes;
     Records records;
     T* data;
-    int64_t chunk = 1, first = -1;  // what the tile has: so many steps, a power of two, from the first on
+    int64_t chunk = 1, first = -1;  // the steps of the tile: their number, a power of two, and the first
     Array<Real> tile;
 
     T* place(int l, int64_t n) const {
@@ -154,7 +154,7 @@ public:
         }
     }
 
-    // What was put into the room is written when the steps, in ascending or descending order, leave its chunk. A lane
+    // Numbers in the room are written when the steps, in ascending or descending order, leave its chunk. A lane
     // that has ended writes, too: zeros, in descending order, which are overwritten where it has steps.
     void finish(int64_t n, bool ascending) {
         if (in_place || !data) return;

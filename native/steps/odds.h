@@ -1,5 +1,5 @@
-// What a step of a chain of two states passes on (see pair.cpp): δ, the value of state 1 less that of state 0, in the
-// unit of Ω.
+// The number that a step of a chain of two states passes on (see pair.cpp): δ = v(1) − v(0), the difference of the values
+// of the states, in the unit of Ω.
 #pragma once
 
 #include <cmath>
@@ -16,15 +16,15 @@ struct Shift {
     S sum, factor;
 };
 
-// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and that of state 0: not as
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and the probability of state 0: not as
 // 1 − q, which would lose the digits of small probabilities.
 template <class V>
 struct Before {
     V q, q_less, r, r_less;
 };
 
-// What δ is kept as, and how it goes on, F: `begin` of a first step's, `next` of a further one's, given what a first
-// step with its score would have. It is not for scores farther from 0 than `far`.
+// The representation of δ, and the function F that updates it: `begin` for a first step, `next` for a further one, given
+// the representation that a first step with its score would have. It is not for scores farther from 0 than `far`.
 
 // By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
 template <class S, class Omega>
@@ -70,7 +70,7 @@ struct Odds {
     static V curvature(V, Shift<S>, V q, V less) { return q * less; }
 };
 
-// The scores that sequences share, as differences of state 1 to state 0, and what those of the steps are multiplied by.
+// The scores that sequences share, as differences of state 1 to state 0, and the factor of the scores of steps.
 template <class S>
 struct Shared {
     S scale, unit;

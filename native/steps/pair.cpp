@@ -1,6 +1,6 @@
 // The marginals of chains of two states, with sequences in the lanes.
 //
-// All that a step passes on is δ, the value of state 1 less that of state 0. With f(u) = max_Ω(u, 0), and a = W[1,1] −
+// A step passes on only δ = v(1) − v(0), the difference of the values of the states. With f(u) = max_Ω(u, 0), and a = W[1,1] −
 // W[1,0], b = W[0,1] − W[0,0] by transitions W[current, previous],
 //
 //     δ_t = y_t + W[1,0] − W[0,0] + f(δ_{t−1} + a) − f(δ_{t−1} + b),   y_t = e_t(1) − e_t(0),
@@ -46,7 +46,7 @@ struct Unit {
     int64_t longest;
     S *const room, *const records;  // room: (steps, places, vectors, lanes), records: (steps, 2, lanes)
 
-    // What is written is read in whole vectors.
+    // Results are read in whole vectors.
     static int64_t size(int64_t steps) { return (steps + W) * (gap + 2 * W); }
 
     // The u-th unit, where so many sequences as `sharing` says have their steps in common.

@@ -1,4 +1,4 @@
-// The sweeps of a chain (Algorithms 3 and 4 of the paper, mended) over a unit of work, step by step.
+// The sweeps of a chain (Algorithms 3 and 4 of the paper, corrected) over a unit of work, step by step.
 #pragma once
 
 #include "maxima.h"
@@ -145,7 +145,7 @@ private:
     }
 };
 
-// What the forward sweep has left.
+// The results of the forward sweep.
 template <class U>
 class Tape {
     using S = typename U::S;
@@ -164,7 +164,7 @@ public:
           thresholds(of.lanes, tape + of.thresholds_place(), of.tape_records()),
           padded(scratch<Real>(of.cells)) {}
 
-    // The values after step n, −∞ for what is no state.
+    // The values after step n, −∞ in the padding.
     const Real* after(int64_t n) {
         const Real* const from = values.at(n);
         if (U::across) return from;
@@ -185,7 +185,7 @@ public:
     }
 };
 
-// The tangent forward sweep: v̇ before each step, relative to that of a best state, and for J y = s∘(y − mean) the mean
+// The tangent forward sweep: v̇ before each step, relative to the best state, and for J y = s∘(y − mean) the mean
 // ⟨s, y⟩/Σs of the edges into each state.
 template <class M>
 class Tangent {
