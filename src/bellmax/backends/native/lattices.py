@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call, contiguous, empty_like
-from bellmax.modes import cached_when_eager
 from bellmax.programs.checks import reject_overflow
 from bellmax.programs.lattice import LatticeProgram
 from bellmax.programs.table import PLACES, Table, Term
@@ -19,6 +19,9 @@ from bellmax.tensors import Tensors
 
 _MAX_STATES, _MAX_MOVES, _MAX_AXES = 8, 16, 3  # as in native/lattice/lattice.h
 _KINDS = "i", "j", "x", "y", "at"  # the order of Follows there
+
+
+_NO_INTEGERS: tuple[None, None, list[Tensor], list[Tensor]] = (None, None, [], [])
 
 
 class NativeLattice:
@@ -32,7 +35,8 @@ class NativeLattice:
 
     def __init__(self, program: LatticeProgram) -> None:
         self.program = program
-        self._goes_by_rows = all(move.di > 0 for move in program.table.moves)
+        size = row_tape_size if all(move.di > 0 for move in program.table.moves) else strip_tape_size
+        self._tape_size = lru_cache(maxsize=256)(partial(size, program.table))
         coefficients = tuple(float(term.coefficient) for _, term, _ in program.table.reads)
         assert loading.kernels is not None
         self._prepared = loading.kernels.prepare_lattice(table_bytes(program.table), coefficients)
@@ -46,23 +50,26 @@ class NativeLattice:
         """Call a kernel with the scores, the index and Ω, and then ``args``."""
         kernel = omega.kernel
         assert kernel is not None
-        rows, columns = self.program.size(theta, index)
-        lengths, band, *integers = contiguous(index) if index else (None, None)
-        labels = self.program.table.labels
-        tensors = contiguous(theta), integers[:labels], integers[labels:]
+        size = self.program.size(theta, index)
+        lengths, band, labels, masks = self._integers(index) if index else _NO_INTEGERS
+        scores = [t.contiguous() for t in theta]
         try:
-            return call(name, self._prepared, rows, columns, lengths, band, *kernel, *tensors, *args)
+            return call(name, self._prepared, *size, lengths, band, *kernel, scores, labels, masks, *args)
         except ValueError:
             self.program.check_index(theta, index)  # raises a message with the argument and the value
             raise
 
-    @cached_when_eager
-    def _tape_size(self, rows: int, columns: int) -> int:
-        size = row_tape_size if self._goes_by_rows else strip_tape_size
-        return size(self.program.table, rows, columns)
+    def _integers(self, index: Tensors) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """Return lengths, bands, labels and masks."""
+        lengths, band, *others = contiguous(index)
+        count = self.program.table.labels
+        return lengths, band, others[:count], others[count:]
 
     def empty_tape(self, theta: Tensors, index: Tensors) -> Tensor:
-        return _new_tape(theta, self._tape_size(*self.program.size(theta, index)))
+        rows, columns = self.program.size(theta, index)
+        is_known = type(rows) is type(columns) is int  # torch.compile has symbols, which cannot be keys
+        size = self._tape_size if is_known else self._tape_size.__wrapped__
+        return _new_tape(theta, size(rows, columns))
 
     def value(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         return self._forward(theta, _new_tape(theta, 0), index, omega)
