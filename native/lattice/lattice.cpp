@@ -163,7 +163,8 @@ void with_nodes_of(const LatticeProblem& p, const Lattice& one, Action action) {
     with_nodes(p.omega, p.is_double, one.tape[0] == 1, action);
 }
 
-void hessian(const LatticeProblem& p, const double* seed, const TermTensor* z, const TermTensor* out) {
+// The gradients or, if there is a direction z, their derivative along it.
+void differentiate(const LatticeProblem& p, const double* seed, const TermTensor* z, const TermTensor* out) {
     const Batch batch{p, table_of(p), SlotPlan(p), z};
     const bool by_rows = p.goes_by_rows();
     const Gradients gradients(p, out, [&](int n) { return !by_rows && batch.plan.is_written(n); });
@@ -177,7 +178,7 @@ void hessian(const LatticeProblem& p, const double* seed, const TermTensor* z, c
     gradients.finish();
 }
 
-void backward(const LatticeProblem& p, const double* seed, const TermTensor* out) { hessian(p, seed, nullptr, out); }
+void backward(const LatticeProblem& p, const double* seed, const TermTensor* out) { differentiate(p, seed, nullptr, out); }
 
 void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {
     const int64_t longest = p.longest();
@@ -200,7 +201,7 @@ void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int6
 }  // namespace
 
 LatticeKernels lattice_kernels() {
-    return {tape_size, forward, forward_block, Products::can_take, backward, hessian, sample};
+    return {tape_size, forward, forward_block, Products::can_take, backward, differentiate, sample};
 }
 
 }  // namespace BELLMAX_ARCH

@@ -50,8 +50,9 @@ class Detour:
 def _fused_on_cpu(native: FusedKernels) -> FusedKernels:
     """Wrap the fused kernels that move less data than the sweeps.
 
-    ``label_scores`` is left out because the device can pick a few scores without a copy, and ``long_pairs`` because its
-    costs come from a function of the caller, which may hold tensors on the device. The device computes ``pair_costs``.
+    Three are left out. For ``label_scores``, the device can pick a few scores without a copy. The costs of
+    ``long_pairs`` come from a function of the caller, which may hold tensors on the device. The device computes
+    ``pair_costs`` itself.
     """
     return FusedKernels(
         chain_marginals=native.chain_marginals and _DifferentiableOnCpu(native.chain_marginals),

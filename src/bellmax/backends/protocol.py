@@ -53,12 +53,12 @@ class Sweeps(Protocol):
         ...
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
-        """K sampled paths, in the format of ``Layout.empty_paths``. The n-th choice along a path consumes the n-th of
+        """K sampled paths, in the format of ``Program.empty_paths``. The n-th choice along a path consumes the n-th of
         its ``uniforms`` (B, K, choices)."""
         ...
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        """Scores (B, k) of the best paths, descending, and the paths in the format of ``Layout.empty_paths``."""
+        """Scores (B, k) of the best paths, descending, and the paths in the format of ``Program.empty_paths``."""
         ...
 
 
