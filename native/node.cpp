@@ -32,7 +32,7 @@ Vec<float> two_edges(V first, V second) {
 
 // The scores of W nodes, less `base`, in Ω's precision.
 template <class Real>
-struct Scores {
+struct NodeScores {
     static constexpr int64_t at_once = lanes_of<Real> / W;
     Matrix of;
     const double* x;
@@ -83,9 +83,9 @@ class KernelsOf final : public Kernels {
             const V own = load(threshold + c);
             V top = V{} - infinity<double>;
             for_edges(of, c, [&](int64_t place) { top = greater<double>(load(x + place), top); });
-            const Scores<Real> scores{of, x + c, top > V{} - infinity<double> ? top : V{}};
+            const NodeScores<Real> scores{of, x + c, top > V{} - infinity<double> ? top : V{}};
             R tau;
-            if constexpr (Scores<Real>::at_once == 1) tau = own;
+            if constexpr (NodeScores<Real>::at_once == 1) tau = own;
             else tau = two_edges(own, own);
             for (int64_t k = 0; k < of.edges; k += scores.at_once) {
                 R r = scores.read(k);
@@ -116,7 +116,7 @@ public:
                 const auto is_reached = top > none;
                 const V base = is_reached ? top : V{};
                 R tau, above;
-                omega.solve(Scores<Real>{of, x + c, base}, R{}, tau, above);
+                omega.solve(NodeScores<Real>{of, x + c, base}, R{}, tau, above);
                 store(value + c, is_reached ? base + first_edge(above) : none);
                 store(threshold + c, is_reached ? first_edge(tau) : V{});
             }

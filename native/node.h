@@ -55,7 +55,8 @@ void shares(Matrix, const double* q, const double* mass, double* part);
 // e = q/Σq times the mass of the node, added to e if `adds`.
 void share(Matrix, const double* q, const double* mass, bool adds, double* e);
 
-// Which of `count` edges, `stride` apart, a uniform number chooses, for probabilities that sum to `sum`; −1 if all are 0.
+// Which of `count` edges, `stride` apart, a uniform number chooses, for probabilities that sum to `sum`; −1 if all are
+// 0.
 template <class R>
 inline std::int64_t draw(const R* q, std::int64_t count, double sum, double uniform, std::int64_t stride = 1) {
     const double bar = uniform * sum;

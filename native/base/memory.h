@@ -16,8 +16,8 @@
 
 namespace bellmax {
 
-// Memory that begins where a line of the cache does. A thread keeps some of what it gives back: in threads that take and
-// give all the time the allocator would return pages and ask for them again.
+// Memory that begins where a line of the cache does. A thread keeps some of what it gives back: in threads that take
+// and give all the time the allocator would return pages and ask for them again.
 void* take_memory(std::size_t bytes);
 void give_memory(void* data) noexcept;
 

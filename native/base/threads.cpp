@@ -89,7 +89,9 @@ void run_on_threads(int threads, Work work, void* data) {
 void give_way() { std::this_thread::yield(); }
 void sleep_briefly() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-InterruptCheck::InterruptCheck() : outer(called), next_poll(milliseconds() + poll_interval) { attached = called = this; }
+InterruptCheck::InterruptCheck() : outer(called), next_poll(milliseconds() + poll_interval) {
+    attached = called = this;
+}
 
 InterruptCheck::~InterruptCheck() { attached = called = outer; }
 

@@ -1,6 +1,6 @@
 // Threads: a loop over work that they share, a queue that they take from in turn, and a way to wait for each other. An
-// exception leaves each as it leaves a plain loop, and numbers too small for their format are 0 inside: they are slow, and
-// their digits are lost anyhow.
+// exception leaves each as it leaves a plain loop, and numbers too small for their format are 0 inside: they are slow,
+// and their digits are lost anyhow.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +22,16 @@ namespace bellmax {
 // runtime that torch has loaded: a second pool would compete with it for the cores.
 void run_on_threads(int threads, void (*work)(void*), void* data);
 
-// Lets other threads run, at once or for a millisecond. (The header of std::thread takes longer to compile than some kernels.)
+// Lets other threads run, at once or for a millisecond. (The header of std::thread takes longer to compile than some
+// kernels.)
 void give_way();
 void sleep_briefly();
 
 // Thrown in every thread of a kernel that is interrupted.
 struct Interrupted {};
 
-// The interrupts of one call of a kernel. It exists while the kernel runs, on the thread that called it. Threads that help
-// attach to it.
+// The interrupts of one call of a kernel. It exists while the kernel runs, on the thread that called it. Threads that
+// help attach to it.
 class InterruptCheck {
     InterruptCheck* const outer;  // a signal handler may call a kernel
     std::atomic<bool> is_interrupted{false};
@@ -121,7 +122,7 @@ public:
 // body(n, slot) for n < count. Slot t < threads has n = t, t + threads, …, in every run the same.
 template <class Body>
 void parallel_for(std::int64_t count, int threads, Body body) {
-    struct Region {
+    struct Loop {
         Body& body;
         std::int64_t count;
         int slots;
@@ -161,17 +162,17 @@ void parallel_for(std::int64_t count, int threads, Body body) {
             }
         }
     };
-    Region region{body, count, int(std::min<std::int64_t>(std::max(threads, 1), count))};
+    Loop region{body, count, int(std::min<std::int64_t>(std::max(threads, 1), count))};
     if (region.slots > 1) {
-        run_on_threads(region.slots, [](void* data) { static_cast<Region*>(data)->work(); }, &region);
+        run_on_threads(region.slots, [](void* data) { static_cast<Loop*>(data)->work(); }, &region);
     } else {
         region.work();
     }
     region.failure.rethrow();
 }
 
-// body(n, own) for n < count, each thread taking the next one, so that no thread waits for a body that has not begun. make()
-// returns the working memory of a thread.
+// body(n, own) for n < count, each thread taking the next one, so that no thread waits for a body that has not begun.
+// make() returns the working memory of a thread.
 template <class Make, class Body>
 void take_turns(std::int64_t count, int threads, Make make, Body body) {
     std::atomic<std::int64_t> next{0};
@@ -199,7 +200,8 @@ public:
         counters[static_cast<std::size_t>(n)].done.store(done, std::memory_order_release);
     }
     void wait(std::int64_t n, std::int64_t done) const {
-        for (int spins = 0; counters[static_cast<std::size_t>(n)].done.load(std::memory_order_acquire) < done; ++spins) {
+        for (int spins = 0; counters[static_cast<std::size_t>(n)].done.load(std::memory_order_acquire) < done;
+             ++spins) {
             failure.rethrow();
             if (spins > 1000) {
                 check_interrupt();

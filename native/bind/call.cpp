@@ -127,7 +127,8 @@ Tensor by_exchange(PyObject* source) {
 
 void copy_sizes(const Owned& sizes, int64_t* to) {
     needs_type(sizes.get());
-    for (Py_ssize_t d = 0; d < PyTuple_Size(sizes.get()); ++d) to[d] = PyLong_AsLongLong(PyTuple_GetItem(sizes.get(), d));
+    for (Py_ssize_t d = 0; d < PyTuple_Size(sizes.get()); ++d)
+        to[d] = PyLong_AsLongLong(PyTuple_GetItem(sizes.get(), d));
 }
 
 Tensor by_attributes(PyObject* source) {

@@ -42,11 +42,11 @@ enum class Kind { float32, float64, int32, int64, boolean };
 
 template <class T>
 constexpr Kind kind_of() {
-    using Plain = std::remove_const_t<T>;
-    if constexpr (std::is_same_v<Plain, float>) return Kind::float32;
-    if constexpr (std::is_same_v<Plain, double>) return Kind::float64;
-    if constexpr (std::is_same_v<Plain, std::int32_t>) return Kind::int32;
-    if constexpr (std::is_same_v<Plain, bool>) return Kind::boolean;
+    using Value = std::remove_const_t<T>;
+    if constexpr (std::is_same_v<Value, float>) return Kind::float32;
+    if constexpr (std::is_same_v<Value, double>) return Kind::float64;
+    if constexpr (std::is_same_v<Value, std::int32_t>) return Kind::int32;
+    if constexpr (std::is_same_v<Value, bool>) return Kind::boolean;
     return Kind::int64;
 }
 
@@ -145,8 +145,8 @@ public:
 // True on the thread on which Python handles signals.
 bool is_main_thread();
 
-// Other threads of Python may run in the meantime. If a signal arrives, its handler runs; if that raises an exception, as for
-// Ctrl-C, the kernel stops and the exception is set.
+// Other threads of Python may run in the meantime. If a signal arrives, its handler runs; if that raises an exception,
+// as for Ctrl-C, the kernel stops and the exception is set.
 class WithoutPython final : InterruptCheck {
     const bool handles_signals = is_main_thread();
     PyThreadState* state = PyEval_SaveThread();

@@ -6,13 +6,13 @@
 namespace bellmax {
 namespace {
 
-struct Spans {
+struct SpanChart {
     template <class S>
     static ChartKernels<S> kernels() {
         return BELLMAX_BEST(span_kernels<S>());
     }
 };
-struct Arcs {
+struct ArcChart {
     template <class S>
     static ChartKernels<S> kernels() {
         return BELLMAX_BEST(arc_kernels<S>());
@@ -21,8 +21,8 @@ struct Arcs {
 
 // Calls end with the lengths, whether the root has one modifier, and the number of threads.
 template <class S>
-struct Problem : ChartProblem<S> {
-    explicit Problem(Call& call) : ChartProblem<S>{} {
+struct ChartCall : ChartProblem<S> {
+    explicit ChartCall(Call& call) : ChartProblem<S>{} {
         Call rest = call.split(3);
         const Tensor theta = call.tensor();
         this->theta = Call::array<const S>({any_size, any_size, any_size}, theta);
@@ -31,7 +31,8 @@ struct Problem : ChartProblem<S> {
         need(theta.shape[2] == this->places && this->places >= 1, "theta does not fit a chart");
         this->lengths = rest.array<const int64_t>({this->batch});
         for (int64_t n = 0; n < this->batch; ++n) {
-            need(this->lengths[n] >= 1 && this->lengths[n] <= this->places, "lengths are from 1 to the places of theta");
+            need(this->lengths[n] >= 1 && this->lengths[n] <= this->places,
+                 "lengths are from 1 to the places of theta");
         }
         this->single_root = rest.integer() != 0;
         this->threads = threads_for(this->batch * this->places * this->places * this->places / 8, int(rest.integer()));
@@ -44,7 +45,7 @@ struct Problem : ChartProblem<S> {
 
 template <class Model, class S>
 bool forward(Call& call) {
-    const Problem<S> p(call);
+    const ChartCall<S> p(call);
     S* const value = call.array<S>({p.batch});
     const auto forward = Model::template kernels<S>().forward;
     if (call.skips_none()) return run(forward, p, value, static_cast<S*>(nullptr), 0);
@@ -56,7 +57,7 @@ bool forward(Call& call) {
 
 template <class Model, class S>
 bool hessian(Call& call) {
-    const Problem<S> p(call);
+    const ChartCall<S> p(call);
     const auto seed = call.vector<S>(p.batch);
     const S* const z = p.template scores<const S>(call);
     return run(Model::template kernels<S>().hessian, p, seed.data(), z, p.template scores<S>(call));
@@ -66,7 +67,7 @@ bool hessian(Call& call) {
 
 }  // namespace
 
-PyMethodDef chart_methods[] = {SWEEP(forward, "spans_", Spans), SWEEP(hessian, "spans_", Spans),
-                               SWEEP(forward, "arcs_", Arcs), SWEEP(hessian, "arcs_", Arcs), {}};
+PyMethodDef chart_methods[] = {SWEEP(forward, "spans_", SpanChart), SWEEP(hessian, "spans_", SpanChart),
+                               SWEEP(forward, "arcs_", ArcChart), SWEEP(hessian, "arcs_", ArcChart), {}};
 
 }  // namespace bellmax

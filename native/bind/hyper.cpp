@@ -58,7 +58,8 @@ void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group,
     graph.group = group.data;
 }
 
-// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the rest.
+// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the
+// rest.
 constexpr int index_parts = 6;
 
 Hypergraph read_graph(Call& call, int64_t weights) {
@@ -87,8 +88,8 @@ Hypergraph read_graph(Call& call, int64_t weights) {
 }
 
 template <class S>
-struct Problem : HyperProblem<S> {
-    explicit Problem(Call& call) : HyperProblem<S>{} {
+struct HyperCall : HyperProblem<S> {
+    explicit HyperCall(Call& call) : HyperProblem<S>{} {
         Call index = call.split(index_parts + 3);
         const Tensor theta = call.tensor();
         this->theta = Call::array<const S>({any_size, any_size}, theta);
@@ -114,27 +115,29 @@ struct Problem : HyperProblem<S> {
 
 // With the tape that forward wrote.
 template <class S>
-struct Taped : Problem<S> {
-    explicit Taped(Call& call) : Problem<S>(call) { this->tape = this->template take_tape<const double>(call); }
+struct TapedHyperCall : HyperCall<S> {
+    explicit TapedHyperCall(Call& call) : HyperCall<S>(call) {
+        this->tape = this->template take_tape<const double>(call);
+    }
 };
 
 template <class S>
 bool forward(Call& call) {
-    const Problem<S> p(call);
+    const HyperCall<S> p(call);
     S* const value = call.array<S>({p.batch});
     return run(kernels<S>().forward, p, value, p.template take_tape<double>(call));
 }
 
 template <class S>
 bool backward(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     const auto seed = call.vector<S>(p.batch);
     return run(kernels<S>().backward, p, seed.data(), p.template by_weight<S>(call));
 }
 
 template <class S>
 bool hessian(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     const auto seed = call.vector<S>(p.batch);
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().hessian, p, seed.data(), z, p.template by_weight<S>(call));
@@ -142,27 +145,27 @@ bool hessian(Call& call) {
 
 template <class S>
 bool log_transitions(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     return run(kernels<S>().log_transitions, p, p.template by_edge<S>(call));
 }
 
 template <class S>
 bool log_transitions_jvp(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     const S* const z = p.template by_weight<const S>(call);
     return run(kernels<S>().log_transitions_jvp, p, z, p.template by_edge<S>(call));
 }
 
 template <class S>
 bool log_transitions_vjp(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     const S* const cotangent = p.template by_edge<const S>(call);
     return run(kernels<S>().log_transitions_vjp, p, cotangent, p.template by_weight<S>(call));
 }
 
 template <class S>
 bool sample(Call& call) {
-    const Taped<S> p(call);
+    const TapedHyperCall<S> p(call);
     const Tensor uniforms = call.tensor();
     const double* const numbers = Call::array<const double>({p.batch, any_size, any_size}, uniforms);
     const int64_t draws = uniforms.shape[1], choices = uniforms.shape[2];
@@ -174,7 +177,7 @@ bool sample(Call& call) {
 
 template <class S>
 bool topk(Call& call) {
-    const Problem<S> p(call);
+    const HyperCall<S> p(call);
     const Tensor scores = call.tensor();
     S* const best = Call::array<S>({p.batch, any_size}, scores);
     const int64_t k = scores.shape[1];

@@ -42,9 +42,9 @@ public:
     }
 };
 
-// A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbours: lines as long as the
-// rows of the pair. At the end of the arguments: the rows, the columns and the band of the pair, the first row and column
-// of the block, Ω, threads.
+// A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbours: lines as long as
+// the rows of the pair. At the end of the arguments: the rows, the columns and the band of the pair, the first row and
+// column of the block, Ω, threads.
 template <class S>
 struct Block : LatticeProblem {
     int64_t pair[2];
@@ -210,9 +210,10 @@ SlotTerm term_of(const int64_t* integers, double coefficient, int slots) {
 }
 
 // From integers: −1 if scores are costs, else 1; the number of states; the place and the states, as bits, where paths
-// start, the same where they end; the number of moves; for each move, rows, columns, the state that it leads from and the
-// one that it leads to; for each term, the slot, the number of a score or of a mask, 1 for a mask, and for each of three
-// axes what it follows, the offset, and the constant or the number of the labels. And the coefficients of the terms.
+// start, the same where they end; the number of moves; for each move, rows, columns, the state that it leads from and
+// the one that it leads to; for each term, the slot, the number of a score or of a mask, 1 for a mask, and for each of
+// three axes what it follows, the offset, and the constant or the number of the labels. And the coefficients of the
+// terms.
 PyObject* prepare_lattice(Call& call) {
     const auto integers = call.integers();
     const auto coefficients = call.numbers();
@@ -287,7 +288,8 @@ struct Lattice : LatticeProblem {
     }
     void bind_term(SlotTerm& term, const std::vector<Tensor>& labels) const {
         if (term.is_mask) term.tensor += score_tensors;
-        need(term.tensor < int(read.size()) && term.is_mask == (term.tensor >= score_tensors), "a term is out of range");
+        need(term.tensor < int(read.size()) && term.is_mask == (term.tensor >= score_tensors),
+             "a term is out of range");
         for (int d = 0; d < read[std::size_t(term.tensor)].dims; ++d) {
             TermAxis& axis = term.axes[d];
             if (axis.follows != Follows::label_of_row && axis.follows != Follows::label_of_column) continue;

@@ -131,8 +131,8 @@ struct Scored : ScoresProblem<S> {
 
 // With the tape that forward wrote.
 template <class S, class Chain>
-struct Taped : Chain {
-    explicit Taped(Call& call) : Chain(call) {
+struct TapedChain : Chain {
+    explicit TapedChain(Call& call) : Chain(call) {
         this->tape = call.array<const S>({this->batch, 2, this->steps + 1, this->states});
     }
 };
@@ -149,14 +149,14 @@ bool forward(Call& call) {
 
 template <class S, class Chain>
 bool backward(Call& call) {
-    const Taped<S, Chain> p(call);
+    const TapedChain<S, Chain> p(call);
     const auto seed = call.vector<S>(p.batch);
     return run(kernels<S>().backward, p, seed.data(), p.template like<S>(call));
 }
 
 template <class S, class Chain>
 bool hessian(Call& call) {
-    const Taped<S, Chain> p(call);
+    const TapedChain<S, Chain> p(call);
     const auto seed = call.vector<S>(p.batch);
     const auto z = p.template like<const S>(call);
     return run(kernels<S>().hessian, p, seed.data(), z, p.template like<S>(call));
@@ -164,7 +164,7 @@ bool hessian(Call& call) {
 
 template <class S, class Chain>
 bool sample(Call& call) {
-    const Taped<S, Chain> p(call);
+    const TapedChain<S, Chain> p(call);
     const Tensor uniforms = call.tensor();
     int64_t* const sequences = call.array<int64_t>({p.batch, any_size, p.steps});
     const int64_t draws = uniforms.shape[1];
@@ -183,14 +183,14 @@ bool topk(Call& call) {
 
 template <class S>
 bool log_transitions(Call& call) {
-    const Taped<S, Dense<S>> p(call);
+    const TapedChain<S, Dense<S>> p(call);
     return run(kernels<S>().log_transitions, p, p.template like<S>(call).transitions);
 }
 
 // The derivative of log q along a direction, or the other way.
 template <class S, bool forwards>
 bool log_transitions_product(Call& call) {
-    const Taped<S, Dense<S>> p(call);
+    const TapedChain<S, Dense<S>> p(call);
     const auto z = p.template like<const S>(call);
     const auto kernel = forwards ? kernels<S>().log_transitions_jvp : kernels<S>().log_transitions_vjp;
     return run(kernel, p, z.transitions, p.template like<S>(call).transitions);

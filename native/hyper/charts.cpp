@@ -2,7 +2,8 @@
 //
 // Each lane of a vector holds another sentence. Rows of items are computed from the last to the first, in blocks of
 // columns whose sums stay in registers. Derivatives are computed from the first row to the last: with
-// f(i, j) = exp θ · ∂value/∂item(i, j), the derivative by an item is a sum over f in the row and the column of the item.
+// f(i, j) = exp θ · ∂value/∂item(i, j), the derivative by an item is a sum over f in the row and the column of the
+// item.
 //
 // The Hessian product is the derivative of the gradient along z. The same sums of dual numbers compute it.
 #include "charts.h"
@@ -23,18 +24,18 @@ namespace {
 using std::int64_t;
 constexpr double none = -std::numeric_limits<double>::infinity(), unit = 1.44269504088896340735992468;
 
-enum class Weight { one, forth, back };  // 1, or exp θ[i, j], or exp θ[j, i]
+enum class ArcFactor { one, forth, back };  // 1, or exp θ[i, j], or exp θ[j, i]
 
-struct Target {
+struct RuleTarget {
     int kind;
-    Weight weight;
+    ArcFactor weight;
 };
 
 // The sum over 0 ≤ t < j − i of left(i, i + left_shift + t) · right(i + right_shift + t, j), times a weight.
 struct Rule {
     int left, left_shift, right, right_shift;
     int targets;
-    Target target[2];
+    RuleTarget target[2];
 };
 
 // A span is a word, or two spans.
@@ -42,7 +43,7 @@ struct Spans {
     static constexpr int kinds = 1, root = 0;
     static constexpr bool has_words = true;
     static constexpr int count = 1;
-    static constexpr Rule rules[count] = {{0, 0, 0, 1, 1, {{0, Weight::forth}}}};
+    static constexpr Rule rules[count] = {{0, 0, 0, 1, 1, {{0, ArcFactor::forth}}}};
 };
 
 // An incomplete item has an arc between its ends, forth or back; a complete one has all modifiers of its one end.
@@ -51,9 +52,9 @@ struct Arcs {
     static constexpr int kinds = 4, root = right;
     static constexpr bool has_words = false;
     static constexpr int count = 3;
-    static constexpr Rule rules[count] = {{right, 0, left, 1, 2, {{forth, Weight::forth}, {back, Weight::back}}},
-                                          {forth, 1, right, 1, 1, {{right, Weight::one}}},
-                                          {left, 0, back, 0, 1, {{left, Weight::one}}}};
+    static constexpr Rule rules[count] = {{right, 0, left, 1, 2, {{forth, ArcFactor::forth}, {back, ArcFactor::back}}},
+                                          {forth, 1, right, 1, 1, {{right, ArcFactor::one}}},
+                                          {left, 0, back, 0, 1, {{left, ArcFactor::one}}}};
 };
 
 // One number for each lane. Vector is double for a single sentence.
@@ -223,7 +224,7 @@ template <class Model, class N>
 class Chart {
     using V = typename N::V;
     using Mask = typename N::Mask;
-    using Scores = Vec<double>;  // of all lanes, or of neighbours in a row if there is one lane
+    using ScoreVector = Vec<double>;  // of all lanes, or of neighbours in a row if there is one lane
     static constexpr int W = N::lanes, all = lanes_of<double>, columns = all / W;
     static constexpr int block = W > 1 ? 8 / N::parts : 8;  // columns whose sums stay in registers
     static constexpr int64_t tile = 16;                     // rows that read the same columns one after another
@@ -237,7 +238,7 @@ class Chart {
     V last{};
     double centre[W] = {};
     N share;  // the derivative of the value by the root
-    Extremes<Scores> exponents;
+    Extremes<ScoreVector> exponents;
     Extremes<V> items;
     Mask is_bad{};
     Pace pace;
@@ -249,7 +250,7 @@ public:
     template <class S>
     bool solve(const Sentences& group, const S* theta, const S* z) {
         size = *std::max_element(group.length, group.length + W);
-        exponents = Extremes<Scores>();
+        exponents = Extremes<ScoreVector>();
         items = Extremes<V>();
         is_bad = Mask{};
         double ends[W];
@@ -353,8 +354,8 @@ private:
                 }
             }
         }
-        // All trees have equally many words, or arcs. From the score of each we subtract a guess of how much a word adds
-        // to the value: the mean score, and the growth of the number of trees.
+        // All trees have equally many words, or arcs. From the score of each we subtract a guess of how much a word
+        // adds to the value: the mean score, and the growth of the number of trees.
         const V guess = Model::has_words ? words.get() + rest.get() + 1.4 : rest.get() + 1.9;
         std::memcpy(centre, &guess, sizeof centre);
     }
@@ -363,29 +364,29 @@ private:
         for (int64_t i = 0; i < size; ++i) {
             for (int64_t j = read_begin(i); j < read_end(); j += columns) {
                 double* const own = weight.at(0, i, j);
-                const Scores score = load(own), x = (score - guesses(i, j)) * unit, result = exp2_of(x);
-                const auto is_there = score > Scores{} + none;
-                exponents.add(is_there ? x : Scores{});
+                const ScoreVector score = load(own), x = (score - guesses(i, j)) * unit, result = exp2_of(x);
+                const auto is_there = score > ScoreVector{} + none;
+                exponents.add(is_there ? x : ScoreVector{});
                 store(own, result);
                 if constexpr (N::parts > 1) {
-                    store(own + weight.part, is_there ? result * load(own + weight.part) : Scores{});
+                    store(own + weight.part, is_there ? result * load(own + weight.part) : ScoreVector{});
                 }
             }
         }
     }
 
     // The guesses in a vector of scores. Of spans only the words have one.
-    Scores guesses(int64_t i, int64_t j) const {
-        if (Model::has_words && (i < j || i >= j + columns)) return Scores{};
+    ScoreVector guesses(int64_t i, int64_t j) const {
+        if (Model::has_words && (i < j || i >= j + columns)) return ScoreVector{};
         double guess[all];
         for (int l = 0; l < all; ++l) guess[l] = Model::has_words && i != j + l / W ? 0 : centre[l % W];
         return load(guess);
     }
 
     // The weight of an item. If the root has one modifier, only its whole item has a weight.
-    N weight_of(const Target& target, int64_t i, int64_t j) const {
-        if (target.weight == Weight::forth) return weight.get(0, i, j);
-        if (target.weight == Weight::back) return weight.get(0, j, i);
+    N weight_of(const RuleTarget& target, int64_t i, int64_t j) const {
+        if (target.weight == ArcFactor::forth) return weight.get(0, i, j);
+        if (target.weight == ArcFactor::back) return weight.get(0, j, i);
         N one;
         one.x += 1;
         return single_root && target.kind == Model::root && i == 0 ? one.where(last == V{} + double(j)) : one;
@@ -441,7 +442,7 @@ private:
         for (int t = 0; t < rule.targets; ++t) {
             const N own = weight_of(rule.target[t], i, j), item = own.times(sum);
             inside.put(rule.target[t].kind, i, j, item);
-            items.add((own.x > V{}) & (sum.x > V{}) ? item.x : V{} + 1);
+            items.add(((own.x > V{}) & (sum.x > V{})) ? item.x : V{} + 1);
         }
     }
 
@@ -466,7 +467,7 @@ private:
             for (int r = Model::count - 1; r >= 0; --r) {
                 N sum;
                 for (int t = 0; t < Model::rules[r].targets; ++t) {
-                    const Target target = Model::rules[r].target[t];
+                    const RuleTarget target = Model::rules[r].target[t];
                     const N own = sums[target.kind][column - j];
                     sum.add(give(target, i, column, complete(target.kind, i, column, end, own)));
                 }
@@ -495,11 +496,11 @@ private:
     }
 
     // Replaces the weight of an item by the derivative by its score, and returns the item's term of f.
-    __attribute__((always_inline)) N give(const Target& target, int64_t i, int64_t j, N derivative) const {
+    __attribute__((always_inline)) N give(const RuleTarget& target, int64_t i, int64_t j, N derivative) const {
         const N own = weight_of(target, i, j);
         const V result = derivative.times(inside.get(target.kind, i, j)).result();
-        if (target.weight == Weight::forth) std::memcpy(weight.at(0, i, j), &result, sizeof result);
-        if (target.weight == Weight::back) std::memcpy(weight.at(0, j, i), &result, sizeof result);
+        if (target.weight == ArcFactor::forth) std::memcpy(weight.at(0, i, j), &result, sizeof result);
+        if (target.weight == ArcFactor::back) std::memcpy(weight.at(0, j, i), &result, sizeof result);
         return own.times(derivative);
     }
 };

@@ -1,5 +1,5 @@
-// The interface for the binding: trees over a sentence under negentropy, in exp space. A shortcut: the graphs of the same
-// trees, stored, are swept under any Ω.
+// The interface for the binding: trees over a sentence under negentropy, in exp space. A shortcut: the graphs of the
+// same trees, stored, are swept under any Ω.
 #pragma once
 
 #include <cstdint>

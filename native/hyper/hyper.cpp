@@ -77,7 +77,7 @@ void backward(const HyperProblem<S>& problem, const S* seed, S* by_weight) {
 
 // Along a direction z: the change of every node's value, and its mean (node.h).
 template <class AnySweep>
-class Tangent {
+class NodeTangents {
     const AnySweep& sweep;
     const typename AnySweep::Numbers z;
     const Array<double> value;
@@ -87,12 +87,13 @@ public:
 
     // visit(tile, mean) may read x, q, s and y of the tile.
     template <class Visit>
-    Tangent(const AnySweep& own, const typename AnySweep::Real* direction, Visit visit)
+    NodeTangents(const AnySweep& own, const typename AnySweep::Real* direction, Visit visit)
         : sweep(own), z(own.by_weight(direction)), value(own.zero_nodes()), mean(own.zero_nodes()) {
         sweep.up([&](const Tile& tile) {
             sweep.weigh(tile, true);
             gather(tile);
-            node::change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place], &mean[tile.place]);
+            node::change(tile.matrix, sweep.q.get(), sweep.s.get(), sweep.y.get(), &value[tile.place],
+                         &mean[tile.place]);
             visit(tile, &mean[tile.place]);
         });
     }
@@ -104,7 +105,7 @@ public:
 template <class S>
 void hessian(const HyperProblem<S>& problem, const S* seed, const S* z, S* by_weight) {
     for_sweeps(problem, nullptr, [&](const Sweep<S>& sweep) {
-        const Tangent<Sweep<S>> tangent(sweep, z, [](const Tile&, const double*) {});
+        const NodeTangents<Sweep<S>> tangent(sweep, z, [](const Tile&, const double*) {});
         // The source is the change of q, times the mass of the node, which Algorithm 1 computes in the same loop.
         const Array<double> first = sweep.at_root(seed), mass = sweep.zero_nodes();
         const auto source = [&](const Tile& tile) {
@@ -132,7 +133,7 @@ void find_log_q(const AnySweep& sweep, S* by_edge) {
 
 template <class AnySweep, class S>
 void find_log_q_jvp(const AnySweep& sweep, const S* z, S* by_edge) {
-    const Tangent<AnySweep> tangent(sweep, z, [&](const Tile& tile, const double* mean) {
+    const NodeTangents<AnySweep> tangent(sweep, z, [&](const Tile& tile, const double* mean) {
         double* const slope = sweep.q.get();
         sweep.omega.log_slope(tile.matrix, sweep.x.get(), sweep.thresholds(tile), slope);
         node::along(tile.matrix, slope, sweep.y.get(), mean, nullptr, sweep.e.get());

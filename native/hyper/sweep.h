@@ -73,30 +73,30 @@ struct StepTails {
 
 // A number for each row that a sweep takes.
 template <int64_t rows>
-struct Lanes {
+struct PerRow {
     static constexpr int64_t count = rows / lanes_of<double>;
     Vec<double> part[count];
 
-    static Lanes at(const double* from) {
-        Lanes all;
+    static PerRow at(const double* from) {
+        PerRow all;
         for (int64_t n = 0; n < count; ++n) all.part[n] = load(from + n * lanes_of<double>);
         return all;
     }
     // Entries that lie `stride` apart.
     template <class S>
-    static Lanes at(const S* from, int64_t stride) {
+    static PerRow at(const S* from, int64_t stride) {
         double own[rows];
         for (int64_t r = 0; r < rows; ++r) own[r] = double(from[r * stride]);
         return at(own);
     }
-    void add(double unit, const Lanes& other) {
+    void add(double unit, const PerRow& other) {
         for (int64_t n = 0; n < count; ++n) part[n] += unit * other.part[n];
     }
-    Lanes& operator+=(const Lanes& other) {
+    PerRow& operator+=(const PerRow& other) {
         for (int64_t n = 0; n < count; ++n) part[n] += other.part[n];
         return *this;
     }
-    Lanes& operator*=(const Lanes& other) {
+    PerRow& operator*=(const PerRow& other) {
         for (int64_t n = 0; n < count; ++n) part[n] *= other.part[n];
         return *this;
     }
@@ -105,22 +105,22 @@ struct Lanes {
     }
 };
 template <>
-struct Lanes<1> {
+struct PerRow<1> {
     double own;
 
-    static Lanes at(const double* from) { return {*from}; }
+    static PerRow at(const double* from) { return {*from}; }
     template <class S>
-    static Lanes at(const S* from, int64_t) {
+    static PerRow at(const S* from, int64_t) {
         return {double(*from)};
     }
-    void add(double unit, const Lanes& other) { own += unit * other.own; }
-    Lanes& operator+=(const Lanes& other) { return own += other.own, *this; }
-    Lanes& operator*=(const Lanes& other) { return own *= other.own, *this; }
+    void add(double unit, const PerRow& other) { own += unit * other.own; }
+    PerRow& operator+=(const PerRow& other) { return own += other.own, *this; }
+    PerRow& operator*=(const PerRow& other) { return own *= other.own, *this; }
     void to(double* where) const { *where = own; }
 };
 
-// Numbers (batch, count) under the names of weights or of edges, times a unit. Numbers that edges share are read often: `shared`
-// holds them by number and row of the sweep, (count, rows), or is null. All are rounded alike.
+// Numbers (batch, count) under the names of weights or of edges, times a unit. Numbers that edges share are read often:
+// `shared` holds them by number and row of the sweep, (count, rows), or is null. All are rounded alike.
 template <class S>
 struct Named {
     const S* first;  // the row that is the sweep's first
@@ -130,8 +130,9 @@ struct Named {
     Array<double> shared;
 
     template <int64_t rows>
-    void add(int64_t slot, Lanes<rows>& sum) const {
-        sum.add(unit, shared ? Lanes<rows>::at(&shared[name[slot] * rows]) : Lanes<rows>::at(first + name[slot], count));
+    void add(int64_t slot, PerRow<rows>& sum) const {
+        sum.add(unit,
+                shared ? PerRow<rows>::at(&shared[name[slot] * rows]) : PerRow<rows>::at(first + name[slot], count));
     }
 };
 
@@ -146,8 +147,8 @@ __attribute__((always_inline)) inline void for_edges(const Tile& tile, Rows rows
 }
 
 template <int64_t rows>
-__attribute__((always_inline)) inline void add_to(Lanes<rows> sum, double* to) {
-    sum += Lanes<rows>::at(to);
+__attribute__((always_inline)) inline void add_to(PerRow<rows> sum, double* to) {
+    sum += PerRow<rows>::at(to);
     sum.to(to);
 }
 
@@ -157,9 +158,9 @@ __attribute__((always_inline)) inline void gather_edges(const Tile& tile, Rows r
                                                         const Numbers& numbers, const double* __restrict of_nodes,
                                                         double* __restrict to) {
     for_edges(tile, rows, [&, to, of_nodes, tails](int64_t slot, int64_t k, int64_t place) {
-        Lanes<rows> sum{};
+        PerRow<rows> sum{};
         if (of_nodes) {
-            tails.for_each(slot, k, [&](int64_t node) { sum += Lanes<rows>::at(of_nodes + node * rows); });
+            tails.for_each(slot, k, [&](int64_t node) { sum += PerRow<rows>::at(of_nodes + node * rows); });
         }
         numbers.template add<rows>(slot, sum);
         sum.to(to + place);
@@ -171,7 +172,7 @@ template <class Rows, class Tails>
 __attribute__((always_inline)) inline void spread_edges(const Tile& tile, Rows rows, Tails tails,
                                                         const double* __restrict from, double* __restrict of_nodes) {
     for_edges(tile, rows, [=](int64_t slot, int64_t k, int64_t place) {
-        const auto own = Lanes<rows>::at(from + place);
+        const auto own = PerRow<rows>::at(from + place);
         tails.for_each(slot, k, [=](int64_t node) { add_to<rows>(own, of_nodes + node * rows); });
     });
 }
@@ -352,7 +353,8 @@ public:
     }
 
     // Leaves what edges have under their names.
-    __attribute__((noinline)) void scatter(const Tile& tile, const double* __restrict from, const int32_t* name, int64_t count, S* data) const {
+    __attribute__((noinline)) void scatter(const Tile& tile, const double* __restrict from, const int32_t* name,
+                                           int64_t count, S* data) const {
         S* __restrict const to = data + first * count;
         with_rows([=](auto rows) {
             for_edges(tile, rows, [=](int64_t slot, int64_t, int64_t place) {
@@ -379,10 +381,10 @@ public:
         S* __restrict const to = data + first * count;
         with_tails([=](auto rows, auto tails) {
             for (int64_t n = 0; n < tile.nodes; ++n) {
-                const auto part = Lanes<rows>::at(factor + n * rows);
+                const auto part = PerRow<rows>::at(factor + n * rows);
                 for (int64_t k = 0, slot = tile.slot + n * tile.edges; k < tile.edges; ++k, ++slot) {
                     double found[rows];
-                    auto own = Lanes<rows>::at(from + k * tile.matrix.columns + n * rows);
+                    auto own = PerRow<rows>::at(from + k * tile.matrix.columns + n * rows);
                     own *= part;
                     tails.for_each(slot, k, [=](int64_t node) { add_to<rows>(own, of_nodes + node * rows); });
                     own.to(found);
@@ -393,13 +395,14 @@ public:
     }
 
     // Adds what edges have to the number of their weight, once for edges in a row that share it.
-    __attribute__((noinline)) void add_up(const Tile& tile, const double* __restrict from, double* __restrict of_weights) const {
+    __attribute__((noinline)) void add_up(const Tile& tile, const double* __restrict from,
+                                          double* __restrict of_weights) const {
         const int32_t* const weight = graph.weight;
         const int64_t end = tile.slot + tile.nodes * tile.edges;
         with_rows([=](auto rows) {
-            Lanes<rows> sum{};
+            PerRow<rows> sum{};
             for_edges(tile, rows, [=, &sum](int64_t slot, int64_t, int64_t place) {
-                sum += Lanes<rows>::at(from + place);
+                sum += PerRow<rows>::at(from + place);
                 if (slot + 1 < end && weight[slot + 1] == weight[slot]) return;
                 add_to<rows>(sum, of_weights + weight[slot] * rows);
                 sum = {};

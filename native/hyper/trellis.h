@@ -80,8 +80,9 @@ public:
     }
 };
 
-// A sweep over the trellis of one sequence, with the interface of Sweep. It reads the values on the tape of the chain, but
-// solves for the thresholds of each tile: the tape has them in the precision of the chain, and in exp space not at all.
+// A sweep over the trellis of one sequence, with the interface of Sweep. It reads the values on the tape of the chain,
+// but solves for the thresholds of each tile: the tape has them in the precision of the chain, and in exp space not at
+// all.
 template <class S>
 class TrellisSweep : public EdgeNumbers {
 public:
@@ -112,7 +113,7 @@ private:
         bool rounds;
 
         template <int64_t rows>
-        void add(int64_t slot, Lanes<rows>& sum) const {
+        void add(int64_t slot, PerRow<rows>& sum) const {
             sum.own += unit * double(first[slot]);
             if (rounds) sum.own = double(S(sum.own));
         }

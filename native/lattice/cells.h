@@ -60,7 +60,7 @@ struct TwoNumbers {
     static constexpr bool has_dots = false, is_hard = false;
     static constexpr std::int32_t unreached = -(1 << 29), forbidden = -(1 << 28), reached = -(1 << 27);
 
-    struct Slot {
+    struct StoredNode {
         float part;
         std::int32_t whole;
     };
@@ -68,9 +68,9 @@ struct TwoNumbers {
         V part;
         Int whole;
     };
-    static bool alive(Slot slot) { return slot.whole > reached; }
-    static Node filled(Slot slot) { return {broadcast<float>(slot.part), Int{} + slot.whole}; }
-    static Slot lane(const Node& node, int l) { return {node.part[l], node.whole[l]}; }
+    static bool alive(StoredNode slot) { return slot.whole > reached; }
+    static Node filled(StoredNode slot) { return {broadcast<float>(slot.part), Int{} + slot.whole}; }
+    static StoredNode lane(const Node& node, int l) { return {node.part[l], node.whole[l]}; }
     static Node masked(const Node& node, Int inside) { return {node.part, inside ? node.whole : Int{} + unreached}; }
 
     // In memory the wholes are `plane` numbers after the parts.
@@ -81,12 +81,12 @@ struct TwoNumbers {
         bellmax::store<float>(at, node.part);
         std::memcpy(at + plane, &node.whole, sizeof node.whole);
     }
-    static void put(float* at, int64_t plane, Slot slot) {
+    static void put(float* at, int64_t plane, StoredNode slot) {
         *at = slot.part;
         std::memcpy(at + plane, &slot.whole, sizeof slot.whole);
     }
-    static Slot get(const float* at, int64_t plane) {
-        Slot slot{*at, 0};
+    static StoredNode get(const float* at, int64_t plane) {
+        StoredNode slot{*at, 0};
         std::memcpy(&slot.whole, at + plane, sizeof slot.whole);
         return slot;
     }
@@ -125,11 +125,11 @@ struct Products : TwoNumbers {
 
     Products(OmegaParameters parameters, double scale) : omega(parameters), factor(float(scale * unit)) {}
 
-    static Slot start() { return {1.0f, 0}; }
-    static Slot dead() { return {1.0f, unreached}; }
+    static StoredNode start() { return {1.0f, 0}; }
+    static StoredNode dead() { return {1.0f, unreached}; }
     static Weight none() { return filled(start()); }
     static void put_values(const Node& node, double* to) { put_sums(node, log2_of(node.part), to); }
-    static double value(Slot slot) {
+    static double value(StoredNode slot) {
         if (!alive(slot)) return -infinity<double>;
         return double(slot.whole) * 0.69314718055994530942 + std::log(double(slot.part));
     }
@@ -158,8 +158,8 @@ struct Products : TwoNumbers {
             total += own;
         });
         if constexpr (Q) {
-            // Quotients by one division. x · (1/x) is never above 1 but often below, and the loss adds up over a long path,
-            // so each quotient gets one Newton correction.
+            // Quotients by one division. x · (1/x) is never above 1 but often below, and the loss adds up over a long
+            // path, so each quotient gets one Newton correction.
             const V inverse = 1 / total;
             for_each_of<N>(count, [&](int n) LATTICE_INLINE {
                 const V quotient = q[n] * inverse;
@@ -190,11 +190,13 @@ struct Parts : TwoNumbers {
 
     Parts(OmegaParameters parameters, double scale) : omega(parameters), factor(float(scale)) {}
 
-    static Slot start() { return {0.0f, 0}; }
-    static Slot dead() { return {0.0f, unreached}; }
+    static StoredNode start() { return {0.0f, 0}; }
+    static StoredNode dead() { return {0.0f, unreached}; }
     static Weight none() { return V{}; }
     static void put_values(const Node& node, double* to) { put_sums(node, node.part, to); }
-    static double value(Slot slot) { return alive(slot) ? double(slot.whole) + double(slot.part) : -infinity<double>; }
+    static double value(StoredNode slot) {
+        return alive(slot) ? double(slot.whole) + double(slot.part) : -infinity<double>;
+    }
     // A score is added in float, so a large one would cost digits of the part.
     static bool can_take(double greatest, int64_t length) { return greatest <= 64 && has_room(greatest, length); }
 
@@ -303,7 +305,7 @@ struct Values {
     using Number = NumberReal;
     using V = Vec<double>;
     using Int = Shape<V>::Int;
-    using Slot = double;
+    using StoredNode = double;
     using Node = V;
     using Weight = V;
     static constexpr int planes = 1, line_planes = 1;
@@ -313,19 +315,19 @@ struct Values {
 
     Values(OmegaParameters parameters, double scale) : omega(parameters), unit(omega.unit), factor(scale * unit) {}
 
-    static Slot start() { return 0; }
-    static Slot dead() { return -infinity<double>; }
-    static bool alive(Slot slot) { return slot > -infinity<double>; }
-    static Node filled(Slot slot) { return broadcast<double>(slot); }
-    static Slot lane(Node node, int l) { return node[l]; }
+    static StoredNode start() { return 0; }
+    static StoredNode dead() { return -infinity<double>; }
+    static bool alive(StoredNode slot) { return slot > -infinity<double>; }
+    static Node filled(StoredNode slot) { return broadcast<double>(slot); }
+    static StoredNode lane(Node node, int l) { return node[l]; }
     static Node masked(Node node, Int inside) { return inside ? node : V{} - infinity<double>; }
     static Node load(const double* at, int64_t) { return bellmax::load<double>(at); }
     static void store(double* at, int64_t, Node node) { bellmax::store<double>(at, node); }
-    static void put(double* at, int64_t, Slot slot) { *at = slot; }
-    static Slot get(const double* at, int64_t) { return *at; }
+    static void put(double* at, int64_t, StoredNode slot) { *at = slot; }
+    static StoredNode get(const double* at, int64_t) { return *at; }
     static Weight none() { return V{}; }
     static void put_values(Node node, double* to) { bellmax::store<double>(to, node); }
-    double value(Slot slot) const { return slot / unit; }
+    double value(StoredNode slot) const { return slot / unit; }
     static bool can_take(double, int64_t) { return true; }
 
     LATTICE_INLINE Weight weight(V score) const { return score * factor; }
@@ -359,8 +361,8 @@ struct WithDots : P {
     static constexpr int planes = P::planes + 1;
     static constexpr bool has_dots = true;
 
-    struct Slot {
-        typename P::Slot value;
+    struct StoredNode {
+        typename P::StoredNode value;
         Real dot;
     };
     struct Node {
@@ -369,10 +371,10 @@ struct WithDots : P {
     };
     using P::P;
 
-    static Slot start() { return {P::start(), 0}; }
-    static Slot dead() { return {P::dead(), 0}; }
-    static bool alive(const Slot& slot) { return P::alive(slot.value); }
-    static Node filled(Slot slot) { return {P::filled(slot.value), broadcast<Real>(slot.dot)}; }
+    static StoredNode start() { return {P::start(), 0}; }
+    static StoredNode dead() { return {P::dead(), 0}; }
+    static bool alive(const StoredNode& slot) { return P::alive(slot.value); }
+    static Node filled(StoredNode slot) { return {P::filled(slot.value), broadcast<Real>(slot.dot)}; }
     static Node masked(const Node& node, Int inside) {
         return {P::masked(node.value, inside), inside ? node.dot : V{}};
     }
@@ -383,13 +385,13 @@ struct WithDots : P {
         P::store(at, plane, node.value);
         bellmax::store<Real>(at + P::planes * plane, node.dot);
     }
-    static void put(Real* at, int64_t plane, const Slot& slot) {
+    static void put(Real* at, int64_t plane, const StoredNode& slot) {
         P::put(at, plane, slot.value);
         at[P::planes * plane] = slot.dot;
     }
-    static Slot get(const Real* at, int64_t plane) { return {P::get(at, plane), at[P::planes * plane]}; }
+    static StoredNode get(const Real* at, int64_t plane) { return {P::get(at, plane), at[P::planes * plane]}; }
     static void put_values(const Node& node, double* to) { P::put_values(node.value, to); }
-    double value(const Slot& slot) const { return P::value(slot.value); }
+    double value(const StoredNode& slot) const { return P::value(slot.value); }
     static Node plus(const Node& node, const Weight& w) { return {P::plus(node.value, w), node.dot}; }
 
     template <bool Q, int N>
@@ -404,8 +406,8 @@ struct WithDots : P {
     }
 
 private:
-    // Computes the tangents of the probabilities, if Q; returns the tangent of the value, Σ q y. Over a long path, the rounding of Σ q
-    // would add up, so both are relative to the first candidate's.
+    // Computes the tangents of the probabilities, if Q; returns the tangent of the value, Σ q y. Over a long path, the
+    // rounding of Σ q would add up, so both are relative to the first candidate's.
     template <bool Q, int N>
     LATTICE_INLINE V tilt(const Node* terms, int count, const V* q, V* q_dot) const {
         constexpr int most = N ? N : most_candidates;

@@ -72,7 +72,7 @@ struct Room {
     // A row that strips have to do with each other for: its columns, its nodes, and the mass that goes there.
     struct Border {
         int64_t from, to;
-        typename P::Slot* nodes;
+        typename P::StoredNode* nodes;
         Number* mass;
     };
 
@@ -88,7 +88,7 @@ struct Room {
     int64_t low = 0;
     Array<Number> numbers;  // of the tiles
     Array<Border> above, below;  // of the strip: rows −1, −2, …, and its last ones
-    Tile<Number> scores[most_slots], z[most_slots], out[most_slots];
+    ScoreTile<Number> scores[most_slots], z[most_slots], out[most_slots];
     Range marked{0, -1};
 
     // `keeps`: whether probabilities are kept, `arrays`: the gradients, if masses are swept too.
@@ -150,7 +150,7 @@ class Chunk {
     static constexpr int W = lanes_of<Real>, kinds = 1 + has_dots, most = most_candidates;
 
     // Scores of one slot at one step.
-    struct Score {
+    struct StepScores {
         Kind kind;
         const Number* at;
         int64_t plane;
@@ -159,7 +159,7 @@ class Chunk {
     struct Source {
         const Real* node;
         int64_t plane;
-        Score score;
+        StepScores score;
         const Number* z;
     };
 
@@ -264,7 +264,7 @@ public:
             for_states<true, T>(table().states, [&](auto a) LATTICE_INLINE {
                 pull(a, now, k, awake);
                 const Table& t = table();
-                const Tile<Number>* const out = room.out;
+                const ScoreTile<Number>* const out = room.out;
                 for (int m = t.into[a]; m < t.into[a + 1]; ++m) {
                     land(out[score_of_move(m)], kept_at(k, m), mass_at(now, a), k, awake);
                 }
@@ -306,20 +306,20 @@ private:
         return 0;
     }
 
-    LATTICE_INLINE Score score_at(int n, int64_t k) const {
-        const Tile<Number>& tile = room.scores[n];
+    LATTICE_INLINE StepScores score_at(int n, int64_t k) const {
+        const ScoreTile<Number>& tile = room.scores[n];
         Kind kind = tile.kind();
         if constexpr (T::is_known) {
             if (n < int(std::size(T::kinds))) kind = T::kinds[n];
         }
         return {kind, kind == Kind::none ? nullptr : tile.at(k, 0), tile.plane};
     }
-    LATTICE_INLINE static typename P::Weight weight(const P& cells, const Score& score, int64_t r) {
+    LATTICE_INLINE static typename P::Weight weight(const P& cells, const StepScores& score, int64_t r) {
         if (score.kind == Kind::cell) return cells.weight(load_as<Real>(score.at + r));
         return score.kind == Kind::line ? cells.line_weight(score.at + r, score.plane) : P::none();
     }
     LATTICE_INLINE Source source(const Real* node, int64_t plane, int n, int64_t k) const {
-        const Tile<Number>& z = room.z[n];
+        const ScoreTile<Number>& z = room.z[n];
         return {node, plane, score_at(n, k), has_dots && z.data ? z.at(k, 0) : nullptr};
     }
     LATTICE_INLINE static Node candidate(const P& cells, const Source& source, int64_t r, Real scale) {
@@ -334,7 +334,7 @@ private:
     // The nodes of one state at one step, by their candidates, N where it is not 0; the first may be a start.
     template <bool Keep, int N, class A>
     LATTICE_INLINE void solve(A a, int first, int count, const Strip& strip, int64_t now, int64_t k,
-                              Strip::Rows awake) const {
+                              Strip::RowRange awake) const {
         const Table& t = table();
         constexpr int room_for = N ? N : most;
         const P local = room.cells;  // so that it stays in registers
@@ -371,7 +371,7 @@ private:
     }
     // Rows without a cell; also those behind the last one that a sweep back will look at.
     template <bool Keep>
-    LATTICE_SELDOM void sleep(int a, const Strip& strip, int64_t now, int64_t k, Strip::Rows awake) const {
+    LATTICE_SELDOM void sleep(int a, const Strip& strip, int64_t now, int64_t k, Strip::RowRange awake) const {
         const Table& t = table();
         const Node dead = P::filled(P::dead());
         const int64_t end = std::min(strip_rows, strip.groups * group + t.pad);
@@ -388,13 +388,13 @@ private:
 
     // The mass of one state at one step, from the nodes that its moves lead to.
     template <class A>
-    LATTICE_INLINE void pull(A a, int64_t now, int64_t k, Strip::Rows awake) const {
+    LATTICE_INLINE void pull(A a, int64_t now, int64_t k, Strip::RowRange awake) const {
         using M = Vec<Number>;
         const Table& t = table();
         const int leaving = t.first_out[a + 1] - t.first_out[a];
         const Number *q[most_moves], *after[most_moves], *const entering = injected_at(k, a);
         Number* const here = mass_at(now, a);
-        const Tile<Number> gain = room.out[a];
+        const ScoreTile<Number> gain = room.out[a];
         const int64_t from = room.low;
         for_each_of<known_leaving<A>()>(leaving, [&](int n) LATTICE_INLINE {
             const int m = t.out[t.first_out[a] + n];
@@ -423,7 +423,8 @@ private:
         }
     }
     // The mass that goes along one move, for the gradient of its score.
-    void land(const Tile<Number>& gain, const Number* q, const Number* mass, int64_t k, Strip::Rows awake) const {
+    void land(const ScoreTile<Number>& gain, const Number* q, const Number* mass, int64_t k,
+              Strip::RowRange awake) const {
         if (!gain.data) return;
         const int64_t height = table().height;
         for (int64_t r = awake.low; r < awake.high; r += lanes_of<Number>) {

@@ -8,8 +8,8 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace lattice {
 
-double solve_ends(const OmegaParameters& parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
-                  double* y) {
+double solve_ends(const OmegaParameters& parameters, bool is_single, const double* x, int64_t size, double seed,
+                  double* q, double* y) {
     double top = -infinity<double>;
     for (int64_t n = 0; n < size; ++n) top = std::max(top, x[n]);
     if (is_single || top == -infinity<double>) {
@@ -47,8 +47,8 @@ double solve_ends(const OmegaParameters& parameters, bool is_single, const doubl
     });
 }
 
-bool draw_end(const OmegaParameters& parameters, const EndList& ends, bool is_single, const double* end_values, double uniform,
-              Walker& at) {
+bool draw_end(const OmegaParameters& parameters, const EndList& ends, bool is_single, const double* end_values,
+              double uniform, Walker& at) {
     const auto q = zeros<double>(ends.size());
     solve_ends(parameters, is_single, end_values, ends.size(), 1, q.get(), nullptr);
     const int64_t chosen = node::draw(q.get(), ends.size(), 1, uniform);

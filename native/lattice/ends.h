@@ -23,7 +23,8 @@ struct EndList {
     bool by_row() const { return ends.place == Place::column || ends.place == Place::anywhere; }
     bool by_column() const { return ends.place == Place::row || ends.place == Place::anywhere; }
     int64_t cells() const { return (by_row() ? rows : 1) * (by_column() ? columns : 1); }
-    // The e-th of the states in cell (i, j). States come one after the other, as in the graph, so that ties break alike.
+    // The e-th of the states in cell (i, j). States come one after the other, as in the graph, so that ties break
+    // alike.
     int64_t position(int64_t i, int64_t j, int e) const {
         const int64_t row = by_row() ? i * (by_column() ? columns : 1) : 0;
         return e * cells() + row + (by_column() ? j : 0);
@@ -56,8 +57,8 @@ inline bool is_number(double value, bool is_double) {
 
 // The maximum over values x in Ω's unit, whole vectors with −∞ where there is no end, and their masses q. If y
 // holds the tangents of x, it is replaced by the tangents of the masses.
-double solve_ends(const OmegaParameters& parameters, bool is_single, const double* x, int64_t size, double seed, double* q,
-                  double* y);
+double solve_ends(const OmegaParameters& parameters, bool is_single, const double* x, int64_t size, double seed,
+                  double* q, double* y);
 
 // Where a walk from an end to a start is, and how many nodes of its path come after.
 struct Walker {
@@ -69,7 +70,8 @@ struct Walker {
 using Visit = std::function<void(int64_t draw, const Walker& at, int move)>;
 
 // Places a walker at an end that a uniform number chooses. False if there is no path.
-bool draw_end(const OmegaParameters&, const EndList&, bool is_single, const double* end_values, double uniform, Walker& at);
+bool draw_end(const OmegaParameters&, const EndList&, bool is_single, const double* end_values, double uniform,
+              Walker& at);
 
 // The number of the candidate that a uniform number chooses by the probabilities q.
 inline int drawn(const double* q, int count, double uniform) {
@@ -78,8 +80,8 @@ inline int drawn(const double* q, int count, double uniform) {
     return int(node::draw(q, count, sum, uniform));
 }
 
-// Goes to the source of a candidate of a node, which are the start, if there is one, and the moves into the node; to row
-// −1 from a start. Calls visit(at, move) first, with a move of the table or −1.
+// Goes to the source of a candidate of a node, which are the start, if there is one, and the moves into the node; to
+// row −1 from a start. Calls visit(at, move) first, with a move of the table or −1.
 template <class Action>
 void step_back(const Table& table, bool has_start, int candidate, Walker& at, Action visit) {
     const int m = candidate < has_start ? -1 : table.into[at.state] + candidate - has_start;

@@ -57,7 +57,7 @@ void Gradients::finish() const {
 
 LatticeGradients::LatticeGradients(const Gradients& all, int64_t b, const Region& region) : all(all), b(b) {
     for (int n = 0; n < all.p.score_tensors; ++n) {
-        const Gradients::Target& target = all.targets[std::size_t(n)];
+        const Gradients::GradientTarget& target = all.targets[std::size_t(n)];
         if (target.kind != Gradients::Kind::by_row) continue;
         all.clear(n, b, {0, target.offset});
         all.clear(n, b, {target.offset + region.rows, all.out[n].shape[0]});
@@ -66,8 +66,9 @@ LatticeGradients::LatticeGradients(const Gradients& all, int64_t b, const Region
 
 void LatticeGradients::clear(Span rows) const {
     for (int n = 0; n < all.p.score_tensors; ++n) {
-        const Gradients::Target& target = all.targets[std::size_t(n)];
-        if (target.kind == Gradients::Kind::by_row) all.clear(n, b, {rows.from + target.offset, rows.to + target.offset});
+        const Gradients::GradientTarget& target = all.targets[std::size_t(n)];
+        if (target.kind == Gradients::Kind::by_row)
+            all.clear(n, b, {rows.from + target.offset, rows.to + target.offset});
     }
 }
 

@@ -9,18 +9,18 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace lattice {
 
-// Three kinds of tensors: the sweeps write the gradient themselves; each row belongs to one row of one lattice, and masses
-// are added to the gradient; or masses are summed in double for each lattice.
+// Three kinds of tensors: the sweeps write the gradient themselves; each row belongs to one row of one lattice, and
+// masses are added to the gradient; or masses are summed in double for each lattice.
 class Gradients {
     enum class Kind { written, by_row, summed };
-    struct Target {
+    struct GradientTarget {
         Kind kind;
         int64_t offset;      // of the rows of a tensor by row
         Array<double> sums;  // (batch, size)
     };
     const LatticeProblem& p;
     const TermTensor* const out;
-    std::vector<Target> targets;
+    std::vector<GradientTarget> targets;
 
     void clear(int n, int64_t b, Span rows) const;
     friend class LatticeGradients;

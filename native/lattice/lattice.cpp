@@ -178,7 +178,9 @@ void differentiate(const LatticeProblem& p, const double* seed, const TermTensor
     gradients.finish();
 }
 
-void backward(const LatticeProblem& p, const double* seed, const TermTensor* out) { differentiate(p, seed, nullptr, out); }
+void backward(const LatticeProblem& p, const double* seed, const TermTensor* out) {
+    differentiate(p, seed, nullptr, out);
+}
 
 void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int64_t* paths) {
     const int64_t longest = p.longest();

@@ -1,7 +1,8 @@
 // The interface for the binding: lattices given by a table of moves, compiled once for each instruction set.
 //
-// Nodes are (i, j, state). A move (di, dj, from → to) leads from (i − di, j − dj, from) to (i, j, to). A move that stays
-// in its cell leads to a higher state. With the scores of nodes s and of moves g, both of the node where they arrive,
+// Nodes are (i, j, state). A move (di, dj, from → to) leads from (i − di, j − dj, from) to (i, j, to). A move that
+// stays in its cell leads to a higher state. With the scores of nodes s and of moves g, both of the node where they
+// arrive,
 //   v(node) = s(node) + max_Ω of σ(node), if a path may start here, and of v(source) + g for each move with a source
 // and the value is v at the end, or max_Ω over the ends of v + ε if there are several.
 //
@@ -60,8 +61,8 @@ struct TermTensor {
     }
 };
 
-// coefficient · tensor[axes], a summand of the score of a slot; or the mask of a move, which is forbidden where the mask
-// is false. Where a tensor has no such entry, a move is forbidden and another slot has the summand 0.
+// coefficient · tensor[axes], a summand of the score of a slot; or the mask of a move, which is forbidden where the
+// mask is false. Where a tensor has no such entry, a move is forbidden and another slot has the summand 0.
 struct SlotTerm {
     int slot, tensor;
     bool is_mask;
@@ -86,9 +87,9 @@ struct LatticeProblem {
     double* tape;  // (batch, tape_size), or null if only the value is needed
     std::int64_t tape_size;
 
-    // A block of rows, whole strips, of a single lattice whose moves are not longer than 1: its first row and column, the
-    // values of the row above it and of its last row, and the masses that it exchanges with the blocks below and above in
-    // the backward sweep. Each of these lines is as long as a row of the whole lattice.
+    // A block of rows, whole strips, of a single lattice whose moves are not longer than 1: its first row and column,
+    // the values of the row above it and of its last row, and the masses that it exchanges with the blocks below and
+    // above in the backward sweep. Each of these lines is as long as a row of the whole lattice.
     bool is_block;
     std::int64_t row, column;
     const double *line_above, *mass_below;

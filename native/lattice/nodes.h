@@ -12,8 +12,8 @@ using HardFloat = Values<OnlyHard, float>;
 using HardDouble = Values<OnlyHard>;
 using Precise = Values<AnyOmega>;
 
-// Calls action(P) with the nodes to sweep with, as a null pointer: in float, if there are such nodes for these scores and
-// this Ω, or in double. False if there are none.
+// Calls action(P) with the nodes to sweep with, as a null pointer: in float, if there are such nodes for these scores
+// and this Ω, or in double. False if there are none.
 template <class Action>
 bool with_nodes(const OmegaParameters& omega, bool is_double, bool in_float, Action action) {
     if (in_float && (is_double || !(omega.is_sum || omega.is_quadratic))) return false;

@@ -26,7 +26,7 @@ inline int64_t rows_kept(const Table& table, int64_t rows, int64_t columns) {
 template <class P>
 class RowSweeps {
     using Real = typename P::Real;
-    using Score = typename P::Number;
+    using Number = typename P::Number;
     using V = Vec<Real>;
     using Int = typename P::Int;
     using Node = typename P::Node;
@@ -38,11 +38,11 @@ class RowSweeps {
     // The row that a candidate's node is in, and where it is with its weight.
     struct Candidate {
         const Real* node;
-        const Line<Score>* score;
+        const Line<Number>* score;
         Real* sum;
     };
     // The nodes of a state in a row, the candidates of its moves, and where these are.
-    struct Row {
+    struct StateRow {
         Real* nodes;
         const Candidate* moves;
         const Real* const* sources;
@@ -65,16 +65,16 @@ class RowSweeps {
     int64_t starts_to = 0, ends_from = 0;  // columns that paths start before, and end from
     std::vector<Term> terms;
     std::vector<const Term*> fetched;  // whose rows are asked for before they are read
-    std::vector<Line<Score>> lines;
+    std::vector<Line<Number>> lines;
     std::vector<int> changing;  // from row to row
     Array<Real> nodes;          // by row, state and plane
     Array<Real> begin;          // a row of starts
     Array<Real> weighed;        // by candidate: rows of nodes with their weights
     std::vector<Candidate> candidates;  // by row of the ring
     std::vector<const Real*> sources;   // where their sums are
-    std::vector<Row> ring_rows;         // by row of the ring and state
+    std::vector<StateRow> ring_rows;         // by row of the ring and state
     std::vector<Leaving> leaving;       // by state
-    Score no_score[P::line_planes * W] = {};
+    Number no_score[P::line_planes * W] = {};
     // Of a block and the rows that its moves lead to: probabilities by row, candidate and kind, masses by row, state
     // and kind, and where rows have any.
     Array<Real> chosen, masses;
@@ -124,7 +124,7 @@ class RowSweeps {
         int64_t to = 0;
         for (int a = 0; a < table.states; ++a) {
             if (!(f.p.starts.states >> a & 1)) continue;
-            const Line<Score>& line = line_of(f.score_of_start(a));
+            const Line<Number>& line = line_of(f.score_of_start(a));
             int64_t own = f.region.columns;
             const bool is_known = f.p.starts.place == Place::row && line.raw.numbers && line.step && !line.changes();
             while (is_known && own > 0 && line.raw.numbers[own - 1] == -infinity<Real>) --own;
@@ -138,12 +138,12 @@ class RowSweeps {
         const bool here = f.has(f.p.starts, false, rows.from), later = f.has(f.p.starts, false, rows.to);
         return {rows.from, later ? rows.to : rows.from + here};
     }
-    const Line<Score>& line_of(int score) const { return lines[std::size_t(score)]; }
-    const Line<Score>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
+    const Line<Number>& line_of(int score) const { return lines[std::size_t(score)]; }
+    const Line<Number>& line_of_move(int m) const { return line_of(table.states + table.number[m]); }
 
     // Those of a state, the start first, for a row with its nodes at that place of the ring.
     ROWS_SELDOM void list_candidates() {
-        const auto add = [&](const Real* node, const Line<Score>& score) {
+        const auto add = [&](const Real* node, const Line<Number>& score) {
             const int64_t n = int64_t(candidates.size()) % candidates_count();
             Real* const sum = score.weight.numbers ? weighed.get() + n * P::planes * width() : nullptr;
             candidates.push_back({node, &score, sum});
@@ -174,14 +174,14 @@ class RowSweeps {
         }
     }
     // Scores of some rows, and the weights that they are.
-    void read(Line<Score>& line, Span rows, Span span, bool looks) const {
+    void read(Line<Number>& line, Span rows, Span span, bool looks) const {
         const auto [count, whole] = line.read(rows, span, looks);
         const int64_t plane = line.plane;
         for (int64_t r = 0; weight_planes && r < count; ++r) {
-            const Score* const __restrict from = line.raw.row(r);
-            Score* const __restrict to = line.weight.row(r);
+            const Number* const __restrict from = line.raw.row(r);
+            Number* const __restrict to = line.weight.row(r);
             for (int64_t j = whole.from; j < whole.to; j += W) {
-                store<Score>(to + j, load<Score>(from + j));
+                store<Number>(to + j, load<Number>(from + j));
                 cells.prepare(to + j, plane);
             }
         }
@@ -218,8 +218,8 @@ class RowSweeps {
     }
     // Nodes of a row before, with the scores of a move, as row r of a block has them.
     LATTICE_APART void weigh(const Candidate& from, int64_t r, Span whole) const {
-        const Line<Score>& score = *from.score;
-        const Score *const weight = score.weight.row(r), *const z = score.z.row(r);
+        const Line<Number>& score = *from.score;
+        const Number *const weight = score.weight.row(r), *const z = score.z.row(r);
         const int64_t size = width(), plane = score.plane, step = score.step;
         Real* const to = from.sum;
         for (int64_t j = whole.from; j < whole.to; j += W) {
@@ -241,14 +241,14 @@ class RowSweeps {
     }
     // A row of the nodes of one state, from rows of candidates, and if `keeps` their probabilities or the best of them.
     template <int N, bool keeps>
-    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Score>& score, int64_t r, Real* to,
+    LATTICE_APART void solve_row(const Real* const* rows, int size, const Line<Number>& score, int64_t r, Real* to,
                                  Kept* kept_to, Span own, Span whole) const {
         const int count = N ? N : size;
         const int64_t plane = width();
         const Real* from[N ? N : most_candidates];  // known not to change
         std::copy(rows, rows + count, from);
         const bool has_score = score.weight.numbers;
-        const Score *const weight = has_score ? score.weight.row(r) : no_score, *const z = score.z.row(r);
+        const Number *const weight = has_score ? score.weight.row(r) : no_score, *const z = score.z.row(r);
         const int64_t weight_plane = has_score ? score.plane : W, step = score.step;
         for (int64_t j = whole.from; j < whole.to; j += W) {
             Node before[N ? N : most_candidates];
@@ -293,7 +293,7 @@ class RowSweeps {
         const Span own = useful(i), whole = common(own.rounded(W), wanted);
         const Node dead = P::filled(P::dead());
         const std::uint32_t begins = f.has(f.p.starts, false, i) ? f.p.starts.states : 0;
-        const Row* row = ring_rows.data() + (i & (ring - 1)) * table.states;
+        const StateRow* row = ring_rows.data() + (i & (ring - 1)) * table.states;
         for (int a = 0; a < table.states; ++a, ++row) {
             const int start = begins >> a & 1, size = row->count + start;
             for (int n = -start; (start || row->is_weighed) && n < row->count; ++n) {
@@ -348,7 +348,7 @@ class RowSweeps {
     }
     ROWS_SELDOM void record(int64_t i) {
         const Span span = f.cells(f.p.ends, true, i);
-        for_ends([&](int a, int e, Line<Score>& score) {
+        for_ends([&](int a, int e, Line<Number>& score) {
             score.read({i, i + 1}, f.columns(i), true);
             for (int64_t j = span.from / W * W; j < span.to; j += W) {
                 double values[W];
@@ -438,7 +438,7 @@ public:
                 if (f.has(f.p.ends, true, rows.from + r)) record(rows.from + r);
             }
         }
-        for (const Line<Score>& line : lines) {
+        for (const Line<Number>& line : lines) {
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
@@ -473,7 +473,7 @@ private:
     ROWS_SELDOM Span enter(int64_t i, const double* end_masses, Real* entering, const LatticeGradients& gradients) {
         const Span span = f.cells(f.p.ends, true, i);
         std::fill_n(entering, table.states * kinds * width(), Real(0));
-        for_ends([&](int a, int e, const Line<Score>& score) {
+        for_ends([&](int a, int e, const Line<Number>& score) {
             Real* const to = entering + a * kinds * width();
             for (int64_t j = span.from; j < span.to; ++j) {
                 const int64_t n = end_list.position(i, j, e);
@@ -557,7 +557,7 @@ private:
         for (int64_t r = 0; r < rows.size(); ++r) span = both(span, spans[std::size_t(r)]);
         if (span.is_empty()) return;
         const int64_t last = (kinds - 1) * width();
-        const auto land_flow = [&](const Line<Score>& score, Span own, int n, int to) {
+        const auto land_flow = [&](const Line<Number>& score, Span own, int n, int to) {
             if (!score.is_read() || own.is_empty()) return;
             for (int64_t r = 0; r < own.size(); ++r) {
                 const Flow flow{chosen_at(r, n), mass_at(r, to), width()};
@@ -571,7 +571,8 @@ private:
         };
         const Span started = starting(rows);
         for (int a = 0; a < table.states; ++a) {
-            line_of(a).land(gradients, rows, span, RowBlock<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
+            line_of(a).land(gradients, rows, span,
+                            RowBlock<const Real>{mass_at(0, a) + last, table.states * kinds * width()});
             if (f.p.starts.states >> a & 1) land_flow(line_of(f.score_of_start(a)), started, candidate(a), a);
         }
         for (int m = 0; m < table.moves; ++m) land_flow(line_of_move(m), rows, candidate_of(m), table.move[m].to);
@@ -638,7 +639,7 @@ private:
         gradients.clear({0, f.region.rows});
         if (!draw_end(f.p.omega, end_list, single_end, end_values, 0, at)) return;
         walk(0, at, nullptr, [&](const Walker& here, int m) {
-            const auto land = [&](const Line<Score>& score) { score.land_one(gradients, here.i, here.j, seed); };
+            const auto land = [&](const Line<Number>& score) { score.land_one(gradients, here.i, here.j, seed); };
             if (here.taken == 0) land(line_of(f.score_of_end(here.state)));
             land(line_of(here.state));
             land(m < 0 ? line_of(f.score_of_start(here.state)) : line_of_move(m));

@@ -11,7 +11,7 @@ namespace lattice {
 // The number of row r at step k is at (k, r). An array that is shared along rows or columns needs no whole tile: a line
 // of its numbers, by row or backwards by column, is read at every step.
 template <class Real>
-struct Tile {
+struct ScoreTile {
     Real* data = nullptr;
     int64_t step = 0, plane = 0;
 
@@ -70,7 +70,7 @@ struct SlotArray {
     }
 
     template <class Real>
-    Tile<Real> tile(Real*& room, int line_planes) const {
+    ScoreTile<Real> tile(Real*& room, int line_planes) const {
         if (by == By::none) return {};
         const int64_t size = by == By::cell ? tile_size : line_size;
         Real* const data = by == By::column ? room + chunk_steps - 1 : room;
@@ -81,7 +81,7 @@ struct SlotArray {
     // The numbers of chunk c: of every cell as they are, of a line as `cells` want them.
     template <class P, class Real = typename P::Number>
     __attribute__((noinline)) Seen read(const P& cells, const Strip& strip, int64_t c, Way way, double scale,
-                                        bool looks, const Tile<Real>& tile) const {
+                                        bool looks, const ScoreTile<Real>& tile) const {
         if (by == By::none) return {};
         if (by == By::cell) return fill(matrix, strip, c, way, scale, looks, tile.data);
         Seen seen;
@@ -108,13 +108,13 @@ struct SlotArray {
 
     // Before the masses of a chunk, which are added to what a line has, or land in few cells.
     template <class Real>
-    void clear(const Tile<Real>& tile, bool in_few) const {
+    void clear(const ScoreTile<Real>& tile, bool in_few) const {
         if (by == By::none || (tile.step == strip_rows && !in_few)) return;
         Real* const line = by == By::column ? tile.data - (chunk_steps - 1) : tile.data;
         std::fill(line, line + tile.plane, Real(0));
     }
     template <class Real>
-    __attribute__((noinline)) void write(const Strip& strip, int64_t c, const Tile<Real>& tile) const {
+    __attribute__((noinline)) void write(const Strip& strip, int64_t c, const ScoreTile<Real>& tile) const {
         if (by == By::cell) return drain(matrix, strip, c, tile.data);
         if (by == By::column) {
             const int64_t last = strip.first + (c + 1) * chunk_steps - 1;

@@ -126,7 +126,8 @@ void SlotArrays::clear_forbidden(const LatticeProblem& p, const SlotArrays& scor
         SlotArray& own = slots[n];
         const SlotArray& score = scores.slots[n];
         if (own.by == By::none) continue;
-        const bool by_row = own.by == By::row || own.by == By::cell, by_column = own.by == By::column || own.by == By::cell;
+        const bool by_row = own.by == By::row || own.by == By::cell,
+                   by_column = own.by == By::column || own.by == By::cell;
         for (int64_t i = 0; i < (by_row ? region.rows : 1); ++i) {
             for (int64_t j = 0; j < (by_column ? region.columns : 1); ++j) {
                 if (score.score(i, j) == forbidden(p)) own.set(i, j, 0);

@@ -1,4 +1,5 @@
-// Sweeps by strips of one lattice, for each kind of nodes. Each kind is compiled in one file (products.cpp, others.cpp).
+// Sweeps by strips of one lattice, for each kind of nodes. Each kind is compiled in one file (products.cpp,
+// others.cpp).
 #pragma once
 
 #include "nodes.h"
@@ -12,7 +13,7 @@ namespace lattice {
 // dynamic time warping.
 template <class P>
 Loops<P> loops_of(const Table& table, const StripFrame& frame) {
-    using Plain = KnownTable<PlainWarping>;
+    using PlainTable = KnownTable<PlainWarping>;
     using Penalised = KnownTable<PenalisedWarping>;
     using Affine = KnownTable<AffineGaps>;
     Kind kinds[most_slots];
@@ -20,7 +21,7 @@ Loops<P> loops_of(const Table& table, const StripFrame& frame) {
         const By by = frame.scores[n].by;
         kinds[n] = by == By::none ? Kind::none : by == By::cell ? Kind::cell : Kind::line;
     }
-    if (Plain::is(table, kinds)) return Loops<P>::template of<Plain>();
+    if (PlainTable::is(table, kinds)) return Loops<P>::template of<PlainTable>();
     if constexpr (std::is_same_v<P, Products>) {
         if (Penalised::is(table, kinds)) return Loops<P>::template of<Penalised>();
         if (Affine::is(table, kinds)) return Loops<P>::template of<Affine>();

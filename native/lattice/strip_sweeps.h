@@ -15,11 +15,12 @@ template <class P>
 class StripSweeps;
 
 // The loops that are compiled for each table that the compiler knows. For chunk c: `forth` records the last rows, the
-// ends and a summary of the scores; `back` repeats the chunk and keeps the probabilities; `descend` computes the masses.
+// ends and a summary of the scores; `back` repeats the chunk and keeps the probabilities; `descend` computes the
+// masses.
 template <class P>
 struct Loops {
-    using Sweep = void (*)(const StripSweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
-    Sweep forth, back;
+    using ChunkSweep = void (*)(const StripSweeps<P>&, Room<P>&, const Strip&, int64_t c, Seen*);
+    ChunkSweep forth, back;
     void (*descend)(Room<P>&, const Strip&, const Places& starts, int64_t c);
 
     template <class T>
@@ -57,7 +58,7 @@ template <class P>
 class StripSweeps {
     using Real = typename P::Real;
     using Number = typename P::Number;
-    using Slot = typename P::Slot;
+    using StoredNode = typename P::StoredNode;
     using Own = Room<P>;
     using In = Chunk<P, AnyTable>;
     static constexpr int W = lanes_of<Real>, kinds = 1 + P::has_dots;
@@ -71,7 +72,7 @@ class StripSweeps {
     const EndList end_list;
     const bool single_end;
     Array<double> spare;     // for what is not on the tape
-    Slot* kept_lines;        // the last rows of every strip, by column and state
+    StoredNode* kept_lines;        // the last rows of every strip, by column and state
     Real* states = nullptr;  // what chunks begin with
     double *end_values, *end_dots = nullptr;
 
@@ -80,9 +81,9 @@ class StripSweeps {
     int64_t kept_line(int64_t i) const {
         return ((i / strip_rows - begins) * lines + i % strip_rows - (strip_rows - lines)) * line_size;
     }
-    Slot* line(int64_t i) const {
-        if (i < f.row) return static_cast<Slot*>(const_cast<void*>(f.line_above));
-        if (f.line_below && i == f.row + f.rows - 1) return static_cast<Slot*>(f.line_below);
+    StoredNode* line(int64_t i) const {
+        if (i < f.row) return static_cast<StoredNode*>(const_cast<void*>(f.line_above));
+        if (f.line_below && i == f.row + f.rows - 1) return static_cast<StoredNode*>(f.line_below);
         return kept_lines + kept_line(i);
     }
     Number* mass_line(Number* masses, int64_t i) const {
@@ -245,12 +246,12 @@ public:
           single_end(end_list.is_single(f.region)) {
         const auto doubles = [](int64_t bytes) { return (bytes + 7) / 8; };
         const int64_t all = (f.rows + strip_rows - 1) / strip_rows, ends_size = end_list.size();
-        const int64_t lines_size = doubles(all * lines * line_size * int64_t(sizeof(Slot)));
+        const int64_t lines_size = doubles(all * lines * line_size * int64_t(sizeof(StoredNode)));
         const int64_t states_size = keeps ? doubles(all * chunks_most * state_size * int64_t(sizeof(Real))) : 0;
         const bool is_own = P::has_dots || !f.tape;
         if (is_own) spare = scratch<double>(lines_size + states_size + 2 * ends_size);
         double* const tape = is_own ? spare.get() : f.tape + 1;
-        kept_lines = reinterpret_cast<Slot*>(tape);
+        kept_lines = reinterpret_cast<StoredNode*>(tape);
         if (keeps) states = reinterpret_cast<Real*>(tape + lines_size);
         end_values = tape + lines_size + states_size;
         if (P::has_dots) end_dots = end_values + ends_size;

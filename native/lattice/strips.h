@@ -35,12 +35,12 @@ struct Strip {
     Strip(const Region& region, int64_t s);
 
     // The rows with a cell at step t, whole groups: r from low to below high.
-    struct Rows {
+    struct RowRange {
         int64_t low = 0, high = 0;
     };
-    Rows awake(int64_t t) const {
+    RowRange awake(int64_t t) const {
         if (t >= wakes[groups - 1] && t <= sleeps[0]) return {0, groups * group};
-        Rows awake;
+        RowRange awake;
         while (awake.low < groups * group && sleeps[awake.low / group] < t) awake.low += group;
         awake.high = awake.low;
         while (awake.high < groups * group && wakes[awake.high / group] <= t) awake.high += group;

@@ -162,7 +162,8 @@ public:
         const Span there = common(span, columns);
         if (there.is_empty()) return;
         if (is_straight || turned) {
-            const Span own = turned ? used : Span{places[std::size_t(there.from)], places[std::size_t(there.to - 1)] + 1};
+            const Span own =
+                turned ? used : Span{places[std::size_t(there.from)], places[std::size_t(there.to - 1)] + 1};
             constexpr int64_t step = 64 / int64_t(sizeof(S));  // a line of the cache
             for (int64_t at = own.from; at < own.to + step - 1; at += step) __builtin_prefetch(row + at);
             return;

@@ -20,7 +20,8 @@
 // is_sum           Σ q log q: max_Ω follows from one sum over the scores: term, fits, of_sum, shares
 // is_quadratic     Σ q²/2 + constant: solve_after starts from the τ of some of the entries, and `three` is −max_Ω of
 //                  minus three numbers, in registers
-// by_slot          0, the hard max: no run is solved, the first best entry is found by whoever has the scores, its place
+// by_slot          0, the hard max: no run is solved, the first best entry is found by whoever has the scores, its
+// place
 //                  is the threshold, and r is 0 there and −∞ elsewhere
 // …_of_two         for the first two, max_Ω of a number and 0, and its derivatives, in registers
 #pragma once

@@ -1,5 +1,6 @@
 // Ω(q) = (Σ q^α − 1)/(α(α−1)) + vertex, 1 < α ≤ 2: q = t^p, s = t^(p−1) with t = ((α−1) r − τ)₊ and p = 1/(α−1); τ lies
-// in [−1, 0). α = 2 and, of floats, α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double throughout.
+// in [−1, 0). α = 2 and, of floats, α = 1.5 have cheap powers; any other α loses digits as α → 1 and so is double
+// throughout.
 #pragma once
 
 #include "omega.h"
@@ -81,10 +82,11 @@ struct Tsallis : General<typename Power::Real> {
         solve_quadratic(scores, top, below, tau, value);
     }
 
-    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them is
-    // above that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
+    // Newton's method, from `at` below the root: the entries above it have mass 1 at the next τ. If the least of them
+    // is above that as well it is the root, and their squares give the maximum: Σ q r − q²/2 = Σ (r² − τ²)/2.
     //
-    // At most one iteration more than there are entries: a lane repeats only if τ rises past an entry, and NaN never rises.
+    // At most one iteration more than there are entries: a lane repeats only if τ rises past an entry, and NaN never
+    // rises.
     template <class Scores, class V>
     void solve_quadratic(const Scores& scores, V top, V at, V& tau, V& value) const {
         V sums[4], count;

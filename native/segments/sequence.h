@@ -131,7 +131,8 @@ public:
         copy(terms.end, 1, to.end);
         S* const transitions = to.transitions.of(member);
         for (int64_t k = 0; k < labels; ++k) {
-            for (int64_t j = 0; j < labels; ++j) transitions[k * labels + j] = S(terms.transitions[offset(labels, j, k)]);
+            for (int64_t j = 0; j < labels; ++j)
+                transitions[k * labels + j] = S(terms.transitions[offset(labels, j, k)]);
         }
     }
 

@@ -7,7 +7,8 @@
 
 namespace bellmax {
 
-// Pairs of series (batch, rows, features) and (batch, columns, features). An element costs Σ |x − y|^power, power 1 or 2.
+// Pairs of series (batch, rows, features) and (batch, columns, features). An element costs Σ |x − y|^power, power 1 or
+// 2.
 template <class S>
 struct CostsProblem {
     std::int64_t batch, rows, columns, features;

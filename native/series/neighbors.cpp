@@ -1,9 +1,10 @@
 // The nearest series under hard DTW: lower bounds first, then a sweep that leaves out whatever cannot be near enough.
 //
-// A path pays in every row at least for the way from x to the range of y within the band (Keogh's bound), in the first and
-// the last row for its corners (Kim's); the same holds for columns. Candidates are taken by their bounds. The sweep
-// runs along anti-diagonals, which fill the lanes. A cell whose value and whose bound for what is still to come are above the limit
-// belongs to no path of interest: the sweep keeps the cells between the first and the last of the others.
+// A path pays in every row at least for the way from x to the range of y within the band (Keogh's bound), in the first
+// and the last row for its corners (Kim's); the same holds for columns. Candidates are taken by their bounds. The sweep
+// runs along anti-diagonals, which fill the lanes. A cell whose value and whose bound for what is still to come are
+// above the limit belongs to no path of interest: the sweep keeps the cells between the first and the last of the
+// others.
 #include "neighbors.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ using std::int64_t;
 using lattice::Region;
 using V = Vec<double>;
 using Mask = Shape<V>::Int;
-using Numbers = std::vector<double>;
+using Doubles = std::vector<double>;
 
 constexpr int W = lanes_of<double>;
 constexpr int64_t block_numbers = 1 << 15;  // of a block of candidates, which stays in the cache for all queries
@@ -49,7 +50,7 @@ unsigned lanes_where(Mask mask) {
 }
 
 // A series as the sweeps read it: feature by feature, with room for a vector past the end.
-struct Series {
+struct FeatureSeries {
     int64_t length = 0;
     const double* numbers = nullptr;  // (features, padded(length))
 
@@ -57,7 +58,7 @@ struct Series {
 };
 
 template <class S>
-Series read(const Collection<S>& from, int64_t k, int64_t features, bool reversed, double* to) {
+FeatureSeries read(const Collection<S>& from, int64_t k, int64_t features, bool reversed, double* to) {
     const int64_t length = from.begins[k + 1] - from.begins[k], stride = padded(length);
     const S* const numbers = from.numbers + from.begins[k] * features;
     for (int64_t d = 0; d < features; ++d) {
@@ -90,7 +91,8 @@ struct Windows {
     }
 };
 
-// The least and the greatest number of a series within each window, (features, 2, padded(rows)); past the end all numbers.
+// The least and the greatest number of a series within each window, (features, 2, padded(rows)); past the end all
+// numbers.
 class Ranges {
     std::vector<int64_t> queue;
 
@@ -112,14 +114,14 @@ class Ranges {
 
 public:
     // The numbers come in order, or reversed; so do the results.
-    void find(const Series& series, int64_t features, bool reversed_in, const Windows& windows, bool reversed_out,
-              double* to);
+    void find(const FeatureSeries& series, int64_t features, bool reversed_in, const Windows& windows,
+              bool reversed_out, double* to);
 };
 
-void Ranges::find(const Series& series, int64_t features, bool reversed_in, const Windows& windows, bool reversed_out,
-                  double* to) {
+void Ranges::find(const FeatureSeries& series, int64_t features, bool reversed_in, const Windows& windows,
+                  bool reversed_out, double* to) {
     queue.resize(std::size_t(series.length));
-    Numbers in_order(std::size_t(series.length));
+    Doubles in_order(std::size_t(series.length));
     const int64_t rows = windows.rows, stride = padded(rows);
     for (int64_t d = 0; d < features; ++d, to += 2 * stride) {
         const double* numbers = series.feature(d);
@@ -136,7 +138,7 @@ void Ranges::find(const Series& series, int64_t features, bool reversed_in, cons
 
 // What some elements pay at least: the cost of the way to their ranges.
 template <int power>
-V least_costs(const Series& series, int64_t features, const double* ranges, int64_t i) {
+V least_costs(const FeatureSeries& series, int64_t features, const double* ranges, int64_t i) {
     const int64_t stride = padded(series.length);
     V total{};
     for (int64_t d = 0; d < features; ++d, ranges += 2 * stride) {
@@ -149,7 +151,7 @@ V least_costs(const Series& series, int64_t features, const double* ranges, int6
 
 // Keogh's bound, with Kim's at the ends; anything above the limit once it is clear that it is.
 template <int power>
-double bound(const Series& series, int64_t features, const double* ranges, double limit) {
+double bound(const FeatureSeries& series, int64_t features, const double* ranges, double limit) {
     V total{};
     for (int64_t i = 0; i < series.length;) {
         const int64_t until = std::min(series.length, i + 8 * W);
@@ -161,8 +163,9 @@ double bound(const Series& series, int64_t features, const double* ranges, doubl
 
 // Lower bounds of the total cost of the elements past each one, or before each one.
 template <int power>
-void sums(const Series& series, int64_t features, const double* ranges, bool past, double* to) {
-    for (int64_t i = 0; i < series.length; i += W) store<double>(to + i, least_costs<power>(series, features, ranges, i));
+void sums(const FeatureSeries& series, int64_t features, const double* ranges, bool past, double* to) {
+    for (int64_t i = 0; i < series.length; i += W)
+        store<double>(to + i, least_costs<power>(series, features, ranges, i));
     double total = 0;
     for (int64_t n = 0; n < series.length; ++n) {
         const int64_t i = past ? series.length - 1 - n : n;
@@ -196,13 +199,13 @@ struct Diagonals {
 
 // Two series, y from its end to its beginning, and what a path pays at least past each row and column.
 struct Pair {
-    Series x, y;
+    FeatureSeries x, y;
     const double *past_rows, *past_columns;
     const Diagonals& diagonals;
 };
 
-class Sweep {
-    Numbers room[3];
+class PairBound {
+    Doubles room[3];
 
 public:
     int64_t cells = 0;  // that were computed so far
@@ -213,7 +216,7 @@ public:
 };
 
 template <int power>
-double Sweep::run(const Pair& p, int64_t features, double limit) {
+double PairBound::run(const Pair& p, int64_t features, double limit) {
     const int64_t rows = p.x.length, columns = p.y.length;
     double* diagonal[3];  // this one, the one before, and that before it, by rows
     for (int n = 0; n < 3; ++n) {
@@ -260,9 +263,9 @@ double Sweep::run(const Pair& p, int64_t features, double limit) {
 // Candidates, and their ranges for queries of one length.
 struct Candidates {
     int64_t begin, end;
-    std::vector<Series> series;
+    std::vector<FeatureSeries> series;
     std::vector<const double*> ranges;
-    Numbers numbers, extremes;
+    Doubles numbers, extremes;
 
     template <class S>
     void prepare(const NeighborsProblem<S>& p, int64_t rows, Windows& windows, Ranges& finder) {
@@ -291,9 +294,9 @@ class Searcher {
     Windows of_rows, of_columns;
     Diagonals diagonals;
     Ranges finder;
-    Sweep sweep;
+    PairBound sweep;
     Candidates candidates{};
-    Numbers numbers, ranges, past_rows, past_columns;
+    Doubles numbers, ranges, past_rows, past_columns;
     int64_t ranges_for = 0;  // of columns, or 0 if the ranges belong to another query
     std::vector<Place> order;
     Pace pace;
@@ -303,9 +306,9 @@ class Searcher {
         return int64_t(found.size()) < p.k ? infinity<double> : found.front().first * slack;
     }
 
-    void visit(const Series& x, int64_t candidate, std::vector<Place>& found) {
+    void visit(const FeatureSeries& x, int64_t candidate, std::vector<Place>& found) {
         const std::size_t c = std::size_t(candidate - candidates.begin);
-        const Series& y = candidates.series[c];
+        const FeatureSeries& y = candidates.series[c];
         if (ranges_for != y.length) {
             ranges_for = y.length;
             of_columns.fit(y.length, x.length, p.band);
@@ -331,7 +334,7 @@ class Searcher {
 
     void search_block(int64_t query, std::vector<Place>& found) {
         numbers.resize(std::size_t(padded(p.x.begins[query + 1] - p.x.begins[query]) * p.features));
-        const Series x = read(p.x, query, p.features, false, numbers.data());
+        const FeatureSeries x = read(p.x, query, p.features, false, numbers.data());
         ranges_for = 0;
         order.clear();
         for (int64_t c = candidates.begin; c < candidates.end; ++c) {

@@ -150,12 +150,12 @@ __attribute__((noinline)) Vec<S> exponentiate(const Layout<S>& layout, S* __rest
 
 // W; r_i relative to their greatest and in units of log 2, −∞ past the last state, as a step; that greatest.
 template <class S>
-struct Weights : Matrix<S> {
+struct Weights : PackedMatrix<S> {
     Array<S> shift;
     S base = 0;
     bool is_moderate = true;  // no weight of an edge is very small
 
-    explicit Weights(const Layout<S>& of) : Matrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
+    explicit Weights(const Layout<S>& of) : PackedMatrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
 
     // Whether all transitions were below +∞ and not NaN.
     template <class T>
@@ -187,19 +187,20 @@ struct Weights : Matrix<S> {
     }
 };
 
-// The working memory of a thread: the weights, blocks of steps, a step more than go together, and the sums over its sequences: the
-// starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what the tangent
-// forward sweep finds along it: v̇_n and μ_n of every visit.
+// The working memory of a thread: the weights, blocks of steps, a step more than go together, and the sums over its
+// sequences: the starts, the ends, and but for their weights the transitions. With a direction z also W ∘ z, and what
+// the tangent forward sweep finds along it: v̇_n and μ_n of every visit.
 template <class S, class Real>
 struct Worker {
     const ScoresProblem<S>& problem;
     const Scores<const S>* z;
     const Layout<Real>& layout;
     Weights<Real> weights;
-    Matrix<Real> tilted;
+    PackedMatrix<Real> tilted;
     int64_t size;
     bool is_ready = false;
-    Array<Real> blocks, tangents, means, start, end, plain, rest;  // plain: Σ u aᵀ, rest: further summands of the Hessian
+    Array<Real> blocks, tangents, means, start, end;
+    Array<Real> plain, rest;  // Σ u aᵀ, and further summands of the Hessian
 
     // For sequences of at most so many visits.
     Worker(const ScoresProblem<S>& of, const Scores<const S>* along, const Layout<Real>& in, int count, int64_t visits)
@@ -313,7 +314,7 @@ Vec<S> sum_ends(const Layout<S>& layout, const S* __restrict a, const S* __restr
 
 // The forward sweep of a group. A sequence that has ended continues with emissions of 0, which change nothing.
 template <class S, class Real>
-class Forward {
+class ExpForward {
     static constexpr int lanes = lanes_of<Real>, most_rows = Layout<Real>::most_rows;
     using F = Format<Real>;
     using Int = typename F::Int;
@@ -337,7 +338,7 @@ class Forward {
     Vec<Real> padding = layout.low < Real(0) ? broadcast(Real(1)) : Vec<Real>{};
 
 public:
-    Forward(const Group<S, Real>& of, const Worker<S, Real>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
+    ExpForward(const Group<S, Real>& of, const Worker<S, Real>& by, S* to_value, S* to_tape, std::uint8_t* to_lost)
         : group(of), worker(by), value(to_value), tape(to_tape), underflowed(to_lost) {}
 
     // Whether all scores and values of the group were below +∞ and not NaN.
@@ -405,7 +406,8 @@ private:
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t at = r * row;
             Vec<Real> greatest;
-            const Vec<Real> lowest = scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
+            const Vec<Real> lowest =
+                scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
             if (any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
             const Ints<Real> ends_here = group.lengths[r] == Ints<Real>{} + Int(n + 1);
             if (any(ends_here)) finish(n, r, after + at);
@@ -559,7 +561,7 @@ void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S*
 // the product with the Hessian. A sequence that has not begun has no mass. Where place k of a block of s and u belongs
 // to visit n, place k of a and m belongs to visit n − 1.
 template <class S, class Real>
-class Backward {
+class ExpBackward {
     using Int = typename Format<Real>::Int;
     const Group<S, Real>& group;
     Worker<S, Real>& worker;
@@ -575,7 +577,7 @@ class Backward {
     Vec<Real> part[Layout<Real>::most_rows];  // of the sum of m_n
 
 public:
-    Backward(const Group<S, Real>& of, Worker<S, Real>& by, const S* seeds) : group(of), worker(by) {
+    ExpBackward(const Group<S, Real>& of, Worker<S, Real>& by, const S* seeds) : group(of), worker(by) {
         for (int l = 0; l < group.members; ++l) layout.set(seed, l, Real(seeds[group.b[l]]));
         Ints<Real> unused{};
         std::fill_n(m, stride, Real(0));
@@ -680,7 +682,7 @@ void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
 
 // The layout, and sequences, the longest first, in groups that are dealt out to the workers in turn.
 template <class S, class Real>
-struct Plan {
+struct GroupPlan {
     const ScoresProblem<S>& problem;
     std::vector<int64_t> order;
     Layout<Real> layout;
@@ -689,7 +691,7 @@ struct Plan {
 
     // The sequences for which is_chosen(b); each worker has so many blocks of steps.
     template <class Choice>
-    Plan(const ScoresProblem<S>& of, Choice is_chosen, const Scores<const S>* z, int blocks)
+    GroupPlan(const ScoresProblem<S>& of, Choice is_chosen, const Scores<const S>* z, int blocks)
         : problem(of),
           order(longest_first(is_chosen)),
           layout(choose(problem.tape ? 3 : 5)),
@@ -698,7 +700,7 @@ struct Plan {
             workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
         }
     }
-    Plan(const Plan&) = delete;  // workers refer to its layout
+    GroupPlan(const GroupPlan&) = delete;  // workers refer to its layout
 
     // body(group, worker) for each group.
     template <class Body>
@@ -735,11 +737,11 @@ private:
 // The forward sweep, in Real, of the sequences for which is_chosen(b).
 template <class Real, class S, class Choice>
 bool sweep_forward(const ScoresProblem<S>& problem, Choice is_chosen, S* value, S* tape, std::uint8_t* underflowed) {
-    Plan<S, Real> plan(problem, is_chosen, nullptr, 4);
+    GroupPlan<S, Real> plan(problem, is_chosen, nullptr, 4);
     std::atomic<bool> good{true};
     plan.for_groups([&](const Group<S, Real>& group, Worker<S, Real>& worker) {
         const bool is_good = worker.prepare(group, true, false);
-        if (!Forward<S, Real>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
+        if (!ExpForward<S, Real>(group, worker, value, tape, underflowed).run() || !is_good) good = false;
     });
     return good;
 }
@@ -758,7 +760,7 @@ bool forward(const ScoresProblem<S>& problem, S* value, S* tape, std::uint8_t* u
 template <class Real, class S>
 void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<const S>* z, const Scores<S>& out) {
     const auto is_chosen = [&](int64_t b) { return tape_mark(problem, b) == mark<S, Real>; };
-    Plan<S, Real> plan(problem, is_chosen, z, z ? 9 : 5);
+    GroupPlan<S, Real> plan(problem, is_chosen, z, z ? 9 : 5);
     plan.for_groups([&](const Group<S, Real>& group, Worker<S, Real>& worker) {
         worker.prepare(group, z || !group.keeps_sums(), true);
         for (int l = 0; l < group.members; ++l) {
@@ -766,7 +768,7 @@ void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<con
             clear_masked(problem, group.b[l], sequence, problem.states);
         }
         if (z) sweep_tangent(group, worker);
-        Backward<S, Real>(group, worker, seed).run(out.emissions);
+        ExpBackward<S, Real>(group, worker, seed).run(out.emissions);
         worker.add_ends(group, out);
         if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });

@@ -15,7 +15,7 @@ namespace in_exp_space {
 
 // Σ x[g · apart + k · along] · y[v · apart_y + k · stride], k < count, for each number or vector g and each vector v.
 template <class S>
-struct Term {
+struct ProductTerm {
     const S* x;
     int64_t apart, along;
     const S* y;
@@ -25,7 +25,7 @@ struct Term {
 // Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
 // apart.
 template <int G, int V, class S, class X = S>
-__attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
+__attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
     constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : 4;
     Vec<S> sum[parts][G][V];
@@ -38,7 +38,7 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
         }
     }
     for (int n = 0; n < count; ++n) {
-        const Term<S> term = terms[n];
+        const ProductTerm<S> term = terms[n];
         const S *x = term.x, *y = term.y;
         const auto add = [&](Vec<S>(&part)[G][V]) __attribute__((always_inline)) {
             Vec<S> vectors[V];
@@ -73,11 +73,11 @@ __attribute__((noinline)) void tile(const Term<S>* terms, int count, S* __restri
 }
 
 template <class S>
-using Tile = void (*)(const Term<S>*, int, S*, int64_t, bool);
+using TileProduct = void (*)(const ProductTerm<S>*, int, S*, int64_t, bool);
 template <class S>
-constexpr Tile<S> tiles_of_one[] = {tile<1, 1, S>, tile<1, 2, S>, tile<1, 3, S>, tile<1, 4, S>};
+constexpr TileProduct<S> tiles_of_one[] = {tile<1, 1, S>, tile<1, 2, S>, tile<1, 3, S>, tile<1, 4, S>};
 template <class S>
-constexpr Tile<S> tiles_of_four[] = {tile<4, 1, S>, tile<4, 2, S>, tile<4, 3, S>};
+constexpr TileProduct<S> tiles_of_four[] = {tile<4, 1, S>, tile<4, 2, S>, tile<4, 3, S>};
 
 // How the numbers of a group of sequences lie: a step has a row of vectors for each sequence, with its states in the
 // lanes; or a row for as many sequences as there are lanes, with a vector for each state ("across"), which wastes no
@@ -154,14 +154,15 @@ struct Layout {
         }
     }
 
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Padding past the last state is read, too.
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Padding past the last state is read,
+    // too.
     __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
         const int64_t most = even_part(width, 3);
         for (int64_t v = 0; v < width; v += most) {
-            const Tile<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
+            const TileProduct<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
             for (int64_t i = 0; i < states; i += 4) {
-                const Term<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
+                const ProductTerm<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
                 tile(&term, 1, to + i * padded + v * lanes, padded, true);
             }
         }
@@ -178,7 +179,7 @@ private:
         constexpr int tall = 4, wide = 2;
         for (int64_t i = 0; i < states; i += tall) {
             for (int64_t p = 0; p < states; p += wide) {
-                Term<S> terms[most_rows];
+                ProductTerm<S> terms[most_rows];
                 alignas(32) S sums[tall * wide * lanes];
                 for (int r = 0; r < rows; ++r) {
                     const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
@@ -197,12 +198,12 @@ private:
 // A square matrix [current, previous], in padded rows. Where the states are in the lanes, it is also packed for
 // products, in bands of vectors: `into` has the current states in the lanes, `out_of` the previous ones.
 template <class S>
-struct Matrix {
+struct PackedMatrix {
     static constexpr int lanes = lanes_of<S>;
     const Layout<S>& layout;
     Array<S> rows, into, out_of;
 
-    explicit Matrix(const Layout<S>& of) : layout(of), rows(zeros<S>(layout.padded * layout.padded)) {}
+    explicit PackedMatrix(const Layout<S>& of) : layout(of), rows(zeros<S>(layout.padded * layout.padded)) {}
 
     // For products with the matrix, or with its transpose.
     void pack(bool has_into, bool has_out_of) {
@@ -226,7 +227,7 @@ struct Matrix {
 // A matrix, and the step that it multiplies.
 template <class S>
 struct Factor {
-    const Matrix<S>& matrix;
+    const PackedMatrix<S>& matrix;
     const S* step;
 };
 
@@ -236,10 +237,10 @@ __attribute__((noinline)) void multiply(const Layout<S>& layout, std::initialize
                                         S* to) {
     constexpr int lanes = lanes_of<S>;
     const int64_t states = layout.states, padded = layout.padded, gap = layout.gap;
-    Term<S> terms[2];
+    ProductTerm<S> terms[2];
     if (layout.across) {
         const int64_t tall = states < 4 ? 1 : 4;
-        const Tile<S> tile = tall == 4 ? tiles_of_four<S>[layout.rows - 1] : tiles_of_one<S>[layout.rows - 1];
+        const TileProduct<S> tile = tall == 4 ? tiles_of_four<S>[layout.rows - 1] : tiles_of_one<S>[layout.rows - 1];
         for (int64_t n = 0; n < states; n += tall) {
             const int64_t i = std::min(n, states - tall);
             int count = 0;
@@ -251,7 +252,7 @@ __attribute__((noinline)) void multiply(const Layout<S>& layout, std::initialize
         }
         return;
     }
-    const Tile<S>* tiles = layout.rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
+    const TileProduct<S>* tiles = layout.rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
     for (int64_t v = 0; v < layout.width; v += layout.band) {
         const int64_t wide = std::min(layout.band, layout.width - v);
         int count = 0;

@@ -96,7 +96,7 @@ struct Records {
 // Reads or writes them, as Real: where they lie, if there is one sequence, or transposed ("across"), several steps at a
 // time where records are small. `T` is const for reading; a lane whose sequence has ended reads zeros.
 template <class T, class Real, bool across>
-class Numbers {
+class LaneNumbers {
     static constexpr int W = lanes_of<Real>;
 
     const Lanes<W>& lanes;
@@ -133,7 +133,7 @@ class Numbers {
 public:
     static constexpr bool in_place = !across && std::is_same_v<std::remove_const_t<T>, Real>;
 
-    Numbers(const Lanes<W>& of, T* given, const Records& layout) : lanes(of), records(layout), data(given) {
+    LaneNumbers(const Lanes<W>& of, T* given, const Records& layout) : lanes(of), records(layout), data(given) {
         if (in_place || !data) return;
         const bool contiguous = records.stride == records.size && (records.compact || !lanes.has_holes());
         while (across && contiguous && chunk < 64 && 2 * chunk * records.size <= 64) chunk *= 2;

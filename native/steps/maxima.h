@@ -41,7 +41,7 @@ struct Maxima {
     Weigh weigh() const { return {omega, unit.iota}; }
 
     // Their values and thresholds. `bad` gets the lanes with scores that are NaN or +∞.
-    V solve(const Edges<Real>& edges, int64_t g, V& threshold, Mask& bad) const {
+    V solve(const EdgeScores<Real>& edges, int64_t g, V& threshold, Mask& bad) const {
         if constexpr (Omega::is_sum) {
             V sums[height];
             for (V& sum : sums) sum = V{} + Real(1);
@@ -66,7 +66,8 @@ struct Maxima {
     }
 
     // The same with thresholds relative to the greatest score, which is `top`.
-    __attribute__((noinline)) V solve_relative(const Edges<Real>& edges, int rows, V& top, V& tau, Mask& bad) const {
+    __attribute__((noinline)) V solve_relative(const EdgeScores<Real>& edges, int rows, V& top, V& tau,
+                                               Mask& bad) const {
         const V never = V{} - infinity<Real>;
         V best[height], slot = V{} - Real(1);  // best: of every so many entries
         for (V& own : best) own = never;
@@ -116,7 +117,7 @@ struct Maxima {
     }
 
     // The edges as they can be weighed with their thresholds, which may have to be found again.
-    Edges<Real> weighable(const Edges<Real>& edges, int64_t g, V& threshold) const {
+    EdgeScores<Real> weighable(const EdgeScores<Real>& edges, int64_t g, V& threshold) const {
         if (Omega::by_slot || !any(threshold != threshold)) return edges;
         V top;
         Mask unused{};

@@ -1,5 +1,5 @@
-// The number that a step of a chain of two states passes on (see pair.cpp): δ = v(1) − v(0), the difference of the values
-// of the states, in the unit of Ω.
+// The number that a step of a chain of two states passes on (see pair.cpp): δ = v(1) − v(0), the difference of the
+// values of the states, in the unit of Ω.
 #pragma once
 
 #include <cmath>
@@ -16,15 +16,15 @@ struct Shift {
     S sum, factor;
 };
 
-// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and the probability of state 0: not as
-// 1 − q, which would lose the digits of small probabilities.
+// The probability of state 1 at the step before, if the current state is 1 (q) or 0 (r), and the probability of state
+// 0: not as 1 − q, which would lose the digits of small probabilities.
 template <class V>
 struct Before {
     V q, q_less, r, r_less;
 };
 
-// The representation of δ, and the function F that updates it: `begin` for a first step, `next` for a further one, given
-// the representation that a first step with its score would have. It is not for scores farther from 0 than `far`.
+// The representation of δ, and the function F that updates it: `begin` for a first step, `next` for a further one,
+// given the representation that a first step with its score would have. It is not for scores farther from 0 than `far`.
 
 // By δ itself. Since f(u) = u + f(−u), nothing is large in a difference of f where δ is.
 template <class S, class Omega>

@@ -1,7 +1,7 @@
 // The marginals of chains of two states, with sequences in the lanes.
 //
-// A step passes on only δ = v(1) − v(0), the difference of the values of the states. With f(u) = max_Ω(u, 0), and a = W[1,1] −
-// W[1,0], b = W[0,1] − W[0,0] by transitions W[current, previous],
+// A step passes on only δ = v(1) − v(0), the difference of the values of the states. With f(u) = max_Ω(u, 0), and a =
+// W[1,1] − W[1,0], b = W[0,1] − W[0,0] by transitions W[current, previous],
 //
 //     δ_t = y_t + W[1,0] − W[0,0] + f(δ_{t−1} + a) − f(δ_{t−1} + b),   y_t = e_t(1) − e_t(0),
 //
@@ -22,10 +22,10 @@ inline namespace BELLMAX_ARCH {
 namespace {
 
 // The gradient of Σ ⟨cotangent, marginals⟩ by transitions [current, previous], and by state 1 at the start and the end.
-struct alignas(64) Totals {
+struct alignas(64) PairTotals {
     double transitions[4], start, end;
 
-    void operator+=(const Totals& other) {
+    void operator+=(const PairTotals& other) {
         for (int k = 0; k < 4; ++k) transitions[k] += other.transitions[k];
         start += other.start;
         end += other.end;
@@ -34,7 +34,7 @@ struct alignas(64) Totals {
 
 // Two vectors of sequences, since a step waits for the one before, and room for their sweeps.
 template <class S>
-struct Unit {
+struct PairUnit {
     static constexpr int vectors = 2, places = 6, W = lanes_of<S>;
     static constexpr int64_t gap = places * vectors * W;
     using Ints = typename Shape<Vec<S>>::Int;
@@ -50,7 +50,7 @@ struct Unit {
     static int64_t size(int64_t steps) { return (steps + W) * (gap + 2 * W); }
 
     // The u-th unit, where so many sequences as `sharing` says have their steps in common.
-    __attribute__((noinline)) Unit(const ScoresProblem<S>& p, int64_t u, int64_t shared_by, S* with)
+    __attribute__((noinline)) PairUnit(const ScoresProblem<S>& p, int64_t u, int64_t shared_by, S* with)
         : sharing(shared_by), lanes{half(p, 2 * u), half(p, 2 * u + 1)},
           longest(std::max(lanes[0].longest, lanes[1].longest)), room(with), records(with + (p.steps + W) * gap) {
         for (int k = 0; k < vectors; ++k) {
@@ -106,24 +106,24 @@ private:
 // A cotangent of the marginals is (g − mean) · part, by sequence, from the numbers g.
 template <class S>
 struct Centred {
-    Vec<S> mean[Unit<S>::vectors], part[Unit<S>::vectors];
+    Vec<S> mean[PairUnit<S>::vectors], part[PairUnit<S>::vectors];
 };
 
 // The sweeps of a unit by F. They find their numbers in its room, and leave their results there: places 0 … 3 are for
 // q, its rest, r and its rest.
 template <class S, class F>
-class Sweep {
+class PairSweep {
     using V = Vec<S>;
-    static constexpr int W = lanes_of<S>, K = Unit<S>::vectors;
+    static constexpr int W = lanes_of<S>, K = PairUnit<S>::vectors;
 
-    const Unit<S> unit;
+    const PairUnit<S> unit;
     const Shared<S> shared;
-    typename Unit<S>::Ints is_far{}, bad{};
+    typename PairUnit<S>::Ints is_far{}, bad{};
 
     S* place(int k, int64_t n, int which) const { return unit.place(k, n, which); }
 
 public:
-    Sweep(const Unit<S>& of, const Shared<S>& scores) : unit(of), shared(scores) {}
+    PairSweep(const PairUnit<S>& of, const Shared<S>& scores) : unit(of), shared(scores) {}
 
     // From the score of state 1 less state 0's, at place 4, to the probabilities of states 1 and 0, at places 4 and 5.
     // False if F is not for such scores; `sound` becomes false where there is no answer.
@@ -151,7 +151,7 @@ public:
     }
 
     // From the same and, at place 5, numbers of a cotangent to the derivative in the scores, at place 4. False as well.
-    __attribute__((noinline)) bool vjp(const Centred<S>& cotangent, Totals& totals) {
+    __attribute__((noinline)) bool vjp(const Centred<S>& cotangent, PairTotals& totals) {
         V delta[K] = {}, dot[K] = {}, m[K], m_less[K], m_dot[K], sums[4] = {};
         for (int64_t n = 0; n < unit.longest; ++n) {
             for (int k = 0; k < K; ++k) push(k, n, cotangent.mean[k], cotangent.part[k], delta[k], dot[k]);
@@ -242,20 +242,20 @@ bool choose(const OmegaParameters& omega, const Shared<S>& shared, bool all, Act
 // body(unit, sums) for all sequences; returns the sums of all threads. `out` has `size` numbers for each step, of which
 // the sweeps leave masked ones alone.
 template <class S, class Body>
-Totals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size, Body body) {
-    constexpr int64_t sequences = Unit<S>::vectors * lanes_of<S>;
+PairTotals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t size, Body body) {
+    constexpr int64_t sequences = PairUnit<S>::vectors * lanes_of<S>;
     const int64_t units = (p.batch + sequences - 1) / sequences;
     const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, units));
-    std::vector<Totals> each(std::size_t(threads), Totals{});
+    std::vector<PairTotals> each(std::size_t(threads), PairTotals{});
     parallel_for(threads, int(threads), [&](int64_t t, int) {
-        const auto room = scratch<S>(Unit<S>::size(p.steps));
+        const auto room = scratch<S>(PairUnit<S>::size(p.steps));
         Pace pace;
         for (int64_t u = t * units / threads; u < (t + 1) * units / threads; ++u) {
             pace.spend(sequences * p.steps);
             for (int64_t b = u * sequences; b < std::min((u + 1) * sequences, p.batch); ++b) {
                 clear_masked(p, b / sharing, out + b * p.steps * size, size);
             }
-            body(Unit<S>(p, u, sharing, room.get()), each[std::size_t(t)]);
+            body(PairUnit<S>(p, u, sharing, room.get()), each[std::size_t(t)]);
         }
     });
     for (std::size_t t = 1; t < each.size(); ++t) each[0] += each[t];
@@ -264,12 +264,12 @@ Totals for_units(const ScoresProblem<S>& p, int64_t sharing, S* out, int64_t siz
 
 // The marginals of a unit, whose scores prepare() brings; whether there are any.
 template <class S, class Prepare>
-bool solve(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Prepare prepare) {
+bool solve(const ScoresProblem<S>& p, const PairUnit<S>& unit, const Shared<S>& shared, Prepare prepare) {
     bool sound;
     for (bool all : {false, true}) {
         prepare();
         sound = true;
-        const auto act = [&](auto by) { return Sweep<S, decltype(by)>(unit, shared).marginals(sound); };
+        const auto act = [&](auto by) { return PairSweep<S, decltype(by)>(unit, shared).marginals(sound); };
         if (choose(p.omega, shared, all, act)) break;
     }
     return sound;
@@ -277,11 +277,11 @@ bool solve(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shar
 
 // Their derivative along a cotangent, which prepare() gives.
 template <class S, class Prepare>
-void pull_back(const ScoresProblem<S>& p, const Unit<S>& unit, const Shared<S>& shared, Totals& totals,
+void pull_back(const ScoresProblem<S>& p, const PairUnit<S>& unit, const Shared<S>& shared, PairTotals& totals,
                Prepare prepare) {
     for (bool all : {false, true}) {
         const Centred<S> cotangent = prepare();
-        const auto act = [&](auto by) { return Sweep<S, decltype(by)>(unit, shared).vjp(cotangent, totals); };
+        const auto act = [&](auto by) { return PairSweep<S, decltype(by)>(unit, shared).vjp(cotangent, totals); };
         if (choose(p.omega, shared, all, act)) break;
     }
 }
@@ -296,9 +296,9 @@ Shared<S> shared_of(const ScoresProblem<S>& p) {
 
 // The difference of the two numbers of each step, to a place.
 template <class S>
-void read_differences(const Unit<S>& unit, const S* numbers, int which) {
+void read_differences(const PairUnit<S>& unit, const S* numbers, int which) {
     constexpr int W = lanes_of<S>;
-    for (int k = 0; k < Unit<S>::vectors; ++k) {
+    for (int k = 0; k < PairUnit<S>::vectors; ++k) {
         unit.read(k, numbers, 2, unit.records, W);
         for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
             const S* record = unit.records + 2 * n * W;
@@ -309,9 +309,9 @@ void read_differences(const Unit<S>& unit, const S* numbers, int which) {
 
 // And back: what get(k, n) gives for state 0 and for state 1.
 template <class S, class Get>
-void write_both(const Unit<S>& unit, S* numbers, Get get) {
+void write_both(const PairUnit<S>& unit, S* numbers, Get get) {
     constexpr int W = lanes_of<S>;
-    for (int k = 0; k < Unit<S>::vectors; ++k) {
+    for (int k = 0; k < PairUnit<S>::vectors; ++k) {
         for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
             const std::pair<Vec<S>, Vec<S>> both = get(k, n);
             store<S>(unit.records + 2 * n * W, both.first);
@@ -326,7 +326,7 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
     const Shared<S> shared = shared_of(p);
     if (!shared.is_finite()) return false;
     std::atomic<bool> sound{true};
-    for_units(p, 1, out, 2, [&](const Unit<S>& unit, Totals&) {
+    for_units(p, 1, out, 2, [&](const PairUnit<S>& unit, PairTotals&) {
         if (!solve(p, unit, shared, [&] { read_differences(unit, p.scores.emissions, 4); })) sound = false;
         write_both(unit, out, [&](int k, int64_t n) {
             return std::pair(load<S>(unit.place(k, n, 5)), load<S>(unit.place(k, n, 4)));
@@ -338,7 +338,7 @@ bool marginals(const ScoresProblem<S>& p, S* out) {
 template <class S>
 void marginals_vjp(const ScoresProblem<S>& p, const S* cotangent, const Scores<S>& gradient) {
     const Shared<S> shared = shared_of(p);
-    const Totals all = for_units(p, 1, gradient.emissions, 2, [&](const Unit<S>& unit, Totals& totals) {
+    const PairTotals all = for_units(p, 1, gradient.emissions, 2, [&](const PairUnit<S>& unit, PairTotals& totals) {
         pull_back(p, unit, shared, totals, [&] {
             read_differences(unit, p.scores.emissions, 4);
             read_differences(unit, cotangent, 5);
@@ -371,9 +371,9 @@ bool weights(const AttentionProblem<S>& p, S* out, S* totals) {
     std::atomic<bool> sound{true};
     // So that neither 1 / total nor a sum of such overflows.
     const S least = std::numeric_limits<S>::min() / std::numeric_limits<S>::epsilon();
-    for_units(p.chain, p.sharing, out, 1, [&](const Unit<S>& unit, Totals&) {
+    for_units(p.chain, p.sharing, out, 1, [&](const PairUnit<S>& unit, PairTotals&) {
         if (!solve(p.chain, unit, shared, [&] { unit.read(p.scores, 4); })) sound = false;
-        for (int k = 0; k < Unit<S>::vectors; ++k) {
+        for (int k = 0; k < PairUnit<S>::vectors; ++k) {
             const auto& lanes = unit.lanes[k];
             V total{};
             for (int64_t n = 0; n < lanes.longest; ++n) total += load<S>(unit.place(k, n, 4));
@@ -393,13 +393,13 @@ template <class S>
 void weights_vjp(const AttentionProblem<S>& p, const S* weights, const S* totals, const S* cotangent, S* to_scores,
                  S* to_transitions) {
     const Shared<S> shared = shared_of(p);
-    const Totals all = for_units(p.chain, p.sharing, to_scores, 1, [&](const Unit<S>& unit, Totals& sums) {
+    const PairTotals all = for_units(p.chain, p.sharing, to_scores, 1, [&](const PairUnit<S>& unit, PairTotals& sums) {
         // Of m / total the derivative along g is (g − ⟨g, weights⟩) / total.
         pull_back(p.chain, unit, shared, sums, [&] {
             Centred<S> centred{};
             unit.read(cotangent, 5);
             unit.read(weights, 4);
-            for (int k = 0; k < Unit<S>::vectors; ++k) {
+            for (int k = 0; k < PairUnit<S>::vectors; ++k) {
                 for (int64_t n = 0; n < unit.lanes[k].longest; ++n) {
                     const Vec<S> product = load<S>(unit.place(k, n, 4)) * load<S>(unit.place(k, n, 5));
                     centred.mean[k] += unit.has(k, n) ? product : Vec<S>{};

@@ -52,8 +52,9 @@ std::int64_t visited(const ScoresProblem<S>& problem, std::int64_t b, std::int64
     return problem.kept ? problem.kept[b * problem.steps + n] : n;
 }
 
-// Zeros at the masked steps of sequence b, whose numbers, `size` of them for each step, begin at `data`. With a shift of
-// 1 they belong to the ways from step to step: the first step has none, and the first unmasked one no use for its own.
+// Zeros at the masked steps of sequence b, whose numbers, `size` of them for each step, begin at `data`. With a shift
+// of 1 they belong to the ways from step to step: the first step has none, and the first unmasked one no use for its
+// own.
 template <class S>
 void clear_masked(const ScoresProblem<S>& problem, std::int64_t b, S* data, std::int64_t size, std::int64_t shift = 0) {
     const std::int64_t length = problem.lengths[b];

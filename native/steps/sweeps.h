@@ -23,7 +23,7 @@ struct End {
     // From the values v at the last step. The edges are a row, which a lane has in common with the others or alone.
     __attribute__((noinline)) End(const M& maxima, const Real* v)
         : unit(maxima.unit), q(scratch<Real>(unit.cells)), s(scratch<Real>(unit.cells)) {
-        const Edges<Real> edges{unit.end.get(), 0, M::Omega::unit, v};
+        const EdgeScores<Real> edges{unit.end.get(), 0, M::Omega::unit, v};
         const auto weigh = maxima.weigh();
         V top, tau, sum{};
         value = maxima.solve_relative(edges, 1, top, tau, bad);
@@ -72,7 +72,7 @@ class Forward {
 
     const M& maxima;
     U& unit;
-    typename U::template Series<S> values, thresholds;
+    typename U::template StepNumbers<S> values, thresholds;
     Array<Real> v, next;
     double offset[W] = {};
     Mask bad{};
@@ -153,7 +153,7 @@ class Tape {
 
     const U& unit;
     const S* tape;
-    typename U::template Series<const S> values, thresholds;
+    typename U::template StepNumbers<const S> values, thresholds;
     Array<Real> padded;
 
 public:
@@ -180,7 +180,9 @@ public:
     __attribute__((noinline)) Array<Real> last() const {
         const auto records = unit.tape_records();
         const auto& lanes = unit.lanes;
-        const auto place = [&](int l) { return tape + lanes.sequence[l] * records.batch + lanes.length[l] * records.stride; };
+        const auto place = [&](int l) {
+            return tape + lanes.sequence[l] * records.batch + lanes.length[l] * records.stride;
+        };
         return unit.gather(place, -infinity<Real>);
     }
 };
@@ -198,7 +200,7 @@ class Tangent {
     const M& maxima;
     U& unit;
     Tape<U>& tape;
-    typename U::template Series<const S> edges, emissions;
+    typename U::template StepNumbers<const S> edges, emissions;
     Array<Real> start, end, values, means;  // values and means: (steps + 1, cells)
 
 public:
@@ -250,7 +252,8 @@ public:
 
 private:
     // Σ q y/Σ q of the edges into each state, and their mean.
-    V average(const Edges<Real>& edges, const Real* z, const Real* before, int64_t g, V threshold, V& centre) const {
+    V average(const EdgeScores<Real>& edges, const Real* z, const Real* before, int64_t g, V threshold,
+              V& centre) const {
         V sums[4][U::height] = {};
         const auto weigh = maxima.weigh();
         for (int l = 0; l < unit.rows(g); ++l) {
@@ -299,7 +302,7 @@ class Sink {
     Totals& totals;
     const bool by_step;
     bool past_caches;
-    typename U::template Series<S> edges, nodes;
+    typename U::template StepNumbers<S> edges, nodes;
     Array<Real> sums;  // over the steps that share the transitions
 
 public:
@@ -324,7 +327,7 @@ public:
     }
 
     // The rows of edges into group g at step n, to be written, or added to.
-    struct Rows {
+    struct EdgeRows {
         Real* first;
         int64_t stride;
         bool add, past_caches;
@@ -341,7 +344,7 @@ public:
             }
         }
     };
-    Rows rows(int64_t n, int64_t g) {
+    EdgeRows rows(int64_t n, int64_t g) {
         if (by_step) return {edges.at(n) + unit.row(g), unit.stride(), false, past_caches};
         return {&sums[g * U::height * unit.cells], unit.cells, true, false};
     }
@@ -438,7 +441,7 @@ class Backward {
         for (int64_t g = 0; g < unit.groups; ++g) store<Real>(&mass.here[g * W], mass.get(g) * scale);
     }
 
-    void spread(int64_t n, int64_t g, const Edges<Real>& edges, V threshold, V held, V held_change) {
+    void spread(int64_t n, int64_t g, const EdgeScores<Real>& edges, V threshold, V held, V held_change) {
         const auto rows = sink.rows(n, g);
         const auto weigh = maxima.weigh();
         Real *const to = mass.before.get(), *const to_change = change.before.get();

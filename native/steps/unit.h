@@ -30,7 +30,7 @@ struct Rest {
 
 // Scores of the edges into a group: scale · row + before.
 template <class Real>
-struct Edges {
+struct EdgeScores {
     const Real* first;
     int64_t stride;  // of rows
     Real scale;
@@ -48,13 +48,13 @@ struct Unit {
     static constexpr bool across = across_;
     static constexpr int W = lanes_of<Real>, height = across ? 1 : W;  // rows of a group
     template <class T>
-    using Series = Numbers<T, Real, across>;
+    using StepNumbers = LaneNumbers<T, Real, across>;
 
     const ScoresProblem<S>& problem;
     const Lanes<W> lanes;
     const int64_t states, groups, cells, full;  // numbers of the nodes of a step, and of a row; those in whole vectors
     const First<Real> rest;
-    Series<const S> edges, emissions;
+    StepNumbers<const S> edges, emissions;
     const Array<Real> start, end;  // scores of the first and the last states
     V length, iota{}, pad{};       // iota: 0, 1, 2, …; pad: −∞ in the lanes of the last group that stand for no state
     const Array<Real> x, none;     // scores of the edges into a group; 0 for each state, −∞ for what stands for none
@@ -146,7 +146,7 @@ struct Unit {
 
     // Of the step whose numbers are given. Going back, the processor does not foresee that a step's end is followed by
     // the beginning of the one before.
-    Edges<Real> into(const Real* of_step, int64_t g, Real scale, const Real* before) const {
+    EdgeScores<Real> into(const Real* of_step, int64_t g, Real scale, const Real* before) const {
         constexpr int64_t reach = 512;
         const int64_t square = states * states, ahead = row(g) + reach < square ? reach : reach - 2 * square;
         return {of_step + row(g), stride(), scale, before, across ? 0 : ahead};
@@ -154,7 +154,7 @@ struct Unit {
 
     // visit(place, scores) for the vectors of row l.
     template <bool prefetches = false, class Visit>
-    __attribute__((always_inline)) void each(const Edges<Real>& edges, int l, Visit visit) const {
+    __attribute__((always_inline)) void each(const EdgeScores<Real>& edges, int l, Visit visit) const {
         const Real *const row = edges.first + l * edges.stride, *const before = edges.before;
         const Real scale = edges.scale;
         const int64_t end = full, next = edges.ahead;
@@ -171,7 +171,7 @@ struct Unit {
     // visit(entry, which of several in a turn, scores) for what all rows have from one previous state: a lane each,
     // where lanes without a row have that of the first. What the next group has there is asked for.
     template <class Visit>
-    __attribute__((always_inline)) void each_entry(const Edges<Real>& edges, int count, Visit visit) const {
+    __attribute__((always_inline)) void each_entry(const EdgeScores<Real>& edges, int count, Visit visit) const {
         for (int64_t k = 0; k < cells; k += W) {
             V v[height];
 #pragma GCC unroll 8
@@ -187,7 +187,7 @@ struct Unit {
     }
 
     // The scores of the first nodes, which have one edge each, or what is like them.
-    __attribute__((noinline)) V first(const Real* of_start, Series<const S>& like_edges, int64_t g) const {
+    __attribute__((noinline)) V first(const Real* of_start, StepNumbers<const S>& like_edges, int64_t g) const {
         if (!is_dense(problem)) return load<Real>(of_start + g * W);
         const Real* const from = like_edges.at(0) + row(g);
         if constexpr (across) return load<Real>(from);
