@@ -413,6 +413,23 @@ def test_in_place_changes_are_seen_or_have_no_effect(backend: str) -> None:
     torch.testing.assert_close(p.marginals, fresh.marginals)
 
 
+@two_kinds
+@pytest.mark.parametrize("states", [2, 8, 40])
+def test_one_step_has_no_transitions(states: int, omega: bx.Regularizer, backend: str) -> None:
+    emissions, empty = potentials(3, 1, states), torch.zeros(3, 0, states, states, dtype=torch.float64)
+    for transitions in (potentials(states, states, seed=1), empty.requires_grad_()):
+        p = bx.Chain.from_scores(emissions, transitions, omega=omega)
+        at_vertex = omega.gamma * omega.penalty(emissions.new_ones(1))  # at the node of the step, which has one parent
+        torch.testing.assert_close(p.value, omega.max(emissions[:, 0]) - at_vertex)
+        torch.testing.assert_close(p.expected_path[:, 0, :, 0], omega.argmax(emissions[:, 0]))
+        assert torch.equal(p.best_sequence(), p.best_path()[:, :, :, 0].argmax(-1))
+        z = potentials(3, 1, states, seed=2)
+        product = torch.func.jvp(lambda x: omega.argmax(x[:, 0]), (emissions,), (z,))[1]
+        torch.testing.assert_close(p.hessian_product(z)[0][:, 0], product)
+    p.value.sum().backward()
+    assert empty.grad is not None
+
+
 def test_entropy_with_huge_scores(backend: str) -> None:
     emissions = torch.zeros(1, 4, 3)
     emissions[0, 2] = -1e30

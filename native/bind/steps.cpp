@@ -106,7 +106,7 @@ struct Scored : ScoresProblem<S> {
         this->scores.start = Call::array<const S>({any_size, states}, start);
         this->scores.end = Call::array<const S>({any_size, states}, end);
         this->transition_batch = stride(transitions, places * states * states);
-        this->transition_step = places > 1 ? states * states : 0;
+        this->transition_step = places == 1 ? 0 : states * states;  // of one step, there are no transitions to share
         this->start_batch = stride(start, states);
         this->end_batch = stride(end, states);
         index.set(*this, this->batch, emissions.size() * states);
