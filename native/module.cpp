@@ -25,6 +25,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr
 PyMODINIT_FUNC PyInit__native() {
     PyObject* const module = PyModule_Create(&definition);
     if (!module) return nullptr;
+    read_python();
     for (PyMethodDef* family :
          {functions, steps_methods, lattice_methods, hyper_methods, chart_methods, segment_methods, series_methods}) {
         if (PyModule_AddFunctions(module, family)) return nullptr;

@@ -98,7 +98,7 @@ public:
 };
 
 const Torch& torch() {
-    static const Torch one;
+    static const Torch& one = *new Torch;  // never destroyed: Python may have ended before
     return one;
 }
 
@@ -183,6 +183,13 @@ bool is_main_thread() {
         return number;
     }();
     return PyThread_get_thread_ident() == main_thread;
+}
+
+void read_python() {
+    is_main_thread();
+    torch();
+    names();
+    dtype(Kind::boolean);
 }
 
 Tensor Call::tensor_of(PyObject* source) {

@@ -145,6 +145,10 @@ public:
 // True on the thread on which Python handles signals.
 bool is_main_thread();
 
+// Looks up everything that calls need of Python. In a call it could deadlock: whoever initializes a static object runs
+// Python, which may hand the GIL to a thread that waits for this object.
+void read_python();
+
 // Other threads of Python may run in the meantime. If a signal arrives, its handler runs; if that raises an exception,
 // as for Ctrl-C, the kernel stops and the exception is set.
 class WithoutPython final : InterruptCheck {
