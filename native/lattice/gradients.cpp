@@ -14,21 +14,27 @@ void clear_rows(const TermTensor& tensor, int64_t b, Span rows) {
     std::fill(from + there.from * row_size, from + there.to * row_size, S(0));
 }
 
-// The gradient from the sums (batch, size) of the lattices, which may share it.
+// The gradient from the sums (count, size), which are added up in place if the batch shares the tensor.
 template <class S>
-void add_up(const TermTensor& out, int64_t batch, const double* sums) {
-    const int64_t size = out.size(), sharing = out.is_shared ? batch : 1;
-    S* const to = static_cast<S*>(out.numbers);
-    for (int64_t b = 0; b < batch; b += sharing) {
-        for (int64_t m = 0; m < size; ++m) {
-            double sum = 0;
-            for (int64_t k = 0; k < sharing; ++k) sum += sums[(b + k) * size + m];
-            to[b * size + m] = S(sum);
-        }
+void add_up(const TermTensor& out, int64_t count, double* sums) {
+    const int64_t size = out.size();
+    for (int64_t k = 1; out.is_shared && k < count; ++k) {
+        for (int64_t m = 0; m < size; ++m) sums[m] += sums[k * size + m];
     }
+    std::copy(sums, sums + (out.is_shared ? size : count * size), static_cast<S*>(out.numbers));
 }
 
 }  // namespace
+
+int64_t Gradients::groups_for(const LatticeProblem& p, const TermTensor* out) {
+    constexpr int64_t most_numbers = int64_t(1) << 20, fewest = 16;
+    int64_t groups = p.batch;
+    for (int n = 0; n < p.score_tensors; ++n) {
+        const int64_t fitting = std::max(fewest, most_numbers / std::max<int64_t>(out[n].size(), 1));
+        if (out[n].is_shared) groups = std::min(groups, fitting);
+    }
+    return groups;
+}
 
 void Gradients::add(int n, bool is_written) {
     bool is_by_row = out[n].dims > 0 && !out[n].is_shared;
@@ -40,7 +46,8 @@ void Gradients::add(int n, bool is_written) {
         is_by_row = is_by_row && term.axes[0].follows == Follows::row && term.axes[0].offset == offset;
     }
     const Kind kind = is_written ? Kind::written : is_by_row ? Kind::by_row : Kind::summed;
-    targets.push_back({kind, offset, kind == Kind::summed ? zeros<double>(p.batch * out[n].size()) : nullptr});
+    const int64_t count = out[n].is_shared ? groups : p.batch;
+    targets.push_back({kind, offset, count, kind == Kind::summed ? zeros<double>(count * out[n].size()) : nullptr});
 }
 
 void Gradients::clear(int n, int64_t b, Span rows) const {
@@ -49,9 +56,10 @@ void Gradients::clear(int n, int64_t b, Span rows) const {
 
 void Gradients::finish() const {
     for (int n = 0; n < p.score_tensors; ++n) {
-        const double* const sums = targets[std::size_t(n)].sums.get();
-        if (!sums) continue;
-        p.is_double ? add_up<double>(out[n], p.batch, sums) : add_up<float>(out[n], p.batch, sums);
+        const GradientTarget& target = targets[std::size_t(n)];
+        if (target.kind != Kind::summed) continue;
+        p.is_double ? add_up<double>(out[n], target.count, target.sums.get())
+                    : add_up<float>(out[n], target.count, target.sums.get());
     }
 }
 
@@ -76,8 +84,8 @@ template <class Real>
 void LatticeGradients::land(const Term& term, Span rows, Span span, RowBlock<const Real> masses) const {
     const int n = term.number();
     const TermTensor& to = all.out[n];
-    if (double* const sums = all.targets[std::size_t(n)].sums.get()) {
-        term.land(rows, span, masses, sums + b * to.size());
+    if (double* const sums = all.targets[std::size_t(n)].sums_of(b, to.size())) {
+        term.land(rows, span, masses, sums);
     } else if (all.p.is_double) {
         term.land(rows, span, masses, term.numbers<double>(to));
     } else {
@@ -88,8 +96,8 @@ void LatticeGradients::land(const Term& term, Span rows, Span span, RowBlock<con
 void LatticeGradients::land_one(const Term& term, int64_t i, int64_t j, double mass) const {
     const int n = term.number();
     const TermTensor& to = all.out[n];
-    if (double* const sums = all.targets[std::size_t(n)].sums.get()) {
-        term.land_one(i, j, mass, sums + b * to.size());
+    if (double* const sums = all.targets[std::size_t(n)].sums_of(b, to.size())) {
+        term.land_one(i, j, mass, sums);
     } else if (all.p.is_double) {
         term.land_one(i, j, mass, term.numbers<double>(to));
     } else {

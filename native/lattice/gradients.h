@@ -10,13 +10,17 @@ inline namespace BELLMAX_ARCH {
 namespace lattice {
 
 // Three kinds of tensors: the sweeps write the gradient themselves; each row belongs to one row of one lattice, and
-// masses are added to the gradient; or masses are summed in double for each lattice.
+// masses are added to the gradient; or masses are summed in double, for each lattice or, if the batch shares the
+// tensor, for each group of lattices. Lattice b is in group b % groups, whatever the number of threads.
 class Gradients {
     enum class Kind { written, by_row, summed };
     struct GradientTarget {
         Kind kind;
         int64_t offset;      // of the rows of a tensor by row
-        Array<double> sums;  // (batch, size)
+        int64_t count;
+        Array<double> sums;  // (count, size)
+
+        double* sums_of(int64_t b, int64_t size) const { return sums ? sums.get() + b % count * size : nullptr; }
     };
     const LatticeProblem& p;
     const TermTensor* const out;
@@ -28,13 +32,17 @@ class Gradients {
 public:
     // `is_written(n)`: whether the sweeps write the gradient of tensor n themselves.
     template <class Predicate>
-    Gradients(const LatticeProblem& p, const TermTensor* out, Predicate is_written) : p(p), out(out) {
+    Gradients(const LatticeProblem& p, const TermTensor* out, Predicate is_written)
+        : p(p), out(out), groups(groups_for(p, out)) {
         for (int n = 0; n < p.score_tensors; ++n) add(n, is_written(n));
     }
+    const int64_t groups;  // one thread at a time may sweep lattices of a group
+
     // After all lattices: the sums become gradients.
     void finish() const;
 
 private:
+    static int64_t groups_for(const LatticeProblem& p, const TermTensor* out);
     void add(int n, bool is_written);
 };
 

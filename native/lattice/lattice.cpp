@@ -112,20 +112,29 @@ public:
 };
 
 template <class Lattice, class Body>
-void for_lattices(const Batch& batch, Body body) {
+void for_lattices(const Batch& batch, int64_t groups, Body body) {
     const LatticeProblem& p = batch.p;
     if (Lattice::shares_threads(p)) {
         for (int64_t b = 0; b < p.batch; ++b) body(b, Lattice(batch, b, p.threads));
-    } else {
-        take_turns(p.batch, p.threads, [] { return 0; }, [&](int64_t b, int) { body(b, Lattice(batch, b, 1)); });
+        return;
     }
+    take_turns(groups, p.threads, [] { return 0; }, [&](int64_t group, int) {
+        for (int64_t b = group; b < p.batch; b += groups) {
+            check_interrupt();
+            body(b, Lattice(batch, b, 1));
+        }
+    });
 }
 
-// Calls body(b, lattice) for every lattice, with the traversal that suits the moves.
+// Calls body(b, lattice) for every lattice, with the traversal that suits the moves: one thread for each group.
+template <class Body>
+void for_each_lattice(const Batch& batch, int64_t groups, Body body) {
+    if (batch.p.goes_by_rows()) for_lattices<RowLattice>(batch, groups, body);
+    else for_lattices<StripLattice>(batch, groups, body);
+}
 template <class Body>
 void for_each_lattice(const Batch& batch, Body body) {
-    if (batch.p.goes_by_rows()) for_lattices<RowLattice>(batch, body);
-    else for_lattices<StripLattice>(batch, body);
+    for_each_lattice(batch, batch.p.batch, body);
 }
 
 // Finds the value with nodes in float or in double; false if there are no such nodes, or if they cannot hold it.
@@ -168,7 +177,7 @@ void differentiate(const LatticeProblem& p, const double* seed, const TermTensor
     const Batch batch{p, table_of(p), SlotPlan(p), z};
     const bool by_rows = p.goes_by_rows();
     const Gradients gradients(p, out, [&](int n) { return !by_rows && batch.plan.is_written(n); });
-    for_each_lattice(batch, [&](int64_t b, const auto& one) {
+    for_each_lattice(batch, gradients.groups, [&](int64_t b, const auto& one) {
         with_nodes_of(p, one, [&](auto* nodes) {
             using P = std::remove_pointer_t<decltype(nodes)>;
             if (z) one.template differentiate<WithTangents<P>>(seed[b], gradients, out);

@@ -149,3 +149,21 @@ def test_gradients_of_shared_scores_are_sums_over_the_batch() -> None:
     (shared,) = torch.autograd.grad(bx.CTC(scores, y).value.sum(), scores)
     parts = [torch.autograd.grad(bx.CTC(scores, labels).value, scores)[0] for labels in y]
     close(shared, parts[0] + parts[1])
+
+
+@pytest.mark.parametrize("make", [bx.CTC, bx.Alignment.from_sequences], ids=["by rows", "by strips"])
+def test_gradients_of_large_shared_scores_are_summed_by_group(make) -> None:
+    """Beyond 2²⁰ numbers, the sums are not kept for each lattice. Their order does not depend on the threads."""
+    torch.manual_seed(0)
+    classes, batch = 300, 40
+    labels = [torch.randint(1, classes, (batch, length)) for length in (5, 4)]
+    arguments = labels[:1] if make is bx.CTC else labels
+    scores = torch.randn(classes, classes, dtype=torch.float64, requires_grad=True)  # [frame or label, label]
+    parts = [make(scores, *(y[b] for y in arguments)).value for b in range(batch)]
+    (wanted,) = torch.autograd.grad(torch.stack(parts).sum(), scores)
+    gradients = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        gradients += torch.autograd.grad(make(scores, *arguments).value.sum(), scores)
+    close(gradients[0], wanted)
+    assert torch.equal(*gradients)
