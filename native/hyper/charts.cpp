@@ -530,7 +530,8 @@ bool for_groups(const ChartProblem<S>& problem, const S* z, Body body) {
 
 template <class Model, template <class> class Number, class S, class Body>
 bool for_sentences(const ChartProblem<S>& problem, const S* z, Body body) {
-    if (problem.batch > 1) return for_groups<Model, Number<Vec<double>>>(problem, z, body);
+    // Two sentences take as long one by one as in a group, and can have a thread each.
+    if (problem.batch > 2) return for_groups<Model, Number<Vec<double>>>(problem, z, body);
     return for_groups<Model, Number<double>>(problem, z, body);
 }
 
