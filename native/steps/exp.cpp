@@ -532,17 +532,31 @@ void settle_row(const Layout<S>& layout, const S* __restrict a, Vec<S> correctio
     }
 }
 
-// w = u̇ − u ∘ μ = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row; returns Σ ṁ.
+// ⟨m, v̇⟩ / Σ m of a row.
+template <class S>
+Vec<S> mean_of_row(const Layout<S>& layout, const S* __restrict m, const S* __restrict tangent) {
+    Vec<S> sum{}, total{};
+    for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
+        const Vec<S> mass = load<S>(m + at);
+        total += mass;
+        sum += mass * load<S>(tangent + at);
+    }
+    total = layout.sum(total);
+    return total != S(0) ? layout.sum(sum) / total : Vec<S>{};
+}
+
+// w = u̇ − u ∘ μ = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row, with μ and v̇ relative to `centre`; returns Σ ṁ.
 template <class S>
 Vec<S> divide_tangent_row(const Layout<S>& layout, const S* __restrict m, const S* __restrict m_dot,
                           const S* __restrict mean, const S* __restrict s, const S* __restrict a,
-                          const S* __restrict tangent, S* __restrict w, S* __restrict a_dot) {
+                          const S* __restrict tangent, Vec<S> centre, S* __restrict w, S* __restrict a_dot) {
     Vec<S> total{};
     for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
         const Vec<S> x_dot = load<S>(m_dot + at), through = load<S>(s + at);
         total += x_dot;
-        store<S>(w + at, through > S(0) ? (x_dot - load<S>(m + at) * load<S>(mean + at)) / through : Vec<S>{});
-        store<S>(a_dot + at, load<S>(a + at) * load<S>(tangent + at));
+        const Vec<S> moved = load<S>(m + at) * (load<S>(mean + at) - centre);
+        store<S>(w + at, through > S(0) ? (x_dot - moved) / through : Vec<S>{});
+        store<S>(a_dot + at, load<S>(a + at) * (load<S>(tangent + at) - centre));
     }
     return layout.sum(total);
 }
@@ -550,10 +564,10 @@ Vec<S> divide_tangent_row(const Layout<S>& layout, const S* __restrict m, const 
 // ṁ of a row from m and, in its place, the derivative of Wᵀu without the derivative of a.
 template <class S>
 void settle_tangent_row(const Layout<S>& layout, const S* __restrict a, const S* __restrict tangent,
-                        const S* __restrict m, Vec<S> correction, Vec<S> excess, S* __restrict m_dot) {
+                        const S* __restrict m, Vec<S> correction, Vec<S> base, S* __restrict m_dot) {
     for (int64_t v = 0, at = 0; v < layout.width; ++v, at += layout.gap) {
         const Vec<S> pushed = load<S>(a + at) * load<S>(m_dot + at) * correction;
-        store<S>(m_dot + at, pushed + load<S>(m + at) * (load<S>(tangent + at) - excess));
+        store<S>(m_dot + at, pushed + load<S>(m + at) * (load<S>(tangent + at) - base));
     }
 }
 
@@ -654,18 +668,20 @@ private:
         for (int r = 0; r < layout.rows; ++r) settle_row(layout, a + at + r * row, correction[r], m + at + r * row);
     }
 
+    // v̇ and μ are relative to the mean of v̇ under m: their difference has an error in proportion to their size.
     void step_tangent(int64_t n, int64_t at) {
         const Real *mean = &worker.means[n * stride], *tangent = &worker.tangents[(n - 1) * stride];
-        Vec<Real> excess[Layout<Real>::most_rows];
+        Vec<Real> base[Layout<Real>::most_rows];
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row, next = here + stride;
-            excess[r] = part[r] * divide_tangent_row(layout, m + next, m_dot + next, mean + r * row, s + here, a + here,
-                                                     tangent + r * row, w + here, a_dot + here);
+            const Vec<Real> centre = mean_of_row(layout, m + here, tangent + r * row);
+            base[r] = centre + part[r] * divide_tangent_row(layout, m + next, m_dot + next, mean + r * row, s + here,
+                                                            a + here, tangent + r * row, centre, w + here, a_dot + here);
         }
         multiply<Real>(layout, {{worker.weights, w + at}, {worker.tilted, u + at}}, true, m_dot + at);
         for (int r = 0; r < layout.rows; ++r) {
             const int64_t here = at + r * row;
-            settle_tangent_row(layout, a + here, tangent + r * row, m + here, correction[r], excess[r], m_dot + here);
+            settle_tangent_row(layout, a + here, tangent + r * row, m + here, correction[r], base[r], m_dot + here);
         }
     }
 };
