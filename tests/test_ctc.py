@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.checks import close
 from support.ctc import Alignments, collapse, least_frames, listed
-from support.problems import smooth, two_kinds
+from support.problems import potentials, smooth, two_kinds
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.nn.functional import ctc_loss
@@ -409,3 +409,14 @@ def test_probability_is_conserved_over_100_000_frames() -> None:
     log_probs = torch.randn(1, frames, 5).log_softmax(-1).requires_grad_()
     (path,) = torch.autograd.grad(bx.CTC(log_probs, torch.randint(1, 5, (1, 20))).value.sum(), log_probs)
     close(path.sum(-1), torch.ones(1, frames), 2e-5)
+
+
+def test_in_place_changes_of_targets_have_no_effect(backend: str) -> None:
+    log_probs, targets = potentials(2, 6, 4).requires_grad_(), torch.tensor([[1, 2], [3, 1]])
+    p = bx.CTC(log_probs, targets)
+    value = p.value.sum()
+    (before,) = torch.autograd.grad(value, log_probs, retain_graph=True)
+    targets.fill_(3)
+    (after,) = torch.autograd.grad(value, log_probs)
+    assert torch.equal(after, before)
+    assert torch.equal(p.targets, torch.tensor([[1, 2], [3, 1]]))

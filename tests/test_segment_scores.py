@@ -240,12 +240,33 @@ def test_gradients_of_log_prob_of_segments(backend: str) -> None:
         ([[0, 4, 0]], r"path\[0\] has a duration of 4, which must be from 1 to 3"),
         ([[0, 2, 0], [2, 4, 5]], r"path\[1\] has label 5, which must be from 0 to 1"),
         ([[0, 2, 0], [2, 3, 1]], "path ends at 3, but the sequence has 4 steps"),
+        ([[-1, -1, -1], [-1, 4, 0]], r"path\[1\] starts at -1, but must start at 0"),
     ],
 )
 def test_invalid_segments_are_named(segments: list[list[int]], message: str) -> None:
     p = bx.SemiMarkov.from_scores(torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(2, 2))
     with pytest.raises(ValueError, match=message):
         p.log_prob(torch.tensor(segments))
+
+
+def test_in_place_changes_of_lengths_have_no_effect(backend: str) -> None:
+    emissions, lengths = potentials(3, 5, 2).requires_grad_(), torch.tensor([2, 2, 2])
+    p = bx.SemiMarkov.from_scores(emissions, potentials(4, 2, seed=1), potentials(2, 2, seed=2), lengths=lengths)
+    value = p.value.sum()
+    (before,) = torch.autograd.grad(value, emissions, retain_graph=True)
+    lengths.fill_(5)
+    (after,) = torch.autograd.grad(value, emissions)
+    assert torch.equal(after, before)
+    assert torch.equal(p.lengths, torch.tensor([2, 2, 2]))
+
+
+def test_best_segments_draw_no_random_numbers(backend: str) -> None:
+    emissions, durations, transitions = potentials(3, 5, 2), potentials(4, 2, seed=1), potentials(2, 2, seed=2)
+    state = torch.get_rng_state()
+    best = bx.SemiMarkov.from_scores(emissions, durations, transitions).best_segments()
+    assert torch.equal(torch.get_rng_state(), state)
+    each = torch.vmap(lambda x: bx.SemiMarkov.from_scores(x, durations, transitions).best_segments())(emissions)
+    assert torch.equal(each, best)
 
 
 # --- scores without a path, invalid scores, sizes

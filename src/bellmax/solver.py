@@ -641,5 +641,9 @@ class Solver:
             theta, _, tape = self.forward()
             batch = self.batch
             shape = theta[0].shape[0], draws, self.program.num_choices(theta, batch.index)
-            uniforms = torch.rand(shape, dtype=wide_dtype(theta[0].device), device=theta[0].device)
+            dtype, device = wide_dtype(theta[0].device), theta[0].device
+            if batch.is_hard:  # it has one path, whatever is drawn
+                uniforms = torch.full(shape, 0.5, dtype=dtype, device=device)
+            else:
+                uniforms = torch.rand(shape, dtype=dtype, device=device)
             return autograd.sample(batch.route, theta, tape, uniforms, batch.index)

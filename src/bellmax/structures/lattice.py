@@ -574,13 +574,13 @@ class LatticePaths(NamedScores):
             label = check_tensor(name, tensors[name])
             if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool or label.ndim < 1:
                 raise ValueError(f"{name} must hold integers (..., L), got {label.dtype} of shape {tuple(label.shape)}")
-            labels[name] = label.to(torch.int64), 1
+            labels[name] = label.to(torch.int64, copy=True), 1  # the caller may modify it after the tape is made
         for name, axes in self.lattice._names.masks.items():
             mask = check_tensor(name, tensors[name])
             if mask.dtype != torch.bool or mask.ndim < len(axes):
                 needed = f"bool of at least {len(axes)} dimensions"
                 raise ValueError(f"{name} must be {needed}, got {mask.dtype} of shape {tuple(mask.shape)}")
-            masks[name] = mask, len(axes)
+            masks[name] = mask if name.startswith("_") else mask.clone(), len(axes)
         return labels, masks
 
     @property

@@ -172,10 +172,10 @@ class SemiMarkov(NamedScores):
     ) -> ScoredSemiMarkov:
         """Return a model whose segments score the sum of the emissions of their steps, and a term for their duration.
 
-        On the CPU, time is O(T(DK + K²)). Memory is O(TK) for the value, the gradient, Hessian products, ``marginals``,
-        ``best_segments``, ``sample_segments``, the surrogate loss of segments and, under negentropy, their
-        ``log_prob``. Other methods, other devices and third derivatives need a number for each of the T·D·K segments,
-        and raise ``ValueError`` if these take more than 1 GB.
+        On the CPU, time is O(T(DK + K²)). Memory is O(TK) for the value, ``marginals``, ``best_segments``,
+        ``sample_segments``, the surrogate loss of segments and, under negentropy, their ``log_prob``. The gradient and
+        Hessian products take O(DK + K²) more for each sequence. Other methods, other devices and third derivatives need
+        a number for each of the T·D·K segments, and raise ``ValueError`` if these take more than 1 GB.
 
         A sequence is right-censored if it ends before its last segment does. Then score the last segment by the log
         survival function, the log-probability of a duration of at least d. If ``durations`` are log-probabilities,
@@ -283,7 +283,7 @@ class SemiMarkov(NamedScores):
                 at = tuple(bad.nonzero()[0].tolist())
                 raise ValueError(f"{name}{subscript(at)} {reason(at)}")
 
-        is_apart = ~is_padding & (first != previous)
+        is_apart = ~is_padding & ((first < 0) | (first != previous))
         refuse(is_apart, lambda at: f"starts at {first[at]}, but must start at {max(int(previous[at]), 0)}")
         is_long = ~is_padding & ((end <= first) | (end - first > longest))
         refuse(is_long, lambda at: f"has a duration of {end[at] - first[at]}, which must be from 1 to {longest}")
@@ -421,4 +421,4 @@ def _lengths_or(steps: int, lengths: Lengths | None, device: torch.device) -> Te
     """Return the lengths as a tensor, default ``steps``, which is symbolic under torch.export."""
     if lengths is None:
         return torch.full((), steps, dtype=torch.int64, device=device)
-    return as_lengths("lengths", lengths, device)
+    return as_lengths("lengths", lengths, device).clone()  # the caller may modify them after the tape is made
