@@ -31,7 +31,7 @@ class Differentiable(Protocol):
 
 def attach(kernel: Differentiable, result: Tensor, inputs: Tensors, saved: Tensors = ()) -> Tensor:
     """Return the result of a kernel as a function of the inputs, of which at least one requires a gradient."""
-    attached: Tensor = _Attach.apply(kernel, [result], len(inputs), *inputs, *saved)
+    attached: Tensor = _Attach.apply(kernel, [result], saved, *inputs)  # a tensor in a list or tuple is no input
     return attached
 
 
@@ -51,21 +51,21 @@ class Shortcut:
 
 class _Attach(LeanFunction):
     @staticmethod
-    def forward(ctx: Any, kernel: Differentiable, result: list[Tensor], count: int, *tensors: Tensor) -> Tensor:
-        ctx.kernel, ctx.count = kernel, count
-        ctx.save_for_backward(*tensors)
+    def forward(ctx: Any, kernel: Differentiable, result: list[Tensor], saved: Tensors, *inputs: Tensor) -> Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(*inputs, *saved)
         return result[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        tensors, count = ctx.saved_tensors, ctx.count
+        _, _, _, *needed = ctx.needs_input_grad
+        tensors, count = ctx.saved_tensors, len(needed)
         inputs, saved = tensors[:count], tensors[count:]
-        needed = ctx.needs_input_grad[3 : 3 + count]
         if torch.is_grad_enabled() or not is_eager():
             gradients = _by_general_sweeps(ctx.kernel, inputs, saved, grad, needed)
         else:
             gradients = ctx.kernel.vjp(inputs, saved, grad)
-        return None, None, None, *gradients, *[None] * len(saved)
+        return None, None, None, *gradients
 
 
 def _by_general_sweeps(
