@@ -11,7 +11,22 @@ namespace bellmax {
 inline namespace BELLMAX_ARCH {
 namespace {
 
-// For the sequences for which is_chosen(b).
+// The number of sequences, of `count`, that should share the lanes of vectors: none, all, or those that fill them.
+template <class S>
+int64_t across(const ScoresProblem<S>& problem, int64_t count) {
+    constexpr int64_t width = lanes_of<S>;
+    const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
+    const int64_t threads = std::max(problem.threads, 1), along = share(problem.states, width) * width;
+    const double reduction = is_dense(problem) ? 1.25 : 1.6;  // along, vectors are reduced to numbers: measured
+    const auto cost = [&](int64_t number) {
+        return double(share(share(number, width), threads) * width * problem.states) +
+               reduction * double(share(count - number, threads) * along);
+    };
+    const int64_t full = count / width * width, best = cost(full) < cost(0) ? full : 0;
+    return cost(count) <= cost(best) ? count : best;
+}
+
+// For the sequences for which is_chosen(b). Lengths must be exact in single precision, and long rows are not transposed.
 template <class S, class Choice>
 Plan plan(const ScoresProblem<S>& problem, Choice is_chosen) {
     std::vector<int64_t> chosen;
@@ -20,13 +35,7 @@ Plan plan(const ScoresProblem<S>& problem, Choice is_chosen) {
     }
     std::stable_sort(chosen.begin(), chosen.end(),
                      [&](int64_t a, int64_t b) { return problem.lengths[a] > problem.lengths[b]; });
-    constexpr int64_t width = lanes_of<S>;
-    const int64_t count = int64_t(chosen.size()), threads = std::max(problem.threads, 1);
-    const auto share = [](int64_t whole, int64_t parts) { return (whole + parts - 1) / parts; };
-    const int64_t across_cost = share(share(count, width), threads) * width * problem.states;
-    const int64_t along_cost = share(count, threads) * share(problem.states, width) * width;
-    // Long rows need not be transposed, nor short vectors filled. Lengths must be exact in single precision.
-    return {chosen, problem.states < 3 * width && across_cost <= along_cost && problem.steps < 1 << 24};
+    return {chosen, problem.states < 3 * lanes_of<S> && problem.steps < 1 << 24 ? across(problem, chosen.size()) : 0};
 }
 
 // Whether the sums of exponentials can be products of matrices.

@@ -13,18 +13,17 @@ inline namespace BELLMAX_ARCH {
 template <class Omega, class S, class Body>
 void for_units(const ScoresProblem<S>& problem, const Plan& plan, Body body) {
     using Real = typename Omega::Real;
-    const int64_t count = int64_t(plan.sequences.size());
-    const auto run = [&](auto across) {
-        constexpr int64_t size = across ? lanes_of<Real> : 1;
-        parallel_for((count + size - 1) / size, problem.threads, [&](int64_t n, int slot) {
-            Unit<S, Real, across> unit(problem, plan.sequences.data() + n * size, std::min(size, count - n * size));
-            body(Maxima<decltype(unit), Omega>(unit), slot);
-        });
-    };
-    if constexpr (lanes_of<Real> == 8) {
-        if (plan.across) return run(std::true_type());
-    }
-    run(std::false_type());
+    constexpr int64_t width = lanes_of<Real>;
+    const int64_t* const sequences = plan.sequences.data();
+    const int64_t across = width == 8 ? plan.across : 0, units = (across + width - 1) / width;
+    const auto run = [&](auto unit, int slot) { body(Maxima<decltype(unit), Omega>(unit), slot); };
+    parallel_for(units + int64_t(plan.sequences.size()) - across, problem.threads, [&](int64_t n, int slot) {
+        if constexpr (width == 8) {
+            const int64_t first = n * width, number = std::min(width, across - first);
+            if (n < units) return run(Unit<S, Real, true>(problem, sequences + first, number), slot);
+        }
+        run(Unit<S, Real, false>(problem, sequences + across + n - units, 1), slot);
+    });
 }
 
 // body(n) for the steps of a unit, until an interrupt.

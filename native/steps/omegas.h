@@ -9,10 +9,10 @@
 namespace bellmax {
 inline namespace BELLMAX_ARCH {
 
-// The sequences to be solved, the longest first, and whether several of them share the lanes of a vector.
+// The sequences to be solved, the longest first. So many of them as `across` says share the lanes of vectors.
 struct Plan {
     std::vector<std::int64_t> sequences;
-    bool across;
+    std::int64_t across;
 };
 
 // The contribution of a thread's sequences to the gradient of scores that the batch shares.
