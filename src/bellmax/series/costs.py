@@ -63,9 +63,16 @@ def _sqeuclidean_gradients(x: Tensor, y: Tensor, grad: Tensor, needed: Sequence[
     """Gradients of ⟨grad, ‖x_i − y_j‖²⟩ in x and y, without the matrix of differences."""
     centre = x.detach().mean(-2, keepdim=True)  # a common offset does not change distances, but would cost digits
     a, b = x - centre, y - centre
-    grad_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - grad @ b) if needed[0] else None
-    grad_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - grad.mT @ a) if needed[1] else None
+    grad_x = 2 * (grad.sum(-1).unsqueeze(-1) * a - _product(grad, b)) if needed[0] else None
+    grad_y = 2 * (grad.sum(-2).unsqueeze(-1) * b - _product(grad.mT, a)) if needed[1] else None
     return [grad_x, grad_y]
+
+
+def _product(matrix: Tensor, points: Tensor) -> Tensor:
+    """Return matrix @ points, for points (..., M, D). Few features go first: up to 20 times faster in the BLAS."""
+    if points.shape[-1] >= _FEW:
+        return matrix @ points
+    return (points.mT.contiguous() @ matrix.mT).mT
 
 
 def _cityblock_gradients(x: Tensor, y: Tensor, grad: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
