@@ -91,7 +91,7 @@ def _peers(problem: Problem, scores: list[Tensor]) -> Iterator[tuple[str, Callab
 
             batch, rows, columns = problem.large
             x, y = (torch.randn(batch, size, 1, device=scores[0].device) for size in (rows, columns))
-            measure = SoftDTW(use_cuda=True)
+            measure = SoftDTW(use_cuda=x.is_cuda)
             yield "pysdtw, with its costs", lambda: torch.autograd.grad(measure(x.requires_grad_(), y).sum(), x)
     if problem.name == "CTC":
         batch, frames, classes = problem.large
