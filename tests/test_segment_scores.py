@@ -260,6 +260,20 @@ def test_in_place_changes_of_lengths_have_no_effect(backend: str) -> None:
     assert torch.equal(p.lengths, torch.tensor([2, 2, 2]))
 
 
+def test_ties_are_broken_alike_by_every_verb(backend: str) -> None:
+    """With one label, segmentations with the same durations in another order have the same score."""
+    emissions = potentials(5, 3, 1).requires_grad_()
+    for seed in range(20):
+        scores = emissions, potentials(2, 1, seed=seed), potentials(1, 1, seed=seed + 20)
+        p = bx.SemiMarkov.from_scores(*scores, omega="hard")
+        best, paths = p.best_path(), p.enumerate_support()
+        assert torch.equal(p.sample((2,)), best.expand(2, *best.shape))
+        assert not p.log_prob(p.best_segments()).any()
+        assert torch.equal(p.log_prob(paths) == 0, (paths == best).flatten(-3).all(-1))
+    p.log_prob(best).sum().backward()
+    assert emissions.grad is not None
+
+
 def test_best_segments_draw_no_random_numbers(backend: str) -> None:
     emissions, durations, transitions = potentials(3, 5, 2), potentials(4, 2, seed=1), potentials(2, 2, seed=2)
     state = torch.get_rng_state()

@@ -358,6 +358,8 @@ class ScoredSemiMarkov(SemiMarkov):
         return self._solver.gradient()[0].to(self.dtype)
 
     def _expected_path(self) -> Tensor:
+        if type(self.omega) is Hard:  # the expansion rounds differently, and could break a tie differently
+            return self._event_of(self._sample_codes(()))
         return self._solver.events_of_edges(self._solver.expanded().expected_edges())
 
     def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
@@ -368,11 +370,20 @@ class ScoredSemiMarkov(SemiMarkov):
 
         Under negentropy, the log-probability of segments needs memory O(TK).
         """
+        if type(self.omega) is Hard:
+            return self._log_prob_of_best(path)
         if type(self.omega) is not Negentropy or not self._are_segments(path):
             return super().log_prob(path)
         score = self._score_of(self._codes_of("path", path))
         log_prob = divide_by_gamma(score - self.value, self.omega.gamma)
         return log_prob.masked_fill(score == -math.inf, -math.inf).to(self.value.dtype)
+
+    def _log_prob_of_best(self, path: Tensor) -> Tensor:
+        """Log-probability of a path under the hard max: 0 for the best path, −∞ for others."""
+        codes = self._codes_of("path", path) if self._are_segments(path) else codes_of_event(self._check_path(path))
+        is_best = (codes == self._sample_codes(())).all(-1) & self.value.isfinite()
+        zero = 0 * self.value.masked_fill(self.value.isinf(), 0)  # with a graph, as under other Ω
+        return zero.expand(is_best.shape).masked_fill(~is_best, -math.inf)
 
     # --- for losses
 
