@@ -179,7 +179,7 @@ public:
             V sum{};
             for (int64_t d = 0; d < edges; ++d) {
                 sum += load(emissions - d * lanes);
-                store(to + d * lanes, load(before - d * lanes) + load(durations + d * lanes) + sum);
+                store(to + d * lanes, load(before - d * lanes) + (sum + load(durations + d * lanes)));
             }
         } else if (at.side == Side::end) {
             for (int64_t k = 0; k < edges; ++k) {

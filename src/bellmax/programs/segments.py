@@ -172,8 +172,8 @@ class ScoredSegmentProgram(Program):
         check_size(self._shape(theta), theta[0].dtype)
         (emissions, durations, *rest), (lengths,) = theta, index
         sums = [emissions]
-        for _ in range(durations.shape[1] - 1):  # extend each sum by one earlier step
-            sums.append(pad(sums[-1], (0, 0, 1, 0))[:, :-1] + emissions)
+        for d in range(1, durations.shape[1]):  # in the order of the kernels, so that ties are rounded alike
+            sums.append(sums[-1] + pad(emissions, (0, 0, d, 0))[:, : emissions.shape[1]])
         durations = durations.unsqueeze(1)
         if len(rest) > 3:
             durations = torch.where(self._is_last(emissions, lengths), rest[3].unsqueeze(1), durations)

@@ -310,7 +310,9 @@ class ScoredChain(Chain):
         centred = self._solver.with_scores(scores, self.omega)
         theta, value, tape = centred.flat_value()
         batch = centred.batch
-        slopes = autograd.directional_derivative(batch.route, theta, tape, theta, batch.index)
+        # A path with a lower score has probability 0, but for what rounding leaves, which times 1e308 is not small.
+        bounded = [score.clamp(min=-2 * _MAX_PRECISE) for score in theta]
+        slopes = autograd.directional_derivative(batch.route, theta, tape, bounded, batch.index)
         has_no_path = value == -math.inf
         if is_checked(value) and bool((value.masked_fill(has_no_path, 0).abs() > _MAX_PRECISE).any()):
             return super().entropy()  # the difference would have no correct digits
