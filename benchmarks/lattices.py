@@ -71,7 +71,7 @@ def gaps(shape: Shape) -> dict[str, dict[str, Run]]:
     scores = matrix.detach()[a.unsqueeze(-1), b.unsqueeze(-2)].contiguous().requires_grad_()
 
     def value(omega: str) -> Tensor:
-        return bx.Alignment(scores, gap_open=-11.0, gap_extend=-1.0, omega=omega).value
+        return bx.SequenceAlignment(scores, gap_open=-11.0, gap_extend=-1.0, omega=omega).value
 
     tasks: dict[str, dict[str, Run]] = {
         "hard value": {"bellmax": without_graph(lambda: value("hard"))},
@@ -121,15 +121,17 @@ def monotone(shape: Shape) -> dict[str, dict[str, Run]]:
     """Scores (B, frames, tokens); the peer has the tokens first."""
     scores = torch.randn(shape, requires_grad=True)
     tasks: dict[str, dict[str, Run]] = {
-        "best path": {"bellmax": lambda: bx.Monotone(scores.detach()).best_path()},
-        "forward sum and gradient": {"bellmax": gradient(lambda: bx.Monotone(scores).value, scores)},
+        "best path": {"bellmax": lambda: bx.MonotonicAlignment(scores.detach()).best_path()},
+        "forward sum and gradient": {"bellmax": gradient(lambda: bx.MonotonicAlignment(scores).value, scores)},
     }
     if maximum_path := peer("monotonic_alignment_search", "maximum_path"):
         value = scores.detach().mT.contiguous()
         mask = torch.ones_like(value)
         tasks["best path"]["monotonic_alignment_search"] = lambda: maximum_path(value, mask)
         path = maximum_path(value, mask).mT
-        check_value("their path", (path * scores).sum((1, 2)), (bx.Monotone(scores).best_path() * scores).sum((1, 2)))
+        check_value(
+            "their path", (path * scores).sum((1, 2)), (bx.MonotonicAlignment(scores).best_path() * scores).sum((1, 2))
+        )
     return tasks
 
 

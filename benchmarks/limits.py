@@ -109,7 +109,12 @@ def problems() -> dict[str, tuple[Run, int, int, int]]:
         found[f"CTC {shown(shape)}"] = our_ctc(*problem(shape)).runs()[TASK], used, all_of_them, exponentials
     scores = torch.randn(FRAMES)
     size = 4 * scores.numel()
-    found[f"best path of frames and tokens {shown(FRAMES)}"] = lambda: bx.Monotone(scores).best_path(), size, size, 0
+    found[f"best path of frames and tokens {shown(FRAMES)}"] = (
+        lambda: bx.MonotonicAlignment(scores).best_path(),
+        size,
+        size,
+        0,
+    )
     dag = bx.DAG(layered(*GRAPH))
     theta = torch.randn(dag.num_edges, requires_grad=True)
     run = lambda: torch.autograd.grad(dag.paths(theta).value, theta)  # noqa: E731

@@ -163,8 +163,8 @@ def match() -> dict[str, Any]:
     print("Align two short proteins with gaps …")
     a, b = (torch.tensor([ACIDS.index(letter) for letter in text]) for text in PROTEINS)
 
-    def alignment(omega: bx.Regularizer) -> bx.Alignment:
-        return bx.Alignment.from_sequences(BLOSUM62 / 2, a, b, gap_open=-4.0, gap_extend=-0.5, omega=omega)
+    def alignment(omega: bx.Regularizer) -> bx.SequenceAlignment:
+        return bx.SequenceAlignment.from_sequences(BLOSUM62 / 2, a, b, gap_open=-4.0, gap_extend=-0.5, omega=omega)
 
     found = frames(lambda omega: packed(alignment(omega).expected_path))
     best = alignment(bx.Hard()).best_alignment()

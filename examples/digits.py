@@ -170,7 +170,9 @@ def errors(scores: Tensor, batch: Batch) -> int:
     heard = [labels[labels > 0] for labels in best]
     differ = pad(pad_sequence(heard, batch_first=True), (0, 1)).unsqueeze(-1) != batch.labels.unsqueeze(-2)
     lengths = [len(labels) for labels in heard], batch.lengths[1]
-    return -int(bx.Alignment(-differ.float(), gap_open=-1, gap_extend=-1, lengths=lengths, omega="hard").value.sum())
+    return -int(
+        bx.SequenceAlignment(-differ.float(), gap_open=-1, gap_extend=-1, lengths=lengths, omega="hard").value.sum()
+    )
 
 
 @torch.no_grad()

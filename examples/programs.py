@@ -28,7 +28,7 @@ def gaps() -> Figure:
     matrix = torch.full((len(letters), len(letters)), -1.0).fill_diagonal_(2.5)
     drawn = Figure(figsize=(8, 4.2), layout="constrained")
     for ax, (name, omega) in zip(drawn.subplots(1, 2, sharey=True), OMEGAS.items(), strict=True):
-        p = bx.Alignment.from_sequences(matrix, a, b, gap_open=-2.0, gap_extend=-0.5, omega=omega)
+        p = bx.SequenceAlignment.from_sequences(matrix, a, b, gap_open=-2.0, gap_extend=-0.5, omega=omega)
         heat(ax, p.expected_path, name)
         pairs = p.best_alignment()
         both = pairs[(pairs >= 0).all(-1)]
@@ -49,7 +49,7 @@ def monotone() -> Figure:
     axes = drawn.subplots(1 + len(OMEGAS), 1, sharex=True)
     heat(axes[0], scores.softmax(-1).T, "each frame on its own: softmax")
     for ax, (name, omega) in zip(axes[1:], OMEGAS.items(), strict=True):
-        p = bx.Monotone(scores, omega=omega)
+        p = bx.MonotonicAlignment(scores, omega=omega)
         heat(ax, p.expected_path.T, f"aligned: {name}")
         ax.plot(p.best_path().argmax(-1).numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
     for ax in axes:

@@ -41,12 +41,13 @@ class Substitution(nn.Module):
         self.matrix = nn.Parameter(HALF_BIT * blosum62())
         self.gaps = nn.Parameter(HALF_BIT * torch.tensor([GAPS, GAPS]))  # (modes, 2)
 
-    def alignments(self, batch: Batch, omega: bx.Regularizer) -> list[bx.Alignment]:
+    def alignments(self, batch: Batch, omega: bx.Regularizer) -> list[bx.SequenceAlignment]:
         matrix = (self.matrix + self.matrix.T) / 2
         options = [{"mode": m, "gap_open": o, "gap_extend": e} for m, (o, e) in zip(MODES, self.gaps, strict=True)]
         sequences = batch.a, batch.b
         return [
-            bx.Alignment.from_sequences(matrix, *sequences, lengths=batch.lengths, omega=omega, **o) for o in options
+            bx.SequenceAlignment.from_sequences(matrix, *sequences, lengths=batch.lengths, omega=omega, **o)
+            for o in options
         ]
 
     def forward(self, batch: Batch, omega: bx.Regularizer) -> Tensor:
@@ -77,14 +78,14 @@ class Convolution(Substitution):
         seen = self.drop(narrow + wide).mT
         return self.scores(seen), self.own_gaps(seen).unflatten(-1, self.gaps.shape).permute(2, 3, 0, 1)
 
-    def alignments(self, batch: Batch, omega: bx.Regularizer) -> list[bx.Alignment]:
+    def alignments(self, batch: Batch, omega: bx.Regularizer) -> list[bx.SequenceAlignment]:
         (a, rows), (b, columns) = self.encode(batch.a), self.encode(batch.b)
         rows, columns = (own + self.gaps[:, :, None, None] for own in (rows, columns))
         matrix = (self.matrix + self.matrix.T) / 2
         scores = a @ b.mT + matrix[batch.a[:, :, None], batch.b[:, None]]
         gaps = [{"row_gaps": tuple(r), "column_gaps": tuple(c)} for r, c in zip(rows, columns, strict=True)]
         modes = zip(MODES, gaps, strict=True)
-        return [bx.Alignment(scores, mode=m, lengths=batch.lengths, omega=omega, **own) for m, own in modes]
+        return [bx.SequenceAlignment(scores, mode=m, lengths=batch.lengths, omega=omega, **own) for m, own in modes]
 
     def forward(self, batch: Batch, omega: bx.Regularizer) -> Tensor:
         return (super().forward(batch, omega) + self.learnt(batch, omega)) / 2
@@ -116,7 +117,9 @@ def train(model: Substitution, pairs: Sequence[Pair], omega: bx.Regularizer, epo
 def most_accurate(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:
     """The alignments with the largest sum of probabilities; those below 0.02 do not count."""
     scores = model(batch, omega) - 0.02
-    return bx.Alignment(scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard").best_alignment()
+    return bx.SequenceAlignment(
+        scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard"
+    ).best_alignment()
 
 
 def best_global(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:

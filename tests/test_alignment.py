@@ -112,9 +112,9 @@ def random_tensors(n: int, m: int, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def by_position(tensors: dict[str, Tensor], **options: Any) -> bx.Alignment:
+def by_position(tensors: dict[str, Tensor], **options: Any) -> bx.SequenceAlignment:
     gaps = {f"{side}_gaps": (tensors[f"{side}_open"], tensors[f"{side}_extend"]) for side in ("row", "column")}
-    return bx.Alignment(tensors["scores"], **gaps, **options)
+    return bx.SequenceAlignment(tensors["scores"], **gaps, **options)
 
 
 # --- against enumeration
@@ -125,14 +125,14 @@ def test_one_path_for_each_alignment(n: int, m: int, backend: str) -> None:
     count = math.comb(n + m, n)
     assert len(all_alignments(n, m)) == count
     scores = torch.zeros(n, m)
-    assert int(bx.Alignment(scores).num_paths) == count
-    assert int(bx.Alignment(scores, mode="local").num_paths) == count - 1
+    assert int(bx.SequenceAlignment(scores).num_paths) == count
+    assert int(bx.SequenceAlignment(scores, mode="local").num_paths) == count - 1
 
 
 @pytest.mark.parametrize("mode", ["global", "local"])
 def test_values_are_sums_over_alignments(mode: str, backend: str) -> None:
     scores = potentials(3, 4)
-    p = bx.Alignment(scores, **GAPS, mode=mode)
+    p = bx.SequenceAlignment(scores, **GAPS, mode=mode)
     alignments = [a for a in all_alignments(3, 4) if a or mode == "global"]
     expected = torch.tensor([score_of(a, scores, mode, -1.1, -0.4) for a in alignments], dtype=torch.float64)
     close(p.value, expected.logsumexp(0))
@@ -143,7 +143,7 @@ def test_values_are_sums_over_alignments(mode: str, backend: str) -> None:
     close(p.log_prob(paths), expected.log_softmax(0))
     close(p.expected_path, (expected.softmax(0)[:, None, None] * paths).sum(0))
     close(p.topk(5)[0], expected.topk(5).values)
-    best = bx.Alignment(scores, **GAPS, mode=mode, omega="hard")
+    best = bx.SequenceAlignment(scores, **GAPS, mode=mode, omega="hard")
     close(best.value, expected.max())
     close(best.expected_path, paths[expected.argmax()])
 
@@ -171,34 +171,34 @@ def test_lengths_equal_pairs_without_padding(mode: str, omega: bx.Regularizer, b
     lengths = torch.tensor([3, 2, 3, 1]), torch.tensor([5, 3, 1, 4])
     n, m = lengths
     outside = (torch.arange(3)[:, None] >= n[:, None, None]) | (torch.arange(5) >= m[:, None, None])
-    p = bx.Alignment(scores.masked_fill(outside, math.nan), **GAPS, mode=mode, lengths=lengths, omega=omega)
+    p = bx.SequenceAlignment(scores.masked_fill(outside, math.nan), **GAPS, mode=mode, lengths=lengths, omega=omega)
     p.value.sum().backward()
     assert scores.grad is not None
     assert bool((scores.grad[outside] == 0).all())
     for b in range(4):
         pair_scores = scores.detach()[b, : n[b], : m[b]]
-        alone = bx.Alignment(pair_scores, **GAPS, mode=mode, omega=omega)
+        alone = bx.SequenceAlignment(pair_scores, **GAPS, mode=mode, omega=omega)
         close(p.value[b].detach(), alone.value)
         close(p.expected_path[b, : n[b], : m[b]].detach(), alone.expected_path)
         assert p.best_alignment()[b, : n[b] + m[b]].equal(alone.best_alignment())
 
 
 def test_an_empty_sequence_is_one_gap(backend: str) -> None:
-    p = bx.Alignment(torch.zeros(2, 3), gap_open=-2.0, gap_extend=-0.5, lengths=(0, 3), omega="hard")
+    p = bx.SequenceAlignment(torch.zeros(2, 3), gap_open=-2.0, gap_extend=-0.5, lengths=(0, 3), omega="hard")
     close(p.value, -3.0)
     assert p.best_alignment().tolist() == [[-1, 0], [-1, 1], [-1, 2], [-1, -1], [-1, -1]]
 
 
 def test_no_aligned_pair(backend: str) -> None:
     closed = torch.full((2, 3), -math.inf, dtype=torch.float64, requires_grad=True)
-    p = bx.Alignment(closed, **GAPS, mode="local")
+    p = bx.SequenceAlignment(closed, **GAPS, mode="local")
     assert p.value == -math.inf
     p.value.backward()
     assert closed.grad is not None
     assert not closed.grad.any()
     assert bool((p.best_alignment() == -1).all())
-    close(bx.Alignment(closed.detach(), **GAPS).value, -2 * 1.1 - 3 * 0.4)
-    best = bx.Alignment(torch.tensor([[-3.0, -1.0]]), mode="local", omega="hard")
+    close(bx.SequenceAlignment(closed.detach(), **GAPS).value, -2 * 1.1 - 3 * 0.4)
+    best = bx.SequenceAlignment(torch.tensor([[-3.0, -1.0]]), mode="local", omega="hard")
     assert best.value == -1
     assert best.best_path().tolist() == [[0.0, 1.0]]
 
@@ -208,12 +208,14 @@ def test_no_aligned_pair(backend: str) -> None:
 
 def test_gaps_as_numbers_tensors_and_scores_per_position_agree(backend: str) -> None:
     scores = potentials(2, 3, 4)
-    value = bx.Alignment(scores, gap_open=-2, gap_extend=-0.5).value
+    value = bx.SequenceAlignment(scores, gap_open=-2, gap_extend=-0.5).value
     gaps = torch.tensor([-2.0, -2.0]), torch.tensor(-0.5, dtype=torch.float64)
-    close(bx.Alignment(scores, gap_open=gaps[0], gap_extend=gaps[1]).value, value)
-    rows = bx.Alignment(scores, row_gaps=(-2.0, torch.full((2, 3), -0.5)), column_gaps=(torch.full((4,), -2.0), -0.5))
+    close(bx.SequenceAlignment(scores, gap_open=gaps[0], gap_extend=gaps[1]).value, value)
+    rows = bx.SequenceAlignment(
+        scores, row_gaps=(-2.0, torch.full((2, 3), -0.5)), column_gaps=(torch.full((4,), -2.0), -0.5)
+    )
     close(rows.value, value)
-    close(bx.Alignment(scores, gap_open=-2, gap_extend=-0.5, column_gaps=(-2, -0.5)).value, value)
+    close(bx.SequenceAlignment(scores, gap_open=-2, gap_extend=-0.5, column_gaps=(-2, -0.5)).value, value)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -238,7 +240,9 @@ def test_derivatives_reach_a_learnt_matrix_and_scalar_gaps(omega: bx.Regularizer
 
     def value(matrix: Tensor, opening: Tensor, extending: Tensor) -> Tensor:
         options: Any = {"lengths": ([3, 2], 4), "omega": omega}
-        return bx.Alignment.from_sequences(matrix, a, b, gap_open=opening, gap_extend=extending, **options).value
+        return bx.SequenceAlignment.from_sequences(
+            matrix, a, b, gap_open=opening, gap_extend=extending, **options
+        ).value
 
     inputs = matrix, opening.requires_grad_(), extending
     assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
@@ -251,8 +255,8 @@ def test_sequences_equal_their_scores(mode: str, backend: str) -> None:
     matrix = potentials(5, 5, seed=1)
     a, b = torch.randint(5, (2, 4), generator=generator), torch.randint(5, (3,), generator=generator)
     padded = torch.nn.functional.pad(a.int(), (0, 2), value=99)
-    p = bx.Alignment.from_sequences(matrix, padded, b, **GAPS, mode=mode, lengths=(4, 3))
-    q = bx.Alignment(matrix[a[..., None], b], **GAPS, mode=mode)
+    p = bx.SequenceAlignment.from_sequences(matrix, padded, b, **GAPS, mode=mode, lengths=(4, 3))
+    q = bx.SequenceAlignment(matrix[a[..., None], b], **GAPS, mode=mode)
     close(p.value, q.value)
     close(p.expected_path[:, :4], q.expected_path)
     assert p.best_alignment()[:, :7].equal(q.best_alignment())
@@ -267,7 +271,7 @@ def test_sequences_equal_their_scores(mode: str, backend: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_samples_have_their_probabilities(mode: str, backend: str) -> None:
-    p = bx.Alignment(potentials(2, 3, seed=7), **GAPS, mode=mode)
+    p = bx.SequenceAlignment(potentials(2, 3, seed=7), **GAPS, mode=mode)
     torch.manual_seed(0)
     close(p.sample((1500,)).mean(0), p.expected_path, 0.05)
     pairs = p.sample_alignments((50,))
@@ -277,21 +281,21 @@ def test_samples_have_their_probabilities(mode: str, backend: str) -> None:
 
 
 def test_log_prob_of_semi_global_pairs(backend: str) -> None:
-    p = bx.Alignment(potentials(2, 3, seed=7), **GAPS, mode="semiglobal")
+    p = bx.SequenceAlignment(potentials(2, 3, seed=7), **GAPS, mode="semiglobal")
     path = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     close(p.log_prob(path), inner_score(p, path) - p.value)
     with pytest.raises(ValueError, match="first row or column"):
         p.log_prob(torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
 
 
-def inner_score(p: bx.Alignment, path: Tensor) -> Tensor:
+def inner_score(p: bx.SequenceAlignment, path: Tensor) -> Tensor:
     return (p.potentials * path).sum()
 
 
 @one_of_each_kind
 def test_the_loss_of_an_alignment(omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(3, 4, seed=2, requires_grad=True)
-    p = bx.Alignment(scores, **GAPS, omega=omega)
+    p = bx.SequenceAlignment(scores, **GAPS, omega=omega)
     target = p.topk(3)[1][2]
     loss = bx.losses.surrogate(p, target)
     if isinstance(omega, bx.Negentropy):
@@ -322,25 +326,27 @@ def test_the_loss_of_an_alignment(omega: bx.Regularizer, backend: str) -> None:
 )
 def test_errors_name_the_argument(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bx.Alignment(torch.zeros(2, 3, 4), **options)
+        bx.SequenceAlignment(torch.zeros(2, 3, 4), **options)
 
 
 def test_gap_scores_that_are_tensors_may_be_positive() -> None:
     learnt = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    assert bx.Alignment(torch.zeros(2, 2), gap_open=learnt, row_gaps=(learnt.expand(2), -1.0)).value.requires_grad
-    assert bx.Alignment(torch.zeros(2, 2), gap_open=0, gap_extend=0.0).value.isfinite()
+    assert bx.SequenceAlignment(
+        torch.zeros(2, 2), gap_open=learnt, row_gaps=(learnt.expand(2), -1.0)
+    ).value.requires_grad
+    assert bx.SequenceAlignment(torch.zeros(2, 2), gap_open=0, gap_extend=0.0).value.isfinite()
 
 
 def test_errors_in_sequences_name_their_position() -> None:
     matrix, a = torch.zeros(4, 4), torch.tensor([0, 4])
     with pytest.raises(ValueError, match="gap_open must not be positive, got 11"):
-        bx.Alignment.from_sequences(matrix, a[:1], a[:1], gap_open=11, gap_extend=1)
+        bx.SequenceAlignment.from_sequences(matrix, a[:1], a[:1], gap_open=11, gap_extend=1)
     with pytest.raises(ValueError, match=r"a must hold labels from 0 to 3, got 4 at \(1,\)"):
-        bx.Alignment.from_sequences(matrix, a, a)
+        bx.SequenceAlignment.from_sequences(matrix, a, a)
     with pytest.raises(ValueError, match="b must hold integers"):
-        bx.Alignment.from_sequences(matrix, torch.tensor([0]), torch.tensor([0.0]))
+        bx.SequenceAlignment.from_sequences(matrix, torch.tensor([0]), torch.tensor([0.0]))
     with pytest.raises(ValueError, match=r"scores must have shape"):
-        bx.Alignment(torch.zeros(3))
+        bx.SequenceAlignment(torch.zeros(3))
 
 
 # --- peers
@@ -372,7 +378,7 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
         pad_sequence([torch.tensor([numbers[c] for c in text]) for text in side], batch_first=True) for side in sides
     )
     lengths = tuple(torch.tensor([len(text) for text in side]) for side in sides)
-    p = bx.Alignment.from_sequences(blosum, one, other, mode=mode, lengths=lengths, omega="hard")
+    p = bx.SequenceAlignment.from_sequences(blosum, one, other, mode=mode, lengths=lengths, omega="hard")
     theirs = torch.tensor([score[mode](a, b, 11, 1, parasail.blosum62).score for a, b in pairs])
     # Semi-global alignments of parasail have at least one pair; here the empty alignment counts.
     assert p.value.equal((theirs.clamp(min=0) if mode == "semiglobal" else theirs).float())
@@ -381,7 +387,7 @@ def test_scores_of_real_proteins_equal_parasail_and_biopython(mode: str) -> None
 
 @pytest.mark.parametrize("mode", ["global", "local", "semiglobal"])
 def test_a_target_may_be_a_set_of_pairs(mode: str) -> None:
-    p = bx.Alignment(torch.zeros(3, 4), mode=mode)
+    p = bx.SequenceAlignment(torch.zeros(3, 4), mode=mode)
     assert bx.losses.crf_nll(p, torch.ones(3, 4)) == 0
     fewer = torch.ones(3, 4)
     fewer[1] = 0

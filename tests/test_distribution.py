@@ -608,7 +608,7 @@ def some_distributions(requires_grad: bool = False) -> dict[str, bx.PathDistribu
         "dtw": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), gamma=0.5),
         "steps": bx.DTW(potentials(2, 3, 3, 4, requires_grad=requires_grad), step_weights=(2, 1, 1), gamma=gamma),
         "chart": bracketings(4)[0].derivations(potentials(2, 3, 10, requires_grad=requires_grad), gamma=gamma),
-        "tree": bx.Tree([2, 2, -1]).labels(
+        "tree": bx.TreeModel([2, 2, -1]).labels(
             potentials(2, 3, 3, 2, requires_grad=requires_grad),
             potentials(2, 2, requires_grad=requires_grad),
             gamma=0.5,
@@ -839,8 +839,8 @@ def tied_programs(dtype: torch.dtype, omega: bx.Regularizer, seed: int) -> dict[
         "dtw": bx.DTW(integers(4, 5), omega=omega),
         "open dtw": bx.DTW(integers(3, 4), open_begin=True, omega=omega),
         "semi_markov": bx.SemiMarkov(integers(4, 2, 2), integers(2, 2), omega=omega),
-        "monotone": bx.Monotone(integers(6, 3), omega=omega),
-        "tree": bx.Tree([-1, 0, 0, 1]).labels(integers(4, 2), integers(4, 2, 2), omega=omega),
+        "monotone": bx.MonotonicAlignment(integers(6, 3), omega=omega),
+        "tree": bx.TreeModel([-1, 0, 0, 1]).labels(integers(4, 2), integers(4, 2, 2), omega=omega),
     }
 
 
@@ -890,12 +890,12 @@ def test_nan_raises_for_gamma_as_a_number_and_as_a_tensor(backend: str) -> None:
                 lambda: bx.DTW(put(3, 4), open_end=True, gamma=gamma),
                 lambda: diamond().paths(put(10), gamma=gamma),
                 lambda: bx.CTC(put(4, 3), torch.tensor([2]), gamma=gamma),
-                lambda: bx.Monotone(put(4, 3), gamma=gamma),
-                lambda: bx.Alignment(put(4, 3), gap_open=-1.0, gap_extend=-1.0, gamma=gamma),
+                lambda: bx.MonotonicAlignment(put(4, 3), gamma=gamma),
+                lambda: bx.SequenceAlignment(put(4, 3), gap_open=-1.0, gap_extend=-1.0, gamma=gamma),
                 lambda: bx.Transducer(put(3, 3), potentials(3, 2), gamma=gamma),
                 lambda: bx.SemiMarkov(put(4, 2, 2), torch.zeros(2, 2).double(), gamma=gamma),
                 lambda: bx.SpanTrees(put(4, 4), gamma=gamma),
-                lambda: bx.Tree([-1, 0, 0]).labels(put(3, 2), potentials(3, 2, 2), gamma=gamma),
+                lambda: bx.TreeModel([-1, 0, 0]).labels(put(3, 2), potentials(3, 2, 2), gamma=gamma),
             ]
         )
 

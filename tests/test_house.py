@@ -16,7 +16,7 @@ SOURCE = Path(bellmax.__file__).parent
 
 # A module may import modules of the same floor and of lower floors.
 FLOORS = (
-    ("tensors", "modes", "files"),
+    ("tensors", "modes", "files", "names"),
     ("regularizers",),
     ("programs", "inputs"),
     ("backends",),
@@ -25,7 +25,7 @@ FLOORS = (
     ("targets",),
     ("distribution",),
     ("structures",),
-    ("losses", "series", "checking"),
+    ("losses", "series", "checking", "lattice"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "gpu_check", "__main__", ""),
 )

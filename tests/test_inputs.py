@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.nn import CRF, CTCLoss, DTWLoss, SegmentationAttention, SmoothedMax, SoftAlignment, TransducerLoss
+from bellmax.nn import CRF, CTCLoss, DTWAlignment, DTWLoss, SegmentationAttention, SmoothedMax, TransducerLoss
 from bellmax.sklearn import DTWKMeans, DTWNeighborsClassifier
 
 X, Y = [0.0, 1.5, 2.0, 1.0], [0.5, 2.0, 2.0]
@@ -48,7 +48,7 @@ def test_two_series_in_any_form(form: str) -> None:
     assert wanted.dtype == torch.float64
     for got in (bx.dtw(give(X), give(Y)), bx.dtw(give(X), series(Y)), DTWLoss()(give(X), give(Y))):
         torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(SoftAlignment()(give(X), give(Y)), SoftAlignment()(series(X), series(Y)))
+    torch.testing.assert_close(DTWAlignment()(give(X), give(Y)), DTWAlignment()(series(X), series(Y)))
 
 
 def test_dtypes_are_promoted_and_integers_become_the_default() -> None:
@@ -60,7 +60,7 @@ def test_dtypes_are_promoted_and_integers_become_the_default() -> None:
     assert bx.dtw([0, 1, 2], np.array([0, 2], dtype=np.uint8), omega="hard").equal(torch.tensor(1.0))
     assert bx.dtw([True, False], [0, 1], omega="hard").dtype == torch.get_default_dtype()
     assert bx.dtw(x.half(), [1, 2]).dtype == torch.float32
-    assert SoftAlignment()(x.half(), [1, 2]).dtype == torch.float16
+    assert DTWAlignment()(x.half(), [1, 2]).dtype == torch.float16
     assert bx.dtw_cdist([[0, 1], [2, 3]]).dtype == torch.get_default_dtype()
     assert bx.dtw_cdist([torch.tensor([0.0, 1.0]), np.array([2.0])]).dtype == torch.float64
 
@@ -136,7 +136,7 @@ def test_dtypes_of_arrays_and_frames() -> None:
 
 
 def test_lists_of_lengths_under_compile() -> None:
-    x, crf, align = torch.randn(2, 4, 3), CRF(3), SoftAlignment()
+    x, crf, align = torch.randn(2, 4, 3), CRF(3), DTWAlignment()
     for program in (
         lambda t: align(t, t, lengths=(3, [2, 4])),
         lambda t: bx.Chain.from_scores(t, torch.zeros(3, 3), lengths=[3, 2]).value,
@@ -337,8 +337,8 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: CRF(3).decode(torch.zeros(1, 3), padding_mask=None), "use mask=~padding_mask, True at the steps"),
         (lambda: CRF(num_labels=3), "use num_tags="),
         (lambda: CRF(3)(torch.zeros(1, 3), labels=torch.zeros(1)), "use tags="),
-        (lambda: bx.Alignment(torch.zeros(2, 2), gap_penalty=1), "use gap_open="),
-        (lambda: bx.Alignment.from_sequences(torch.eye(2), LABELS, LABELS, gap_extension=1), "use gap_extend="),
+        (lambda: bx.SequenceAlignment(torch.zeros(2, 2), gap_penalty=1), "use gap_open="),
+        (lambda: bx.SequenceAlignment.from_sequences(torch.eye(2), LABELS, LABELS, gap_extension=1), "use gap_extend="),
     ],
 )
 def test_argument_names_of_other_libraries_get_a_hint(call: Callable[[], Any], message: str) -> None:
@@ -402,7 +402,7 @@ def test_gamma_with_a_name_of_omega_is_accepted_everywhere() -> None:
             lambda **o: bx.dtw_barycenter(ROWS, max_iter=2, **o),
             lambda **o: CRF(2, **o)(scores, torch.tensor([0, 1, 1])).detach(),
             lambda **o: DTWLoss(**o)(X, Y),
-            lambda **o: SoftAlignment(**o)(X, Y),
+            lambda **o: DTWAlignment(**o)(X, Y),
             lambda **o: SmoothedMax(**o)(scores),
         ]
         for entry in entries:

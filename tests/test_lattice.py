@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import bellmax as bx
+from bellmax import lattice as L
 
 each_recursion = pytest.mark.parametrize("name", list(RECURSIONS))
 SIZES = [(5, 4), (4, 6), (1, 1)]
@@ -75,7 +76,7 @@ def test_value_and_derivatives_equal_the_recursion(name: str, omega: bx.Regulari
     for rows, columns in sizes(one, SIZES if backend == "native" else SIZES[1:]):
         tensors = with_grad(one.tensors(rows, columns))
         wanted = one.value(tensors, rows, columns, omega)
-        p = one.lattice.paths(tensors, lengths=(rows, columns), omega=omega)
+        p = one.lattice.paths(tensors, grid=(rows, columns), omega=omega)
         assert p.backend == backend
         close(p.value, wanted)
         if wanted.isinf():
@@ -96,7 +97,7 @@ def test_members_of_a_batch_with_lengths_and_a_band_equal_single_lattices(name: 
     batched = {n: t.expand(len(lengths), *t.shape).clone() for n, t in tensors.items()}
     n, m = torch.tensor(lengths).unbind(1)
     for band in (None, 0):
-        p = one.lattice.paths(batched, lengths=(n, m), band=band, omega=chosen)
+        p = one.lattice.paths(batched, grid=(n, m), band=band, omega=chosen)
         for b, (rows, columns) in enumerate(lengths):
             inside = reversed_band(rows, columns, math.inf if band is None else band)
             close(p.value[b], one.value(tensors, rows, columns, chosen, inside))  # type: ignore[arg-type]
@@ -110,7 +111,7 @@ def test_lengths_in_a_band_equal_the_graph_of_the_lattice(name: str, omega: bx.R
     lengths = sizes(one, [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)])
     n, m = torch.tensor(lengths).unbind(1)
     tensors = with_grad({name: t.expand(len(lengths), *t.shape) for name, t in one.tensors(5, 6).items()})
-    p = one.lattice.paths(tensors, lengths=(n, m), band=0, omega=omega)
+    p = one.lattice.paths(tensors, grid=(n, m), band=0, omega=omega)
     with bx.use_backend("reference"):
         graph = one.lattice.dag(*grid_size(p)).paths(edge_weights(p), omega=omega)
         wanted = graph.value - omega.max(torch.zeros(1, dtype=torch.float64)) * ~has_sink(p)
@@ -127,7 +128,7 @@ def test_gradients_of_shared_scores_are_sums_over_the_batch(name: str, backend: 
     tensors = with_grad(one.tensors(4, 5))
     first = floats(tensors)[0]
     shared = tensors | {first: torch.stack((tensors[first], 2 * tensors[first])).detach().requires_grad_()}
-    options = {"omega": "sparsemax", "lengths": sizes(one, [(4, 5)])[0]}
+    options = {"omega": "sparsemax", "grid": sizes(one, [(4, 5)])[0]}
     p = one.lattice.paths(shared, **options)
     each = [one.lattice.paths(tensors | {first: shared[first][b]}, **options) for b in range(2)]
     close(p.value, torch.stack([q.value for q in each]))
@@ -146,7 +147,7 @@ def test_gradcheck(name: str) -> None:
 
     def value(*inputs: Tensor) -> Tensor:
         scores = tensors | dict(zip(wanted, inputs, strict=True))
-        return one.lattice.paths(scores, lengths=size, omega=OMEGAS[omega]).value
+        return one.lattice.paths(scores, grid=size, omega=OMEGAS[omega]).value
 
     inputs = tuple(tensors[n] for n in wanted)
     assert value(*inputs).isfinite()
@@ -198,7 +199,7 @@ def test_paths_equal_enumeration(name: str, backend: str) -> None:
     rows, columns = size_with_paths(name)
     tensors = one.tensors(rows, columns)
     wanted = counted(one, tensors, rows, columns)
-    p = one.lattice.paths(tensors, lengths=(rows, columns))
+    p = one.lattice.paths(tensors, grid=(rows, columns))
     assert p.num_paths == len(wanted) >= k
     scores, paths = p.topk(k)
     close(scores, [score for score, _ in wanted[:k]])
@@ -223,7 +224,7 @@ def test_paths_equal_enumeration(name: str, backend: str) -> None:
 def test_walks_are_sampled_with_their_probabilities(name: str, omega: str, backend: str) -> None:
     one = RECURSIONS[name]
     rows, columns = size_with_paths(name)
-    p = one.lattice.paths(one.tensors(rows, columns), lengths=(rows, columns), omega=omega)
+    p = one.lattice.paths(one.tensors(rows, columns), grid=(rows, columns), omega=omega)
     assert p.num_paths >= 6
     torch.manual_seed(0)
     draws = 1500
@@ -241,7 +242,7 @@ def test_walks_are_sampled_with_their_probabilities(name: str, omega: str, backe
 def test_a_lattice_without_paths(name: str, backend: str) -> None:
     one = RECURSIONS[name]
     rows, columns = size_with_paths(name)[::-1]
-    p = one.lattice.paths(one.tensors(rows, columns), lengths=(rows, columns))
+    p = one.lattice.paths(one.tensors(rows, columns), grid=(rows, columns))
     assert p.num_paths == 0
     assert p.value == -math.inf
     assert (p.sample_walks((3,)) == -1).all()
@@ -287,7 +288,7 @@ def test_batch_shapes_indexing_copies(backend: str) -> None:
     one = RECURSIONS["CTC"]
     tensors = one.tensors(6, 4)
     batched = tensors | {"scores": torch.stack([tensors["scores"] + s for s in range(6)]).reshape(2, 3, 6, 4)}
-    p = one.lattice.paths(batched, lengths=(torch.tensor([6, 5, 4]), 4))
+    p = one.lattice.paths(batched, grid=(torch.tensor([6, 5, 4]), 4))
     assert p.batch_shape == (2, 3)
     for b, c in product(range(2), range(3)):
         close(p[b, c].value, p.value[b, c])
@@ -330,7 +331,7 @@ def test_minimised_costs_equal_maximised_negated_scores(name: str, omega: bx.Reg
     (rows, columns) = sizes(one, [(4, 6)])[0]
     costs = with_grad(negated(one.tensors(rows, columns)))
     scores = negated(costs)
-    size = {"lengths": (rows, columns), "omega": omega}
+    size = {"grid": (rows, columns), "omega": omega}
     p, q = one.lattice.paths(costs, minimize=True, **size), one.lattice.paths(scores, **size)
     assert p.backend == backend
     close(p.value, -q.value)
@@ -350,7 +351,7 @@ def test_bad_costs_are_reported_with_their_sign(bad: float, backend: str) -> Non
     for moves in ([bx.Move(1, 1), bx.Move(0, 1)], [bx.Move(1, 1), bx.Move(1, 0)]):
         costs = torch.zeros(2, 3, 3)
         costs[1, 1, 2] = bad
-        p = bx.Lattice(moves, node=bx.cell("cost")).paths({"cost": costs}, minimize=True)
+        p = bx.Lattice(moves, node=L.cell("cost")).paths({"cost": costs}, minimize=True)
         message = rf"cost must be finite or \+inf, got {bad} at cell \(1, 2\) of batch element 1"
         with pytest.raises(ValueError, match=message):
             p.value  # noqa: B018
@@ -358,7 +359,7 @@ def test_bad_costs_are_reported_with_their_sign(bad: float, backend: str) -> Non
 
 def test_costs_are_minimised(backend: str) -> None:
     edit = bx.Lattice(
-        [bx.Move(1, 1, score=bx.pair("change", "a", "b", -1, -1)), bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)]
+        [bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1)), bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)]
     )
     a, b = (torch.tensor([ord(c) for c in word]) - 97 for word in ("sunday", "saturday"))
     p = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, omega="hard", minimize=True)
@@ -380,7 +381,7 @@ def test_costs_are_minimised(backend: str) -> None:
 )
 def test_invalid_declarations(moves: list[bx.Move], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bx.Lattice(moves, states=2, end=bx.corner(1))
+        bx.Lattice(moves, states=2, end=L.corner(1))
 
 
 def test_tensors_that_do_not_fit() -> None:
@@ -394,8 +395,8 @@ def test_tensors_that_do_not_fit() -> None:
         affine.paths(t | {"match": t["match"][0]})
     with pytest.raises(ValueError, match="batch dimensions"):
         affine.paths(t | {"match": t["match"].expand(2, 3, 4), "open": torch.zeros(3, dtype=torch.float64)})
-    with pytest.raises(ValueError, match=r"lengths\[1\] must be from 1 to 5, got 6"):
-        _ = affine.paths(t, lengths=(4, 6)).value
+    with pytest.raises(ValueError, match=r"grid\[1\] must be from 1 to 5, got 6"):
+        _ = affine.paths(t, grid=(4, 6)).value
     with pytest.raises(ValueError, match=r"match must be finite or -inf, got nan at cell \(2, 3\)"):
         _ = affine.paths(
             t
@@ -418,7 +419,7 @@ def test_padding_may_hold_nan(backend: str) -> None:
     t = one.tensors(5, 6)
     padded = t["match"].clone()
     padded[2:] = math.nan
-    p = one.lattice.paths(t | {"match": padded.requires_grad_()}, lengths=(3, 6))
+    p = one.lattice.paths(t | {"match": padded.requires_grad_()}, grid=(3, 6))
     wanted = one.lattice.paths(t | {"match": t["match"][:2]})
     close(p.value, wanted.value)
     (gradient,) = torch.autograd.grad(p.value, padded)
@@ -427,9 +428,9 @@ def test_padding_may_hold_nan(backend: str) -> None:
 
 
 def test_lattices_without_a_path(backend: str) -> None:
-    lattice = bx.Lattice([bx.Move(1, 1)], node=bx.cell("scores"), start=bx.corner(0), end=bx.corner(0))
+    lattice = bx.Lattice([bx.Move(1, 1)], node=L.cell("scores"), start=L.corner(0), end=L.corner(0))
     scores = torch.zeros(2, 3, 4, requires_grad=True)
-    p = lattice.paths({"scores": scores}, lengths=(torch.tensor([3, 2]), torch.tensor([3, 3])))
+    p = lattice.paths({"scores": scores}, grid=(torch.tensor([3, 2]), torch.tensor([3, 3])))
     assert p.value.tolist() == [0.0, -math.inf]
     (gradient,) = torch.autograd.grad(p.value[0], scores)
     assert gradient.sum() == 3
@@ -467,10 +468,10 @@ def test_an_empty_batch_has_every_verb(backend: str) -> None:
 
 def test_invalid_classes_offsets_and_walks() -> None:
     with pytest.raises(ValueError, match="the class of x must be at least 0, got -1"):
-        bx.one_of("x", -1)
+        L.at_class("x", -1)
     with pytest.raises(ValueError, match="at least one state"):
-        bx.corner({})
-    lattice = bx.Lattice([bx.Move(1, 0)], node=bx.one_of("x", 5))
+        L.corner({})
+    lattice = bx.Lattice([bx.Move(1, 0)], node=L.at_class("x", 5))
     with pytest.raises(ValueError, match=r"x must have more than 5 classes, got shape \(3, 2\)"):
         lattice.paths({"x": torch.zeros(3, 2)})
     p = RECURSIONS["monotone"].lattice.paths(RECURSIONS["monotone"].tensors(3, 2))
@@ -478,14 +479,14 @@ def test_invalid_classes_offsets_and_walks() -> None:
     walk[1, 1] = 3
     with pytest.raises(ValueError, match="path must hold walks of the lattice"):
         p.log_prob(walk)
-    local = bx.Alignment(torch.zeros(3, 3), mode="local", gap_open=-1.0)
+    local = bx.SequenceAlignment(torch.zeros(3, 3), mode="local", gap_open=-1.0)
     assert not local.support.check(torch.zeros(3, 3))
 
 
 @needs_kernels
 def test_negative_views_are_read_correctly() -> None:
     scores = torch.ones(5, 4)
-    close(bx.Monotone(torch._neg_view(-scores)).value, bx.Monotone(scores).value)
+    close(bx.MonotonicAlignment(torch._neg_view(-scores)).value, bx.MonotonicAlignment(scores).value)
 
 
 @needs_kernels
@@ -495,10 +496,8 @@ def test_an_unreachable_node_that_is_also_forbidden(omega: bx.Regularizer, size:
     # Only the corner of row 0 is reachable, and the only move into the last column is forbidden.
     scores = torch.zeros(size, size)
     scores[:, -1] = -math.inf
-    lattice = bx.Lattice([bx.Move(1, 1, score=bx.cell("a")), bx.Move(1, 0, score=bx.cell("a"))], end=bx.along_row(0))
-    diagonal = bx.Lattice(
-        [bx.Move(1, 1, score=bx.cell("a")), bx.Move(0, 1, score=bx.cell("a"))], end=bx.along_column(0)
-    )
+    lattice = bx.Lattice([bx.Move(1, 1, score=L.cell("a")), bx.Move(1, 0, score=L.cell("a"))], end=L.along_row(0))
+    diagonal = bx.Lattice([bx.Move(1, 1, score=L.cell("a")), bx.Move(0, 1, score=L.cell("a"))], end=L.along_column(0))
     for table, table_scores in ((lattice, scores), (diagonal, scores.mT.contiguous())):
         results = {}
         for backend in ("reference", "native"):
@@ -512,7 +511,7 @@ def test_an_unreachable_node_that_is_also_forbidden(omega: bx.Regularizer, size:
 def test_a_table_too_large_for_kernels_compiles() -> None:
     states = 9
     lattice = bx.Lattice(
-        [bx.Move(1, 1, a, (a + 1) % states, score=bx.cell("a")) for a in range(states)], states=states, end=bx.corner(2)
+        [bx.Move(1, 1, a, (a + 1) % states, score=L.cell("a")) for a in range(states)], states=states, end=L.corner(2)
     )
     scores = potentials(3, 3, requires_grad=True)
     compiled = torch.compile(lambda s: lattice.paths({"a": s}).value, fullgraph=True, backend="aot_eager")
@@ -522,10 +521,14 @@ def test_a_table_too_large_for_kernels_compiles() -> None:
 
 def test_the_grid_of_a_tensor_that_is_read_at_several_offsets() -> None:
     joint, y = potentials(3, 4, 5), torch.tensor([1, 2, 1])
-    usual = bx.Lattice([bx.Move(1, 0, score=bx.joint("s", 0, -1)), bx.Move(0, 1, score=bx.joint("s", "y", 0, -1))])
-    with pytest.raises(ValueError, match="pass lengths: a tensor is read with several offsets, so 3 × 4 to 4"):
+    usual = bx.Lattice(
+        [bx.Move(1, 0, score=L.cell_class("s", 0, -1)), bx.Move(0, 1, score=L.cell_label("s", "y", 0, -1))]
+    )
+    with pytest.raises(
+        ValueError, match=r"pass grid=\(rows, columns\): a tensor is read with several offsets, so 3 × 4 to 4"
+    ):
         usual.paths({"s": joint, "y": y})
-    p = usual.paths({"s": joint, "y": y}, lengths=(4, 4))
+    p = usual.paths({"s": joint, "y": y}, grid=(4, 4))
     close(
         p.value, bx.Transducer(joint[..., 0], joint[:, :3].gather(-1, y[None, :, None].expand(3, 3, 1))[..., 0]).value
     )
@@ -552,8 +555,8 @@ def test_backends_break_ties_of_several_starts_and_ends_alike(name: str) -> None
     programs: dict[str, Callable[[Tensor], bx.PathDistribution]] = {
         "dtw": lambda x: bx.DTW(x, open_begin=True, open_end=True, omega="hard"),
         "open begin": lambda x: bx.DTW(x, open_begin=True, omega="hard"),
-        "local": lambda x: bx.Alignment(x, gap_open=-1.0, mode="local", omega="hard"),
-        "semiglobal": lambda x: bx.Alignment(x, gap_open=-1.0, gap_extend=0.0, mode="semiglobal", omega="hard"),
+        "local": lambda x: bx.SequenceAlignment(x, gap_open=-1.0, mode="local", omega="hard"),
+        "semiglobal": lambda x: bx.SequenceAlignment(x, gap_open=-1.0, gap_extend=0.0, mode="semiglobal", omega="hard"),
     }
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
@@ -567,8 +570,8 @@ def test_backends_break_ties_of_several_starts_and_ends_alike(name: str) -> None
 def test_a_missing_offset_changes_the_grid() -> None:
     moves = [bx.Move(1, 0, score=-1.0), bx.Move(0, 1, score=-1.0)]
     scores = {"score": torch.zeros(2, 4, 5)}
-    forgotten = bx.Lattice([bx.Move(1, 1, score=bx.cell("score")), *moves]).paths(scores)
-    shifted = bx.Lattice([bx.Move(1, 1, score=bx.cell("score", -1, -1)), *moves]).paths(scores)
+    forgotten = bx.Lattice([bx.Move(1, 1, score=L.cell("score")), *moves]).paths(scores)
+    shifted = bx.Lattice([bx.Move(1, 1, score=L.cell("score", -1, -1)), *moves]).paths(scores)
     shapes = "LatticePaths(batch_shape=(2,), event_shape=(4, 5), grid="
     assert repr(forgotten) == f"{shapes}4 rows × 5 columns × 1 states, omega=Negentropy(gamma=1.0))"
     assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns × 1 states")
@@ -579,8 +582,8 @@ def test_a_missing_offset_changes_the_grid() -> None:
 
 WEIGHTS = (3, 1, 4, 2)
 KNAPSACK = bx.Lattice(
-    [bx.Move(1, 0), *(bx.Move(1, w, score=bx.row("worth", -1), where=bx.row(f"weighs {w}", -1)) for w in WEIGHTS)],
-    end=bx.along_row(),
+    [bx.Move(1, 0), *(bx.Move(1, w, score=L.row("worth", -1), where=L.row(f"weighs {w}", -1)) for w in WEIGHTS)],
+    end=L.along_row(),
 )
 
 
@@ -598,7 +601,7 @@ def choices(capacity: int) -> Tensor:
 @pytest.mark.parametrize("capacity", [1, 6, 10])
 def test_lengths_give_the_size_of_a_side_that_no_tensor_has(capacity: int, backend: str) -> None:
     worth = potentials(len(WEIGHTS), seed=capacity)
-    p = KNAPSACK.paths(knapsack(worth), lengths=(5, capacity + 1))
+    p = KNAPSACK.paths(knapsack(worth), grid=(5, capacity + 1))
     sets = choices(capacity)
     probabilities = (sets @ worth).softmax(0)
     mean = probabilities @ sets
@@ -616,14 +619,14 @@ def test_lengths_give_the_size_of_a_side_that_no_tensor_has(capacity: int, backe
 
 def test_a_side_that_no_tensor_has_is_as_long_as_the_longest_member(backend: str) -> None:
     worth, capacity = potentials(3, len(WEIGHTS)), torch.tensor([6, 0, 9])
-    p = KNAPSACK.paths(knapsack(worth), lengths=(5, capacity + 1), omega="hard")
+    p = KNAPSACK.paths(knapsack(worth), grid=(5, capacity + 1), omega="hard")
     close(p.value, torch.stack([(choices(int(c)) @ w).max() for c, w in zip(capacity, worth, strict=True)]))
 
 
 def test_a_side_that_no_tensor_has_under_vmap_and_compile(backend: str) -> None:
     worth, masks = potentials(3, len(WEIGHTS)), knapsack(torch.empty(0))
-    value = lambda x, capacity=7: KNAPSACK.paths(masks | {"worth": x}, lengths=(5, capacity)).value  # noqa: E731
+    value = lambda x, capacity=7: KNAPSACK.paths(masks | {"worth": x}, grid=(5, capacity)).value  # noqa: E731
     close(torch.func.vmap(value)(worth), value(worth))
     close(torch.compile(value, backend="aot_eager", fullgraph=True)(worth), value(worth))
-    with pytest.raises(ValueError, match=r"lengths\[1\] must be a Python number: no tensor has the number of columns"):
+    with pytest.raises(ValueError, match=r"grid\[1\] must be a Python number: no tensor has the number of columns"):
         torch.func.vmap(value)(worth, torch.tensor([3, 4, 5]))

@@ -43,7 +43,7 @@ def by_hand(scores: Tensor, omega: bx.Regularizer) -> tuple[Enumerated, list[tup
 def test_every_omega_equals_the_graph_by_hand(omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(5, 3)
     scores[2, 1] = -math.inf
-    p, (wanted, cells) = bx.Monotone(scores, omega=omega), by_hand(scores, omega)
+    p, (wanted, cells) = bx.MonotonicAlignment(scores, omega=omega), by_hand(scores, omega)
     close(p.value, wanted.value)
     path = torch.zeros_like(scores)
     for (_, child), mass in zip(wanted.edges, wanted.expected_path, strict=True):
@@ -57,7 +57,7 @@ def test_the_value_is_the_forward_sum(backend: str) -> None:
     scores = potentials(6, 3, seed=1)
     paths = all_alignments(6, 3)
     sums = (paths * scores).sum((1, 2))
-    p = bx.Monotone(scores)
+    p = bx.MonotonicAlignment(scores)
     assert int(p.num_paths) == math.comb(5, 2)
     close(p.value, sums.logsumexp(0))
     close(p.log_prob(paths), sums.log_softmax(0))
@@ -71,13 +71,13 @@ def test_lengths_equal_pairs_without_padding(omega: bx.Regularizer, backend: str
     scores = potentials(2, 2, 6, 3, requires_grad=True)
     frames, tokens = torch.tensor([[6, 4], [3, 1]]), torch.tensor([[3, 2], [3, 1]])
     outside = (torch.arange(6)[:, None] >= frames[..., None, None]) | (torch.arange(3) >= tokens[..., None, None])
-    p = bx.Monotone(scores.masked_fill(outside, math.nan), lengths=(frames, tokens), omega=omega)
+    p = bx.MonotonicAlignment(scores.masked_fill(outside, math.nan), lengths=(frames, tokens), omega=omega)
     p.value.sum().backward()
     assert scores.grad is not None
     assert bool((scores.grad[outside] == 0).all())
     assert p.durations().sum(-1).equal(frames)
     for b in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        alone = bx.Monotone(scores.detach()[b][: frames[b], : tokens[b]], omega=omega)
+        alone = bx.MonotonicAlignment(scores.detach()[b][: frames[b], : tokens[b]], omega=omega)
         close(p.value[b].detach(), alone.value)
         close(p.expected_path[b][: frames[b], : tokens[b]].detach(), alone.expected_path)
         whole = torch.zeros(6, 3, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_lengths_equal_pairs_without_padding(omega: bx.Regularizer, backend: str
 
 def test_more_tokens_than_frames_have_no_path(backend: str) -> None:
     scores = potentials(2, 3, requires_grad=True)
-    p = bx.Monotone(scores, lengths=(2, 3))
+    p = bx.MonotonicAlignment(scores, lengths=(2, 3))
     assert p.value == -math.inf
     p.value.backward()
     assert scores.grad is not None
@@ -100,7 +100,7 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
     scores = potentials(2, 5, 3, requires_grad=True)
 
     def value(scores: Tensor) -> Tensor:
-        return bx.Monotone(scores, lengths=([5, 4], [3, 2]), omega=omega).value
+        return bx.MonotonicAlignment(scores, lengths=([5, 4], [3, 2]), omega=omega).value
 
     assert torch.autograd.gradcheck(value, scores, fast_mode=True)
     assert torch.autograd.gradgradcheck(value, scores, fast_mode=True)
@@ -121,11 +121,11 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
 )
 def test_errors_name_the_argument(scores: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bx.Monotone(scores, **options)
+        bx.MonotonicAlignment(scores, **options)
 
 
 def test_a_wrong_path_is_named() -> None:
-    p = bx.Monotone(torch.zeros(3, 2))
+    p = bx.MonotonicAlignment(torch.zeros(3, 2))
     for wrong in (
         [[1, 0], [0, 1], [1, 0]],
         [[1, 0], [1, 0], [1, 0]],

@@ -23,10 +23,10 @@ Program = Callable[[Tensor], bx.PathDistribution]
 PAIR = torch.tensor([3, 2]), torch.tensor([2, 1])
 TARGETS = torch.tensor([[1, 2], [3, 1]])
 PROGRAMS: dict[str, tuple[Program, tuple[int, ...]]] = {
-    "global": (lambda x: bx.Alignment(x, gap_open=-1.0, lengths=PAIR), (2, 3, 4)),
-    "local": (lambda x: bx.Alignment(x, gap_open=-1.0, mode="local"), (2, 3, 4)),
-    "semiglobal": (lambda x: bx.Alignment(x, gap_open=-1.0, mode="semiglobal", lengths=PAIR), (2, 3, 4)),
-    "monotone": (lambda x: bx.Monotone(x, lengths=PAIR), (2, 5, 3)),
+    "global": (lambda x: bx.SequenceAlignment(x, gap_open=-1.0, lengths=PAIR), (2, 3, 4)),
+    "local": (lambda x: bx.SequenceAlignment(x, gap_open=-1.0, mode="local"), (2, 3, 4)),
+    "semiglobal": (lambda x: bx.SequenceAlignment(x, gap_open=-1.0, mode="semiglobal", lengths=PAIR), (2, 3, 4)),
+    "monotone": (lambda x: bx.MonotonicAlignment(x, lengths=PAIR), (2, 5, 3)),
     "transducer": (lambda x: bx.Transducer.from_logits(x, TARGETS, lengths=PAIR), (2, 3, 3, 4)),
     "additive": (lambda x: bx.Transducer.from_additive(x, x[:, :3], TARGETS), (2, 4, 4)),
     "semi_markov": (lambda x: bx.SemiMarkov(x, torch.eye(2).to(x), lengths=torch.tensor([5, 3])), (2, 5, 3, 2)),
@@ -158,7 +158,7 @@ def test_no_labels(name: str) -> None:
 
 def test_sequences_and_lengths_that_do_not_fit_raise() -> None:
     a, b = SEQUENCES
-    align = bx.Alignment.from_sequences
+    align = bx.SequenceAlignment.from_sequences
     for name, sequences in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
         with pytest.raises(ValueError, match=f"{name} must hold labels from 0 to 3, got"):
             align(MATRIX, *sequences)
@@ -174,15 +174,15 @@ def test_sequences_and_lengths_that_do_not_fit_raise() -> None:
 
 def test_a_gap_per_pair_differs_from_a_gap_per_position() -> None:
     scores, gap = potentials(3, 3, 3), torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
-    p = bx.Alignment(scores, gap_open=gap, gap_extend=-0.5)
+    p = bx.SequenceAlignment(scores, gap_open=gap, gap_extend=-0.5)
     for b in range(3):
-        close(p.value[b], bx.Alignment(scores[b], gap_open=float(gap[b]), gap_extend=-0.5).value)
-    rows = bx.Alignment(scores, row_gaps=(gap, -0.5), gap_open=-1.0, gap_extend=-0.5)
+        close(p.value[b], bx.SequenceAlignment(scores[b], gap_open=float(gap[b]), gap_extend=-0.5).value)
+    rows = bx.SequenceAlignment(scores, row_gaps=(gap, -0.5), gap_open=-1.0, gap_extend=-0.5)
     assert not torch.isclose(rows.value, p.value).any()
     with pytest.raises(
         ValueError, match=r"gap_open must be a number or broadcast to the batch shape \(\); row_gaps and"
     ):
-        bx.Alignment(scores[0], gap_open=gap)
+        bx.SequenceAlignment(scores[0], gap_open=gap)
 
 
 def test_padding_of_transducers_may_hold_any_number() -> None:

@@ -134,7 +134,7 @@ def test_parameters_can_be_searched() -> None:
     search = GridSearchCV(DTWNeighborsClassifier(), measures, cv=2, error_score="raise").fit(X, y)
     assert search.best_score_ == 1
     machine = make_pipeline(DTWKernel(), SVC(kernel="precomputed"))
-    grid = {"dtwkernel__gamma": ["scale", 5.0], "dtwkernel__band": [3, None]}
+    grid = {"dtwkernel__length_scale": ["scale", 2.5], "dtwkernel__band": [3, None]}
     assert GridSearchCV(machine, grid, cv=2, error_score="raise").fit(X, y).best_score_ == 1
     means = GridSearchCV(DTWKMeans(random_state=0, max_iter=2), {"n_clusters": [1, 2]}, cv=2, error_score="raise")
     assert means.fit(X).best_params_ == {"n_clusters": 2}
@@ -146,10 +146,10 @@ def test_the_kernel_is_positive_definite() -> None:
     got = kernel.transform(X)
     assert (got.diagonal() == 1).all()
     assert np.linalg.eigvalsh((got + got.T) / 2).min() > -1e-9
-    scaled = [x / kernel.gamma_**0.5 for x in X]
+    scaled = [x / kernel.length_scale_ for x in X]
     apart = bx.dtw(scaled[0], scaled[5], cost="log_sqeuclidean", divergence="debiased").item()
     assert got[0, 5] == pytest.approx(np.exp(-apart))
-    hard = DTWKernel(2.0, omega="hard", cost="sqeuclidean", divergence=None).fit(X).transform(X[:1])
+    hard = DTWKernel(2.0**0.5, omega="hard", cost="sqeuclidean", divergence=None).fit(X).transform(X[:1])
     np.testing.assert_allclose(hard, np.exp(-bx.dtw_cdist(X[:1], X, omega="hard").numpy() / 2))
 
 
@@ -233,8 +233,8 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: DTWKMeans(9).fit(X), "n_clusters must be from 1 to the number of series, n_samples=6, got 9"
     yield lambda: DTWKMeans(2, init="best").fit(X), "init must be a collection or one of 'k-means\\+\\+', 'random'"
     yield lambda: DTWKMeans(2, init=np.zeros((3, 5))).fit(X), r"init must have shape \(2, length, 1\), got \(3, 5, 1\)"
-    yield lambda: DTWKernel("auto").fit(X), "gamma must be 'scale' or a number > 0, got 'auto'"
-    yield lambda: DTWKernel(0.0).fit(X), "gamma must be 'scale' or a number > 0, got 0.0"
+    yield lambda: DTWKernel("auto").fit(X), "length_scale must be 'scale' or a number > 0, got 'auto'"
+    yield lambda: DTWKernel(0.0).fit(X), "length_scale must be 'scale' or a number > 0, got 0.0"
 
 
 @pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda value: None if callable(value) else value)

@@ -33,9 +33,9 @@ def test_graphs_made_in_inference_mode_can_be_trained_on() -> None:
         import torch, bellmax as bx
         scores = torch.rand(2, 4, 4)
         make = [
-            lambda s: bx.Monotone(s), lambda s: bx.SpanTrees(s), lambda s: bx.DTW(s, band=1),
+            lambda s: bx.MonotonicAlignment(s), lambda s: bx.SpanTrees(s), lambda s: bx.DTW(s, band=1),
             lambda s: bx.SemiMarkov(s.unsqueeze(-1), torch.zeros(1, 1)),
-            lambda s: bx.Tree([-1, 0, 0, 1]).labels(s, s[0]),
+            lambda s: bx.TreeModel([-1, 0, 0, 1]).labels(s, s[0]),
         ]
         with torch.inference_mode():
             for structure in make:
@@ -49,13 +49,13 @@ def test_graphs_made_in_inference_mode_can_be_trained_on() -> None:
 def test_a_batch_of_gammas_in_half_precision_meets_scalar_scores(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, gamma = torch.rand(2, 3, 4).to(dtype), torch.tensor([0.5, 0.8]).to(dtype)
-    expected = bx.Alignment(x.float(), gamma=gamma.float()).value
-    torch.testing.assert_close(bx.Alignment(x, gamma=gamma).value.float(), expected, rtol=1e-2, atol=1e-2)
+    expected = bx.SequenceAlignment(x.float(), gamma=gamma.float()).value
+    torch.testing.assert_close(bx.SequenceAlignment(x, gamma=gamma).value.float(), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_a_wide_scalar_score_meets_a_batch_of_narrow_gammas() -> None:
     x, gamma = torch.rand(2, 3, 4, dtype=torch.float64), torch.tensor([0.5, 0.8])
-    close(bx.Alignment(x, gamma=gamma).value, bx.Alignment(x, gamma=gamma.double()).value, 1e-6)
+    close(bx.SequenceAlignment(x, gamma=gamma).value, bx.SequenceAlignment(x, gamma=gamma.double()).value, 1e-6)
 
 
 def test_gradients_of_penalties_are_as_wide_as_the_penalties() -> None:
@@ -75,7 +75,7 @@ def test_an_empty_batch_gives_shared_inputs_no_gradient() -> None:
     bx.CTC(log_probs, torch.ones(0, 3, dtype=torch.int64), gamma=gamma).value.sum().backward()
     assert gamma.grad == 0
     gap = torch.tensor(-1.0, requires_grad=True)
-    p = bx.Alignment(torch.rand(0, 3, 4), gap_open=gap)
+    p = bx.SequenceAlignment(torch.rand(0, 3, 4), gap_open=gap)
     p.value.sum().backward()
     assert gap.grad == 0
     assert torch.autograd.grad(p.expected_path.sum(), gap)[0] == 0

@@ -14,72 +14,73 @@ from torch import Tensor
 
 import bellmax as bx
 from bellmax import PathDistribution
+from bellmax import lattice as L
 
 A, B = torch.tensor([0, 1, 1, 0]), torch.tensor([1, 0, 1])
 GRID = [bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)]
 
 
-def by_moves(*scores: bx.Score | str | float | None) -> bx.Lattice:
+def by_moves(*scores: L.Score | str | float | None) -> bx.Lattice:
     """A lattice with the moves (1, 1), (1, 0) and (0, 1)."""
     return bx.Lattice([bx.Move(m.di, m.dj, score=score) for m, score in zip(GRID, scores, strict=True)])
 
 
 def edit_distance() -> PathDistribution:
-    lattice = by_moves(bx.pair("change", "a", "b", -1, -1), 1.0, 1.0)
+    lattice = by_moves(L.pair("change", "a", "b", -1, -1), 1.0, 1.0)
     return lattice.paths({"change": 1 - torch.eye(2), "a": A, "b": B}, minimize=True)
 
 
 def substitutions() -> PathDistribution:
-    lattice = by_moves(bx.pair("matrix", "a", "b", -1, -1), bx.row("gaps", -1), "gap")
+    lattice = by_moves(L.pair("matrix", "a", "b", -1, -1), L.row("gaps", -1), "gap")
     tensors = {"matrix": potentials(2, 2), "gaps": potentials(4), "gap": -1.0, "a": A, "b": B}
-    return lattice.paths(tensors, lengths=(torch.tensor([5, 3, 4]), torch.tensor([4, 4, 2])))
+    return lattice.paths(tensors, grid=(torch.tensor([5, 3, 4]), torch.tensor([4, 4, 2])))
 
 
 def with_a_forbidden_gap() -> PathDistribution:
     gaps = potentials(4)
     gaps[2] = -torch.inf
-    lattice = by_moves(bx.pair("matrix", "a", "b", -1, -1), bx.row("gaps", -1), "gap")
+    lattice = by_moves(L.pair("matrix", "a", "b", -1, -1), L.row("gaps", -1), "gap")
     return lattice.paths({"matrix": potentials(2, 2), "gaps": gaps, "gap": -1.0, "a": A, "b": B})
 
 
 def learnt_gap() -> PathDistribution:
-    return by_moves(bx.cell("match", -1, -1) + bx.scalar("gap"), "gap", "gap").paths(
+    return by_moves(L.cell("match", -1, -1) + L.scalar("gap"), "gap", "gap").paths(
         {"match": potentials(3, 3), "gap": -1.0}
     )
 
 
 def scalar_gap() -> PathDistribution:
-    lattice = bx.Lattice([*(bx.Move(m.di, m.dj, score="gap") for m in GRID[1:]), GRID[0]], node=bx.cell("match"))
+    lattice = bx.Lattice([*(bx.Move(m.di, m.dj, score="gap") for m in GRID[1:]), GRID[0]], node=L.cell("match"))
     return lattice.paths({"match": potentials(3, 3), "gap": -1.0})
 
 
 def gathered() -> PathDistribution:
-    return bx.Lattice(GRID, node=bx.gather("scores", "y")).paths(
+    return bx.Lattice(GRID, node=L.gather("scores", "y")).paths(
         {"scores": potentials(3, 2), "y": torch.tensor([0, 1, 1])}
     )
 
 
 def negated() -> PathDistribution:
-    return bx.Lattice(GRID, node=-bx.cell("cost")).paths({"cost": potentials(3, 4)})
+    return bx.Lattice(GRID, node=-L.cell("cost")).paths({"cost": potentials(3, 4)})
 
 
 def weighted_steps() -> PathDistribution:
-    lattice = bx.Lattice([bx.Move(1, 1, score=bx.cell("cost")), *GRID[1:]], node=bx.cell("cost"))
+    lattice = bx.Lattice([bx.Move(1, 1, score=L.cell("cost")), *GRID[1:]], node=L.cell("cost"))
     return lattice.paths({"cost": potentials(3, 3)}, minimize=True)
 
 
 def halves() -> PathDistribution:
-    lattice = by_moves(1.5 * bx.column("a"), 0.5 * bx.column("a") + bx.row("b"), bx.column("a"))
+    lattice = by_moves(1.5 * L.column("a"), 0.5 * L.column("a") + L.row("b"), L.column("a"))
     return lattice.paths({"a": potentials(3), "b": potentials(3)})
 
 
 def both_signs() -> PathDistribution:
-    return bx.Lattice(GRID, node=bx.row("a") - bx.column("a")).paths({"a": potentials(3)})
+    return bx.Lattice(GRID, node=L.row("a") - L.column("a")).paths({"a": potentials(3)})
 
 
 def within_a_cell() -> PathDistribution:
-    moves = [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.row("a") + bx.column("b")), bx.Move(0, 0, 0, 1, bx.row("a"))]
-    lattice = bx.Lattice(moves, states=2, end=bx.corner(1))
+    moves = [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, L.row("a") + L.column("b")), bx.Move(0, 0, 0, 1, L.row("a"))]
+    lattice = bx.Lattice(moves, states=2, end=L.corner(1))
     return lattice.paths({"a": potentials(3), "b": potentials(5)})
 
 
@@ -99,13 +100,13 @@ SHARED: list[Callable[[], PathDistribution]] = [
     halves, both_signs, within_a_cell, shared_graph, shared_tree,
 ]  # fmt: skip
 ONCE: dict[str, Callable[[], PathDistribution]] = {
-    "alignment": lambda: bx.Alignment.from_sequences(potentials(2, 2), A, B, gap_open=-1.0),
-    "local alignment": lambda: bx.Alignment(potentials(3, 3), gap_open=-1.0, mode="local"),
+    "alignment": lambda: bx.SequenceAlignment.from_sequences(potentials(2, 2), A, B, gap_open=-1.0),
+    "local alignment": lambda: bx.SequenceAlignment(potentials(3, 3), gap_open=-1.0, mode="local"),
     "segments": lambda: bx.SemiMarkov.from_scores(potentials(5, 2), potentials(3, 2), potentials(2, 2)),
     "transducer": lambda: bx.Transducer(potentials(3, 3), potentials(3, 2)),
-    "monotone": lambda: bx.Monotone(potentials(2, 5, 3)),
+    "monotone": lambda: bx.MonotonicAlignment(potentials(2, 5, 3)),
     "CTC": lambda: bx.CTC(potentials(5, 3), torch.tensor([1, 1])),
-    "cells": lambda: by_moves(bx.cell("match", -1, -1), -1.0, -1.0).paths({"match": potentials(3, 3)}),
+    "cells": lambda: by_moves(L.cell("match", -1, -1), -1.0, -1.0).paths({"match": potentials(3, 3)}),
 }
 each = pytest.mark.parametrize("made", [*SHARED, *ONCE.values()], ids=[*(made.__name__ for made in SHARED), *ONCE])
 
@@ -171,7 +172,7 @@ def test_events_that_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatc
 def test_a_large_grid_is_checked_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = count_abandoned_searches(monkeypatch)
     letters = torch.arange(100) * 7 % 11 % 4
-    p = by_moves(bx.pair("matrix", "a", "b", -1, -1), "gap", "gap").paths(
+    p = by_moves(L.pair("matrix", "a", "b", -1, -1), "gap", "gap").paths(
         {"matrix": torch.eye(4), "gap": -1.0, "a": letters, "b": letters.flip(0)}
     )
     event = p.sample()
@@ -198,8 +199,8 @@ def test_losses_take_counts_for_the_paths_within(backend: str) -> None:
         bx.losses.relaxed(p, event)
     with pytest.raises(ValueError, match=r"target must hold counts 0, 1, 2, …, got 0.5 at \(0, 0\)"):
         bx.losses.surrogate(p, event.clamp(max=0.5) + 0.5)
-    only = bx.Lattice([bx.Move(1, 0, score=bx.pair("a", "x", "x", 0, 0) + bx.row("b"))]).paths(
-        {"a": potentials(2, 2), "b": potentials(3), "x": torch.tensor([1, 1, 1])}, lengths=(3, 1), omega="hard"
+    only = bx.Lattice([bx.Move(1, 0, score=L.pair("a", "x", "x", 0, 0) + L.row("b"))]).paths(
+        {"a": potentials(2, 2), "b": potentials(3), "x": torch.tensor([1, 1, 1])}, grid=(3, 1), omega="hard"
     )
     assert bx.losses.relaxed(only, torch.tensor([[0, 0], [0, 2]])) == 0
     with pytest.raises(NotImplementedError, match="the variance of counts is not known"):
@@ -216,8 +217,8 @@ def test_targets_of_negated_costs(backend: str) -> None:
 
 
 def test_a_coefficient_of_zero_does_not_count_as_use() -> None:
-    s = bx.pair("s", "a", "b", -1, -1)
-    lattice = by_moves(s, 0.0 * s + bx.row("r", -1), bx.column("c", -1))
+    s = L.pair("s", "a", "b", -1, -1)
+    lattice = by_moves(s, 0.0 * s + L.row("r", -1), L.column("c", -1))
     letters = {"a": torch.tensor([0, 1, 0]), "b": torch.tensor([0, 1, 1])}
     p = lattice.paths({"s": torch.zeros(2, 2), **letters, "r": torch.zeros(3), "c": torch.zeros(3)})
     assert bool(p.support.check(p.best_path()).all())
@@ -226,7 +227,7 @@ def test_a_coefficient_of_zero_does_not_count_as_use() -> None:
 
 def test_losses_take_events_of_negated_scores_and_refuse_counts_without_a_path() -> None:
     letters = {"a": torch.tensor([0, 0]), "b": torch.tensor([0, 0])}
-    s = bx.pair("s", "a", "b", -1, -1)
+    s = L.pair("s", "a", "b", -1, -1)
     for sign in (1, -1):
         p = by_moves(sign * s, "g", "g").paths({"s": torch.rand(1, 1), **letters, "g": torch.tensor(-1.0)})
         best = p.best_path()

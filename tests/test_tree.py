@@ -96,7 +96,7 @@ def test_equals_enumeration(parents: list[int], omega: bx.Regularizer, backend: 
     states = 3 if len(parents) < 5 else 2
     unary, pairwise = scores(len(parents), states, seed=len(parents) + parents[0])
     pairwise[parents.index(-1)] = math.nan  # is ignored
-    p = bx.Tree(parents).labels(unary, pairwise, omega=omega)
+    p = bx.TreeModel(parents).labels(unary, pairwise, omega=omega)
     assert p.backend == backend
     wanted = enumerate_labels(parents, unary, pairwise, omega)
     close(p.value, wanted.value)
@@ -129,7 +129,7 @@ def test_equals_enumeration(parents: list[int], omega: bx.Regularizer, backend: 
 def test_samples_have_the_probabilities(omega: bx.Regularizer, backend: str) -> None:
     parents, draws = [3, 3, 3, 4, -1], 2000
     unary, pairwise = scores(5, 2, seed=1)
-    p = bx.Tree(parents).labels(unary, pairwise, omega=omega)
+    p = bx.TreeModel(parents).labels(unary, pairwise, omega=omega)
     wanted = enumerate_labels(parents, unary, pairwise, omega)
     drawn = p.sample_labels((draws,))
     share = [(drawn.numpy() == labels).all(1).mean() for labels in wanted.labellings]
@@ -141,7 +141,7 @@ def test_samples_have_the_probabilities(omega: bx.Regularizer, backend: str) -> 
 def test_support_and_mode(omega: bx.Regularizer, backend: str) -> None:
     parents = [3, 3, 3, 4, -1]
     unary, pairwise = scores(5, 2, seed=2)
-    p = bx.Tree(parents).labels(unary, pairwise, omega=omega)
+    p = bx.TreeModel(parents).labels(unary, pairwise, omega=omega)
     wanted = enumerate_labels(parents, unary, pairwise, omega)
     paths, probabilities = p.support_paths()
     close(probabilities, np.sort(wanted.probabilities[wanted.probabilities > 0])[::-1], 1e-9)
@@ -150,14 +150,14 @@ def test_support_and_mode(omega: bx.Regularizer, backend: str) -> None:
 
 
 def test_kl_divergence(omega: bx.Regularizer, backend: str) -> None:
-    tree, parents = bx.Tree([1, -1, 1]), [1, -1, 1]
+    tree, parents = bx.TreeModel([1, -1, 1]), [1, -1, 1]
     first, second = scores(3, 3, seed=1), scores(3, 3, seed=2, missing=0)
-    p, r = tree.labels(*first, omega=omega), bx.Tree(parents).labels(*second, gamma=1.5)
+    p, r = tree.labels(*first, omega=omega), bx.TreeModel(parents).labels(*second, gamma=1.5)
     a = enumerate_labels(parents, *first, omega).probabilities
     b = enumerate_labels(parents, *second, bx.Negentropy(1.5)).probabilities
     close(kl_divergence(p, r), (a[a > 0] * np.log(a[a > 0] / b[a > 0])).sum(), 1e-9)
     with pytest.raises(ValueError, match="paths of the same graph"):
-        kl_divergence(p, bx.Tree([-1, 0, 1]).labels(*second))
+        kl_divergence(p, bx.TreeModel([-1, 0, 1]).labels(*second))
 
 
 # --- the same program as a chain
@@ -169,7 +169,7 @@ def test_a_path_is_a_chain(omega: bx.Regularizer, backend: str) -> None:
     emissions[0, 1, 2] = transitions[1, 0] = -math.inf
     chain = bx.Chain.from_scores(emissions, transitions, omega=omega)
     # The root is the last step, and each step is the parent of the step before.
-    tree = bx.Tree([*range(1, steps), -1]).labels(emissions, transitions, omega=omega)
+    tree = bx.TreeModel([*range(1, steps), -1]).labels(emissions, transitions, omega=omega)
     vertex = 0.45 if isinstance(omega, bx.SquaredL2) else 0.0  # a chain has one more node, at its start
     close(tree.value, chain.value + vertex)
     close(tree.marginals, chain.marginals)
@@ -200,7 +200,7 @@ def test_the_root_does_not_matter_under_negentropy(backend: str) -> None:
             else:
                 pairwise[a] = pair.T
         for name, by_root in values.items():
-            by_root.append(float(bx.Tree(parents).labels(unary, pairwise, omega=name).value))
+            by_root.append(float(bx.TreeModel(parents).labels(unary, pairwise, omega=name).value))
     assert max(values["negentropy"]) - min(values["negentropy"]) < 1e-12
     assert max(values["l2"]) - min(values["l2"]) > 1e-4
 
@@ -210,7 +210,7 @@ def test_the_root_does_not_matter_under_negentropy(backend: str) -> None:
 
 @for_second_order
 def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
-    tree = bx.Tree([2, 2, 3, -1])
+    tree = bx.TreeModel([2, 2, 3, -1])
     unary, pairwise = potentials(2, 4, 2, requires_grad=True), potentials(4, 2, 2, seed=1, requires_grad=True)
     shared = potentials(2, 2, seed=2, requires_grad=True)
     for second in (pairwise, shared):
@@ -235,7 +235,7 @@ def test_derivatives(omega: bx.Regularizer, backend: str) -> None:
 
 @two_kinds
 def test_hessian_product_and_direction(omega: bx.Regularizer, backend: str) -> None:
-    tree = bx.Tree([2, 2, 3, -1])
+    tree = bx.TreeModel([2, 2, 3, -1])
     unary, pairwise = potentials(3, 4, 2), potentials(2, 2, seed=1)
     z = {"unary": potentials(3, 4, 2, seed=2), "pairwise": potentials(2, 2, seed=3)}
     p = tree.labels(unary, pairwise, omega=omega)
@@ -250,7 +250,7 @@ def test_hessian_product_and_direction(omega: bx.Regularizer, backend: str) -> N
 
 
 def test_under_transforms(backend: str) -> None:
-    tree = bx.Tree([2, 2, 3, -1])
+    tree = bx.TreeModel([2, 2, 3, -1])
     unary, pairwise = potentials(3, 4, 2), potentials(2, 2, seed=1)
     p = tree.labels(unary, pairwise)
     gradient = torch.func.vmap(torch.func.grad(lambda a, b: tree.labels(a, b).value), (0, None))(unary, pairwise)
@@ -264,7 +264,7 @@ def test_under_transforms(backend: str) -> None:
 
 @two_kinds
 def test_batches_of_any_shape(omega: bx.Regularizer, backend: str) -> None:
-    tree, parents = bx.Tree([2, 2, 3, -1]), [2, 2, 3, -1]
+    tree, parents = bx.TreeModel([2, 2, 3, -1]), [2, 2, 3, -1]
     unary = potentials(2, 3, 4, 2)
     for shape in ((2, 2), (4, 2, 2), (1, 2, 2), (3, 4, 2, 2), (2, 1, 4, 2, 2), (2, 3, 1, 2, 2)):
         pairwise = potentials(*shape, seed=1)
@@ -289,14 +289,14 @@ def test_batches_of_any_shape(omega: bx.Regularizer, backend: str) -> None:
 
 @one_of_each_kind
 def test_corners(omega: bx.Regularizer, backend: str) -> None:
-    alone = bx.Tree([-1]).labels(torch.tensor([[1.0, 3.0]]), torch.full((2, 2), math.nan), omega=omega)
+    alone = bx.TreeModel([-1]).labels(torch.tensor([[1.0, 3.0]]), torch.full((2, 2), math.nan), omega=omega)
     close(alone.value, solve(omega, [1.0, 3.0])[0], 1e-6)
     assert alone.best_labels().tolist() == [1]
     assert not alone.edge_marginals.any()
-    one_label = bx.Tree([-1, 0]).labels(torch.ones(2, 1), torch.full((1, 1), 2.0), omega=omega)
+    one_label = bx.TreeModel([-1, 0]).labels(torch.ones(2, 1), torch.full((1, 1), 2.0), omega=omega)
     assert one_label.marginals.tolist() == [[1.0], [1.0]]
     unary = torch.zeros(3, 2, requires_grad=True)
-    impossible = bx.Tree([-1, 0, 0]).labels(unary, torch.full((3, 2, 2), -math.inf), omega=omega)
+    impossible = bx.TreeModel([-1, 0, 0]).labels(unary, torch.full((3, 2, 2), -math.inf), omega=omega)
     assert impossible.value == -math.inf
     assert not torch.autograd.grad(impossible.value, unary)[0].any()
     assert not impossible.marginals.any()
@@ -310,7 +310,7 @@ def test_corners(omega: bx.Regularizer, backend: str) -> None:
 def test_large_trees(parents: list[int]) -> None:
     """A star, a path and a binary tree in float32, against the reference in float64."""
     unary, pairwise = potentials(2, len(parents), 4), potentials(4, 4, seed=1)
-    tree = bx.Tree(parents)
+    tree = bx.TreeModel(parents)
     with took("dag_forward"), took("dag_backward"):
         p = tree.labels(unary.float(), pairwise.float())
         marginals = p.marginals
@@ -328,7 +328,7 @@ def test_large_trees(parents: list[int]) -> None:
 def test_losses_take_labels(omega: bx.Regularizer, backend: str) -> None:
     parents = [3, 3, 3, -1]
     unary, pairwise = potentials(2, 4, 3, requires_grad=True), potentials(3, 3, seed=1)
-    p = bx.Tree(parents).labels(unary, pairwise, omega=omega)
+    p = bx.TreeModel(parents).labels(unary, pairwise, omega=omega)
     target = torch.tensor([[0, 1, 2, 1], [2, 2, 0, 0]])
     one_hot = torch.nn.functional.one_hot(target, 3)
     for loss in (
@@ -364,7 +364,7 @@ def test_losses_take_labels(omega: bx.Regularizer, backend: str) -> None:
 
 
 def test_invalid_targets_raise() -> None:
-    p = bx.Tree([-1, 0]).labels(torch.zeros(3, 2, 2), torch.zeros(2, 2))
+    p = bx.TreeModel([-1, 0]).labels(torch.zeros(3, 2, 2), torch.zeros(2, 2))
     with pytest.raises(
         ValueError, match="target must be from 0 to 1, or -1 or -100 for any, got 2 at node 1 of sequence 2"
     ):
@@ -401,11 +401,11 @@ def test_invalid_targets_raise() -> None:
 )
 def test_bad_trees_are_named(parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bx.Tree(parents)
+        bx.TreeModel(parents)
 
 
 def test_bad_scores_are_named(backend: str) -> None:
-    tree = bx.Tree([-1, 0, 0])
+    tree = bx.TreeModel([-1, 0, 0])
     for unary, pairwise, message in (
         (torch.zeros(2, 2), torch.zeros(2, 2), r"unary must have shape \(..., 3, K\), got \(2, 2\)"),
         (torch.zeros(3), torch.zeros(2, 2), r"unary must have shape \(..., 3, K\), got \(3,\)"),
@@ -430,8 +430,8 @@ def test_bad_scores_are_named(backend: str) -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
 def test_copies_and_moves(duplicate) -> None:
-    tree = bx.Tree(np.array([-1, 0, 0]))
-    assert repr(tree) == "Tree(num_nodes=3, root=0)"
+    tree = bx.TreeModel(np.array([-1, 0, 0]))
+    assert repr(tree) == "TreeModel(num_nodes=3, root=0)"
     unary, pairwise = potentials(2, 3, 2), potentials(2, 2)
     p, q = tree.labels(unary, pairwise), duplicate(tree).labels(unary, pairwise)
     assert p.value.equal(q.value)

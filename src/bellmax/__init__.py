@@ -4,41 +4,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
-from bellmax import losses
+from bellmax import lattice, losses
 from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
 from bellmax.info import backend_info
+from bellmax.names import attribute_error
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist, dtw_neighbors
-from bellmax.structures.alignment import Alignment
+from bellmax.structures.alignment import SequenceAlignment
 from bellmax.structures.belief_propagation import BeliefPropagation
 from bellmax.structures.chain import Chain, viterbi
 from bellmax.structures.ctc import CTC
 from bellmax.structures.dag import DAG
 from bellmax.structures.dtw import DTW
 from bellmax.structures.hypergraph import Hypergraph
-from bellmax.structures.lattice import (
-    Lattice,
-    Move,
-    along_column,
-    along_row,
-    anywhere,
-    cell,
-    column,
-    corner,
-    gather,
-    joint,
-    one_of,
-    pair,
-    row,
-    scalar,
-)
-from bellmax.structures.monotone import Monotone
+from bellmax.structures.lattice import Lattice, Move
+from bellmax.structures.monotone import MonotonicAlignment
 from bellmax.structures.parses import DependencyTrees, SpanTrees
 from bellmax.structures.semi_markov import SemiMarkov
 from bellmax.structures.transducer import Transducer
-from bellmax.structures.tree import Tree
+from bellmax.structures.tree import TreeModel
 
 if TYPE_CHECKING:
     from bellmax import cluster, compat, nn, plots, sklearn
@@ -49,48 +35,37 @@ __all__ = [
     "CTC",
     "DAG",
     "DTW",
-    "Alignment",
     "BeliefPropagation",
     "Chain",
     "DependencyTrees",
     "Hard",
     "Hypergraph",
     "Lattice",
-    "Monotone",
+    "MonotonicAlignment",
     "Move",
     "Negentropy",
     "PathDistribution",
     "Regularizer",
     "SemiMarkov",
+    "SequenceAlignment",
     "SpanTrees",
     "SquaredL2",
     "Transducer",
-    "Tree",
+    "TreeModel",
     "Tsallis",
     "__version__",
-    "along_column",
-    "along_row",
-    "anywhere",
     "backend_info",
-    "cell",
     "check_regularizer",
     "cluster",
-    "column",
     "compat",
-    "corner",
     "dtw",
     "dtw_barycenter",
     "dtw_cdist",
     "dtw_neighbors",
-    "gather",
-    "joint",
+    "lattice",
     "losses",
     "nn",
-    "one_of",
-    "pair",
     "plots",
-    "row",
-    "scalar",
     "sklearn",
     "use_backend",
     "viterbi",
@@ -105,7 +80,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("bellmax")
-    raise AttributeError(f"module 'bellmax' has no attribute {name!r}")
+    raise attribute_error("bellmax", name)
 
 
 def __dir__() -> list[str]:

@@ -233,11 +233,11 @@ def _integers(name: str, numbers: object) -> Tensor:
     return as_tensor(name, numbers)
 
 
-def as_pair(lengths: object) -> tuple[Any, Any]:
-    """Return the two entries of ``lengths``. Raises ``ValueError`` if it is not a tuple or list of two."""
-    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
-        raise ValueError(f"lengths must be a pair (lengths_a, lengths_b), got {type(lengths).__name__}")
-    return lengths[0], lengths[1]
+def as_pair(sizes: object, name: str = "lengths", needed: str = "(lengths_a, lengths_b)") -> tuple[Any, Any]:
+    """Return the two entries of an argument. Raises ``ValueError`` if it is not a tuple or list of two."""
+    if not isinstance(sizes, tuple | list) or len(sizes) != 2:
+        raise ValueError(f"{name} must be a pair {needed}, got {type(sizes).__name__}")
+    return sizes[0], sizes[1]
 
 
 def as_mask(name: str, mask: object, device: torch.device) -> Tensor:
@@ -311,6 +311,10 @@ def answers_near_misses(function: _F) -> _F:
     takes_a_pair = "lengths" in parameters and "tuple" in str(parameters["lengths"].annotation)
     if "lengths" in parameters:
         hints |= dict.fromkeys(_FOREIGN_LENGTHS, f"use {_LENGTHS_PAIR if takes_a_pair else 'lengths='}")
+    if "grid" in parameters:
+        hints["lengths"] = "use grid=(rows, columns), which counts cells: often one more than the lengths of sequences"
+    if "length_scale" in parameters:
+        hints["gamma"] = "use length_scale=, the square root of gamma"
     if "mask" in parameters:
         hints["padding_mask"] = "use mask=~padding_mask, True at the steps to keep"
     hints |= {foreign: f"use {name}=" for foreign, name in _FOREIGN_NAMES.items() if name in parameters}

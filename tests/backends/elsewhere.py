@@ -77,7 +77,7 @@ def ctc(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
 
 def gaps(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
     theta, opened = leaf(scores(2, 3, 4), put), leaf(-scores(2).abs(), put)
-    return bx.Alignment(theta, gap_open=opened, mode="local", omega=omega), [theta, opened]
+    return bx.SequenceAlignment(theta, gap_open=opened, mode="local", omega=omega), [theta, opened]
 
 
 def spans(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
@@ -87,7 +87,7 @@ def spans(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
 
 def tree(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:
     parts = [leaf(scores(*shape), put) for shape in ((2, 4, 3), (2, 4, 3, 3))]
-    return bx.Tree([-1, 0, 0, 1]).labels(*parts, omega=omega), parts
+    return bx.TreeModel([-1, 0, 0, 1]).labels(*parts, omega=omega), parts
 
 
 def segments(put: Put, omega: str) -> tuple[bx.PathDistribution, list[Tensor]]:

@@ -53,7 +53,7 @@ def warping(dtype: torch.dtype) -> tuple[bx.PathDistribution, list[Tensor]]:
 
 def alignment(dtype: torch.dtype) -> tuple[bx.PathDistribution, list[Tensor]]:
     theta, opened = scores(dtype, 2, 3, 4).requires_grad_(), (-scores(dtype, 2).abs()).requires_grad_()
-    return bx.Alignment(theta, gap_open=opened, mode="local", omega=OMEGA), [theta, opened]
+    return bx.SequenceAlignment(theta, gap_open=opened, mode="local", omega=OMEGA), [theta, opened]
 
 
 def ctc(dtype: torch.dtype) -> tuple[bx.PathDistribution, list[Tensor]]:

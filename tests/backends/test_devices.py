@@ -45,7 +45,7 @@ def expansions(make: Made) -> list[Tensor]:
         bx.Chain.from_scores(make(2, 4, 3), make(3, 3), omega="l2"),
         bx.DTW(make(2, 3, 4)),
         bx.DTW(make(2, 3, 4), open_end=True, step_weights=(2, 1, 1)),
-        bx.Monotone(make(2, 5, 3)),
+        bx.MonotonicAlignment(make(2, 5, 3)),
         bx.SemiMarkov(make(2, 4, 2, 3), make(3, 3)),
         bx.CTC(make(2, 5, 3), make(2, 2).long()),
     ]

@@ -56,7 +56,7 @@ def test_kernels_refuse_what_does_not_fit() -> None:
         loading.kernels.dag_levels(torch.zeros((2, 3), dtype=torch.int64), level)
 
 
-@pytest.mark.parametrize("name", ["Chain", "ScoredChain", "DAG", "DTW", "Monotone", "SpanTrees"])
+@pytest.mark.parametrize("name", ["Chain", "ScoredChain", "DAG", "DTW", "MonotonicAlignment", "SpanTrees"])
 def test_the_gradient_of_the_values_may_have_any_stride(name: str) -> None:
     structure = STRUCTURES[name]
     x = torch.rand(4, *structure.shape, generator=torch.Generator().manual_seed(0), requires_grad=True)

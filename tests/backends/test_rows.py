@@ -13,24 +13,25 @@ from support.problems import OMEGAS
 from torch import Tensor
 
 import bellmax as bx
+from bellmax import lattice as L
 
 pytestmark = needs_kernels
 
-PLACES = (bx.corner, bx.along_row, bx.along_column, bx.anywhere)
+PLACES = (L.corner, L.along_row, L.along_column, L.anywhere)
 BATCH, ROWS, COLUMNS, CLASSES = 3, 11, 10, 4
 
 
-def any_score(rng: np.random.Generator, rows: int = 0) -> bx.Score | None:
+def any_score(rng: np.random.Generator, rows: int = 0) -> L.Score | None:
     """A random sum of up to two scores of any kind, or None."""
     kinds = [
-        bx.cell("cell", rows, int(rng.integers(-2, 1))),
-        bx.row("row", rows),
-        bx.column("column", int(rng.integers(-1, 1))),
-        bx.scalar("scalar"),
-        bx.one_of("classes", int(rng.integers(CLASSES)), rows=rows),
-        bx.gather("classes", "y", rows, int(rng.integers(-1, 1))),
-        bx.joint("joint", "y", rows, 0),
-        bx.pair("pair", "x", "y", rows, 0),
+        L.cell("cell", rows, int(rng.integers(-2, 1))),
+        L.row("row", rows),
+        L.column("column", int(rng.integers(-1, 1))),
+        L.scalar("scalar"),
+        L.at_class("classes", int(rng.integers(CLASSES)), rows=rows),
+        L.gather("classes", "y", rows, int(rng.integers(-1, 1))),
+        L.cell_label("joint", "y", rows, 0),
+        L.pair("pair", "x", "y", rows, 0),
     ]
     chosen = [kinds[n] * float(rng.choice([1, 0.5])) for n in rng.integers(len(kinds), size=rng.integers(3))]
     return sum(chosen[1:], start=chosen[0]) if chosen else None
@@ -46,9 +47,7 @@ def random_lattice(rng: np.random.Generator) -> bx.Lattice:
                 int(rng.choice(4, p=(0.4, 0.35, 0.2, 0.05))),
                 *(int(n) for n in rng.integers(states, size=2)),
                 score=any_score(rng, int(rng.integers(-1, 1))),
-                where=[None, "mask", bx.row("rows_mask"), bx.cell("cells_mask")][
-                    int(rng.choice(4, p=(0.7, *[0.1] * 3)))
-                ],
+                where=[None, "mask", L.row("rows_mask"), L.cell("cells_mask")][int(rng.choice(4, p=(0.7, *[0.1] * 3)))],
             )
             for _ in range(rng.integers(2, 6))
         ]
@@ -122,7 +121,7 @@ def test_float32_is_as_accurate_as_float64(labels: int, omega: str) -> None:
 
 
 def test_walks_are_drawn_by_their_probability() -> None:
-    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(2, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
+    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(2, 1), bx.Move(1, 2)], node=L.cell("s"), end=L.along_row())
     p = lattice.paths({"s": torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4)})
     with took("lattice_sample"):
         walks = p.sample_walks((4000,))
@@ -132,7 +131,7 @@ def test_walks_are_drawn_by_their_probability() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
 def test_best_paths_with_ties_equal_the_graph(rows: int) -> None:
-    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(9, 1), bx.Move(1, 2)], node=bx.cell("s"), end=bx.along_row())
+    lattice = bx.Lattice([bx.Move(1, 0), bx.Move(9, 1), bx.Move(1, 2)], node=L.cell("s"), end=L.along_row())
     scores = torch.randint(3, (4, rows, 7), generator=torch.Generator().manual_seed(rows)).float()
     p = lattice.paths({"s": scores}, omega="hard")
     with took("lattice_backward"):
@@ -151,7 +150,7 @@ def test_gradients_of_shared_scores_are_sums_over_the_batch() -> None:
     close(shared, parts[0] + parts[1])
 
 
-@pytest.mark.parametrize("make", [bx.CTC, bx.Alignment.from_sequences], ids=["by rows", "by strips"])
+@pytest.mark.parametrize("make", [bx.CTC, bx.SequenceAlignment.from_sequences], ids=["by rows", "by strips"])
 def test_gradients_of_large_shared_scores_are_summed_by_group(make) -> None:
     """Beyond 2²⁰ numbers, the sums are not kept for each lattice. Their order does not depend on the threads."""
     torch.manual_seed(0)

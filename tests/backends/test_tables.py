@@ -15,6 +15,7 @@ from support.problems import OMEGAS, Enumerated, one_of_each_kind
 from torch import Tensor
 
 import bellmax as bx
+from bellmax import lattice as L
 
 pytestmark = needs_kernels
 
@@ -329,8 +330,8 @@ def test_bad_numbers_are_detected_and_padding_is_not_read() -> None:
 @pytest.mark.parametrize(("batch", "minimize", "name"), [(1, True, "negentropy"), (2, False, "l2")])
 def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) -> None:
     """Scores of a window of the grid. Outside it nodes have score 0 and there are no moves."""
-    moves = [bx.Move(1, 1, score=bx.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
-    lattice = bx.Lattice(moves, node=bx.cell("node", -1, -7), end=bx.along_row({0: bx.cell("end", -66, -1)}))
+    moves = [bx.Move(1, 1, score=L.cell("diagonal", -3, 2)), bx.Move(1, 0), bx.Move(0, 1)]
+    lattice = bx.Lattice(moves, node=L.cell("node", -1, -7), end=L.along_row({0: L.cell("end", -66, -1)}))
     shapes = {"node": (batch, 70, 9), "diagonal": (68, 20), "end": (batch, 5, 22)}
     rng = np.random.default_rng(0)
     tensors = {n: torch.from_numpy(rng.normal(size=shape)).requires_grad_() for n, shape in shapes.items()}
@@ -338,7 +339,7 @@ def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) 
 
     def all_of(backend: str) -> list[Tensor]:
         with bx.use_backend(backend):
-            p = lattice.paths(tensors, lengths=lengths, omega=OMEGAS[name], minimize=minimize)
+            p = lattice.paths(tensors, grid=lengths, omega=OMEGAS[name], minimize=minimize)
             first = torch.autograd.grad(p.value.sum(), list(tensors.values()), create_graph=True)
             second = torch.autograd.grad(sum(g.cos().sum() for g in first), list(tensors.values()))
         return [p.value, *first, *second]
@@ -352,7 +353,7 @@ def test_scores_of_a_window_of_the_cells(batch: int, minimize: bool, name: str) 
 
 def lattice_of_long_moves(rng: np.random.Generator, by_rows: bool) -> bx.Lattice:
     """A lattice of up to three states, with moves of up to 80 rows and columns; ``by_rows``, each to a later row."""
-    places = bx.corner, bx.along_row, bx.along_column, bx.anywhere
+    places = L.corner, L.along_row, L.along_column, L.anywhere
     while True:
         states = int(rng.integers(1, 4))
         moves = [] if by_rows else [bx.Move(0, 1)]
@@ -361,7 +362,7 @@ def lattice_of_long_moves(rng: np.random.Generator, by_rows: bool) -> bx.Lattice
             moves.append(bx.Move(max(di, 1) if by_rows else di, dj, *rng.integers(states, size=2).tolist()))
         start, end = (places[rng.integers(4)](int(rng.integers(states))) for _ in range(2))
         try:
-            return bx.Lattice(moves, states=states, node=bx.cell("scores"), start=start, end=end)
+            return bx.Lattice(moves, states=states, node=L.cell("scores"), start=start, end=end)
         except ValueError:  # no path leads to the end, or a move stays at its node
             continue
 

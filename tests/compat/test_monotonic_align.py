@@ -33,7 +33,7 @@ def test_equals_the_original() -> None:
 def test_equals_monotone_with_frames_first(backend: str) -> None:
     value = potentials(2, 3, 5)
     path = maximum_path(value, torch.ones_like(value))
-    assert path.equal(bx.Monotone(value.mT).best_path().mT)
+    assert path.equal(bx.MonotonicAlignment(value.mT).best_path().mT)
     assert path.dtype == value.dtype
 
 

@@ -78,7 +78,7 @@ def ctc(scores: Tensors, omega: bx.Regularizer) -> Tensor:
 
 
 def monotone(scores: Tensors, omega: bx.Regularizer) -> Tensor:
-    return bx.Monotone(scores[0], lengths=(torch.tensor([8, 3]), torch.tensor([4, 2])), omega=omega).value
+    return bx.MonotonicAlignment(scores[0], lengths=(torch.tensor([8, 3]), torch.tensor([4, 2])), omega=omega).value
 
 
 def transducer(scores: Tensors, omega: bx.Regularizer) -> Tensor:
@@ -89,7 +89,7 @@ def alignment(mode: str) -> Build:
     def build(scores: Tensors, omega: bx.Regularizer) -> Tensor:
         gaps = {"gap_open": scores[1], "row_gaps": (scores[2], -0.5)}
         lengths = torch.tensor([5, 3]), torch.tensor([6, 4])
-        return bx.Alignment(scores[0], **gaps, mode=mode, lengths=lengths, omega=omega).value
+        return bx.SequenceAlignment(scores[0], **gaps, mode=mode, lengths=lengths, omega=omega).value
 
     return build
 

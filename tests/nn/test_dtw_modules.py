@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import bellmax as bx
-from bellmax.nn import DTWLoss, SoftAlignment
+from bellmax.nn import DTWAlignment, DTWLoss
 
 LENGTHS = torch.tensor([4, 2, 1]), torch.tensor([5, 3, 5])
 SMOOTH = [bx.Negentropy(0.7), bx.SquaredL2(0.9)]
@@ -48,7 +48,7 @@ def test_loss_equals_the_function(divergence: str | None, reduction: str, backen
 @pytest.mark.parametrize("band", [None, 1])
 def test_alignment_equals_the_distribution(omega: bx.Regularizer, band: float | None, backend: str) -> None:
     x, y = series()
-    align = SoftAlignment(omega, band=band)
+    align = DTWAlignment(omega, band=band)
     costs = (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
     torch.testing.assert_close(align(x, y), bx.DTW(costs, band=band, omega=omega).expected_path)
     expected = bx.DTW(costs, lengths=LENGTHS, band=band, omega=omega).expected_path
@@ -60,17 +60,17 @@ def test_alignment_equals_the_distribution(omega: bx.Regularizer, band: float | 
 
 def test_alignment_broadcasts() -> None:
     x, y = series()
-    align = SoftAlignment(bx.SquaredL2(torch.tensor([[0.5], [2.0]]).double()))
+    align = DTWAlignment(bx.SquaredL2(torch.tensor([[0.5], [2.0]]).double()))
     both = align(x[0], y, lengths=(LENGTHS[0], 4))
     assert both.shape == (2, 3, 4, 5)
-    alone = SoftAlignment(bx.SquaredL2(2.0))(x[0], y[2], lengths=(1, 4))
+    alone = DTWAlignment(bx.SquaredL2(2.0))(x[0], y[2], lengths=(1, 4))
     torch.testing.assert_close(both[1, 2], alone)
 
 
 @pytest.mark.parametrize("omega", SMOOTH, ids=str)
 def test_gradients(omega: bx.Regularizer, backend: str) -> None:
     x, y = series(requires_grad=True)
-    for layer in (DTWLoss(omega, divergence="sharp"), SoftAlignment(omega, band=2)):
+    for layer in (DTWLoss(omega, divergence="sharp"), DTWAlignment(omega, band=2)):
         assert gradcheck(lambda x, y, layer=layer: layer(x, y, lengths=LENGTHS), (x, y), fast_mode=True)
 
 
@@ -79,14 +79,14 @@ def test_padding_gets_no_gradient(backend: str) -> None:
     for b in range(3):
         x[b, LENGTHS[0][b] :], y[b, LENGTHS[1][b] :] = torch.nan, torch.nan
     leaves = x.requires_grad_(), y.requires_grad_()
-    for layer in (DTWLoss(), SoftAlignment()):
+    for layer in (DTWLoss(), DTWAlignment()):
         grads = torch.autograd.grad(layer(x, y, lengths=LENGTHS).square().sum(), leaves)
         for leaf, grad in zip(leaves, grads, strict=True):
             assert grad.isfinite().all()
             assert not grad[leaf.isnan()].any()
 
 
-@pytest.mark.parametrize("kind", [DTWLoss, SoftAlignment])
+@pytest.mark.parametrize("kind", [DTWLoss, DTWAlignment])
 def test_costs_and_gamma_are_parameters_of_the_module(kind: type[nn.Module]) -> None:
     x, y = series()
     made = [kind(bx.Negentropy(nn.Parameter(torch.tensor(gamma).double())), Learned()) for gamma in (2.0, 1.0)]
@@ -105,7 +105,7 @@ def test_costs_and_gamma_are_parameters_of_the_module(kind: type[nn.Module]) -> 
 def test_compiles_and_exports(omega: bx.Regularizer, backend: str) -> None:
     x, y = series()
     x.requires_grad_()
-    for layer in (DTWLoss(omega, divergence="debiased"), SoftAlignment(omega)):
+    for layer in (DTWLoss(omega, divergence="debiased"), DTWAlignment(omega)):
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         results = [run(x, y, lengths=LENGTHS) for run in (compiled, layer)]
         torch.testing.assert_close(*results)
@@ -116,17 +116,17 @@ def test_compiles_and_exports(omega: bx.Regularizer, backend: str) -> None:
 
 def test_half_precision() -> None:
     x, y = (s.float() for s in series())
-    loss, align = DTWLoss(), SoftAlignment()
+    loss, align = DTWLoss(), DTWAlignment()
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(loss(x, y), bx.dtw(x, y, reduction="mean"))
-        torch.testing.assert_close(align(x, y), SoftAlignment()(x, y))
+        torch.testing.assert_close(align(x, y), DTWAlignment()(x, y))
     assert align(x.bfloat16(), y.bfloat16()).dtype == torch.bfloat16
     assert loss(x.half(), y.half()).dtype == torch.float32
 
 
 def test_repr() -> None:
     shown = "omega=Negentropy(gamma=1.0), cost='cosine', band=3"
-    assert repr(SoftAlignment(cost="cosine", band=3)) == f"SoftAlignment({shown})"
+    assert repr(DTWAlignment(cost="cosine", band=3)) == f"DTWAlignment({shown})"
     assert (
         repr(DTWLoss(cost="cosine", band=3)) == f"DTWLoss({shown}, divergence=None, normalize=None, reduction='mean')"
     )
@@ -143,7 +143,7 @@ def test_repr() -> None:
     ],
 )
 def test_errors_of_construction(options: dict[str, object], message: str) -> None:
-    for kind in (DTWLoss, SoftAlignment):
+    for kind in (DTWLoss, DTWAlignment):
         if kind is DTWLoss or not {"divergence", "reduction"} & options.keys():
             with pytest.raises(ValueError, match=message):
                 kind(**options)
@@ -162,7 +162,7 @@ def test_errors_of_construction(options: dict[str, object], message: str) -> Non
     ],
 )
 def test_errors(x: Tensor, y: Tensor, lengths: object, message: str) -> None:
-    for layer in (DTWLoss(), SoftAlignment()):
+    for layer in (DTWLoss(), DTWAlignment()):
         with pytest.raises(ValueError, match=message):
             layer(x, y, lengths=lengths)
 
@@ -180,6 +180,6 @@ def test_series_without_a_feature_dimension_are_refused(shape: tuple[int, int]) 
 
 def test_alignment_of_different_precisions() -> None:
     x, y = torch.randn(4, 17), torch.randn(5, 17).double()
-    torch.testing.assert_close(SoftAlignment()(x, y), SoftAlignment()(x.double(), y))
+    torch.testing.assert_close(DTWAlignment()(x, y), DTWAlignment()(x.double(), y))
     with pytest.raises(ValueError, match="y must be on the device of x, cpu, got meta"):
-        SoftAlignment()(x, torch.randn(5, 17, device="meta"))
+        DTWAlignment()(x, torch.randn(5, 17, device="meta"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
+from bellmax import lattice as L
 
 Node: TypeAlias = tuple[int, int, int]
 Tensors: TypeAlias = dict[str, Tensor]
@@ -112,9 +113,9 @@ _CTC = bx.Lattice(
         bx.Move(1, 1, 1, 1, where="skip"),
     ],
     states=2,
-    node={0: bx.one_of("scores", 0), 1: bx.gather("scores", "y", 0, -1)},
-    start=bx.along_row({0: bx.column("_blank_first"), 1: bx.column("_label_first")}),
-    end=bx.corner(0, 1),
+    node={0: L.at_class("scores", 0), 1: L.gather("scores", "y", 0, -1)},
+    start=L.along_row({0: L.column("_blank_first"), 1: L.column("_label_first")}),
+    end=L.corner(0, 1),
 )
 
 
@@ -164,8 +165,8 @@ def _timed_into(t: Tensors, i: int, j: int, k: int) -> Scored:
 
 def _segment_moves(flat: bool) -> list[bx.Move]:
     """Segments of two labels and up to three steps: ends of segments (0, 1), boundaries (2, 3) between them."""
-    last = {(d, b): bx.one_of("segments", d - 1, b, rows=-1) for d in (1, 2, 3) for b in (0, 1)}
-    change = {(a, b): bx.scalar(f"{a}{b}") for a in (0, 1) for b in (0, 1)}
+    last = {(d, b): L.at_class("segments", d - 1, b, rows=-1) for d in (1, 2, 3) for b in (0, 1)}
+    change = {(a, b): L.scalar(f"{a}{b}") for a in (0, 1) for b in (0, 1)}
     if flat:
         first = [bx.Move(d, 0, 2 + b, b, score) for (d, b), score in last.items()]
         return first + [bx.Move(d, 0, a, b, last[d, b] + change[a, b]) for d, b in last for a in (0, 1)]
@@ -197,8 +198,8 @@ def segments(flat: bool) -> Recursion:
         bx.Lattice(
             _segment_moves(flat),
             states=4,
-            start=bx.corner({2: None, 3: "begin"}),
-            end=bx.corner({0: None, 1: 0.25}),
+            start=L.corner({2: None, 3: "begin"}),
+            end=L.corner({0: None, 1: 0.25}),
         ),
         _segment_tensors,
         _flat_into if flat else _segment_into,
@@ -211,17 +212,17 @@ def segments(flat: bool) -> Recursion:
 
 RECURSIONS: dict[str, Recursion] = {
     "DTW": Recursion(
-        bx.Lattice([bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)], node=-bx.cell("cost")),
+        bx.Lattice([bx.Move(1, 1), bx.Move(1, 0), bx.Move(0, 1)], node=-L.cell("cost")),
         lambda rows, columns: {"cost": _normal(rows, columns)},
         lambda t, i, j, k: [((i - 1, j - 1, 0), 0.0), ((i - 1, j, 0), 0.0), ((i, j - 1, 0), 0.0)],
         lambda t, i, j, k: -t["cost"][i, j],
     ),
     "DTW with weights, penalties and open ends": Recursion(
         bx.Lattice(
-            [bx.Move(1, 1, score=-bx.cell("cost")), bx.Move(1, 0, score=bx.scalar("up") - 0.5), bx.Move(0, 1)],
-            node=-bx.cell("cost"),
-            start=bx.along_row(0),
-            end=bx.along_row(0),
+            [bx.Move(1, 1, score=-L.cell("cost")), bx.Move(1, 0, score=L.scalar("up") - 0.5), bx.Move(0, 1)],
+            node=-L.cell("cost"),
+            start=L.along_row(0),
+            end=L.along_row(0),
         ),
         lambda rows, columns: {"cost": _normal(rows, columns), "up": torch.tensor(0.3, dtype=torch.float64)},
         lambda t, i, j, k: [
@@ -234,7 +235,7 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, n, m: [((n - 1, j, 0), 0.0) for j in range(m)],
     ),
     "asymmetric DTW": Recursion(
-        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1), bx.Move(1, 2)], node=-bx.cell("cost")),
+        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1), bx.Move(1, 2)], node=-L.cell("cost")),
         lambda rows, columns: {"cost": _normal(rows, columns)},
         lambda t, i, j, k: [((i - 1, j, 0), 0.0), ((i - 1, j - 1, 0), 0.0), ((i - 1, j - 2, 0), 0.0)],
         lambda t, i, j, k: -t["cost"][i, j],
@@ -242,7 +243,7 @@ RECURSIONS: dict[str, Recursion] = {
     "edit distance": Recursion(
         bx.Lattice(
             [
-                bx.Move(1, 1, score=-bx.pair("change", "a", "b", -1, -1)),
+                bx.Move(1, 1, score=-L.pair("change", "a", "b", -1, -1)),
                 bx.Move(1, 0, score=-1.0),
                 bx.Move(0, 1, score=-1.0),
             ]
@@ -261,7 +262,7 @@ RECURSIONS: dict[str, Recursion] = {
     "Needleman-Wunsch": Recursion(
         bx.Lattice(
             [
-                bx.Move(1, 1, score=bx.cell("match", -1, -1)),
+                bx.Move(1, 1, score=L.cell("match", -1, -1)),
                 bx.Move(1, 0, score="gap_a"),
                 bx.Move(0, 1, score="gap_b"),
             ]
@@ -281,8 +282,8 @@ RECURSIONS: dict[str, Recursion] = {
     "Needleman-Wunsch by a matrix": Recursion(
         bx.Lattice(
             [
-                bx.Move(1, 1, score=bx.pair("matrix", "a", "b", -1, -1)),
-                bx.Move(1, 0, score=bx.row("gaps", -1)),
+                bx.Move(1, 1, score=L.pair("matrix", "a", "b", -1, -1)),
+                bx.Move(1, 0, score=L.row("gaps", -1)),
                 bx.Move(0, 1, score=-1),
             ]
         ),
@@ -295,7 +296,7 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, i, j, k: 0.0,
     ),
     "affine gaps": Recursion(
-        bx.Lattice(_AFFINE, states=3, node={M: bx.cell("match", -1, -1)}, start=bx.corner(M), end=bx.corner(M, X, Y)),
+        bx.Lattice(_AFFINE, states=3, node={M: L.cell("match", -1, -1)}, start=L.corner(M), end=L.corner(M, X, Y)),
         lambda rows, columns: _affine_tensors(rows - 1, columns - 1),
         _affine_into,
         _shifted_match,
@@ -303,7 +304,7 @@ RECURSIONS: dict[str, Recursion] = {
     ),
     "semi-global": Recursion(
         bx.Lattice(
-            _AFFINE, states=3, node={M: bx.cell("match", -1, -1)}, start=bx.along_column(M), end=bx.along_column(M, X)
+            _AFFINE, states=3, node={M: L.cell("match", -1, -1)}, start=L.along_column(M), end=L.along_column(M, X)
         ),
         lambda rows, columns: _affine_tensors(rows - 1, columns - 1),
         _affine_into,
@@ -312,7 +313,7 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, n, m: [((i, m - 1, k), 0.0) for i in range(n) for k in (M, X)],
     ),
     "Smith-Waterman": Recursion(
-        bx.Lattice(_AFFINE, states=3, node={M: bx.cell("match")}, start=bx.anywhere(M), end=bx.anywhere(M)),
+        bx.Lattice(_AFFINE, states=3, node={M: L.cell("match")}, start=L.anywhere(M), end=L.anywhere(M)),
         _affine_tensors,
         _affine_into,
         lambda t, i, j, k: t["match"][i, j] if k == M else 0.0,
@@ -322,9 +323,9 @@ RECURSIONS: dict[str, Recursion] = {
     "Drop-DTW": Recursion(
         bx.Lattice(
             [
-                bx.Move(1, 1, score=-bx.cell("cost", -1, -1)),
-                bx.Move(0, 1, score=-bx.cell("cost", -1, -1)),
-                bx.Move(0, 1, score=-bx.column("drop", -1)),
+                bx.Move(1, 1, score=-L.cell("cost", -1, -1)),
+                bx.Move(0, 1, score=-L.cell("cost", -1, -1)),
+                bx.Move(0, 1, score=-L.column("drop", -1)),
             ]
         ),
         lambda rows, columns: {"cost": _normal(rows - 1, columns - 1), "drop": _normal(columns - 1, seed=1)},
@@ -338,13 +339,13 @@ RECURSIONS: dict[str, Recursion] = {
     "Drop-DTW of runs": Recursion(  # the frames of a step are contiguous; states: matched, dropped
         bx.Lattice(
             [
-                bx.Move(1, 1, (0, 1), 0, -bx.cell("cost", -1, -1)),
-                bx.Move(0, 1, 0, 0, -bx.cell("cost", -1, -1)),
-                bx.Move(0, 1, (0, 1), 1, -bx.column("drop", -1)),
+                bx.Move(1, 1, (0, 1), 0, -L.cell("cost", -1, -1)),
+                bx.Move(0, 1, 0, 0, -L.cell("cost", -1, -1)),
+                bx.Move(0, 1, (0, 1), 1, -L.column("drop", -1)),
             ],
             states=2,
-            start=bx.corner(1),
-            end=bx.corner(0, 1),
+            start=L.corner(1),
+            end=L.corner(0, 1),
         ),
         lambda rows, columns: {"cost": _normal(rows - 1, columns - 1), "drop": _normal(columns - 1, seed=1)},
         lambda t, i, j, k: [
@@ -365,13 +366,13 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, n, m: [((n - 1, m - 1, k), 0.0) for k in (0, 1)],
     ),
     "transducer": Recursion(
-        bx.Lattice([bx.Move(1, 0, score=bx.cell("blank", -1)), bx.Move(0, 1, score=bx.cell("emit", 0, -1))]),
+        bx.Lattice([bx.Move(1, 0, score=L.cell("blank", -1)), bx.Move(0, 1, score=L.cell("emit", 0, -1))]),
         _transducer_tensors,
         lambda t, i, j, k: [((i - 1, j, 0), entry(t["blank"], i - 1, j)), *_emitted(t, i, j)],
         lambda t, i, j, k: 0.0,
     ),
     "modified transducer": Recursion(
-        bx.Lattice([bx.Move(1, 0, score=bx.cell("blank", -1)), bx.Move(1, 1, score=bx.cell("emit", -1, -1))]),
+        bx.Lattice([bx.Move(1, 0, score=L.cell("blank", -1)), bx.Move(1, 1, score=L.cell("emit", -1, -1))]),
         _transducer_tensors,
         lambda t, i, j, k: [
             ((i - 1, j, 0), entry(t["blank"], i - 1, j)),
@@ -381,9 +382,9 @@ RECURSIONS: dict[str, Recursion] = {
     ),
     "token-and-duration transducer": Recursion(
         bx.Lattice(
-            [bx.Move(d, 0, score=bx.cell("blank", -d) + bx.joint("durations", d, -d)) for d in _DURATIONS if d]
+            [bx.Move(d, 0, score=L.cell("blank", -d) + L.cell_class("durations", d, -d)) for d in _DURATIONS if d]
             + [
-                bx.Move(d, 1, 0, 0, bx.cell("emit", -d, -1) + bx.joint("durations", d, -d, -1), bx.row("more"))
+                bx.Move(d, 1, 0, 0, L.cell("emit", -d, -1) + L.cell_class("durations", d, -d, -1), L.row("more"))
                 for d in _DURATIONS
             ]
         ),
@@ -398,8 +399,8 @@ RECURSIONS: dict[str, Recursion] = {
     "multi-blank transducer": Recursion(  # classes 0, 3 and 4 are blanks of one, two and three frames
         bx.Lattice(
             [
-                *(bx.Move(d, 0, score=bx.joint("joint", c, -d)) for d, c in ((1, 0), (2, 3), (3, 4))),
-                bx.Move(0, 1, score=bx.joint("joint", "y", 0, -1)),
+                *(bx.Move(d, 0, score=L.cell_class("joint", c, -d)) for d, c in ((1, 0), (2, 3), (3, 4))),
+                bx.Move(0, 1, score=L.cell_label("joint", "y", 0, -1)),
             ]
         ),
         lambda rows, columns: {
@@ -415,8 +416,8 @@ RECURSIONS: dict[str, Recursion] = {
     "restricted transducer": Recursion(  # labels in the cells that an alignment allows
         bx.Lattice(
             [
-                bx.Move(1, 0, score=bx.cell("blank", -1)),
-                bx.Move(0, 1, score=bx.cell("emit", 0, -1), where=bx.cell("near")),
+                bx.Move(1, 0, score=L.cell("blank", -1)),
+                bx.Move(0, 1, score=L.cell("emit", 0, -1), where=L.cell("near")),
             ]
         ),
         lambda rows, columns: {
@@ -432,8 +433,8 @@ RECURSIONS: dict[str, Recursion] = {
     "transducer from its joint": Recursion(
         bx.Lattice(
             [
-                bx.Move(1, 0, score=bx.joint("joint", 0, -1)),
-                bx.Move(1, 1, score=bx.joint("joint", "y", -1, -1)),
+                bx.Move(1, 0, score=L.cell_class("joint", 0, -1)),
+                bx.Move(1, 1, score=L.cell_label("joint", "y", -1, -1)),
             ]
         ),
         lambda rows, columns: {
@@ -447,18 +448,18 @@ RECURSIONS: dict[str, Recursion] = {
         lambda t, i, j, k: 0.0,
     ),
     "monotone": Recursion(
-        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1)], node=bx.cell("scores")),
+        bx.Lattice([bx.Move(1, 0), bx.Move(1, 1)], node=L.cell("scores")),
         lambda rows, columns: {"scores": _normal(rows, columns)},
         lambda t, i, j, k: [((i - 1, j, 0), 0.0), ((i - 1, j - 1, 0), 0.0)],
         lambda t, i, j, k: t["scores"][i, j],
     ),
     "hidden Markov model": Recursion(
         bx.Lattice(
-            [bx.Move(1, 0, a, b, bx.scalar(f"{a}{b}")) for a in range(2) for b in range(2)],
+            [bx.Move(1, 0, a, b, L.scalar(f"{a}{b}")) for a in range(2) for b in range(2)],
             states=2,
-            node={0: bx.one_of("scores", 0), 1: bx.one_of("scores", 1)},
-            start=bx.corner({0: None, 1: "start"}),
-            end=bx.corner(0, {1: 0.25}),
+            node={0: L.at_class("scores", 0), 1: L.at_class("scores", 1)},
+            start=L.corner({0: None, 1: "start"}),
+            end=L.corner(0, {1: 0.25}),
         ),
         lambda rows, columns: {
             "scores": _normal(rows, 2),
@@ -473,11 +474,11 @@ RECURSIONS: dict[str, Recursion] = {
     "semi-Markov": segments(flat=False),
     "states within a cell": Recursion(
         bx.Lattice(
-            [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, bx.column("stay")), bx.Move(0, 0, 0, 1, bx.row("change"))],
+            [bx.Move(1, 1, 1, 0), bx.Move(0, 1, 0, 0, L.column("stay")), bx.Move(0, 0, 0, 1, L.row("change"))],
             states=2,
-            node={1: bx.cell("scores")},
-            start=bx.corner(0),
-            end=bx.corner(1),
+            node={1: L.cell("scores")},
+            start=L.corner(0),
+            end=L.corner(1),
         ),
         lambda rows, columns: {
             "scores": _normal(rows, columns),

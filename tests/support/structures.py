@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import bellmax as bx
+from bellmax import lattice as L
 
 
 class Structure(NamedTuple):
@@ -31,8 +32,8 @@ def _like(x: Tensor, *numbers: float) -> Tensor:
 LABELS = torch.tensor([1, 2, 2])
 DAG = bx.DAG([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
 HYPER = bx.Hypergraph([("a", ()), ("b", ()), ("b", ("a",)), ("c", ("a", "b")), ("c", ("b",))])
-TREE = bx.Tree([-1, 0, 0])
-EDIT = bx.Lattice([bx.Move(1, 1, score=bx.cell("s")), bx.Move(1, 0, score=bx.cell("s")), bx.Move(0, 1)])
+TREE = bx.TreeModel([-1, 0, 0])
+EDIT = bx.Lattice([bx.Move(1, 1, score=L.cell("s")), bx.Move(1, 0, score=L.cell("s")), bx.Move(0, 1)])
 MATRIX = torch.tensor([[0.3, -0.2], [0.1, 0.4]])
 
 
@@ -54,10 +55,14 @@ STRUCTURES: dict[str, Structure] = {
     "DTW, band": Structure(lambda x, **o: bx.DTW(x, band=1, **o), (4, 4), -1),
     "Lattice": Structure(_lattice, (3, 3)),
     "CTC": Structure(lambda x, **o: bx.CTC(x, LABELS, **o), (5, 3)),
-    "Monotone": Structure(lambda x, **o: bx.Monotone(x, **o), (4, 3)),
-    "Alignment": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, gap_extend=-0.5, **o), (3, 3)),
-    "Alignment, local": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, mode="local", **o), (3, 3)),
-    "Alignment, semiglobal": Structure(lambda x, **o: bx.Alignment(x, gap_open=-1.0, mode="semiglobal", **o), (3, 3)),
+    "MonotonicAlignment": Structure(lambda x, **o: bx.MonotonicAlignment(x, **o), (4, 3)),
+    "SequenceAlignment": Structure(lambda x, **o: bx.SequenceAlignment(x, gap_open=-1.0, gap_extend=-0.5, **o), (3, 3)),
+    "SequenceAlignment, local": Structure(
+        lambda x, **o: bx.SequenceAlignment(x, gap_open=-1.0, mode="local", **o), (3, 3)
+    ),
+    "SequenceAlignment, semiglobal": Structure(
+        lambda x, **o: bx.SequenceAlignment(x, gap_open=-1.0, mode="semiglobal", **o), (3, 3)
+    ),
     "Transducer": Structure(lambda x, **o: bx.Transducer(x[:, :3], x[:, 3:], **o), (3, 5)),
     "SemiMarkov": Structure(lambda x, **o: bx.SemiMarkov(x, MATRIX.to(x), **o), (3, 2, 2)),
     "ScoredSemiMarkov": Structure(
@@ -67,5 +72,5 @@ STRUCTURES: dict[str, Structure] = {
     "SpanTrees": Structure(lambda x, **o: bx.SpanTrees(x, **o), (3, 3)),
     "SpanTrees, labels": Structure(lambda x, **o: bx.SpanTrees(x, labels=True, **o), (3, 3, 2)),
     "DependencyTrees": Structure(lambda x, **o: bx.DependencyTrees(x, **o), (4, 4)),
-    "Tree": Structure(lambda x, **o: TREE.labels(x, MATRIX.to(x).expand(3, 2, 2), **o), (3, 2)),
+    "TreeModel": Structure(lambda x, **o: TREE.labels(x, MATRIX.to(x).expand(3, 2, 2), **o), (3, 2)),
 }

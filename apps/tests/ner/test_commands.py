@@ -481,11 +481,17 @@ def test_f1_counts_complete_entities(truth: str, guess: str, right: int, predict
     [
         (["train", "nowhere", "--output", "x"], "nowhere is not a folder"),
         (["evaluate", "nowhere", "nowhere"], "nowhere is not a run of 'bellmax ner train'"),
-        (["train", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'l2', 'tsallis'"),
+        (
+            ["train", "DATA", "--output", "RUN", "--omega", "max"],
+            "omega must be one of 'negentropy', 'softmax', 'l2', 'sparsemax', 'entmax'",
+        ),
         (["train", "DATA", "--output", "RUN", "--loss", "hinge"], "loss must be one of 'surrogate', 'relaxed'"),
         (["train", "DATA", "--output", "RUN", "--epochs", "0"], "epochs must be at least 1, got 0"),
         (["table", "nowhere", "--output", "RUN"], "nowhere is not a folder"),
-        (["table", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'l2', 'tsallis'"),
+        (
+            ["table", "DATA", "--output", "RUN", "--omega", "max"],
+            "omega must be one of 'negentropy', 'softmax', 'l2', 'sparsemax', 'entmax'",
+        ),
         (["table", "DATA", "--output", "RUN", "--omega", "l2=x"], "must be NAME or NAME=γ, such as l2=10, got 'l2=x'"),
         (["table", "DATA", "--output", "RUN", "--embeddings", "a"], "--embeddings must be FOLDER=FILE, with a FOLDER"),
     ],

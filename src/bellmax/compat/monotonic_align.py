@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
-from bellmax.structures.monotone import Monotone
+from bellmax.structures.monotone import MonotonicAlignment
 
 __all__ = ["maximum_path"]
 
@@ -20,7 +20,7 @@ def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         value: The score (B, T_x, T_y) ``[token, frame]`` of each pair. VITS puts frames before tokens. Call
-            ``maximum_path(value.mT, mask.mT).mT`` there, or use :class:`bellmax.Monotone`.
+            ``maximum_path(value.mT, mask.mT).mT`` there, or use :class:`bellmax.MonotonicAlignment`.
         mask: A mask (B, T_x, T_y), 1 within the tokens and frames of each text, 0 in the padding.
 
     >>> value = torch.tensor([[[2.0, 1.0, 0.0, 3.0], [0.0, 1.5, 1.0, 0.0]]])
@@ -36,5 +36,5 @@ def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
     with torch.no_grad():
         scores = value.detach().mT.contiguous()  # once, for two sweeps
         scores = scores if scores.is_floating_point() else scores.float()
-        path = Monotone(scores, lengths=(frames, tokens), omega="hard").expected_path
+        path = MonotonicAlignment(scores, lengths=(frames, tokens), omega="hard").expected_path
     return path.mT.to(value.dtype)

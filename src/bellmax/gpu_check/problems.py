@@ -82,12 +82,12 @@ def _ctc(scores: list[Tensor], omega: Omega) -> Tensor:
 
 def _monotone(scores: list[Tensor], omega: Omega) -> Tensor:
     frames, tokens = scores[0].shape[-2:]
-    return bx.Monotone(scores[0], lengths=(frames, min(frames, tokens)), omega=omega).value
+    return bx.MonotonicAlignment(scores[0], lengths=(frames, min(frames, tokens)), omega=omega).value
 
 
 def _gaps(scores: list[Tensor], omega: Omega) -> Tensor:
     match, gap_open, gap_extend = scores
-    return bx.Alignment(match, gap_open=gap_open - 3, gap_extend=gap_extend - 1, omega=omega).value
+    return bx.SequenceAlignment(match, gap_open=gap_open - 3, gap_extend=gap_extend - 1, omega=omega).value
 
 
 def _transducer(scores: list[Tensor], omega: Omega) -> Tensor:

@@ -1,9 +1,12 @@
 """Dynamic programs as PyTorch modules: losses, a CRF layer, attention and pooling."""
 
+from typing import Any
+
+from bellmax.names import attribute_error
 from bellmax.nn.attention import SegmentationAttention
 from bellmax.nn.crf import CRF
 from bellmax.nn.ctc import CTCLoss
-from bellmax.nn.dtw import DTWLoss, SoftAlignment
+from bellmax.nn.dtw import DTWAlignment, DTWLoss
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
 from bellmax.nn.transducer import TransducerLoss
@@ -11,11 +14,15 @@ from bellmax.nn.transducer import TransducerLoss
 __all__ = [
     "CRF",
     "CTCLoss",
+    "DTWAlignment",
     "DTWLoss",
     "SegmentationAttention",
     "SmoothedMax",
-    "SoftAlignment",
     "TagConstraints",
     "TransducerLoss",
     "tag_constraints",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise attribute_error("bellmax.nn", name)

@@ -122,7 +122,7 @@ class DTWLoss(_Warping):
         return f"{super().extra_repr()}, {options}"
 
 
-class SoftAlignment(_Warping):
+class DTWAlignment(_Warping):
     """The expected alignment of two series, ∇DTW_Ω, as a layer: the probability that each pair of elements is matched.
 
     Args:
@@ -133,7 +133,7 @@ class SoftAlignment(_Warping):
             band.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    >>> align = SoftAlignment("l2")
+    >>> align = DTWAlignment("l2")
     >>> align(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [2.0]]))
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from bellmax.inputs import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.collections import Collection, dtw_cdist
 from bellmax.series.costs import Cost
@@ -18,14 +20,14 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimator):
-    """Kernel matrix exp(−D(x/√γ, y/√γ)) of series x and the series y of ``fit``, for ``SVC(kernel="precomputed")``.
+    """Kernel matrix exp(−D(x/ℓ, y/ℓ)) of series x and the series y of ``fit``, for ``SVC(kernel="precomputed")``.
 
     With the default parameters, D is the debiased soft-DTW at γ = 1, and the kernel is positive definite: it is the
     normalised global alignment kernel. For other costs, Ω and divergences, positive definiteness is not proven.
 
     Args:
-        gamma: The divisor γ of squared distances, > 0, or "scale" (the default) for the variance of the elements,
-            summed over the features, times the median length.
+        length_scale: The bandwidth ℓ > 0, by which series are divided, or "scale" (the default) for the square root of
+            the variance of the elements, summed over the features, times the median length.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax" at smoothing
@@ -42,9 +44,10 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
     ['high', 'low']
     """
 
+    @answers_near_misses
     def __init__(
         self,
-        gamma: float | str = "scale",
+        length_scale: float | str = "scale",
         *,
         cost: Cost = "log_sqeuclidean",
         band: float | None = None,
@@ -62,30 +65,30 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
 
     @property
     def _omega(self) -> Regularizer:
-        """The regularizer. Here the parameter ``gamma`` is a scale of the series, not the smoothing strength."""
+        """The regularizer at smoothing strength 1: :attr:`length_scale` takes the place of γ."""
         return resolve(self.omega)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKernel:
-        """Set γ, and store the series of X. ``y`` is ignored."""
+        """Set ℓ, and store the series of X. ``y`` is ignored."""
         series = self._read(X, reset=True)
-        if self.gamma == "scale":
+        if self.length_scale == "scale":
             variance = float(torch.cat(series).var(0, correction=0).sum())
-            self.gamma_ = variance * median(map(len, series)) or 1.0
-        elif isinstance(self.gamma, str) or not self.gamma > 0:
-            raise ValueError(f"gamma must be 'scale' or a number > 0, got {self.gamma!r}")
+            self.length_scale_ = math.sqrt(variance * median(map(len, series))) or 1.0
+        elif isinstance(self.length_scale, str) or not self.length_scale > 0:
+            raise ValueError(f"length_scale must be 'scale' or a number > 0, got {self.length_scale!r}")
         else:
-            self.gamma_ = float(self.gamma)
-        self._series = self._divide_by_root_gamma(series)
+            self.length_scale_ = float(self.length_scale)
+        self._series = self._scaled(series)
         return self
 
-    def _divide_by_root_gamma(self, series: Series) -> Series:
-        """Return x/√γ for each series x, which divides squared distances by γ."""
-        return [s / self.gamma_**0.5 for s in series]
+    def _scaled(self, series: Series) -> Series:
+        """Return x/ℓ for each series x."""
+        return [s / self.length_scale_ for s in series]
 
     def transform(self, X: Collection) -> NDArray[np.floating[Any]]:
         """Return the kernel matrix (n, number of series in ``fit``)."""
         check_is_fitted(self)
-        series = self._divide_by_root_gamma(self._read(X, reset=False))
+        series = self._scaled(self._read(X, reset=False))
         with self._threads(), torch.no_grad():
             distances = dtw_cdist(series, self._series, progress=bool(self.verbose), **self._measure_options())
             kernel: NDArray[np.floating[Any]] = distances.neg_().exp_().numpy()

@@ -88,7 +88,7 @@ class AlignmentTargets(LatticeTargets):
 
     def restricted_value(self, allowed: Tensor) -> Tensor:
         """DP_Ω over one alignment if the allowed pairs are one, else over all alignments within them."""
-        p = cast("Alignment", self.p)
+        p = cast("SequenceAlignment", self.p)
         path = allowed.to(torch.promote_types(p.dtype, torch.float32))
         is_path = p._is_path(path)
         fine = self.solver.expanded()
@@ -102,7 +102,7 @@ class AlignmentTargets(LatticeTargets):
         return torch.where(is_path, alone, super().restricted_value(allowed))
 
 
-class Alignment(LatticePaths):
+class SequenceAlignment(LatticePaths):
     """A distribution over the alignments of two sequences of N and M elements, given the score of each pair.
 
     An alignment pairs elements in order. The other elements are in gaps. Its score is the sum of ``scores`` over its
@@ -140,7 +140,7 @@ class Alignment(LatticePaths):
     >>> import bellmax as bx
     >>> a, b = "GATTACA", "GCATGCA"
     >>> same = torch.tensor([[float(x == y) for y in b] for x in a])
-    >>> p = bx.Alignment(2 * same - 1, gap_open=-1.0, gap_extend=-0.5)
+    >>> p = bx.SequenceAlignment(2 * same - 1, gap_open=-1.0, gap_extend=-0.5)
     >>> pairs = p.best_alignment().tolist()
     >>> for side, text in enumerate((a, b)):
     ...     print("".join("-" if row[side] < 0 else text[row[side]] for row in pairs if max(row) >= 0))
@@ -151,6 +151,7 @@ class Alignment(LatticePaths):
     """
 
     _target_kind = AlignmentTargets
+    _size_argument = "lengths"
     _mode: str
 
     @answers_near_misses
@@ -189,7 +190,7 @@ class Alignment(LatticePaths):
         lengths: tuple[Lengths, Lengths] | None = None,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
-    ) -> Alignment:
+    ) -> SequenceAlignment:
         """Return the distribution over alignments of two sequences of letters, with a substitution matrix.
 
         Events, ``expected_path`` and ``gradient["scores"]`` have shape (..., N, M).
@@ -201,15 +202,16 @@ class Alignment(LatticePaths):
             b: The second sequence (..., M), integers from 0 to A − 1. Padding may have any values.
             gap_open: Score of the first element of a gap, default −11.
             gap_extend: Score of each additional gap element, default −1.
-            row_gaps: A pair (open, extend) of scores by row, as in :class:`Alignment`.
-            column_gaps: A pair (open, extend) of scores by column, as in :class:`Alignment`.
-            mode: "global" (the default), "local" or "semiglobal", as in :class:`Alignment`.
+            row_gaps: A pair (open, extend) of scores by row, as in :class:`SequenceAlignment`.
+            column_gaps: A pair (open, extend) of scores by column, as in :class:`SequenceAlignment`.
+            mode: "global" (the default), "local" or "semiglobal", as in :class:`SequenceAlignment`.
             lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M.
             omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
-        >>> p = bx.Alignment.from_sequences(torch.eye(4), torch.tensor([0, 2, 3]), torch.tensor([0, 3]), gap_open=-1.0)
+        >>> a, b = torch.tensor([0, 2, 3]), torch.tensor([0, 3])
+        >>> p = bx.SequenceAlignment.from_sequences(torch.eye(4), a, b, gap_open=-1.0)
         >>> p.best_path()
         tensor([[1., 0.],
                 [0., 0.],
@@ -253,7 +255,7 @@ class Alignment(LatticePaths):
             tensors |= _free_end_tensors(scores, sizes)
         lattice = _LATTICES[mode, gaps[2] is not None, gaps[3] is not None, "matrix" in tensors]
         node_counts = sizes if sizes is None or mode == "local" else (sizes[0] + 1, sizes[1] + 1)
-        super().__init__(lattice, tensors, lengths=node_counts, omega=omega, gamma=gamma)
+        super().__init__(lattice, tensors, grid=node_counts, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:

@@ -18,11 +18,11 @@ from bellmax.structures.lattice import (
     Move,
     Score,
     along_row,
+    at_class,
     cell,
     column,
     corner,
     gather,
-    one_of,
     read_lengths,
     row,
 )
@@ -52,7 +52,7 @@ def _declare(blank_score: Score, label_score: Score) -> Lattice:
 
 def _declare_by_class(blank: int) -> Lattice:
     """Return the lattice that reads the score of each class at each frame."""
-    return _declare(one_of("log_probs", blank), gather("log_probs", "targets", 0, -1))
+    return _declare(at_class("log_probs", blank), gather("log_probs", "targets", 0, -1))
 
 
 _LATTICES = {0: _declare_by_class(0)}  # by blank; torch.compile can look a lattice up, but not declare one
@@ -105,6 +105,7 @@ class CTC(LatticePaths):
             [0.0268, 0.0000, 0.9732]])
     """
 
+    _size_argument = "lengths"
     _has_unique_paths = True
 
     @answers_near_misses
@@ -135,7 +136,7 @@ class CTC(LatticePaths):
         grid: tuple[Lengths, Lengths] | None = None if sizes is None else (sizes[0], sizes[1] + 1)
         if max_labels == 0:  # the empty mask also fits a grid of two columns
             grid = log_probs.shape[-2] if sizes is None else sizes[0], 1
-        super().__init__(lattice_of(blank), tensors, lengths=grid, omega=omega, gamma=gamma)
+        super().__init__(lattice_of(blank), tensors, grid=grid, omega=omega, gamma=gamma)
         if sizes is None:
             _check_frames(self.log_probs, max_labels)
         if is_checked(self.targets):
@@ -234,7 +235,7 @@ class CTC(LatticePaths):
             "_begin_blank": self._scores[1],
             "_begin_label": self._scores[2],
         }
-        p = LatticePaths(_BY_POSITION, tensors, lengths=(frames, columns), omega=self.omega)
+        p = LatticePaths(_BY_POSITION, tensors, grid=(frames, columns), omega=self.omega)
         p._solver.backend = self._solver.backend_under(self.omega.kernel)
         return p._solver.gradient()[_BY_POSITION.scores.index("labels")]
 

@@ -262,6 +262,7 @@ class DTW(LatticePaths):
     """
 
     _target_kind = DTWTargets
+    _size_argument = "lengths"
     _has_unique_paths = True
 
     @answers_near_misses

@@ -86,7 +86,7 @@ def as_score(score: ScoreLike | None) -> Score:
         return scalar(score)
     if isinstance(score, int | float):
         return Score((_NamedTerm(_ONE, (), (), float(score)),))
-    raise ValueError(f"a score must be a Score, such as bx.cell(name), a name or a number, got {score!r}")
+    raise ValueError(f"a score must be a Score, such as L.cell(name), a name or a number, got {score!r}")
 
 
 def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
@@ -116,7 +116,7 @@ def _constant_axis(name: str, number: int) -> Axis:
     return Axis("at", 0, index(number))
 
 
-def one_of(name: str, *classes: int, rows: int = 0) -> Score:
+def at_class(name: str, *classes: int, rows: int = 0) -> Score:
     """The entry [i + rows, *classes] of a tensor (..., N, V) or (..., N, U, V): one class, or duration and class."""
     return Score((_NamedTerm(name, (Axis("i", rows), *(_constant_axis(name, c) for c in classes)), ()),))
 
@@ -126,12 +126,15 @@ def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
     return Score((_NamedTerm(name, (Axis("i", rows), Axis("y", columns)), (labels,)),))
 
 
-def joint(name: str, label: str | int, rows: int = 0, columns: int = 0) -> Score:
+def cell_label(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
     """The entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), for labels y (..., M) of the
-    columns, or its entry [i + rows, j + columns, label] for one class."""
-    last = Axis("y", columns) if isinstance(label, str) else _constant_axis(name, label)
-    labels = (label,) if isinstance(label, str) else ()
-    return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), last), labels),))
+    columns."""
+    return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), Axis("y", columns)), (labels,)),))
+
+
+def cell_class(name: str, number: int, rows: int = 0, columns: int = 0) -> Score:
+    """The entry [i + rows, j + columns, number] of a tensor (..., N, M, V): one class."""
+    return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), _constant_axis(name, number)), ()),))
 
 
 def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
@@ -229,10 +232,11 @@ class Lattice:
     The edit distance has costs instead of scores:
 
     >>> import bellmax as bx
-    >>> edit = bx.Lattice([bx.Move(1, 1, score=bx.pair("change", "a", "b", -1, -1)),
+    >>> from bellmax import lattice as L
+    >>> edit = bx.Lattice([bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1)),
     ...                    bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)])
     >>> a, b = (torch.tensor([ord(c) for c in word]) - 97 for word in ("kitten", "sitting"))
-    >>> p = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, lengths=(7, 8), omega="hard", minimize=True)
+    >>> p = edit.paths({"change": 1.0 - torch.eye(26), "a": a, "b": b}, grid=(7, 8), omega="hard", minimize=True)
     >>> p.value
     tensor(3.)
     """
@@ -312,7 +316,7 @@ class Lattice:
         self,
         tensors: Mapping[str, Any],
         *,
-        lengths: Any | None = None,
+        grid: Any | None = None,
         band: float | None = None,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
@@ -324,10 +328,11 @@ class Lattice:
             tensors: The scores, labels and masks of the declaration, by name. Scores are tensors or numbers, labels are
                 integer tensors, masks are bool tensors. A tensor without batch dimensions is shared by the batch. A
                 label that is out of range is padding: the entry that it would select does not exist.
-            lengths: A pair (rows, columns) of the grid sizes, integers of the batch shape. By default the size of the
-                grid in which every entry is read. If several sizes have this property, ``lengths`` is required. If no
-                tensor has a side, it is as long as the longest member, or 1 without ``lengths``; under
-                ``torch.compile`` and ``vmap``, pass its length as a Python number.
+            grid: A pair (rows, columns) of the numbers of cells, integers of the batch shape. If scores are read with
+                offsets of −1, it is one more than the lengths of the sequences. By default the size of the grid in
+                which every entry is read. If several sizes have this property, ``grid`` is required. If no tensor has
+                a side, it is as long as the longest member, or 1 without ``grid``; under ``torch.compile`` and
+                ``vmap``, pass its length as a Python number.
             band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. By default
                 there is no band.
             omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
@@ -335,7 +340,7 @@ class Lattice:
             minimize: If True, treat scores as costs: ``value`` is a smoothed minimum. Default False.
 
         """
-        return LatticePaths(self, tensors, lengths=lengths, band=band, omega=omega, gamma=gamma, minimize=minimize)
+        return LatticePaths(self, tensors, grid=grid, band=band, omega=omega, gamma=gamma, minimize=minimize)
 
     def dag(self, rows: int, columns: int) -> DAG:
         """Return the graph of this lattice for grids of up to so many rows and columns.
@@ -463,6 +468,8 @@ class LatticePaths(NamedScores):
     """
 
     _target_kind = LatticeTargets
+    _size_argument: ClassVar[str] = "grid"
+    """The argument of the user that the size of the grid comes from, for messages."""
     _has_unique_paths: ClassVar[bool] = False
     """True if an event determines its path, so that :meth:`log_prob` takes events."""
 
@@ -471,7 +478,7 @@ class LatticePaths(NamedScores):
         lattice: Lattice,
         tensors: Mapping[str, Any],
         *,
-        lengths: Any | None = None,
+        grid: Any | None = None,
         band: float | None = None,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
@@ -485,11 +492,13 @@ class LatticePaths(NamedScores):
         scores = self._read_scores(tensors)
         self._check_classes(scores)
         device = next(iter(scores.values()))[0].device
-        pair = () if lengths is None else as_pair(lengths)
-        sides = [as_lengths(f"lengths[{n}]", side, device) for n, side in enumerate(pair)]
+        pair = () if grid is None else as_pair(grid, self._size_argument, "(rows, columns)")
+        sides = [as_lengths(f"{self._size_argument}[{n}]", side, device) for n, side in enumerate(pair)]
         labels, masks = self._read_labels(dict(tensors) | self._free_sides(pair, sides, device))
         integers = labels | masks
-        batch = common_batch(scores | integers | {f"lengths[{n}]": (side, 0) for n, side in enumerate(sides)})
+        batch = common_batch(
+            scores | integers | {f"{self._size_argument}[{n}]": (side, 0) for n, side in enumerate(sides)}
+        )
         first, (tensor, dims) = next(iter(scores.items()))
         event = tensor.shape[tensor.ndim - dims :]
         scores[first] = _expand(tensor, batch, dims), dims
@@ -497,31 +506,37 @@ class LatticePaths(NamedScores):
             if tensor.device != device:
                 raise ValueError(f"{name} must be on the potentials' device {device}, got {tensor.device}")
         expanded = [_expand(tensor, batch, dims) for tensor, dims in integers.values()]
-        self._size = self._read_size([tensor for tensor, _ in scores.values()] + expanded, program, lengths is None)
+        self._size = self._read_size([tensor for tensor, _ in scores.values()] + expanded, program, grid is None)
+        if self._size_argument == "grid":
+            for n, side in enumerate(sides):
+                if is_checked(side):
+                    check_lengths(f"grid[{n}]", side.reshape(-1), 1, self._size[n])
         if sides:
-            grid = torch.stack([side.expand(batch) for side in sides], -1)
+            sizes = torch.stack([side.expand(batch) for side in sides], -1)
         else:
-            grid = whole_lengths(self._size, batch, device)
-        region = grid, bands(self.band, batch.numel(), device).reshape(batch)
+            sizes = whole_lengths(self._size, batch, device)
+        region = sizes, bands(self.band, batch.numel(), device).reshape(batch)
         super().__init__(program, scores, (*region, *expanded), batch, event, omega, gamma, minimize)
 
     def _read_size(self, tensors: Sequence[Tensor], program: LatticeProgram, is_unknown: bool) -> tuple[int, int]:
         """Return the numbers of rows and columns of the grid that fits the tensors.
 
-        Raises ``ValueError`` if several sizes fit, unless the lengths are known.
+        Raises ``ValueError`` if several sizes fit, unless the grid is known.
         """
         size = program.size_of(tensors)
         if is_unknown and not program.has_one_size:
             least = program.least_size_of(tensors)
             if least != size:
                 sizes = " to ".join("{} × {}".format(*size) for size in (least, size))
-                raise ValueError(f"pass lengths: a tensor is read with several offsets, so {sizes} cells fit it")
+                raise ValueError(
+                    f"pass grid=(rows, columns): a tensor is read with several offsets, so {sizes} cells fit it"
+                )
         return size
 
     def _free_sides(self, pair: Sequence[Any], lengths: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:
         """Return a mask of ones for each side of the grid that no tensor of the user has, which sets its size.
 
-        ``pair`` is the argument ``lengths``, or empty, and ``lengths`` are its tensors.
+        ``pair`` is the argument ``grid``, or empty, and ``lengths`` are its tensors.
         """
         masks = {}
         for n, name in enumerate(_SIDES):
@@ -532,7 +547,7 @@ class LatticePaths(NamedScores):
                 size = pair[n]
             elif pair and not is_readable(lengths[n]):
                 raise ValueError(
-                    f"lengths[{n}] must be a Python number: no tensor has the number of {name[1:]}, "
+                    f"{self._size_argument}[{n}] must be a Python number: no tensor has the number of {name[1:]}, "
                     "and values of tensors are not known under torch.compile and vmap"
                 )
             elif pair and lengths[n].numel():

@@ -13,7 +13,7 @@ from bellmax.tensors import Gamma
 _LATTICE = Lattice([Move(1, 0), Move(1, 1)], node=cell("scores"))  # ties prefer the first move: stay with the token
 
 
-class Monotone(LatticePaths):
+class MonotonicAlignment(LatticePaths):
     """A distribution over the monotone alignments of T frames with J tokens.
 
     Each frame has one token. The first frame has the first token, the last frame has the last token, tokens come in
@@ -33,7 +33,7 @@ class Monotone(LatticePaths):
 
     >>> import bellmax as bx
     >>> scores = torch.tensor([[2.0, 0.0], [1.0, 1.5], [0.0, 1.0], [3.0, 0.0]])
-    >>> p = bx.Monotone(scores)
+    >>> p = bx.MonotonicAlignment(scores)
     >>> p.durations()
     tensor([1, 3])
     >>> p.expected_path
@@ -43,6 +43,7 @@ class Monotone(LatticePaths):
             [0.0000, 1.0000]])
     """
 
+    _size_argument = "lengths"
     _has_unique_paths = True
 
     @answers_near_misses
@@ -64,7 +65,7 @@ class Monotone(LatticePaths):
                 f"{shape[-1]} tokens. Each token takes a frame; if scores are [token, frame], pass scores.mT"
             )
         tensors = read_lengths("scores", (scores, 2), lengths, (1, 1), (shape[-2], shape[-1]))
-        super().__init__(_LATTICE, {"scores": scores}, lengths=tensors, omega=omega, gamma=gamma)
+        super().__init__(_LATTICE, {"scores": scores}, grid=tensors, omega=omega, gamma=gamma)
 
     @property
     def lengths(self) -> Tensor:

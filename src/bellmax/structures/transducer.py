@@ -48,6 +48,7 @@ class Transducer(LatticePaths):
     tensor([0.3333, 0.3333, 0.3333])
     """
 
+    _size_argument = "lengths"
     _has_unique_paths = True
 
     @answers_near_misses
@@ -71,7 +72,7 @@ class Transducer(LatticePaths):
         is_frame = torch.arange(frames + 1, device=blank.device) < num_frames.unsqueeze(-1)
         tensors = {"blank": blank, "emit": emit, "_frames": is_frame}
         node_counts = None if sizes is None else (sizes[0] + 1, sizes[1] + 1)
-        super().__init__(_LATTICE, tensors, lengths=node_counts, omega=omega, gamma=gamma)
+        super().__init__(_LATTICE, tensors, grid=node_counts, omega=omega, gamma=gamma)
 
     @classmethod
     @answers_near_misses

@@ -127,14 +127,14 @@ def _message_graph(
 _PROGRAM = register(TreeProgram())
 
 
-class Tree:
+class TreeModel:
     """A rooted tree over V nodes, with any branching.
 
     Args:
         parents: The parent of each node, integers (V,), −1 for the root.
 
     >>> import bellmax as bx
-    >>> tree = bx.Tree([-1, 0, 0, 2])
+    >>> tree = bx.TreeModel([-1, 0, 0, 2])
     >>> unary = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 0.5]])
     >>> p = tree.labels(unary, torch.eye(2), omega="sparsemax")   # equal neighbours score 1
     >>> p.best_labels()
@@ -202,7 +202,7 @@ class Tree:
         return self._indices[labels, device]
 
     def __repr__(self) -> str:
-        return f"Tree(num_nodes={self.num_nodes}, root={self.root})"
+        return f"TreeModel(num_nodes={self.num_nodes}, root={self.root})"
 
 
 class TreeTargets(Targets):
@@ -222,13 +222,13 @@ class TreeTargets(Targets):
 
 
 class TreeLabels(NamedScores):
-    """The distribution over the labellings of a :class:`Tree`. An event is an indicator (V, K) of the labels."""
+    """The distribution over the labellings of a :class:`TreeModel`. An event is an indicator (V, K) of the labels."""
 
     _target_kind = TreeTargets
 
     def __init__(
         self,
-        tree: Tree,
+        tree: TreeModel,
         unary: Tensor,
         pairwise: Tensor,
         *,

@@ -67,7 +67,7 @@ def train(
     data: Data,
     output: RunFolder,
     context: typer.Context,
-    omega: Annotated[str, typer.Option(help="Regularizer: negentropy, l2 or tsallis.")] = DEFAULT.omega,
+    omega: Annotated[str, typer.Option(help=f"Regularizer: {', '.join(tagging.OMEGAS)}.")] = DEFAULT.omega,
     gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = DEFAULT.gamma,
     loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = DEFAULT.loss,
     warm_up: WarmUp = DEFAULT.warm_up,

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import bellmax_apps.training as training
-from bellmax.regularizers import Negentropy, Regularizer, SquaredL2, Tsallis
+from bellmax.regularizers import Negentropy, Regularizer, resolve
 from bellmax.structures.chain import ScoredChain
 from bellmax_apps.files import fingerprint
 from bellmax_apps.ner.data import Batch, Corpus, Sentence, Vocabulary, as_iobes, find, read, read_vectors
 from bellmax_apps.ner.model import Tagger
 from bellmax_apps.ner.schemes import Entity, entities, to_iob2
 
-OMEGAS = "negentropy", "l2", "tsallis"
+OMEGAS = "negentropy", "softmax", "l2", "sparsemax", "entmax"
 _SCORES = "precision", "recall", "f1"
 _MOST, _FEW = 1000, 8  # maximum number of readings of a sentence by itself, and of each sentence of a batch
 
@@ -32,7 +32,7 @@ class Config(training.Config):
     """The configuration of a tagger, without its vocabulary.
 
     Args:
-        omega: Regularizer: "negentropy", "l2" or "tsallis" (α = 1.5).
+        omega: Regularizer: "negentropy", "softmax" (the same), "l2", "sparsemax" or "entmax", as in the library.
         gamma: Strength of the regularizer.
         loss: "surrogate" or "relaxed".
         warm_up: Number of epochs with the surrogate loss before the relaxed loss. Under a sparse Ω the relaxed loss has
@@ -75,10 +75,9 @@ class Config(training.Config):
     def regularizer(self) -> Regularizer:
         """Regularizer Ω of the CRF. Raises ``ValueError`` if ``omega`` is unknown."""
         if self.omega not in OMEGAS:
-            raise ValueError(f"omega must be one of {', '.join(map(repr, OMEGAS))}, got {self.omega!r}")
-        if self.omega == "tsallis":
-            return Tsallis(1.5, gamma=self.gamma)
-        return Negentropy(self.gamma) if self.omega == "negentropy" else SquaredL2(self.gamma)
+            hint = ", which is now 'entmax'" if self.omega == "tsallis" else ""
+            raise ValueError(f"omega must be one of {', '.join(map(repr, OMEGAS))}, got {self.omega!r}{hint}")
+        return resolve(self.omega, self.gamma)
 
     def tagger(self, vocabulary: Vocabulary) -> Tagger:
         """Create an untrained tagger."""

@@ -1,0 +1,45 @@
+"""The words that declare a :class:`bellmax.Lattice`: where a score is read, and where paths start and end.
+
+In a cell (i, j), a word reads one entry of a tensor, which :meth:`bellmax.Lattice.paths` takes by name:
+
+>>> import torch, bellmax as bx
+>>> from bellmax import lattice as L
+>>> change = bx.Move(1, 1, score=L.cell("change", -1, -1))
+>>> edit = bx.Lattice([change, bx.Move(1, 0, score=1.0), bx.Move(0, 1, score=1.0)])
+>>> edit.paths({"change": torch.ones(4, 3)}, omega="hard", minimize=True).value
+tensor(4.)
+"""
+
+from bellmax.structures.lattice import (
+    Score,
+    along_column,
+    along_row,
+    anywhere,
+    at_class,
+    cell,
+    cell_class,
+    cell_label,
+    column,
+    corner,
+    gather,
+    pair,
+    row,
+    scalar,
+)
+
+__all__ = [
+    "Score",
+    "along_column",
+    "along_row",
+    "anywhere",
+    "at_class",
+    "cell",
+    "cell_class",
+    "cell_label",
+    "column",
+    "corner",
+    "gather",
+    "pair",
+    "row",
+    "scalar",
+]
