@@ -575,7 +575,6 @@ def test_a_missing_offset_changes_the_grid() -> None:
     shapes = "LatticePaths(batch_shape=(2,), event_shape=(4, 5), grid="
     assert repr(forgotten) == f"{shapes}4 rows × 5 columns × 1 states, omega=Negentropy(gamma=1.0))"
     assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns × 1 states")
-    assert "grid=3 rows × 3 columns × 2 states" in repr(bx.CTC(torch.zeros(3, 4), torch.tensor([1, 2])))
 
 
 # --- sides that no tensor has

@@ -74,3 +74,42 @@ def test_the_words_of_lattices_are_a_module() -> None:
 def test_former_and_foreign_arguments_say_the_present_one(call, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
+
+
+CHANGE = bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1) - 0.5 * L.cell_class("c", 3, 0, -1) + 1)
+
+
+@pytest.mark.parametrize(
+    ("thing", "text"),
+    [
+        (L.cell("c", -1) + 1.0, "c[i-1, j] + 1.0"),
+        (-L.column("gap", 2) + "open", "-gap[j+2] + open"),
+        (L.at_class("p", 0) + L.gather("p", "y", 0, -1), "p[i, 0] + p[i, y[j-1]]"),
+        (2 * L.cell_label("joint", "y") - L.row("r"), "2.0 * joint[i, j, y[j]] - r[i]"),
+        (CHANGE.score, "change[a[i-1], b[j-1]] - 0.5 * c[i, j-1, 3] + 1.0"),
+        (
+            bx.Lattice([bx.Move(1, 0, score="up"), bx.Move(0, 1, score=1.0)]),
+            "Lattice(states=1, moves=2, scores=['up'])",
+        ),
+        (bx.BeliefPropagation([(0, 1), (1, 2), (2, 0)]), "BeliefPropagation(num_nodes=3, num_edges=3)"),
+        (
+            bx.SequenceAlignment(torch.zeros(2, 3, 4), gap_open=-1.0, mode="local"),
+            "SequenceAlignment(batch_shape=(2,), rows=3, columns=4, mode='local', omega=Negentropy(gamma=1.0))",
+        ),
+        (
+            bx.CTC(torch.zeros(5, 4), torch.tensor([1, 2]), omega="sparsemax"),
+            "CTC(batch_shape=(), event_shape=(5, 4), omega=Tsallis(alpha=2.0, gamma=1.0))",
+        ),
+        (bx.TreeModel([-1, 0, 0]), "TreeModel(num_nodes=3, root=0)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_representations_are_short(thing: object, text: str) -> None:
+    assert repr(thing) == text
+
+
+def test_help_names_everything_public() -> None:
+    """The docstring of the package groups its names by job."""
+    assert bx.__doc__ is not None
+    missing = [name for name in bx.__all__ if f"``{name}``" not in bx.__doc__ and name not in ("PathDistribution",)]
+    assert missing == ["__version__", "lattice"]

@@ -1,4 +1,25 @@
-"""Differentiable dynamic programming for PyTorch."""
+"""Differentiable dynamic programming for PyTorch.
+
+Distributions over structures. Each has ``value``, ``expected_path``, ``best_path``, ``topk``, ``sample``, ``log_prob``
+and ``entropy``:
+
+- sequences: ``Chain`` (CRF, HMM), ``SemiMarkov`` (segments with durations)
+- alignments: ``DTW``, ``SequenceAlignment`` (Needleman–Wunsch, Smith–Waterman), ``MonotonicAlignment``
+- speech: ``CTC``, ``Transducer`` (RNN-T)
+- trees and graphs: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree),
+  ``BeliefPropagation``
+- your own: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
+
+Functions: ``dtw``, ``dtw_cdist``, ``dtw_neighbors``, ``dtw_barycenter``, ``viterbi``.
+
+Smoothing Ω: ``Negentropy`` (softmax), ``Tsallis`` (sparsemax, entmax), ``SquaredL2``, ``Hard``, and ``Regularizer`` for
+your own, with ``check_regularizer``.
+
+Modules: ``losses``, ``nn`` (layers), ``sklearn`` (estimators), ``compat`` (the interfaces of other libraries),
+``plots``, ``cluster``.
+
+Settings: ``use_backend``, ``backend_info``.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

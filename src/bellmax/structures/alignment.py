@@ -257,6 +257,11 @@ class SequenceAlignment(LatticePaths):
         node_counts = sizes if sizes is None or mode == "local" else (sizes[0] + 1, sizes[1] + 1)
         super().__init__(lattice, tensors, grid=node_counts, omega=omega, gamma=gamma)
 
+    def __repr__(self) -> str:
+        rows, columns = self.event_shape
+        sizes = f"batch_shape={tuple(self.batch_shape)}, rows={rows}, columns={columns}"
+        return f"SequenceAlignment({sizes}, mode={self._mode!r}, omega={self.omega})"
+
     @property
     def lengths(self) -> Tensor:
         """The numbers of rows and columns of each pair of sequences, (..., 2) int64."""

@@ -69,6 +69,9 @@ class BeliefPropagation:
         self._graph = _message_graph(pairs, self._num_nodes)
 
     @answers_near_misses
+    def __repr__(self) -> str:
+        return f"BeliefPropagation(num_nodes={self._num_nodes}, num_edges={self._num_edges})"
+
     def __call__(
         self,
         unary: Tensor,

@@ -323,9 +323,6 @@ class DTW(LatticePaths):
             )
         return values
 
-    def __repr__(self) -> str:
-        return PathDistribution.__repr__(self)
-
     # --- the arguments
 
     @property

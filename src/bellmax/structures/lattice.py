@@ -42,16 +42,38 @@ class _NamedTerm:
     labels: tuple[str, ...]  # the names of the labels, in the order of the axes that read labels
     coefficient: float = 1.0
 
+    @property
+    def entry(self) -> str:
+        """The entry as code, such as "change[a[i-1], b[j]]"."""
+        labels, places = iter(self.labels), []
+        for axis in self.axes:
+            cell = ("i" if axis.follows_rows else "j") + (f"{axis.offset:+d}" if axis.offset else "")
+            number = str(axis.place)
+            places.append(number if axis.kind == "at" else f"{next(labels)}[{cell}]" if axis.is_label else cell)
+        return f"{self.name}[{', '.join(places)}]" if places else self.name
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Score:
     """The score of a move, a node, a start or an end: a sum of tensor entries, each selected by the cell (i, j).
 
-    To make a score, call :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`one_of`, :func:`gather`,
-    :func:`joint` or :func:`pair`. You can add scores to each other and to numbers, and multiply them by numbers.
+    To make a score, call :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`at_class`, :func:`gather`,
+    :func:`cell_label`, :func:`cell_class` or :func:`pair`. You can add scores to each other and to numbers, and
+    multiply them by numbers.
+
+    >>> 2 * cell("cost", -1) - row("bonus") + 1
+    2.0 * cost[i-1, j] - bonus[i] + 1.0
     """
 
     terms: tuple[_NamedTerm, ...]
+
+    def __repr__(self) -> str:
+        text = ""
+        for term in self.terms:
+            size, is_negative = abs(term.coefficient), term.coefficient < 0
+            text += (" - " if is_negative else " + ") if text else "-" if is_negative else ""
+            text += str(size) if term.name == _ONE else term.entry if size == 1 else f"{size} * {term.entry}"
+        return text or "0.0"
 
     def __add__(self, other: ScoreLike) -> Score:
         return Score(self.terms + as_score(other).terms)
@@ -353,7 +375,8 @@ class Lattice:
         return DAG._of_sorted(graph.edges, graph.levels, graph.graph)
 
     def __repr__(self) -> str:
-        return f"Lattice(states={self.states}, moves={len(self._table.moves)}, scores={list(self.scores)})"
+        names = [name for name in self.scores if not name.startswith("_")]
+        return f"Lattice(states={self.states}, moves={len(self._table.moves)}, scores={names})"
 
 
 class _Names:
@@ -610,6 +633,8 @@ class LatticePaths(NamedScores):
         return self._solver.integers[0]
 
     def __repr__(self) -> str:
+        if self._size_argument != "grid":
+            return super().__repr__()
         rows, columns = self._size
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
         grid = f"{rows} rows × {columns} columns × {self.lattice.states} states"
