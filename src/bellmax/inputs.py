@@ -248,7 +248,7 @@ def as_mask(name: str, mask: object, device: torch.device) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
         needed = "bool, or integers 0 and 1, True where a step is kept"
         raise ValueError(f"{name} must be {needed}, got dtype {tensor.dtype}")
-    if tensor.device.type == "cpu" and is_readable(tensor):
+    if tensor.is_cpu and is_readable(tensor):
         is_invalid = (tensor != 0) & (tensor != 1)
         if bool(is_invalid.any()):
             position = tuple(is_invalid.nonzero()[0].tolist())

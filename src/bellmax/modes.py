@@ -54,7 +54,7 @@ def is_readable(x: Tensor) -> bool:
 
 def is_checked(x: Tensor) -> bool:
     """True if the values of x should be validated: readable and on the CPU. A GPU would have to synchronize."""
-    return x.device.type == "cpu" and is_readable(x)
+    return x.is_cpu and is_readable(x)
 
 
 def is_eager() -> bool:

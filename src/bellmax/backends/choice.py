@@ -116,6 +116,6 @@ def backend_states(device: torch.device) -> dict[str, str]:
 def backend_for(structure: str, device: torch.device, kernel: Kernel | None) -> str:
     """As :func:`choose_backend`, for a structure that is built now; warns if the kernels are not compiled."""
     name = choose_backend(structure, device, kernel)
-    if device.type == "cpu" and BACKENDS["native"].status != "available" and not torch.compiler.is_compiling():
+    if BACKENDS["native"].status != "available" and device.type == "cpu" and not torch.compiler.is_compiling():
         _warn_slow()
     return name

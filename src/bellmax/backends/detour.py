@@ -166,7 +166,7 @@ def _to_cpu(argument: Any, copy: Callable[[Tensor], Tensor] = _copy) -> Any:
     """Copy the tensors of nested lists to the CPU."""
     if isinstance(argument, list | tuple):
         return [_to_cpu(element, copy) for element in argument]
-    return copy(argument) if isinstance(argument, Tensor) and argument.device.type != "cpu" else argument
+    return copy(argument) if isinstance(argument, Tensor) and not argument.is_cpu else argument
 
 
 def _on_cpu(argument: _Problem) -> _Problem:

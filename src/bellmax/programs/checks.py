@@ -21,7 +21,7 @@ def reject_entries(name: str, theta: Tensor, bad: Tensor, absent: float = -math.
         absent: The infinity that is allowed because it marks a forbidden entry.
 
     """
-    if theta.device.type != "cpu" or not bool(bad.any()):
+    if not theta.is_cpu or not bool(bad.any()):
         return
     batch, *event = bad.nonzero()[0].tolist()
     raise ValueError(
@@ -56,7 +56,7 @@ def batch_first_hint(name: str, is_likely: bool) -> str:
 
 def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str = "") -> None:
     """Raise a ValueError if a length (B,) is not in least … most. The message ends in ``hint``. CPU only."""
-    if lengths.device.type != "cpu" or not lengths.numel():
+    if not lengths.is_cpu or not lengths.numel():
         return
     if not least <= int(lengths.min()) <= int(lengths.max()) <= most:
         batch = int(((lengths < least) | (lengths > most)).nonzero()[0])

@@ -128,7 +128,7 @@ class LatticeProgram(Program):
 
     def check(self, theta: Tensors, index: Tensors) -> None:
         self.check_index(theta, index)
-        if theta[0].device.type != "cpu":
+        if not theta[0].is_cpu:
             return
         for terms, array in zip(self.table.terms, self.slot_scores(theta, index), strict=True):
             if array is None or bool((self.sense * array < math.inf).all()):

@@ -30,6 +30,9 @@ def instructions() -> str:
     return str(loading.kernels.instructions) if loading.kernels is not None else "none"
 
 
+_CPU = torch.device("cpu")
+
+
 class Native:
     """Compiled sweeps for every structure, and all fused kernels."""
 
@@ -51,7 +54,8 @@ class Native:
         self._sweeps |= {"chain": chain, "scored_chain": NativeScoredChain(chain)}
 
     def serves(self, structure: str, device: torch.device, kernel: Kernel | None) -> bool:
-        return loading.kernels is not None and device.type == "cpu" and kernel is not None
+        is_cpu = device == _CPU or device.type == "cpu"  # the type is a new string, which takes longer
+        return is_cpu and loading.kernels is not None and kernel is not None
 
     def sweeps(self, structure: str) -> Sweeps:
         if structure not in self._sweeps:
