@@ -11,6 +11,7 @@ from torch import Tensor
 Tensors: TypeAlias = Sequence[Tensor]
 Gamma: TypeAlias = "float | Tensor"
 
+_CPU = torch.device("cpu")
 WITHOUT_FLOAT64 = ["mps"]
 """Types of devices that have no float64."""
 
@@ -25,6 +26,8 @@ def promote_half(x: Tensor) -> Tensor:
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Return float64, for accurate long sums, or float32 on a device that has no float64."""
+    if device == _CPU:  # device.type would make a new string
+        return torch.float64
     if device.type == "xpu" and torch.xpu.is_available():  # only some XPUs have float64
         return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

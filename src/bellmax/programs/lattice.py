@@ -397,17 +397,17 @@ def _whole_lengths(size: tuple[int, int], batch: torch.Size, device: torch.devic
     return torch.tensor(size, device=device).expand(*batch, 2).contiguous()
 
 
-def bands(band: float, count: int, device: torch.device) -> Tensor:
-    """The band of each of ``count`` grids, (count,), in the wide dtype. Rounded up, so that no cell leaves the band."""
-    return _bands(band, count, wide_dtype(device), device)
+def bands(band: float, batch: torch.Size, device: torch.device) -> Tensor:
+    """The band of each grid, of the batch shape, in the wide dtype. Rounded up, so that no cell leaves the band."""
+    return _bands(band, batch, wide_dtype(device), device)
 
 
 @cached_when_eager
-def _bands(band: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _bands(band: float, batch: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a band for each member of a batch, rounded up so that float32 does not narrow it."""
     if dtype == torch.float32 and np.float32(band) < band:
         band = float(np.nextafter(np.float32(band), np.float32(math.inf)))
-    return torch.full((count,), band, dtype=dtype, device=device)
+    return torch.full(batch, band, dtype=dtype, device=device)
 
 
 # --- gathering scores by cell, and the transpose

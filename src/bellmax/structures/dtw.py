@@ -296,7 +296,7 @@ class DTW(LatticePaths):
                 grid = torch.tensor(self._size, device=cost.device).expand(*batch, 2)
             else:
                 grid = _read_lengths(lengths, batch, cost.device)
-            integers = grid, bands(self.band, batch.numel(), cost.device).reshape(batch)
+            integers = grid, bands(self.band, batch, cost.device)
         PathDistribution.__init__(
             self, program, {"cost": (cost, 2)}, integers, batch, shape[-2:], omega, gamma, minimize=True
         )

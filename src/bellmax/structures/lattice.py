@@ -538,7 +538,7 @@ class LatticePaths(NamedScores):
             sizes = torch.stack([side.expand(batch) for side in sides], -1)
         else:
             sizes = whole_lengths(self._size, batch, device)
-        region = sizes, bands(self.band, batch.numel(), device).reshape(batch)
+        region = sizes, bands(self.band, batch, device)
         super().__init__(program, scores, (*region, *expanded), batch, event, omega, gamma, minimize)
 
     def _read_size(self, tensors: Sequence[Tensor], program: LatticeProgram, is_unknown: bool) -> tuple[int, int]:
