@@ -25,7 +25,7 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
         labels: The names of the nodes, default their indices.
 
     >>> import torch, bellmax as bx
-    >>> p = bx.DAG([(0, 1), (0, 2), (1, 2)]).paths(torch.zeros(3), omega="l2")
+    >>> p = bx.DAG([(0, 1), (0, 2), (1, 2)]).paths(torch.zeros(3), omega="sparsemax")
     >>> len(dag(p).patches)  # an arrow for each edge
     3
 
@@ -105,7 +105,7 @@ def alignment(
 
     >>> import bellmax as bx
     >>> x, y = torch.tensor([0.0, 2.0, 5.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])
-    >>> p = bx.DTW((x[:, None] - y).square(), omega="l2")
+    >>> p = bx.DTW((x[:, None] - y).square(), omega="sparsemax")
     >>> len(alignment(p, x, y).child_axes)  # a margin for each series
     2
 

@@ -35,7 +35,7 @@ def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 
     >>> import torch, bellmax as bx
     >>> emissions, transitions = torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2)
-    >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+    >>> p = bx.Chain.from_scores(emissions, transitions, omega="sparsemax")
     >>> p.marginals
     tensor([[0.7500, 0.2500],
             [0.0000, 1.0000]])
@@ -87,7 +87,7 @@ def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") ->
         reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
-    >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="l2")
+    >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="sparsemax")
     >>> path_nll(p, torch.tensor([0, 1])).neg().exp(), path_nll(p, torch.tensor([0, 0]))
     (tensor(0.7500), tensor(inf))
     """

@@ -33,7 +33,7 @@ def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *
 
     >>> import bellmax as bx
     >>> emissions, transitions = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)
-    >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+    >>> p = bx.Chain.from_scores(emissions, transitions, omega="sparsemax")
     >>> surrogate(p, torch.tensor([0, 1])), surrogate(p, torch.tensor([1, 1])), surrogate(p, torch.tensor([-1, 1]))
     (tensor(0.), tensor(2.), tensor(0.))
     """

@@ -43,7 +43,7 @@ class SegmentationAttention(Smoothed):
 
     >>> import bellmax as bx
     >>> _ = torch.manual_seed(0)
-    >>> attention = SegmentationAttention(3, 4, omega=bx.SquaredL2(2.0))
+    >>> attention = SegmentationAttention(3, 4, omega=bx.Tsallis(2, gamma=2.0))
     >>> queries, keys = torch.randn(8, 5, 3), torch.randn(8, 6, 4)
     >>> context, weights = attention(queries, keys, mask=torch.arange(6) < torch.tensor([[6], [4]] * 4))
     >>> context.shape, weights.shape

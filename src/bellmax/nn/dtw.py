@@ -133,7 +133,7 @@ class DTWAlignment(_Warping):
             band.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    >>> align = DTWAlignment("l2")
+    >>> align = DTWAlignment("sparsemax")
     >>> align(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [2.0]]))
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000],

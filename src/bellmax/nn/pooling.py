@@ -23,10 +23,10 @@ class SmoothedMax(Smoothed):
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch
-    >>> pool = SmoothedMax("l2", dim=-2)
+    >>> pool = SmoothedMax("sparsemax", dim=-2)
     >>> x = torch.tensor([[1.5, 0.0], [1.0, 4.0], [-torch.inf, 0.0]], requires_grad=True)
     >>> pool(x)
-    tensor([1.0625, 3.5000], grad_fn=...)
+    tensor([1.5625, 4.0000], grad_fn=...)
     >>> torch.autograd.grad(pool(x).sum(), x)[0]
     tensor([[0.7500, 0.0000],
             [0.2500, 1.0000],

@@ -94,8 +94,8 @@ def dtw(
     (tensor(-3.7042), tensor(-3.7066), tensor(0.))
     >>> bx.dtw(x, y, divergence="debiased", cost="log_sqeuclidean")
     tensor(0.0021)
-    >>> bx.dtw(x, y, divergence="debiased", omega="l2")
-    tensor(-0.0004)
+    >>> bx.dtw(x, y, divergence="debiased", omega="sparsemax")
+    tensor(-0.0006)
     """
     moves = Moves(step_weights, step_penalties, open_begin, open_end)
     measure = measure_of(cost, band, resolve(omega, gamma), divergence, moves)

@@ -108,7 +108,7 @@ class Chain(SequencePaths):
     >>> import bellmax as bx
     >>> theta = torch.zeros(4, 2, 2)                   # four steps, two states
     >>> theta[:, 0, 0] = 1.0                           # staying in state 0 scores 1
-    >>> p = bx.Chain(theta, omega="l2")
+    >>> p = bx.Chain(theta, omega="sparsemax")
     >>> p.marginals
     tensor([[1., 0.],
             [1., 0.],
@@ -167,7 +167,7 @@ class Chain(SequencePaths):
         >>> import bellmax as bx
         >>> emissions = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 0.5]])
         >>> transitions = torch.tensor([[0.0, -1.0], [-1.0, 0.0]])  # a change costs 1
-        >>> p = bx.Chain.from_scores(emissions, transitions, omega="l2")
+        >>> p = bx.Chain.from_scores(emissions, transitions, omega="sparsemax")
         >>> p.best_sequence()
         tensor([0, 0, 0])
         >>> p.marginals

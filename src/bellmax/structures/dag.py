@@ -51,9 +51,9 @@ class DAG(StoredGraph):
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
-    >>> p = dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5]), omega="l2")
+    >>> p = dag.paths(torch.tensor([1.0, 0.0, 1.0, 1.5]), omega="sparsemax")
     >>> p.value
-    tensor(1.0625)
+    tensor(2.0625)
     >>> p.expected_path
     tensor([0.7500, 0.2500, 0.7500, 0.2500])
     >>> p.best_path()

@@ -247,7 +247,7 @@ class DTW(LatticePaths):
 
     >>> import bellmax as bx
     >>> x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])
-    >>> p = bx.DTW((x[:, None] - y).square(), omega="l2")
+    >>> p = bx.DTW((x[:, None] - y).square(), omega="sparsemax")
     >>> p.expected_path
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000],
