@@ -98,8 +98,8 @@ def test_odd_tables_equal_their_graphs(seed: int, name: str) -> None:
     while not lattice.scores or "_1" in lattice.scores:
         lattice = random_lattice(rng)
     tensors = tensors_of(lattice, rng, torch.float64)
-    lengths = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
-    options = [{"lengths": (ROWS, COLUMNS)}, {"lengths": lengths}, {"lengths": lengths, "band": 1.2}][seed % 3]
+    sizes = tuple(torch.from_numpy(rng.integers(1, n + 1, size=BATCH)) for n in (ROWS, COLUMNS))
+    options = [{"grid": (ROWS, COLUMNS)}, {"grid": sizes}, {"grid": sizes, "band": 1.2}][seed % 3]
     with took("lattice_forward"), took("lattice_backward"), took("lattice_hessian", hessians(OMEGAS[name])):
         results = everything(lattice.paths(tensors, omega=OMEGAS[name], **options), seed)
     with bx.use_backend("reference"):
