@@ -567,6 +567,15 @@ def test_backends_break_ties_of_several_starts_and_ends_alike(name: str) -> None
             assert torch.equal(best, programs[name](scores).best_path())
 
 
+def test_in_place_changes_of_masks_have_no_effect(backend: str) -> None:
+    scores, mask = potentials(3, 3).requires_grad_(), torch.ones(3, dtype=torch.bool)
+    moves = [bx.Move(1, 0, score=L.cell("s"), where=L.row("_m")), bx.Move(1, 1, score=L.cell("s"))]
+    value = bx.Lattice([*moves, bx.Move(0, 1)]).paths({"s": scores, "_m": mask}).value
+    (before,) = torch.autograd.grad(value, scores, retain_graph=True)
+    mask.fill_(False)
+    assert torch.equal(torch.autograd.grad(value, scores)[0], before)
+
+
 def test_a_missing_offset_changes_the_grid() -> None:
     moves = [bx.Move(1, 0, score=-1.0), bx.Move(0, 1, score=-1.0)]
     scores = {"score": torch.zeros(2, 4, 5)}

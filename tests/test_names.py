@@ -69,6 +69,10 @@ def test_the_words_of_lattices_are_a_module() -> None:
         (lambda: bx.DTW(torch.zeros(2, 2), window=1), "no argument 'window': use band="),
         (lambda: bx.dtw(torch.zeros(2), torch.zeros(2), metric="euclidean"), "no argument 'metric': use cost="),
         (lambda: bx.Chain(torch.zeros(2, 2, 2), temperature=2.0), "no argument 'temperature': use gamma="),
+        (
+            lambda: bx.BeliefPropagation([(0, 1)])(torch.zeros(2, 2), torch.zeros(2, 2), temperature=2.0),
+            "no argument 'temperature': use gamma=",
+        ),
     ],
 )
 def test_former_and_foreign_arguments_say_the_present_one(call, message: str) -> None:

@@ -270,8 +270,9 @@ def test_ties_are_broken_alike_by_every_verb(backend: str) -> None:
         assert torch.equal(p.sample((2,)), best.expand(2, *best.shape))
         assert not p.log_prob(p.best_segments()).any()
         assert torch.equal(p.log_prob(paths) == 0, (paths == best).flatten(-3).all(-1))
-    p.log_prob(best).sum().backward()
+    (p.log_prob(best).sum() + p.expected_path.sum()).backward()
     assert emissions.grad is not None
+    assert not emissions.grad.any()
 
 
 def test_best_segments_draw_no_random_numbers(backend: str) -> None:

@@ -149,7 +149,7 @@ def test_the_kernel_is_positive_definite() -> None:
     scaled = [x / kernel.length_scale_ for x in X]
     apart = bx.dtw(scaled[0], scaled[5], cost="log_sqeuclidean", divergence="debiased").item()
     assert got[0, 5] == pytest.approx(np.exp(-apart))
-    hard = DTWKernel(2.0**0.5, omega="hard", cost="sqeuclidean", divergence=None).fit(X).transform(X[:1])
+    hard = DTWKernel(length_scale=2.0**0.5, omega="hard", cost="sqeuclidean", divergence=None).fit(X).transform(X[:1])
     np.testing.assert_allclose(hard, np.exp(-bx.dtw_cdist(X[:1], X, omega="hard").numpy() / 2))
 
 
@@ -233,8 +233,8 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: DTWKMeans(9).fit(X), "n_clusters must be from 1 to the number of series, n_samples=6, got 9"
     yield lambda: DTWKMeans(2, init="best").fit(X), "init must be a collection or one of 'k-means\\+\\+', 'random'"
     yield lambda: DTWKMeans(2, init=np.zeros((3, 5))).fit(X), r"init must have shape \(2, length, 1\), got \(3, 5, 1\)"
-    yield lambda: DTWKernel("auto").fit(X), "length_scale must be 'scale' or a number > 0, got 'auto'"
-    yield lambda: DTWKernel(0.0).fit(X), "length_scale must be 'scale' or a number > 0, got 0.0"
+    yield lambda: DTWKernel(length_scale="auto").fit(X), "length_scale must be 'scale' or a number > 0, got 'auto'"
+    yield lambda: DTWKernel(length_scale=0.0).fit(X), "length_scale must be 'scale' or a number > 0, got 0.0"
 
 
 @pytest.mark.parametrize(("call", "message"), list(wrong_calls()), ids=lambda value: None if callable(value) else value)

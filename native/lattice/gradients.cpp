@@ -46,7 +46,7 @@ void Gradients::add(int n, bool is_written) {
         is_by_row = is_by_row && term.axes[0].follows == Follows::row && term.axes[0].offset == offset;
     }
     const Kind kind = is_written ? Kind::written : is_by_row ? Kind::by_row : Kind::summed;
-    const int64_t count = out[n].is_shared ? groups : p.batch;
+    const int64_t count = out[n].is_shared ? std::max<int64_t>(groups, 1) : p.batch;
     targets.push_back({kind, offset, count, kind == Kind::summed ? zeros<double>(count * out[n].size()) : nullptr});
 }
 

@@ -47,8 +47,8 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
     @answers_near_misses
     def __init__(
         self,
-        length_scale: float | str = "scale",
         *,
+        length_scale: float | str = "scale",
         cost: Cost = "log_sqeuclidean",
         band: float | None = None,
         omega: str | Regularizer = "negentropy",
@@ -74,7 +74,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         if self.length_scale == "scale":
             variance = float(torch.cat(series).var(0, correction=0).sum())
             self.length_scale_ = math.sqrt(variance * median(map(len, series))) or 1.0
-        elif isinstance(self.length_scale, str) or not self.length_scale > 0:
+        elif not isinstance(self.length_scale, int | float | np.number) or not self.length_scale > 0:
             raise ValueError(f"length_scale must be 'scale' or a number > 0, got {self.length_scale!r}")
         else:
             self.length_scale_ = float(self.length_scale)

@@ -68,10 +68,10 @@ class BeliefPropagation:
         self._num_edges, self._num_nodes = len(pairs), int(pairs.max()) + 1 if len(pairs) else 0
         self._graph = _message_graph(pairs, self._num_nodes)
 
-    @answers_near_misses
     def __repr__(self) -> str:
         return f"BeliefPropagation(num_nodes={self._num_nodes}, num_edges={self._num_edges})"
 
+    @answers_near_misses
     def __call__(
         self,
         unary: Tensor,

@@ -618,7 +618,7 @@ class LatticePaths(NamedScores):
             if mask.dtype != torch.bool or mask.ndim < len(axes):
                 needed = f"bool of at least {len(axes)} dimensions"
                 raise ValueError(f"{name} must be {needed}, got {mask.dtype} of shape {tuple(mask.shape)}")
-            masks[name] = mask if name.startswith("_") else mask.clone(), len(axes)
+            masks[name] = mask.clone(), len(axes)
         return labels, masks
 
     @property

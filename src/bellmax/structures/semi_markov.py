@@ -359,7 +359,8 @@ class ScoredSemiMarkov(SemiMarkov):
 
     def _expected_path(self) -> Tensor:
         if type(self.omega) is Hard:  # the expansion rounds differently, and could break a tie differently
-            return self._event_of(self._sample_codes(()))
+            event = self._event_of(self._sample_codes(()))
+            return event + self._zero().to(event.dtype)[..., None, None, None]
         return self._solver.events_of_edges(self._solver.expanded().expected_edges())
 
     def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
@@ -382,8 +383,11 @@ class ScoredSemiMarkov(SemiMarkov):
         """Log-probability of a path under the hard max: 0 for the best path, −∞ for others."""
         codes = self._codes_of("path", path) if self._are_segments(path) else codes_of_event(self._check_path(path))
         is_best = (codes == self._sample_codes(())).all(-1) & self.value.isfinite()
-        zero = 0 * self.value.masked_fill(self.value.isinf(), 0)  # with a graph, as under other Ω
-        return zero.expand(is_best.shape).masked_fill(~is_best, -math.inf)
+        return self._zero().expand(is_best.shape).masked_fill(~is_best, -math.inf)
+
+    def _zero(self) -> Tensor:
+        """0 for each sequence, with a gradient of 0, so that results have a graph as under other Ω."""
+        return 0 * self.value.masked_fill(self.value.isinf(), 0)
 
     # --- for losses
 
