@@ -545,7 +545,7 @@ Vec<S> mean_of_row(const Layout<S>& layout, const S* __restrict m, const S* __re
     return total != S(0) ? layout.sum(sum) / total : Vec<S>{};
 }
 
-// w = u̇ − u ∘ μ = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row, with μ and v̇ relative to `centre`; returns Σ ṁ.
+// w = u̇ − u ∘ μ = (ṁ − m ∘ μ) / s and ȧ = a ∘ v̇ of a row. μ and v̇ are relative to `centre`. Returns Σ ṁ.
 template <class S>
 Vec<S> divide_tangent_row(const Layout<S>& layout, const S* __restrict m, const S* __restrict m_dot,
                           const S* __restrict mean, const S* __restrict s, const S* __restrict a,

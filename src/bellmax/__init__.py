@@ -1,14 +1,15 @@
 """Differentiable dynamic programming for PyTorch.
 
-Distributions over structures. Each has ``value``, ``expected_path``, ``best_path``, ``topk``, ``sample``, ``log_prob``
-and ``entropy``:
+Each distribution has ``value``, ``expected_path``, ``best_path``, ``topk``, ``sample``, ``log_prob`` and ``entropy``.
+Distributions over structures:
 
 - sequences: ``Chain`` (CRF, HMM), ``SemiMarkov`` (segments with durations)
 - alignments: ``DTW``, ``SequenceAlignment`` (Needleman–Wunsch, Smith–Waterman), ``MonotonicAlignment``
 - speech: ``CTC``, ``Transducer`` (RNN-T)
-- trees and graphs: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree),
-  ``BeliefPropagation``
+- trees: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree)
 - your own: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
+
+For graphs with cycles, ``BeliefPropagation`` computes approximate beliefs; it is not a distribution.
 
 Functions: ``dtw``, ``dtw_cdist``, ``dtw_neighbors``, ``dtw_barycenter``, ``viterbi``.
 

@@ -31,7 +31,7 @@ class Differentiable(Protocol):
 
 def attach(kernel: Differentiable, result: Tensor, inputs: Tensors, saved: Tensors = ()) -> Tensor:
     """Return the result of a kernel as a function of the inputs, of which at least one requires a gradient."""
-    attached: Tensor = _Attach.apply(kernel, [result], saved, *inputs)  # a tensor in a list or tuple is no input
+    attached: Tensor = _Attach.apply(kernel, [result], saved, *inputs)  # tensors in a list are not inputs
     return attached
 
 

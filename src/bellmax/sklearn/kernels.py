@@ -26,8 +26,8 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
     normalised global alignment kernel. For other costs, Ω and divergences, positive definiteness is not proven.
 
     Args:
-        length_scale: The bandwidth ℓ > 0, by which series are divided, or "scale" (the default) for the square root of
-            the variance of the elements, summed over the features, times the median length.
+        length_scale: The bandwidth ℓ > 0. Series are divided by it. With "scale" (the default), ℓ² is the variance of
+            the elements, summed over the features, times the median length.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax" at smoothing
