@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,29 +57,9 @@ def test_forked_processes_work_after_several_threads() -> None:
     assert got == expected
 
 
-FIRST_CALLS = """
-import os, sys, threading, time
-import torch
-import bellmax as bx
-
-for _ in range(12):
-    child = os.fork()
-    if not child:
-        sys.setswitchinterval(1e-7)
-        barrier = threading.Barrier(8)
-        call = lambda: (barrier.wait(), bx.DAG([(0, 1)]).paths(torch.zeros(1)).value)
-        threads = [threading.Thread(target=call) for _ in range(8)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_first_calls_from_several_threads_do_not_wait_for_each_other() -> None:
     """A static object that reads Python attributes when it is first used would deadlock with the GIL."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FIRST_CALLS], timeout=60, capture_output=True, text=True
-    )
+    script = Path(__file__).parents[1] / "support" / "first_calls.py"
+    done = subprocess.run([sys.executable, "-W", "ignore", script], timeout=100, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
