@@ -430,6 +430,16 @@ def test_one_step_has_no_transitions(states: int, omega: bx.Regularizer, backend
     assert empty.grad is not None
 
 
+def test_entropy_with_masks_of_the_lowest_number(backend: str) -> None:
+    """Rounding leaves probabilities of 1e-308, which times such a score are not small."""
+    low = torch.finfo(torch.float64).min
+    emissions = torch.tensor([[-10.0, 1.4], [8.5, 33.3]], dtype=torch.float64)
+    transitions = torch.tensor([[0.1, low], [-0.1, -0.2]], dtype=torch.float64)
+    end = torch.tensor([0.2, low], dtype=torch.float64)
+    p = bx.Chain.from_scores(emissions, transitions, end=end, gamma=4.0)  # one path without a mask
+    torch.testing.assert_close(p.entropy(), torch.zeros((), dtype=torch.float64))
+
+
 def test_entropy_with_huge_scores(backend: str) -> None:
     emissions = torch.zeros(1, 4, 3)
     emissions[0, 2] = -1e30

@@ -52,3 +52,22 @@ def test_sequences_equal_paths_of_the_graph_with_the_same_edges(states: int, ome
     chain_edges = torch.cat((sequences[:, :, 0, :, 0], sequences[:, :, 1:].flatten(2)), 2)
     assert torch.equal(chain_edges, paths[:, :, :-states])
     torch.testing.assert_close(chain.entropy(), graph.entropy())
+
+
+@pytest.mark.parametrize("omega", ["negentropy", "l2", "hard"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_sequences_in_float32(threads: int, omega: str) -> None:
+    """Full groups of eight sequences share vectors, and the others go alone or fill one more group."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    theta = potentials(21, 4, 8, 8).float().requires_grad_()
+    lengths = torch.arange(21) % 5
+    with bx.use_backend("reference"):
+        expected = bx.Chain(theta, lengths=lengths, omega=omega)
+        values, (gradient,) = expected.value, torch.autograd.grad(expected.value.sum(), theta)
+    for batch in range(22):
+        p = bx.Chain(theta[:batch], lengths=lengths[:batch], omega=omega)
+        torch.testing.assert_close(p.value, values[:batch])
+        (got,) = torch.autograd.grad(p.value.sum(), theta)
+        torch.testing.assert_close(got[:batch], gradient[:batch])
+    torch.set_num_threads(before)
