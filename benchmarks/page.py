@@ -124,7 +124,7 @@ def of_layers(results: dict[str, Any]) -> Panels:
             label = f"{row['crf'].removeprefix('bellmax, ')}, {row['loss']}, {row['size']} sentences"
             found.setdefault("step of a tagger", {})[label] = {"pytorch-crf": ratio(peer, row["step"])}
     for row in results["translation"]["rows"]:
-        if row["attention"] == "softmax":
+        if row["attention"] == "dot-negentropy":
             softmax: Times = row["step"]
         else:
             label = f"{row['attention']}, size {row['size']}"

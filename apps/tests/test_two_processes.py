@@ -19,7 +19,7 @@ from .translation import language
 
 OPTIONS = {
     "ner": "--minutes 9 --word-size 8 --sentences 5",
-    "translation": "--attention negentropy --size 16 --tokens 120 --optimizer sgd --step-size 0.1",
+    "translation": "--attention structured --size 16 --tokens 120 --optimizer sgd --step-size 0.1",
 }
 BOTH = """
 import json, os, sys

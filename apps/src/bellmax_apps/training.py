@@ -107,12 +107,18 @@ class Config:
         """Read the configuration of a run."""
         values: dict[str, Any] = read_json(run / "config.json")
         with reading(run / "config.json", "the configuration of a run"):
+            values = cls.upgraded(values)
             for name in sorted(values.keys() - {known.name for known in fields(cls)}):
                 raise ValueError(f"{name!r} is not a setting of '{cls.command}'; is this a run of another application?")
             _check_types(Settings, values["settings"])
             values["settings"] = Settings(**values["settings"])
             _check_types(cls, values)
             return cls(**values)
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the saved values of a run of any version, as this version names them."""
+        return values
 
     def save(self, run: Path) -> None:
         """Write the configuration of a run."""

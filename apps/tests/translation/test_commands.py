@@ -22,6 +22,7 @@ from ..processes import train_in_this_process
 from . import language
 
 SMALL = ["--size", "16", "--tokens", "120", "--dropout", "0"]
+L2 = ["--attention", "structured", "--omega", "l2"]
 
 
 def run(*args: object, text: str | None = None, status: int = 0) -> str:
@@ -38,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("l2") / "run"
-    options = ["--epochs", 6, "--attention", "l2", "--step-size", 0.01, *SMALL]
+    options = ["--epochs", 6, *L2, "--step-size", 0.01, *SMALL]
     output = run("train", data, "--output", folder, *options)
     assert re.search(r"epoch   6: loss \d+\.\d+, dev bleu \d+\.\d+", output)
     return folder
@@ -86,9 +87,25 @@ def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
 
 def test_resuming_refuses_other_settings(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
-    output = run("train", data, "--output", tmp_path, "--resume", "--attention", "l2", "--source", "en", status=2)
-    message = f"{tmp_path} was begun with source fr, got en; attention softmax, got l2: leave this out"
+    output = run("train", data, "--output", tmp_path, "--resume", *L2, "--source", "en", status=2)
+    message = (
+        f"{tmp_path} was begun with source fr, got en; attention dot, got structured; omega negentropy, got l2: "
+        "leave this out"
+    )
     assert message in " ".join(output.split())
+
+
+def test_a_run_of_version_0_2_can_be_used_and_resumed(data: Path, trained: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    path = copy / "config.json"
+    values = json.loads(path.read_text())
+    assert (values["attention"], values.pop("omega")) == ("structured", "l2")
+    path.write_text(json.dumps(values | {"attention": "l2"}))
+    text = "un deux\n"
+    assert run("translate", copy, text=text) == run("translate", trained, text=text)
+    run("train", data, "--output", copy, "--epochs", 7, "--resume")
+    values = json.loads(path.read_text())
+    assert (values["attention"], values["omega"]) == ("structured", "l2")
 
 
 def test_defaults_match_the_page_of_results() -> None:
@@ -145,10 +162,15 @@ def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, mon
     ]
     run(*options)
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert [row["attention"] for row in rows] == ["softmax", "negentropy", "l2", "sparsemax"]
+    assert [row["attention"] for row in rows] == [
+        "dot-negentropy",
+        "structured-negentropy",
+        "structured-l2",
+        "dot-sparsemax",
+    ]
     text = (tmp_path / "table.md").read_text()
     assert "## fr → en" in text
-    assert re.search(r"\| softmax \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # 27.96 is in the paper
+    assert re.search(r"\| dot-negentropy \| 0 \| \S+ \| \+0.00 \| 27.96 \|", text)  # 27.96 is in the paper
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
     run(*options)
     assert before == {path: path.read_bytes() for path in tmp_path.glob("*/*/best.pt")}
@@ -157,15 +179,16 @@ def test_table_is_written_and_uses_finished_runs(data: Path, tmp_path: Path, mon
 
 def test_table_of_several_seeds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_this_process(monkeypatch, run)
-    options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "l2", "--seed", 1, "--seed", 2, "--width", 1, *SMALL]
+    options = ["--epochs", 1, "--pairs", "fr-en", "--attention", "structured-l2", "--width", 1, *SMALL]
+    options += ["--seed", 1, "--seed", 2]
     run("table", data, "--output", tmp_path, *options)
-    assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("l2-1", "l2-2")))
+    assert not torch.equal(*(weights(tmp_path / "fr-en" / name) for name in ("structured-l2-1", "structured-l2-2")))
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [row["seed"] for row in rows] == [1, 2]
     text = (tmp_path / "table.md").read_text()
     mean = sum(row["bleu"] for row in rows) / 2
-    assert f"| l2 | mean | {mean:.2f} | +0.00 |" in text
-    assert "softmax" not in text
+    assert f"| structured-l2 | mean | {mean:.2f} | +0.00 |" in text
+    assert "negentropy" not in text
 
 
 def test_cool_down_reduces_the_learning_rate(data: Path, tmp_path: Path) -> None:
@@ -184,7 +207,7 @@ def test_gamma_starts_large_and_falls(data: Path, tmp_path: Path, monkeypatch: p
         return forward(self, *args, **more)
 
     monkeypatch.setattr(SegmentationAttention, "forward", recorded)
-    options = ["--attention", "l2", "--gamma-start", 4, "--cool-down", 1, *SMALL]
+    options = [*L2, "--gamma-start", 4, "--cool-down", 1, *SMALL]
     run("train", data, "--output", tmp_path / "whole", "--epochs", 3, *options)
     assert list(dict.fromkeys(used)) == [(True, 40), (False, 10), (True, 20), (True, 10)]
     with monkeypatch.context() as patch:
@@ -200,7 +223,7 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     def interrupted(self: Translating, epoch: int) -> object:
         raise KeyboardInterrupt
 
-    folder, options = tmp_path / "run", ["--attention", "l2", "--epochs", 1, *SMALL]
+    folder, options = tmp_path / "run", [*L2, "--epochs", 1, *SMALL]
     with monkeypatch.context() as patch:
         patch.setattr(Translating, "batches", interrupted)
         output = " ".join(run("train", data, "--output", folder, *options, status=130).split())
@@ -241,7 +264,9 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
         (["train", "nowhere", "--output", "x"], "nowhere is not a folder"),
         (["translate", "nowhere"], "nowhere is not a run of 'bellmax translation train'"),
         (["train", "DATA", "--output", "RUN", "--source", "de"], "must hold a file for train that ends in .de"),
-        (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'softmax'"),
+        (["train", "DATA", "--output", "RUN", "--attention", "max"], "attention must be one of 'dot', 'structured'"),
+        (["train", "DATA", "--output", "RUN", "--attention", "softmax"], "write --attention dot --omega negentropy"),
+        (["train", "DATA", "--output", "RUN", "--omega", "max"], "omega must be one of 'negentropy', 'softmax'"),
         (["train", "DATA", "--output", "RUN", "--longest", "1"], "no training pair has 1 to 1 tokens"),
         (
             ["train", "DATA", "--output", "RUN", "--epochs", "2", "--cool-down", "3"],
@@ -251,8 +276,12 @@ def interrupted_in_the_second(batches: Callable[..., object]) -> Callable[..., o
         (["table", "DATA", "--output", "RUN", "--pairs", "fren"], "pairs must be SOURCE-TARGET, such as fr-en"),
         (["table", "DATA", "--output", "RUN", "--pairs", "fr-xx"], "must hold a file for train that ends in .xx"),
         (
-            ["table", "DATA", "--output", "RUN", "--attention", "max"],
-            "attention must be one of 'softmax', 'negentropy'",
+            ["table", "DATA", "--output", "RUN", "--attention", "max-l2"],
+            "attention must be one of 'dot', 'structured', got 'max'",
+        ),
+        (
+            ["table", "DATA", "--output", "RUN", "--attention", "sparsemax"],
+            "attention must be ATTENTION-OMEGA, such as structured-l2, got 'sparsemax': write dot-sparsemax",
         ),
     ],
 )

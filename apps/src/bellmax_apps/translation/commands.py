@@ -36,13 +36,15 @@ from bellmax_apps.commands import (
 )
 from bellmax_apps.files import chunks, read_json
 from bellmax_apps.translation.data import SPLITS, find, read_pairs
-from bellmax_apps.translation.model import ATTENTIONS
-from bellmax_apps.translation.model import attention as attention_layer
+from bellmax_apps.translation.model import FORMER, OMEGAS, check_attention
 from bellmax_command.errors import check_outputs, report_errors
 
 app = typer.Typer(no_args_is_help=True)
 
 DEFAULT = translating.Config()
+IN_TABLE = "dot-negentropy", "structured-negentropy", "structured-l2", "dot-sparsemax"
+"""Attention and Ω of the rows of a table, by default."""
+
 Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
 Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
 Target = Annotated[str, typer.Option(help="Target language: the file extension.")]
@@ -68,7 +70,12 @@ def train(
     context: typer.Context,
     source: Source = DEFAULT.source,
     target: Target = DEFAULT.target,
-    attention: Annotated[str, typer.Option(help=f"Attention: {', '.join(ATTENTIONS)}.")] = DEFAULT.attention,
+    attention: Annotated[
+        str, typer.Option(help="Attention: dot (dot-product attention) or structured (attention to segments).")
+    ] = DEFAULT.attention,
+    omega: Annotated[
+        str, typer.Option(help=f"Regularizer of the attention: {', '.join(OMEGAS)}. All but the first two are sparse.")
+    ] = DEFAULT.omega,
     epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
     optimizer: Optimizer = DEFAULT.settings.optimizer,
@@ -99,6 +106,7 @@ def train(
             source=source,
             target=target,
             attention=attention,
+            omega=omega,
             size=size,
             dropout=dropout,
             smoothing=smoothing,
@@ -163,9 +171,8 @@ def attention(
             ((text, translation),) = translating.translate(model, source, target, [sentence], width)
             if not translation.words:
                 raise ValueError(f"sentence must give a translation with words, got none from {path}")
-            kind = config.attention
-            title = kind if kind in ("softmax", "sparsemax") else f"structured, {kind}"
-            title += "" if path.name == kind else f" ({path.name})"
+            title = f"{config.attention}, {config.omega}"
+            title += "" if path.name == f"{config.attention}-{config.omega}" else f" ({path.name})"
             maps.append((title, target.shown(translation.words), translation.weights.double().numpy()))
             typer.echo(f"{path}: {text}")
         save(draw([*source.tokens(sentence), "</s>"], maps), output)
@@ -178,7 +185,8 @@ def table(
     output: TableFolder,
     pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable. Default fr-en and en-fr.")] = None,
     attention: Annotated[
-        list[str] | None, typer.Option(help=f"Attention, repeatable. Default {', '.join(ATTENTIONS)}.")
+        list[str] | None,
+        typer.Option(help=f"ATTENTION-OMEGA of 'train', repeatable. Default {', '.join(IN_TABLE)}."),
     ] = None,
     epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
@@ -197,7 +205,7 @@ def table(
 ) -> None:
     """Train with each attention at the same budget, and write a table. Run it again to resume.
 
-    Runs are in OUTPUT/PAIR/ATTENTION or, with several seeds, in OUTPUT/PAIR/ATTENTION-SEED.
+    Runs are in OUTPUT/PAIR/ATTENTION-OMEGA or, with several seeds, in OUTPUT/PAIR/ATTENTION-OMEGA-SEED.
     """
     with report_errors():
         shared: dict[str, object] = {
@@ -206,17 +214,31 @@ def table(
             "dropout": dropout, "pieces": pieces,
         }  # fmt: skip
         seeds, runs = seed or [0], {}
-        for pair, kind, run_seed in product(pairs or ("fr-en", "en-fr"), attention or ATTENTIONS, seeds):
+        for pair, kind, run_seed in product(pairs or ("fr-en", "en-fr"), attention or IN_TABLE, seeds):
             source, _, target = pair.partition("-")
             if not (source and target):
                 raise ValueError(f"pairs must be SOURCE-TARGET, such as fr-en, got {pair!r}")
-            attention_layer(kind, size)  # raises if there is no such attention, before any training
+            name, omega = _attention_and_omega(kind)
             for split, language in product(SPLITS, (source, target)):
                 find(data, split, language)
-            options = {"source": source, "target": target, "attention": kind, "seed": run_seed}
+            options = {"source": source, "target": target, "attention": name, "omega": omega, "seed": run_seed}
             run = output / pair / seeded(kind, run_seed, seeds)
             runs[run] = ["translation", "train", str(data)], shared | options
         train_table(output, runs, jobs, "bleu", lambda run: _measure(data, run, width), _markdown)
+
+
+def _attention_and_omega(option: str) -> tuple[str, str]:
+    """Attention and Ω of an option ATTENTION-OMEGA. Raises ``ValueError`` if there is no such attention or Ω.
+
+    >>> _attention_and_omega("structured-l2")
+    ('structured', 'l2')
+    """
+    attention, hyphen, omega = option.partition("-")
+    if not hyphen:
+        hint = f": write {'-'.join(FORMER[option])}" if option in FORMER else ""
+        raise ValueError(f"attention must be ATTENTION-OMEGA, such as structured-l2, got {option!r}{hint}")
+    check_attention(attention, omega)
+    return attention, omega
 
 
 def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
@@ -229,7 +251,7 @@ def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
     best = max(history, key=lambda record: record["bleu"])
     return {
         "pair": f"{config.source}-{config.target}",
-        "attention": config.attention,
+        "attention": f"{config.attention}-{config.omega}",
         "seed": config.settings.seed,
         **scores,
         "dev_bleu": best["bleu"],
@@ -240,8 +262,8 @@ def _measure(data: Path, run: Path, width: int) -> dict[str, Any]:
 
 
 PAPER = {
-    "fr-en": {"softmax": 27.96, "negentropy": 27.96, "l2": 27.21},
-    "en-fr": {"softmax": 28.08, "negentropy": 27.98, "l2": 27.28},
+    "fr-en": {"dot-negentropy": 27.96, "structured-negentropy": 27.96, "structured-l2": 27.21},
+    "en-fr": {"dot-negentropy": 28.08, "structured-negentropy": 27.98, "structured-l2": 27.28},
 }
 """BLEU in the paper, on other data: newstest2014, after training on WMT14."""
 
@@ -251,13 +273,12 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
     lines = []
     for pair in dict.fromkeys(row["pair"] for row in rows):
         runs = with_means([row for row in rows if row["pair"] == pair], "attention")
-        first = runs[0]["attention"]
-        baselines = {row["seed"]: row for row in runs if row["attention"] == first}
+        baselines = {row["seed"]: row for row in runs if row["attention"] == runs[0]["attention"]}
         lines += [
             f"## {pair.replace('-', ' → ')}",
             "",
-            f"| attention | seed | test BLEU | to {first} | paper, WMT14 | dev BLEU | best epoch | tokens/s "
-            f"| to {first} | attended | > 0.1 |",
+            "| attention | seed | test BLEU | to first | paper, WMT14 | dev BLEU | best epoch | tokens/s "
+            "| to first | attended | > 0.1 |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for row in runs:

@@ -10,14 +10,41 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bellmax.nn import SegmentationAttention
-from bellmax.regularizers import Negentropy, Regularizer, SquaredL2
+from bellmax.regularizers import Regularizer, resolve
 from bellmax_apps.translation.data import BEGIN, END, PADDING, Batch
 
-ATTENTIONS = "softmax", "negentropy", "l2", "sparsemax"
+ATTENTIONS = "dot", "structured"
+OMEGAS = "negentropy", "softmax", "l2", "sparsemax", "entmax"
+FORMER = {
+    "softmax": ("dot", "negentropy"),
+    "negentropy": ("structured", "negentropy"),
+    "l2": ("structured", "l2"),
+    "sparsemax": ("dot", "sparsemax"),
+}
+"""Attention and Ω, by the name of both in version 0.2."""
+
+# Appendix C.3 of the paper has γ = 2 and γ = 10 for structured attention. With γ = 1, sparsemax would put all weight on
+# one word after a few steps, and then its gradient is 0. Entmax with γ = 5 and sparsemax with γ = 10 give weight 0 at
+# the same distance from the best score.
+_GAMMAS = {
+    "dot": {"negentropy": 1.0, "softmax": 1.0, "l2": 10.0, "sparsemax": 10.0, "entmax": 5.0},
+    "structured": {"negentropy": 2.0, "softmax": 2.0, "l2": 10.0, "sparsemax": 10.0, "entmax": 5.0},
+}
+
+
+def check_attention(attention: str, omega: str) -> None:
+    """Raise ``ValueError`` if there is no such attention or no such Ω."""
+    if attention not in ATTENTIONS:
+        hint = ""
+        if attention in FORMER:
+            hint = ": write --attention {} --omega {}".format(*FORMER[attention])
+        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}{hint}")
+    if omega not in OMEGAS:
+        raise ValueError(f"omega must be one of {', '.join(map(repr, OMEGAS))}, got {omega!r}")
 
 
 class PlainAttention(nn.Module):
-    """Attention with bilinear scores and the argmax of max_Ω as weights: softmax for negentropy, sparsemax for l2.
+    """Dot-product attention: bilinear scores, and the argmax of max_Ω as weights, which is softmax for negentropy.
 
     Queries (B, Q, D) and keys (B, K, D) give a context (B, Q, D) and weights (B, Q, K).
     """
@@ -34,16 +61,13 @@ class PlainAttention(nn.Module):
         return weights @ keys, weights
 
 
-def attention(kind: str, size: int) -> PlainAttention | SegmentationAttention:
-    """Create attention by its name, with γ as in appendix C.3 of the paper.
-
-    With γ = 1, sparsemax would put all weight on one word after a few steps, and then its gradient is 0.
-    """
-    if kind not in ATTENTIONS:
-        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {kind!r}")
-    if kind in ("softmax", "sparsemax"):
-        return PlainAttention(size, Negentropy() if kind == "softmax" else SquaredL2(10.0))
-    return SegmentationAttention(size, size, omega=Negentropy(2.0) if kind == "negentropy" else SquaredL2(10.0))
+def create_attention(attention: str, omega: str, size: int) -> PlainAttention | SegmentationAttention:
+    """Create attention by its name and the name of its Ω, with γ as in appendix C.3 of the paper."""
+    check_attention(attention, omega)
+    regularizer = resolve(omega, _GAMMAS[attention][omega])
+    if attention == "dot":
+        return PlainAttention(size, regularizer)
+    return SegmentationAttention(size, size, omega=regularizer)
 
 
 class State(NamedTuple):
@@ -62,7 +86,8 @@ class Translator(nn.Module):
     Args:
         source_words: Vocabulary size of the source language.
         target_words: Vocabulary size of the target language.
-        kind: Attention: "softmax", "negentropy", "l2" or "sparsemax".
+        attention: "dot" for dot-product attention, or "structured" for :class:`SegmentationAttention`.
+        omega: Ω of the attention: "negentropy", "softmax" (the same), "l2", "sparsemax" or "entmax", as in the library.
         size: Size of the word embeddings and of the hidden states.
         dropout: Dropout probability of embeddings and of the input of the output layer.
         smoothing: Label smoothing in training.
@@ -74,7 +99,8 @@ class Translator(nn.Module):
         source_words: int,
         target_words: int,
         *,
-        kind: str = "softmax",
+        attention: str = "dot",
+        omega: str = "negentropy",
         size: int = 256,
         dropout: float = 0.3,
         smoothing: float = 0.1,
@@ -87,7 +113,7 @@ class Translator(nn.Module):
         self.target = nn.Embedding(target_words, size, padding_idx=PADDING)
         self.encoder = nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
         self.decoder = nn.LSTMCell(2 * size, size)
-        self.attention = attention(kind, size)
+        self.attention = create_attention(attention, omega, size)
         self.combine = nn.Linear(2 * size, size, bias=False)
         self.write = nn.Linear(size, target_words)
         self.dropout = nn.Dropout(dropout)

@@ -14,7 +14,7 @@ from torch import Tensor
 import bellmax_apps.training as training
 from bellmax_apps.files import fingerprint
 from bellmax_apps.translation.data import END, Batch, Corpus, Vocabulary, find, read_pairs
-from bellmax_apps.translation.model import Translation, Translator, beam_search, greedy
+from bellmax_apps.translation.model import FORMER, Translation, Translator, beam_search, check_attention, greedy
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Config(training.Config):
     Args:
         source: Source language: the file extension.
         target: Target language: the file extension.
-        attention: "softmax", "negentropy", "l2" or "sparsemax".
+        attention: "dot" or "structured".
+        omega: Ω of the attention: "negentropy", "softmax" (the same), "l2", "sparsemax" or "entmax", as in the library.
         size: Size of the word embeddings and of the hidden states.
         dropout: Dropout probability.
         smoothing: Label smoothing.
@@ -45,7 +46,8 @@ class Config(training.Config):
     )
     source: str = "fr"
     target: str = "en"
-    attention: str = "softmax"
+    attention: str = "dot"
+    omega: str = "negentropy"
     size: int = 128
     dropout: float = 0.3
     smoothing: float = 0.1
@@ -57,8 +59,16 @@ class Config(training.Config):
     def __post_init__(self) -> None:
         if not self.gamma_start > 0:
             raise ValueError(f"gamma_start must be above 0, got {self.gamma_start}")
+        check_attention(self.attention, self.omega)
         training.check_share("dropout", self.dropout)
         training.check_share("smoothing", self.smoothing)
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a saved run. A run of version 0.2 has one name for the attention and its Ω."""
+        if "omega" not in values and values.get("attention") in FORMER:
+            return values | dict(zip(("attention", "omega"), FORMER[values["attention"]], strict=True))
+        return values
 
     def gamma_at(self, epoch: int) -> float:
         """γ of the attention in an epoch, counted from 0, as a multiple of its usual value.
@@ -75,7 +85,8 @@ class Config(training.Config):
         return Translator(
             len(source),
             len(target),
-            kind=self.attention,
+            attention=self.attention,
+            omega=self.omega,
             size=self.size,
             dropout=self.dropout,
             smoothing=self.smoothing,
