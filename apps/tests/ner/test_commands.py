@@ -476,6 +476,17 @@ def test_f1_counts_complete_entities(truth: str, guess: str, right: int, predict
     assert scores["f1"] == pytest.approx(200 * right / (predicted + expected))
 
 
+def test_table_warms_up_under_a_sparse_omega_only(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = []
+    monkeypatch.setattr(commands, "train_table", lambda *args: tables.append(args[1]))
+    names = "negentropy", "softmax", "l2", "sparsemax", "entmax"
+    run("table", data, "--output", tmp_path / "runs", "--warm-up", 2, *(f"--omega={name}" for name in names))
+    options = [options for _, options in tables[0].values()]
+    assert {str(option["omega"]): option["warm_up"] for option in options} == dict(
+        zip(names, [None, None, 2, 2, 2], strict=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

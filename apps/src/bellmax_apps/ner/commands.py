@@ -251,7 +251,7 @@ def table(
                 "gamma": gammas[cell.omega],
                 "loss": cell.loss,
                 "seed": cell.seed,
-                "warm_up": None if cell.omega == "negentropy" else warm_up,
+                "warm_up": None if cell.omega in ("negentropy", "softmax") else warm_up,
                 "embeddings": vectors.get(cell.data.resolve().name),
             }
             runs[run] = ["ner", "train", str(cell.data)], shared | options
