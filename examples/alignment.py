@@ -12,7 +12,7 @@ from torch import Tensor
 import bellmax as bx
 from bellmax import plots
 
-OMEGAS = {"negentropy": bx.Negentropy(0.2), "l2": bx.SquaredL2(0.2)}
+OMEGAS = {"negentropy": bx.Negentropy(0.1), "sparsemax": bx.Tsallis(2, gamma=0.1)}
 
 
 def heartbeat(time: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import argparse
 import base64
 import json
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import bellmax as bx
 from bellmax.nn import CRF, SegmentationAttention, tag_constraints
 
 GAMMAS = [round(float(g), 4) for g in torch.logspace(-2, 1, 16)]
-OMEGAS = {"negentropy": bx.Negentropy, "l2": bx.SquaredL2}
+OMEGAS = {"negentropy": bx.Negentropy, "sparsemax": partial(bx.Tsallis, 2.0)}
 Frames = dict[str, list[Any]]
 
 
@@ -53,7 +54,7 @@ def align() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (sum(byte > 0 for byte in base64.b64decode(found[name][10]["cells"])) for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are above 0 under negentropy, {sparse} under l2\n")
+    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are above 0 under negentropy, {sparse} under sparsemax\n")
     return {"x": x.tolist(), "y": y.tolist(), "frames": found}
 
 
@@ -79,7 +80,7 @@ def tag() -> dict[str, Any]:
         with torch.no_grad():
             emissions = embedding(_context(words, sentence))
         p = crf.distribution(emissions)
-        if name == "l2":
+        if name == "sparsemax":
             paths, probabilities = p.support_paths()
         else:
             paths = p.sequence_to_path(p.topk_sequences(5)[1])
@@ -88,7 +89,7 @@ def tag() -> dict[str, Any]:
         readings = [{"tags": s, "probability": q} for s, q in zip(sequences, probabilities.tolist(), strict=True)]
         shown[name] = {
             "readings": readings,
-            "whole": name == "l2",
+            "whole": name == "sparsemax",
             "marginals": p.marginals.tolist(),
             "edges": p.expected_path.tolist(),
         }
@@ -203,7 +204,7 @@ def parse() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (found[name][8]["best"][0]["probability"] for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[8]}, the best tree has {dense:.2f} under negentropy, {sparse:.2f} under l2\n")
+    print(f"  at γ = {GAMMAS[8]}, the best tree has {dense:.2f} under negentropy, {sparse:.2f} under sparsemax\n")
     return {"words": WORDS, "frames": found}
 
 
@@ -233,8 +234,8 @@ def attend() -> dict[str, Any]:
         return packed(weights)
 
     found = frames(frame)
-    sparse = sum(byte > 0 for byte in base64.b64decode(found["l2"][8]["cells"]))
-    print(f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under l2, all under softmax\n")
+    sparse = sum(byte > 0 for byte in base64.b64decode(found["sparsemax"][8]["cells"]))
+    print(f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under sparsemax, all under softmax\n")
     return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
 
 
@@ -258,7 +259,7 @@ def follow() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (found[name][8]["left"] for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[8]}, {dense} paths are above 0 under negentropy, {sparse} under l2\n")
+    print(f"  at γ = {GAMMAS[8]}, {dense} paths are above 0 under negentropy, {sparse} under sparsemax\n")
     return {"edges": EDGES, "weights": WEIGHTS.tolist(), "levels": dag.levels.tolist(), "frames": found}
 
 

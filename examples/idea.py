@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 import bellmax as bx
 from bellmax import plots
 
-OMEGAS = {"hard": bx.Hard(), "negentropy": bx.Negentropy(), "l2": bx.SquaredL2()}
-COLOURS = {"hard": "0.55", "negentropy": "tab:blue", "l2": "tab:orange"}
+OMEGAS = {"hard": bx.Hard(), "negentropy": bx.Negentropy(), "sparsemax": bx.Tsallis(2)}
+COLOURS = {"hard": "0.55", "negentropy": "tab:blue", "sparsemax": "tab:orange"}
 EDGES = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (2, 5), (3, 5), (4, 6), (5, 6)]
 WEIGHTS = torch.tensor([1.0, 0.8, 0.0, 0.9, 0.7, 0.4, 0.2, 0.5, 0.6])
 

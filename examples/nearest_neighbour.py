@@ -71,7 +71,7 @@ def models(length: int, smallest_class: int, known: Published | None) -> dict[st
     """Estimators by name; those with parameters to choose choose them by cross-validation on the training series."""
     folds = StratifiedKFold(min(5, max(2, smallest_class)), shuffle=True, random_state=0)
     bands = sorted({band_of(percent, length) for percent in (0, 1, 2, 3, 5, 8, 11, 15, 20)})
-    soft = {"omega": ["negentropy", "l2"], "gamma": [0.01, 0.1, 1.0], "divergence": ["debiased"]}
+    soft = {"omega": ["negentropy", "sparsemax"], "gamma": [0.01, 0.1, 1.0], "divergence": ["debiased"]}
     machine = make_pipeline(DTWKernel(), SVC(kernel="precomputed"))
     found: dict[str, Any] = {"full": DTWNeighborsClassifier()}
     if known is not None:

@@ -1,4 +1,4 @@
-"""The figure of docs/trees.md: the parses of an ambiguous sentence under negentropy, and all that survive under l2."""
+"""The figure of docs/trees.md: the parses of an ambiguous sentence under negentropy, and all that survive under sparsemax."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def draw(ax: Axes, title: str, tree: Tensor) -> None:
 def figure() -> Figure:
     drawn = Figure(figsize=(10, 5), layout="constrained")
     rows = drawn.subfigures(2, 1)
-    dense, sparse = bx.SpanTrees(scores()), bx.SpanTrees(scores(), omega="l2")
+    dense, sparse = bx.SpanTrees(scores()), bx.SpanTrees(scores(), omega="sparsemax")
     all_trees, shares = dense.support_paths()
     few, few_shares = sparse.support_paths()
     rest = float(shares[SHOWN:].sum())
     titles = (
         f"negentropy: the {SHOWN} most probable of {len(shares)} trees; the others share {rest:.0%}",
-        f"l2: the {len(few)} trees that survive",
+        f"sparsemax: the {len(few)} trees that survive",
     )
     parts = ((all_trees[:SHOWN], shares[:SHOWN]), (few, few_shares))
     for row, title, (trees, probabilities) in zip(rows, titles, parts, strict=True):

@@ -40,10 +40,10 @@ def test_the_page_has_each_section_once(page: str) -> None:
 
 def test_the_page_holds_the_results_of_the_library(page: str) -> None:
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.S)[1].replace("<\\/", "</"))
-    sparse, dense = data["tag"]["models"]["l2"], data["tag"]["models"]["negentropy"]
+    sparse, dense = data["tag"]["models"]["sparsemax"], data["tag"]["models"]["negentropy"]
     assert [reading["probability"] for reading in sparse["readings"]] == pytest.approx([0.6, 0.4], abs=0.02)
     assert len(dense["readings"]) == 5
-    for name in ("negentropy", "l2"):
+    for name in ("negentropy", "sparsemax"):
         assert len(data["align"]["frames"][name]) == len(data["gammas"])
         for frame in data["follow"]["frames"][name]:
             assert sum(
@@ -64,7 +64,7 @@ def test_the_controls_move_the_pictures(page: str, tmp_path: Path) -> None:
     look();
     const slider = document.getElementById("gamma");
     slider.value = 2; slider.dispatchEvent(new Event("input")); look();
-    document.querySelector("input[value=l2]").click(); look();
+    document.querySelector("input[value=sparsemax]").click(); look();
     document.body.dataset.seen = JSON.stringify(seen);
     document.body.dataset.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
     </script>

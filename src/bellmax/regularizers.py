@@ -317,8 +317,8 @@ class Negentropy(Regularizer):
 class Tsallis(Regularizer):
     """Ω(q) = γ (Σ q^α − 1)/(α(α − 1)) with 1 < α ≤ 2. The gradient of max_Ω is α-entmax, which is sparse.
 
-    Ω is 0 at the vertices of the simplex. It tends to :class:`Negentropy` as α → 1, and it equals
-    :class:`SquaredL2` minus γ/2 for α = 2.
+    By name, "entmax" is α = 1.5 and "sparsemax" is α = 2. Ω is 0 at the vertices of the simplex. It tends to
+    :class:`Negentropy` as α → 1, and it equals :class:`SquaredL2` minus γ/2 for α = 2.
 
     Args:
         alpha: The exponent α, default 1.5. Smaller values give denser gradients.
@@ -360,10 +360,11 @@ class Tsallis(Regularizer):
 
 
 class SquaredL2(Tsallis):
-    """Ω(q) = γ/2 ‖q‖². The gradient of max_Ω is sparsemax: the projection of x/γ on the simplex, which is sparse.
+    """The sparse Ω of the paper, Ω(q) = γ/2 ‖q‖², which also penalizes long paths. Prefer ``Tsallis(2)``.
 
-    Ω is γ/2 at a vertex of the simplex. So each node of a path with only one parent adds −γ/2 to the score of the
-    path, and longer paths score lower. ``Tsallis(2)`` is this Ω minus γ/2, and has no such offset.
+    The gradient of max_Ω is sparsemax: the projection of x/γ on the simplex. Ω is γ/2 at a vertex of the simplex, so
+    each node of a path subtracts γ/2 from its score, and longer paths score lower. ``Tsallis(2)``, by name
+    "sparsemax", is this Ω minus γ/2: it has the same gradient at a node, and no such offset.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))

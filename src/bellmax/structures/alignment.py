@@ -113,8 +113,7 @@ class SequenceAlignment(LatticePaths):
     an alignment is the 0/1 tensor (N, M) of its pairs. ``expected_path`` (..., N, M) is the probability of each pair,
     and is differentiable.
 
-    Under :class:`SquaredL2`, every element of a path adds −γ/2, which favours few gaps. ``"sparsemax"`` has no such
-    offset.
+    For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favours few gaps.
 
     Args:
         scores: The score (..., N, M) of each pair. −∞ forbids a pair.

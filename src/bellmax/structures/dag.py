@@ -221,8 +221,8 @@ class DAG(StoredGraph):
 
         Args:
             weights: The scores (..., E) of the edges. −∞ removes an edge.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-                :class:`SquaredL2`, a node with one parent adds a constant; under ``"sparsemax"``, it adds 0.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a
+                sparse Ω, prefer "sparsemax": "l2" also penalizes long paths.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
             minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best path has the least
                 cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.

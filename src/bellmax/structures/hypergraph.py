@@ -171,8 +171,8 @@ class Hypergraph(StoredGraph):
 
         Args:
             weights: The scores (..., E) of the edges, or (..., W) if edges share weights. −∞ removes an edge.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-                :class:`SquaredL2`, a node with one edge adds a constant; under ``"sparsemax"``, it adds 0.
+            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a
+                sparse Ω, prefer "sparsemax": "l2" also penalizes large derivations.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
             minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best derivation has the
                 least cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.

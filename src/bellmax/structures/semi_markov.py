@@ -107,8 +107,8 @@ class SemiMarkov(NamedScores):
         end: The score (..., K) of the last label, default 0.
         lengths: The number of steps of each sequence, integers of the batch shape or one number, from 1 to T, default
             T. The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under
-            :class:`SquaredL2`, every segment adds a constant; under ``"sparsemax"``, it adds 0.
+        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a sparse
+            Ω, prefer "sparsemax": "l2" also penalizes each segment.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
