@@ -614,6 +614,36 @@ class Solver:
         edges = self.program.edges_from(sweep(batch.route, theta, tape, batch.index), theta, batch.index)
         return edges.reshape(self.batch_shape + edges.shape[1:])
 
+    # --- values of nodes, and the best path through each entry
+
+    def node_values(self) -> Tensor:
+        """The values of the nodes under Ω, (..., *nodes), in the sense of the scores, without gradient.
+
+        For a graph or hypergraph, nodes are in the order of the sweeps.
+        """
+        gamma = self.omega.gamma.detach() if isinstance(self.omega.gamma, Tensor) else self.omega.gamma
+        batch, theta = self.batch, self.batch.theta(self.detached(), gamma)
+        self.program.node_shape(theta, batch.index)  # raises an error for a program without such nodes
+        try:
+            flat = autograd.node_values(batch.route, theta, batch.index)
+        except ValueError:
+            self._explain_overflow()
+            raise
+        if isinstance(gamma, Tensor):
+            gamma = gamma.reshape(gamma.shape + (1,) * (flat.ndim - 1))
+        return self._in_sense(multiply_by_gamma(flat.reshape(self.batch_shape + flat.shape[1:]), gamma))
+
+    def max_marginals(self) -> Tensor:
+        """The score of the best path that uses each entry of an event, (..., *event), without gradient."""
+        batch = self.batch
+        route = autograd.Route(self.program.name, self.backend_under(_HARD), _HARD)
+        flat = autograd.max_marginals(route, batch.unscaled(self.detached()), batch.index)
+        return self._in_sense(flat.reshape(self.batch_shape + flat.shape[1:]))
+
+    def _in_sense(self, values: Tensor) -> Tensor:
+        """Return values of the sweeps in the sense of the scores, without −0."""
+        return (-values if self.batch.is_negated else values) + 0
+
     # --- paths
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ from bellmax.autograd.functions import (
     forward,
     hessian_product,
     log_transitions,
+    max_marginals,
+    node_values,
     sample,
     topk,
     value,
@@ -14,4 +16,4 @@ from bellmax.autograd.operators import Route
 from bellmax.autograd.shortcut import Shortcut, attach
 
 __all__ = ["Route", "Shortcut", "attach", "directional_derivative", "expected_path", "forward", "hessian_product"]
-__all__ += ["log_transitions", "sample", "topk", "value"]
+__all__ += ["log_transitions", "max_marginals", "node_values", "sample", "topk", "value"]

@@ -381,6 +381,18 @@ def topk(route: Route, theta: Sequence[Tensor], k: int, index: Sequence[Tensor])
     return result
 
 
+def node_values(route: Route, theta: Sequence[Tensor], index: Sequence[Tensor]) -> Tensor:
+    """Value of each node, (B, *nodes), without gradient."""
+    values: Tensor = sweep("node_values", route, [t.detach() for t in theta], index)
+    return values
+
+
+def max_marginals(route: Route, theta: Sequence[Tensor], index: Sequence[Tensor]) -> Tensor:
+    """Score of the best path that uses each entry of an event, (B, *event), without gradient."""
+    scores: Tensor = sweep("max_marginals", route, [t.detach() for t in theta], index)
+    return scores
+
+
 def _is_plain_call(tensors: Sequence[Tensor]) -> bool:
     """True if no gradient, tracing or forward mode is active, so no autograd.Function is needed."""
     return is_eager() and forward_ad._current_level < 0 and not needs_grad(*tensors)

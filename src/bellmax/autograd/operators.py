@@ -27,6 +27,8 @@ _OPERATORS = {
     "log_transitions_vjp": "Tensor[] theta, Tensor tape, Tensor[] cotangent, Tensor[] index) -> Tensor[]",
     "sample": "Tensor[] theta, Tensor tape, Tensor uniforms, Tensor[] index) -> Tensor",
     "topk": "Tensor[] theta, int k, Tensor[] index) -> (Tensor, Tensor)",
+    "node_values": "Tensor[] theta, Tensor[] index) -> Tensor",
+    "max_marginals": "Tensor[] theta, Tensor[] index) -> Tensor",
 }
 _library = torch.library.Library("bellmax", "DEF")
 
@@ -105,6 +107,10 @@ def _fake(name: str) -> Callable[..., Any]:
             return PROGRAMS[program].empty_paths(theta, args[-1], args[1].shape[1])
         if name == "topk":
             return first.new_empty(first.shape[0], args[0]), PROGRAMS[program].empty_paths(theta, args[-1], args[0])
+        if name == "node_values":
+            return first.new_empty(first.shape[0], *PROGRAMS[program].node_shape(theta, args[-1]))
+        if name == "max_marginals":
+            return first.new_empty(first.shape[0], *PROGRAMS[program].event_shape(theta, args[-1]))
         return [t.new_empty(t.shape) for t in theta]
 
     return shapes

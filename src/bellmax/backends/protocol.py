@@ -12,7 +12,7 @@ from bellmax.backends.fused import FusedKernels
 from bellmax.regularizers import Kernel, Regularizer
 from bellmax.tensors import Tensors
 
-CHECKED = "forward", "topk", "value"
+CHECKED = "forward", "max_marginals", "node_values", "topk", "value"
 """The sweeps before which values are checked."""
 
 
@@ -59,6 +59,14 @@ class Sweeps(Protocol):
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         """Scores (B, k) of the best paths, descending, and the paths in the format of ``Program.empty_paths``."""
+        ...
+
+    def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        """Value of each node, (B, *nodes), in the shape of ``Program.node_shape``; −∞ if no path reaches the node."""
+        ...
+
+    def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        """Score of the best path that uses each entry of an event, (B, *event), whatever Ω; −∞ if there is none."""
         ...
 
 

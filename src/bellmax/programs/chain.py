@@ -56,6 +56,14 @@ class ChainProgram(Program):
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         return [edges]
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return edges
+
+    def node_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        """(T, S)."""
+        steps, states = theta[0].shape[1:3]
+        return steps, states
+
     def by_edge(
         self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
     ) -> tuple[Tensors, tuple[int, ...]] | None:

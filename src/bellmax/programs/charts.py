@@ -99,6 +99,9 @@ class ChartProgram(Program):
         (scores,) = theta
         return [edges[:, : scores.shape[1:].numel()].reshape(edges.shape[0], *scores.shape[1:])]
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return self.onto_scores(edges, theta, index)[0]
+
     # --- trees
 
     def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:

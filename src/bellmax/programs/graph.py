@@ -76,6 +76,12 @@ class GraphProgram(Program):
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         return [sum_by_weight(edges, index, theta[0].shape[-1])]
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return edges
+
+    def node_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return self.nodes(theta, index)
+
     def by_edge(
         self, scores: Tensors, dims: Sequence[int], batch_shape: Sequence[int], index: Tensors
     ) -> tuple[Tensors, tuple[int, ...]] | None:
@@ -94,6 +100,22 @@ def sum_by_weight(edges: Tensor, index: Tensors, num_weights: int) -> Tensor:
         return edges
     totals = edges.new_zeros((*edges.shape[:-1], num_weights))
     return totals.index_add(-1, index[5].long(), edges.index_select(-1, index[2].long()))
+
+
+def node_numbers(index: Tensors, head: Tensor, level: Tensor) -> Tensor:
+    """(N,) int64: the number of each node in the order of the sweeps, −1 if the node is pruned.
+
+    Args:
+        index: The index of the graph.
+        head: (E,), the node that each edge enters.
+        level: (N,), the level of each node, −1 if it is pruned.
+
+    """
+    offset, _, edge = (part.long() for part in index[:3])
+    sorted_head = torch.arange(len(offset) - 1, device=head.device).repeat_interleave(offset.diff())
+    # The start of a graph keeps 0. Pruned edges enter an extra node, which comes before all other nodes with edges.
+    number = torch.zeros_like(level).scatter_reduce(0, head[edge], sorted_head, "amax")
+    return number.masked_fill(level < 0, -1)
 
 
 def is_flow(counts: Tensor, index: Tensors) -> Tensor:

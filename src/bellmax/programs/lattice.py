@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -259,6 +259,45 @@ class LatticeProgram(Program):
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         return self.slots_to_theta(self.onto_slots(self.sense * edges, theta, index), theta, index)
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        first, batch = theta[0], len(edges)
+        best = edges.new_full((batch, first.shape[1:].numel()), -math.inf)
+        if not best.numel():
+            return best.reshape(first.shape)
+        grid, cells = (batch, *self.size(theta, index)), Cells(self.size(theta, index), index)
+        runs = self.graph(theta, index).slots
+        for (slot, state, at), run in zip(runs, edges.split([len(c) for _, _, c in runs], 1), strict=True):
+            terms = [*self.table.terms[slot], *(self.table.terms[state] if state >= 0 else ())]
+            for term in terms:
+                if term.score == 0 and term.coefficient:
+                    offset, exists = (t.expand(grid).flatten(1)[:, at] for t in cells.offsets(term.axes, first))
+                    best = best.scatter_reduce(1, offset, run.masked_fill(~exists, -math.inf), "amax")
+        return best.reshape(first.shape)
+
+    @cached_property
+    def open_ended(self) -> LatticeProgram:
+        """The program of the same scores and sizes whose paths may end at any node, so that no node is a dead end."""
+        table = self.table._replace(end=Ends("anywhere", ((),) * self.table.states))
+        other = LatticeProgram(table, table.name)
+        other._reads, other._has_first_size = self._reads, self._has_first_size
+        return other
+
+    def node_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        """(N, M), or (N, M, states) if there are several states."""
+        states = self.table.states
+        return (*self.size(theta, index), *((states,) if states > 1 else ()))
+
+    def node_engine(self, theta: Tensors, index: Tensors) -> tuple[Tensor, Tensors]:
+        return self.open_ended.weights(theta, index), self.open_ended.engine_index(theta, index)
+
+    def by_node(self, values: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        shape = self.node_shape(theta, index)
+        graph = self.open_ended.graph(theta, index)
+        offset, _, edge = graph.graph[:3]
+        node = graph.node[edge[offset[1:-2]]]  # of all nodes but the start, which is the first, and the end, the last
+        flat = values.new_full((len(values), math.prod(shape)), -math.inf)
+        return flat.index_copy(1, node, values[:, 1:-1]).reshape(len(values), *shape)
+
     def has_sink(self, theta: Tensors, index: Tensors) -> Tensor:
         """(B,): True if paths may end at more than one node, so that choosing the end is a decision with an Ω."""
         return self.is_end(theta, index).flatten(1).sum(1) * len(self.table.end.states) > 1
@@ -421,6 +460,8 @@ class Cells:
 
     def along(self, axis: Axis, device: torch.device) -> Tensor:
         """Index along one axis of a score by cell, (B or 1, N or 1, M or 1); out of range if there is no entry."""
+        if axis.kind == "at":
+            return torch.full((1, 1, 1), axis.place, device=device)
         dim = 1 if axis.follows_rows else 2
         if axis.is_label:
             labels = self.labels[axis.place]

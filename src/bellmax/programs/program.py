@@ -52,6 +52,10 @@ class Program:
         """Return the shape of a tensor with one number for each node."""
         raise NotImplementedError
 
+    def event_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        """Return the shape of an event."""
+        return tuple(theta[0].shape[1:])
+
     def num_choices(self, theta: Tensors, index: Tensors) -> int:
         """Return the number of uniforms that sampling a path consumes."""
         return self.nodes(theta, index)[0]
@@ -112,6 +116,27 @@ class Program:
     def edges_from(self, tensors: Tensors, theta: Tensors, index: Tensors) -> Tensor:
         """Return numbers in the shapes of θ, where each edge has an entry to itself, as numbers of edges."""
         return tensors[0]
+
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Return the maximum of numbers of weights over the weights that use each entry of an event, (B, *event).
+
+        ``edges`` has one number for each weight, as in :meth:`onto_scores`. An entry that no weight uses gets −∞.
+        """
+        raise NotImplementedError
+
+    # --- values of nodes
+
+    def node_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        """Return the shape in which the user sees the values of the nodes."""
+        raise NotImplementedError("node_values is only defined for chains, lattices, DAGs and hypergraphs")
+
+    def node_engine(self, theta: Tensors, index: Tensors) -> tuple[Tensor, Tensors]:
+        """Return weights and an index for the engine that give each node its value, for :meth:`by_node`."""
+        return self.weights(theta, index), self.engine_index(theta, index)
+
+    def by_node(self, values: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Return the values of the nodes of :meth:`node_engine` in the shape that the user sees, (B, *node_shape)."""
+        return values
 
     # --- paths
 

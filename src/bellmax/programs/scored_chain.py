@@ -52,6 +52,14 @@ class ScoredChainProgram(ChainProgram):
         _, transitions, start, _ = tensors
         return onto_edges(transitions, start, theta[0], index)
 
+    def event_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        steps, states = theta[0].shape[1:]
+        return steps, states, states
+
+    def node_engine(self, theta: Tensors, index: Tensors) -> tuple[Tensor, Tensors]:
+        """Leave out the end scores: they belong to the edges into the end node."""
+        return dense((*theta[:3], torch.zeros_like(theta[3])), index), index
+
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
         return dense(theta, index)
 

@@ -84,6 +84,11 @@ class SegmentProgram(BlockProgram):
         within = None if is_full else (step < length)[..., None, None]
         return [within, None, None, (step + 1 == length).unsqueeze(-1)]
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Take the first block: each segment has one edge."""
+        event = theta[0].shape[1:]
+        return edges[:, : event.numel()].reshape(len(edges), *event)
+
     def edges_of(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         (lengths,) = index
         ends, begins = event.sum(-2), by_first_step(event).sum(-2)
@@ -204,6 +209,12 @@ class ScoredSegmentProgram(Program):
         is_last = self._is_last(theta[0], index[0])
         durations = _sum_durations(segments.masked_fill(is_last, 0), theta[1])
         return [emissions, durations, *rest, _sum_durations(segments.masked_fill(~is_last, 0), theta[5])]
+
+    def event_shape(self, theta: Tensors, index: Tensors) -> tuple[int, ...]:
+        return self._shape(theta)[1:]
+
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return SEGMENTS.best_by_entry(edges, self._like_segments(theta), index)
 
     # --- paths
 

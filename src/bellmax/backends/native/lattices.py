@@ -11,6 +11,8 @@ from torch import Tensor
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call, contiguous, empty_like
+from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference.expanded import Expanded
 from bellmax.programs.checks import reject_overflow
 from bellmax.programs.lattice import LatticeProgram
 from bellmax.programs.table import PLACES, Table, Term
@@ -33,8 +35,8 @@ class NativeLattice:
 
     check = None
 
-    def __init__(self, program: LatticeProgram) -> None:
-        self.program = program
+    def __init__(self, program: LatticeProgram, engine: Sweeps) -> None:
+        self.program, self._expanded = program, Expanded(program, engine)
         size = row_tape_size if all(move.di > 0 for move in program.table.moves) else strip_tape_size
         self._tape_size = lru_cache(maxsize=256)(partial(size, program.table))
         coefficients = tuple(float(term.coefficient) for _, term, _ in program.table.reads)
@@ -105,6 +107,14 @@ class NativeLattice:
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("the best paths of a lattice are found on its graph")
+
+    def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        self.program.check(theta, index)
+        return self._expanded.node_values(theta, index, omega)
+
+    def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        self.program.check(theta, index)
+        return self._expanded.max_marginals(theta, index, omega)
 
 
 def table_bytes(table: Table) -> bytes:

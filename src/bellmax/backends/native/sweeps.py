@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, empty_like, padded
+from bellmax.backends.protocol import Sweeps
+from bellmax.backends.reference import chain, graph
 from bellmax.programs import PROGRAMS
 from bellmax.programs.checks import overflow_error, reject_overflow
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Negentropy, Regularizer
 from bellmax.tensors import Tensors
 
 _INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dag": 6}
 STRUCTURES = tuple(_INDEX_SIZE)
+_REFERENCE: dict[str, Sweeps] = {"chain": chain, "dag": graph}
 
 
 class NativeSweeps:
@@ -109,3 +113,17 @@ class NativeSweeps:
         if not self._call("topk", (*theta, scores, paths), index, omega):
             self.program.check(theta, index)
         return scores, paths
+
+    def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        if self.structure == "dag":
+            _, tape = self.forward(theta, index, omega)
+            unit = math.log2(math.e) if isinstance(omega, Negentropy) else 1
+            return (tape[:, 0, :-3] / unit).to(theta[0].dtype)
+        self.program.check(theta, index)
+        weights, _ = self.program.node_engine(theta, index)
+        return _REFERENCE[self.program.engine].node_values([weights], index, omega)
+
+    def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        self.program.check(theta, index)
+        weights = theta[0] if self.structure == "dag" else self.program.weights(theta, index)
+        return _REFERENCE[self.program.engine].max_marginals([weights], index, omega)

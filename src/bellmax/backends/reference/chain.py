@@ -17,11 +17,11 @@ from torch import Tensor
 from bellmax.programs import CHAIN
 from bellmax.programs.chain import first_step, last_step, unmasked_steps
 from bellmax.programs.checks import reject_overflow
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Hard, Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
-__all__ += ["log_transitions_vjp", "sample", "topk", "value"]
+__all__ += ["log_transitions_vjp", "max_marginals", "node_values", "sample", "topk", "value"]
 
 check = CHAIN.check
 
@@ -256,3 +256,23 @@ def topk(inputs: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[T
         pointer = torch.where(is_step, backpointers[t].flatten(1).gather(1, pointer), pointer)
     stacked = torch.stack(sequences[::-1], -1) if sequences else pointer.new_empty((batch, k, 0))
     return scores.to(theta.dtype).contiguous(), stacked
+
+
+def node_values(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    """Return the value of each state at each step, (B, T, S), −∞ at masked steps."""
+    (theta,) = inputs
+    values = forward(inputs, index, omega)[1][:, 1:]
+    return values.masked_fill(_is_masked(theta, index)[..., 0], -math.inf).to(theta.dtype)
+
+
+def max_marginals(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    """Return the score of the best sequence with each transition, (B, T, S, S), −∞ if there is none."""
+    (theta,) = inputs
+    before, edges, is_masked = forward(inputs, index, Hard())[1], _edge_scores(theta, index), _is_masked(theta, index)
+    best = torch.empty_like(edges)
+    after = torch.zeros_like(before[:, 0])  # the best score of the steps after t, by the state at step t
+    for t in reversed(range(theta.shape[1])):
+        onward = edges[:, t] + after.unsqueeze(-1)
+        best[:, t] = onward + before[:, t].unsqueeze(1)
+        after = torch.where(is_masked[:, t, 0], after, onward.amax(1))
+    return best.masked_fill(is_masked, -math.inf).to(theta.dtype)

@@ -78,3 +78,15 @@ class Expanded:
         weights, engine_index = self._graph(theta, index)
         scores, paths = self.engine.topk(weights, k, engine_index, omega)
         return self.program.sense * scores, self.program.compact_paths(paths, theta, index)
+
+    def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        weights, engine_index = self.program.node_engine(theta, index)
+        values = self.engine.node_values([weights], engine_index, omega)
+        return self.program.sense * self.program.by_node(values, theta, index)
+
+    def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+        if self.check is None:  # the kernels of a subclass check scores, but they do not run here
+            self.program.check(theta, index)
+        weights, engine_index = self._graph(theta, index)
+        edges = self.engine.max_marginals(weights, engine_index, omega)
+        return self.program.sense * self.program.best_by_entry(edges, theta, index)

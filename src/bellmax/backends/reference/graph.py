@@ -17,11 +17,11 @@ from torch import Tensor
 from bellmax.modes import is_readable
 from bellmax.programs import GRAPH
 from bellmax.programs.checks import reject_overflow
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Hard, Regularizer
 from bellmax.tensors import Tensors, wide_dtype, widen
 
 __all__ = ["backward", "check", "empty_tape", "forward", "hessian", "log_transitions", "log_transitions_jvp"]
-__all__ += ["log_transitions_vjp", "sample", "topk", "value"]
+__all__ += ["log_transitions_vjp", "max_marginals", "node_values", "sample", "topk", "value"]
 
 check = GRAPH.check
 
@@ -376,3 +376,46 @@ def _best_derivations(
         ranks[:, edges] = ranks[:, edges].gather(2, previous_rank.unsqueeze(-1).expand(*previous_rank.shape, max_tails))
         ranks[:, edges, :, nth] = tail_rank
     return best, ranks
+
+
+# --- values of nodes, and the best derivation that uses each weight
+
+
+def node_values(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    return forward(inputs, index, omega)[1].to(inputs[0].dtype)
+
+
+def max_marginals(inputs: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
+    """Sweep back from the root: the outside value of a node is the best score of a derivation without this node."""
+    (theta,) = inputs
+    sorted_theta, inside = _sort_by_slot(theta, index), forward(inputs, index, Hard())[1]
+    outside = torch.full_like(inside, -math.inf)
+    outside[:, -1] = 0
+    best = torch.full_like(sorted_theta, -math.inf)
+    for group in reversed(_groups(index)):
+        above = sorted_theta[:, group.edges] + outside[:, group.nodes].repeat_interleave(group.degree, 1)
+        best[:, group.edges] = above + group.sum_over_tails(inside)
+        if group.owner is not None:
+            above = above.index_select(1, group.owner) + _sum_over_other_tails(inside, index, group)
+        outside.scatter_reduce_(1, group.tail.long().expand_as(above), above, "amax")
+    weight = index[5 if len(index) > 5 else 2].long().expand_as(best)
+    by_weight = torch.full_like(theta, -math.inf, dtype=best.dtype)
+    return by_weight.scatter_reduce(1, weight, best, "amax").to(theta.dtype)
+
+
+def _sum_over_other_tails(v: Tensor, index: Tensors, group: Group) -> Tensor:
+    """Return, for each tail of a group's edges, the sum of ``v`` (B, N) over the other tails of its edge, (B, tails).
+
+    It is the sum of the tails before and of the tails after: v may be −∞, so no term can be subtracted.
+    """
+    values = v.index_select(1, group.tail)
+    first, count = (tails[group.edges].long() for tails in _tails_of_slots(index))
+    first, nth_tails, others = first - first[:1], range(int(count.max())), torch.zeros_like(values)
+    for order in (nth_tails, reversed(nth_tails)):
+        sums = values.new_zeros((len(v), len(count)))
+        for nth in order:
+            edges = (count > nth).nonzero().squeeze(-1)
+            position = first[edges] + nth
+            others[:, position] += sums[:, edges]
+            sums[:, edges] += values[:, position]
+    return others

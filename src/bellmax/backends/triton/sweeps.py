@@ -13,6 +13,8 @@ from bellmax.tensors import Tensors
 
 BY_KERNELS = "empty_tape", "value", "forward", "backward", "hessian"
 """The sweeps that kernels can run."""
+WITHOUT_TAPE = "max_marginals", "node_values", "topk"
+"""The other sweeps that need no tape."""
 
 
 class PartialSweeps:
@@ -36,7 +38,7 @@ class PartialSweeps:
 
     def __getattr__(self, name: str) -> Any:
         def run(theta: Tensors, *args: Any) -> Any:
-            if not self.takes(theta) or name == "topk":
+            if not self.takes(theta) or name in WITHOUT_TAPE:
                 return getattr(self.others, name)(theta, *args)
             if name in BY_KERNELS:
                 return getattr(self, f"_{name}")(theta, *args)
