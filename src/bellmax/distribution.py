@@ -296,6 +296,42 @@ class PathDistribution(Distribution):
         """
         return self.log_num_paths.exp().round()
 
+    @property
+    def max_marginals(self) -> Tensor:
+        """Score of the best path that uses each entry of an event, (..., *event); −∞ if no path uses the entry.
+
+        Paths are compared by their scores θ, whatever Ω. If the scores are costs, the best path has the least cost, and
+        the result is +∞ if no path uses the entry. It has no gradient.
+
+        >>> import bellmax as bx
+        >>> p = bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]))
+        >>> p.max_marginals
+        tensor([[1., 2., 7.],
+                [4., 1., 1.]])
+        """
+        return self._solver.max_marginals()
+
+    @property
+    def node_values(self) -> Tensor:
+        """Value of each node under Ω in the forward recursion of the program.
+
+        A chain has the shape (..., T, S), without the end scores. :class:`DTW` and other lattices have the shape
+        (..., N, M) of their grid, or (..., N, M, states) if there are several states. A :class:`DAG` or a
+        :class:`Hypergraph` has the shape (..., num_nodes), in the order of ``nodes``.
+
+        Values have no gradient. They are −∞ (+∞ for costs) at nodes that no path from the start reaches, at masked
+        steps, at pruned nodes, and outside of the lengths and the band. Raises ``NotImplementedError`` for
+        segmentations, tree models and parses.
+
+        The accumulated cost matrix of DTW:
+
+        >>> import bellmax as bx
+        >>> bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]), omega="hard").node_values
+        tensor([[0., 2., 7.],
+                [3., 1., 1.]])
+        """
+        return self._solver.node_values()
+
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
         """Every path of positive probability, most probable first: paths (K, ..., *event), probabilities (K, ...).
 

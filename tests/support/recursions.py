@@ -34,15 +34,15 @@ class Recursion:
     ends: Callable[[Tensors, int, int], Scored] = lambda t, n, m: [((n - 1, m - 1, 0), 0.0)]
     has_columns: bool = True
 
-    def value(
+    def nodes(
         self,
         tensors: Tensors,
         n: int,
         m: int,
-        omega: bx.Regularizer,
+        maximum: Callable[[list[Tensor]], Tensor],
         inside: Callable[[int, int], bool] = lambda i, j: True,
-    ) -> Tensor:
-        """DP_Ω by the definition, in float64, differentiable by autograd."""
+    ) -> dict[Node, Tensor]:
+        """The values of the nodes that paths from the start reach; ``maximum`` is max_Ω."""
         one = torch.ones((), dtype=torch.float64)
         values: dict[Node, Tensor] = {}
         begin = dict(self.starts(tensors, n, m))
@@ -57,11 +57,23 @@ class Recursion:
             candidates += [values[s] + g for s, g in self.into(tensors, i, j, k) if s in values]
             finite = [x for x in candidates if x > -math.inf]
             if finite:
-                values[i, j, k] = omega.max(torch.stack(finite)) + self.node(tensors, i, j, k)
+                values[i, j, k] = maximum(finite) + self.node(tensors, i, j, k)
+        return values
+
+    def value(
+        self,
+        tensors: Tensors,
+        n: int,
+        m: int,
+        omega: bx.Regularizer,
+        inside: Callable[[int, int], bool] = lambda i, j: True,
+    ) -> Tensor:
+        """DP_Ω by the definition, in float64, differentiable by autograd."""
+        values = self.nodes(tensors, n, m, lambda finite: omega.max(torch.stack(finite)), inside)
         last = [(v, score) for v, score in self.ends(tensors, n, m) if inside(*v[:2])]
         reached = [values[v] + score for v, score in last if v in values]
         if not reached:
-            return -math.inf * one
+            return torch.tensor(-math.inf, dtype=torch.float64)
         return omega.max(torch.stack(reached)) if len(last) > 1 else reached[0]
 
 

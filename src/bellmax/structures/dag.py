@@ -183,6 +183,10 @@ class DAG(StoredGraph):
     def num_edges(self) -> int:
         return self.edges.shape[0]
 
+    @property
+    def _heads(self) -> Tensor:
+        return self.edges[:, 1]
+
     def _longest_path(self) -> int:
         return self._depth
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
@@ -14,6 +15,7 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import check_tensor
 from bellmax.programs import Program
+from bellmax.programs.graph import node_numbers
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
 
@@ -56,6 +58,11 @@ class StoredGraph:
         moved._index = tuple(tensor.to(device) for tensor in self._index)
         return moved
 
+    @property
+    @abstractmethod
+    def _heads(self) -> Tensor:
+        """(E,): the node that each edge enters."""
+
     @abstractmethod
     def _longest_path(self) -> int:
         """Return the largest number of edges of a path, or of a derivation."""
@@ -89,6 +96,13 @@ class GraphPaths(PathDistribution):
     def weights(self) -> Tensor:
         """The weights that were passed, (..., E)."""
         return self._scores[0]
+
+    @property
+    def node_values(self) -> Tensor:
+        graph = self._graph
+        number = node_numbers(graph._index, graph._heads, graph.levels)
+        values = self._solver.node_values()
+        return values[..., number].masked_fill(number < 0, -self.sense * math.inf)
 
     @property
     def minimize(self) -> bool:

@@ -207,6 +207,10 @@ class Hypergraph(StoredGraph):
             raise ValueError("derivation must hold one derivation, got further edges")
         return listed
 
+    @property
+    def _heads(self) -> Tensor:
+        return self.heads
+
     def _longest_path(self) -> int:
         return self._largest_derivation
 

@@ -82,6 +82,11 @@ class TreeProgram(Program):
             pairs = pairs.sum(1)
         return [nodes, pairs.sum_to_size(len(pairwise), *pairwise.shape[1:]).contiguous()]
 
+    def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        size, labels = theta[0].shape[1:]
+        of_nodes = edges[:, :-labels].reshape(len(edges), size - 1, labels, labels).amax(2)
+        return torch.cat((of_nodes, edges[:, None, -labels:]), 1).index_select(1, index[5].argsort())
+
     def is_path(self, event: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         return ((event == 0) | (event == 1)).flatten(-2).all(-1) & (event.sum(-1) == 1).all(-1)
 
