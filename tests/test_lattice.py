@@ -582,8 +582,8 @@ def test_a_missing_offset_changes_the_grid() -> None:
     forgotten = bx.Lattice([bx.Move(1, 1, score=L.cell("score")), *moves]).paths(scores)
     shifted = bx.Lattice([bx.Move(1, 1, score=L.cell("score", -1, -1)), *moves]).paths(scores)
     shapes = "LatticePaths(batch_shape=(2,), event_shape=(4, 5), grid="
-    assert repr(forgotten) == f"{shapes}4 rows × 5 columns × 1 states, omega=Negentropy(gamma=1.0))"
-    assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns × 1 states")
+    assert repr(forgotten) == f"{shapes}4 rows × 5 columns, omega=Negentropy(gamma=1.0))"
+    assert repr(shifted).startswith(f"{shapes}5 rows × 6 columns")
 
 
 # --- sides that no tensor has

@@ -12,6 +12,7 @@ from support.names import FOREIGN, RENAMED
 
 import bellmax as bx
 from bellmax import lattice as L
+from bellmax.compat import torch_struct
 
 CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 OLD = [(module, name, new) for module, names in RENAMED.items() for name, new in names.items()]
@@ -80,6 +81,10 @@ def test_former_and_foreign_arguments_say_the_present_one(call, message: str) ->
         call()
 
 
+def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.unsqueeze(-2) - b.unsqueeze(-3)).square().sum(-1)
+
+
 CHANGE = bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1) - 0.5 * L.cell_class("c", 3, 0, -1) + 1)
 
 
@@ -102,7 +107,55 @@ CHANGE = bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1) - 0.5 * L.cell_c
         ),
         (
             bx.CTC(torch.zeros(5, 4), torch.tensor([1, 2]), omega="sparsemax"),
-            "CTC(batch_shape=(), event_shape=(5, 4), omega=Tsallis(alpha=2.0, gamma=1.0))",
+            "CTC(batch_shape=(), event_shape=(5, 4), blank=0, omega=Tsallis(alpha=2.0, gamma=1.0))",
+        ),
+        (
+            bx.DTW(torch.zeros(4, 5), band=2, open_begin=True),
+            "DTW(batch_shape=(), event_shape=(4, 5), band=2.0, open_begin=True, omega=Negentropy(gamma=1.0))",
+        ),
+        (
+            bx.DTW(torch.zeros(4, 5), omega="hard"),
+            "DTW(batch_shape=(), event_shape=(4, 5), omega=Hard())",
+        ),
+        (
+            bx.DependencyTrees(torch.zeros(3, 3), single_root=False),
+            "DependencyTrees(batch_shape=(), event_shape=(3, 3), single_root=False, omega=Negentropy(gamma=1.0))",
+        ),
+        (
+            bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(4, 2), minimize=True),
+            "DAGPaths(batch_shape=(4,), event_shape=(2,), minimize=True, omega=Negentropy(gamma=1.0))",
+        ),
+        (
+            bx.Lattice([bx.Move(1, 1, score=L.cell("c", -1, -1))]).paths(
+                {"c": torch.zeros(3, 4)}, minimize=True, band=2
+            ),
+            "LatticePaths(batch_shape=(), event_shape=(3, 4), grid=4 rows × 5 columns, band=2.0, minimize=True, "
+            "omega=Negentropy(gamma=1.0))",
+        ),
+        (bx.Move(1, 1, score=L.cell("c")), "Move(1, 1, score=c[i, j])"),
+        (bx.Move(0, 1, (0, 1), 1, where="open"), "Move(0, 1, source=(0, 1), target=1, where='open')"),
+        (L.corner(), "corner(0)"),
+        (L.along_row(0, 2), "along_row(0, 2)"),
+        (L.along_column({0: None, 1: L.row("late")}), "along_column({0: None, 1: late[i]})"),
+        (L.anywhere(1), "anywhere(1)"),
+        (bx.Negentropy(torch.nn.Parameter(torch.tensor(0.1))), "Negentropy(gamma=Parameter(0.1))"),
+        (bx.Tsallis(1.5, gamma=torch.ones(3)), "Tsallis(alpha=1.5, gamma=tensor of shape (3,))"),
+        (bx.SquaredL2(torch.tensor(2.0, device="meta")), "SquaredL2(gamma=tensor of shape ())"),
+        (
+            bx.nn.tag_constraints(["O", "B-X", "I-X"]),
+            "TagConstraints(scheme='IOB2', num_tags=3, forbidden_transitions=1)",
+        ),
+        (
+            bx.nn.CRF(3, constraints=bx.nn.tag_constraints(["O", "B-X", "I-X"])),
+            "CRF(3, omega=Negentropy(gamma=1.0), loss='surrogate', constraints='IOB2')",
+        ),
+        (
+            bx.nn.DTWAlignment(cost=squared),
+            "DTWAlignment(omega=Negentropy(gamma=1.0), cost='squared', band=None)",
+        ),
+        (
+            torch_struct.LinearChainCRF(torch.zeros(2, 3, 4, 4)),
+            "LinearChainCRF(batch_shape=(2,), event_shape=(3, 4, 4))",
         ),
         (bx.TreeModel([-1, 0, 0]), "TreeModel(num_nodes=3, root=0)"),
     ],

@@ -448,7 +448,12 @@ class PathDistribution(Distribution):
 
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
-        return f"{type(self).__name__}({shapes}, omega={self.omega})"
+        options = "".join(f"{name}={value!r}, " for name, value in self._shown_options().items())
+        return f"{type(self).__name__}({shapes}, {options}omega={self.omega})"
+
+    def _shown_options(self) -> dict[str, object]:
+        """Return the options that ``repr`` shows, by name."""
+        return {}
 
     # --- checks of arguments
 

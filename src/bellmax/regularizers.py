@@ -259,7 +259,17 @@ class Regularizer:
         return hash((type(self), id(self.gamma) if isinstance(self.gamma, Tensor) else self.gamma))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(gamma={self.gamma})"
+        return f"{type(self).__name__}(gamma={_shown_gamma(self.gamma)})"
+
+
+def _shown_gamma(gamma: Gamma) -> str:
+    """Return γ on one line: the number of a scalar tensor, or the shape of a tensor of several numbers."""
+    if not isinstance(gamma, Tensor):
+        return str(gamma)
+    kind = "Parameter" if isinstance(gamma, torch.nn.Parameter) else "tensor"
+    if gamma.ndim == 0 and is_checked(gamma):
+        return f"{kind}({float(f'{gamma.item():.4g}')})"
+    return f"{kind} of shape {tuple(gamma.shape)}"
 
 
 def _are_equal(a: object, b: object) -> bool:
@@ -356,7 +366,7 @@ class Tsallis(Regularizer):
         return Kernel("tsallis", (self.alpha,)) if type(self) is Tsallis else None
 
     def __repr__(self) -> str:
-        return f"Tsallis(alpha={self.alpha}, gamma={self.gamma})"
+        return f"Tsallis(alpha={self.alpha}, gamma={_shown_gamma(self.gamma)})"
 
 
 class SquaredL2(Tsallis):
@@ -381,7 +391,7 @@ class SquaredL2(Tsallis):
         return _SQUARED_L2 if type(self) is SquaredL2 else None
 
     def __repr__(self) -> str:
-        return f"SquaredL2(gamma={self.gamma})"
+        return f"SquaredL2(gamma={_shown_gamma(self.gamma)})"
 
 
 class Hard(Regularizer):

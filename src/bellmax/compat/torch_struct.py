@@ -50,6 +50,9 @@ class StructDistribution(Distribution):
         self.args = args
         super().__init__(log_potentials.shape[:1], log_potentials.shape[1:], validate_args=False)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)})"
+
     def _check_lengths(self, lengths: Lengths, max_length: int) -> Tensor:
         """Return the lengths as an int64 tensor (B,). Raises ``ValueError`` for a wrong shape or range."""
         batch, min_length = self.log_potentials.shape[:1], self._min_length

@@ -130,7 +130,8 @@ class CRF(Smoothed):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return f"{self.num_tags}, {super().extra_repr()}, loss={self.loss!r}"
+        constraints = "" if self._tags is None else f", constraints={self._tags.scheme or 'custom'!r}"
+        return f"{self.num_tags}, {super().extra_repr()}, loss={self.loss!r}{constraints}"
 
     @answers_near_misses
     def distribution(

@@ -25,7 +25,8 @@ class _Warping(Smoothed):
         self.cost, self.band = cost, band
 
     def extra_repr(self) -> str:
-        cost = "" if isinstance(self.cost, torch.nn.Module) else f", cost={self.cost!r}"
+        name = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", type(self.cost).__name__)
+        cost = "" if isinstance(self.cost, torch.nn.Module) else f", cost={name!r}"
         return f"{super().extra_repr()}{cost}, band={self.band}"
 
 

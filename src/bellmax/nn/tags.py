@@ -20,6 +20,10 @@ class TagConstraints(NamedTuple):
     ends: Tensor
     """(S,), True if a sequence may end with the tag."""
 
+    def __repr__(self) -> str:
+        forbidden = int((~self.transitions).sum())
+        return f"TagConstraints(num_tags={len(self.starts)}, forbidden_transitions={forbidden})"
+
 
 class SchemeConstraints(TagConstraints):
     """Constraints of a tagging scheme, with the names of scheme and labels for error messages."""
@@ -32,6 +36,9 @@ class SchemeConstraints(TagConstraints):
         copy = super()._replace(**changes)
         copy.labels, copy.scheme = self.labels, self.scheme
         return copy
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"(scheme={self.scheme!r}, ", 1)
 
 
 class TagNames:

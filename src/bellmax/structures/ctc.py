@@ -142,6 +142,9 @@ class CTC(LatticePaths):
         if is_checked(self.targets):
             self._check_labels()
 
+    def _shown_options(self) -> dict[str, object]:
+        return {"blank": self.blank}
+
     def _check_labels(self) -> None:
         """Raise ``ValueError`` if a label outside the padding is the blank or not a class."""
         targets, classes = self.targets, self.event_shape[1]

@@ -303,6 +303,11 @@ class DTW(LatticePaths):
         if kind != _PLAIN:
             self._solver = self._with_steps(step_weights, step_penalties)
 
+    def _shown_options(self) -> dict[str, object]:
+        options = {"open_begin": self.open_begin, "open_end": self.open_end}
+        band = {} if math.isinf(self.band) else {"band": self.band}
+        return band | {name: True for name, is_open in options.items() if is_open}
+
     def _with_steps(self, step_weights: StepWeights | None, step_penalties: StepWeights | None) -> StepSolver:
         """Return a solver that adds the costs of moves."""
         plain = self._solver

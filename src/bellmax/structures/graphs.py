@@ -109,6 +109,9 @@ class GraphPaths(PathDistribution):
         """True if the weights are costs."""
         return self.sense < 0
 
+    def _shown_options(self) -> dict[str, object]:
+        return {"minimize": True} if self.minimize else {}
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return the same distribution, and its graph, on another device or in another floating point type."""
         moved = super().to(*args, **kwargs)

@@ -190,12 +190,23 @@ class Move:
     score: ScoreLike | None = None
     where: Score | str | None = None
 
+    def __repr__(self) -> str:
+        names = "source", "target", "score", "where"
+        options = [(name, getattr(self, name)) for name in names]
+        shown = "".join(f", {name}={value!r}" for name, value in options if value not in (0, None))
+        return f"Move({self.di}, {self.dj}{shown})"
+
 
 class _Endpoints(NamedTuple):
     """The cells where paths may start or end, as in :class:`Ends`, and the score of each state there."""
 
     cells: str
     scores: dict[int, ScoreLike | None]
+
+    def __repr__(self) -> str:
+        function = {"row": "along_row", "column": "along_column"}.get(self.cells, self.cells)
+        has_scores = any(score is not None for score in self.scores.values())
+        return f"{function}({self.scores if has_scores else ', '.join(map(str, self.scores))})"
 
 
 States: TypeAlias = "int | Mapping[int, ScoreLike | None]"
@@ -637,8 +648,14 @@ class LatticePaths(NamedScores):
             return super().__repr__()
         rows, columns = self._size
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
-        grid = f"{rows} rows × {columns} columns × {self.lattice.states} states"
-        return f"{type(self).__name__}({shapes}, grid={grid}, omega={self.omega})"
+        states = self.lattice.states
+        grid = f"{rows} rows × {columns} columns" + (f" × {states} states" if states > 1 else "")
+        options = "".join(f", {name}={value!r}" for name, value in self._shown_options().items())
+        return f"{type(self).__name__}({shapes}, grid={grid}{options}, omega={self.omega})"
+
+    def _shown_options(self) -> dict[str, object]:
+        options: dict[str, object] = {} if math.isinf(self.band) else {"band": self.band}
+        return options | ({"minimize": True} if self.sense < 0 else {})
 
     # --- walks
 

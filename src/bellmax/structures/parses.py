@@ -327,6 +327,9 @@ class DependencyTrees(ParseTrees):
     def single_root(self) -> bool:
         return self._solver.program.name == "arcs_of_one_root"
 
+    def _shown_options(self) -> dict[str, object]:
+        return {"single_root": self.single_root}
+
     def best_heads(self) -> Tensor:
         """Return the head of each word in the best tree, (..., n) int64, 0 for the root; −1 is padding."""
         return _heads(self.best_path())
