@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.names import FOREIGN, RENAMED
+from support.names import FOREIGN, PUBLIC, RENAMED
 
 import bellmax as bx
 from bellmax import lattice as L
@@ -50,8 +53,69 @@ def test_what_the_tables_recommend_exists(text: str) -> None:
         assert find(name) is not None
 
 
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_table_has_all_public_names(module: str) -> None:
+    assert PUBLIC[module].split() == importlib.import_module(module).__all__
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    [
+        ("bellmax", "Chian", "did you mean bellmax.Chain?"),
+        ("bellmax", "crf", "use bellmax.nn.CRF for a layer"),
+        ("bellmax", "DTWKMeans", "use bellmax.sklearn.DTWKMeans"),
+        ("bellmax", "transducer", "did you mean bellmax.Transducer?"),
+        ("bellmax", "tag_constraint", "did you mean bellmax.nn.tag_constraints?"),
+        ("bellmax.nn", "Chain", "use bellmax.Chain"),
+        ("bellmax.nn", "HMM", "use bellmax.Chain.from_scores"),
+        ("bellmax.nn", "crf_nll", "use bellmax.losses.crf_nll"),
+        ("bellmax.losses", "structured_hinge_loss", "did you mean bellmax.losses.structured_hinge?"),
+        ("bellmax.sklearn", "DTWKMean", "did you mean bellmax.sklearn.DTWKMeans?"),
+        ("bellmax.lattice", "one_of", "use bellmax.lattice.at_class"),
+        ("bellmax.lattice", "Move", "use bellmax.Move"),
+        ("bellmax.compat", "torch_structs", "did you mean bellmax.compat.torch_struct?"),
+        ("bellmax.plots", "alignments", "did you mean bellmax.plots.alignment?"),
+    ],
+)
+def test_a_near_miss_says_what_was_meant(module: str, name: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"module '{module}' has no attribute '{name}': {advice}")):
+        getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("from bellmax import Alignment", "bellmax.Alignment is now bellmax.SequenceAlignment"),
+        ("from bellmax import Chain, CRF", "module 'bellmax' has no attribute 'CRF': use bellmax.nn.CRF"),
+        ("from bellmax.nn import SoftDTW", "module 'bellmax.nn' has no attribute 'SoftDTW': use bellmax.nn.DTWLoss"),
+        (
+            "from bellmax.losses import nll",
+            "module 'bellmax.losses' has no attribute 'nll': use bellmax.losses.crf_nll",
+        ),
+        ("from bellmax import nothing", "cannot import name 'nothing' from 'bellmax'"),
+    ],
+)
+def test_an_import_of_a_wrong_name_says_the_right_one(line: str, message: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(message)):
+        exec(line, {})
+
+
+def test_no_name_of_the_tables_is_a_module() -> None:
+    """A name with advice cannot be imported, so it must not hide a module."""
+    for module, name, _ in OLD + TRIED:
+        if (module, name) != ("bellmax", "apps"):
+            assert importlib.util.find_spec(module).submodule_search_locations is None or (
+                importlib.util.find_spec(f"{module}.{name}") is None
+            )
+
+
+def test_modules_can_be_imported_from_the_package() -> None:
+    code = "from bellmax import onnx, nn, info; from bellmax.compat import torchcrf; import bellmax; bellmax.plots.dag"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_other_names_raise_the_usual_error() -> None:
-    for module in (bx, bx.nn):
+    for module in (bx, bx.nn, bx.losses, bx.sklearn, bx.lattice, bx.compat, bx.plots):
         with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'$"):
             _ = module.nothing
     assert not hasattr(bx, "__wrapped__")
@@ -74,6 +138,50 @@ def test_the_words_of_lattices_are_a_module() -> None:
             lambda: bx.BeliefPropagation([(0, 1)])(torch.zeros(2, 2), torch.zeros(2, 2), temperature=2.0),
             "no argument 'temperature': use gamma=",
         ),
+        (
+            lambda: bx.Chain(torch.zeros(2, 2, 2), batch_first=True),
+            r"^Chain\(\) has no argument 'batch_first': inputs are",
+        ),
+        (
+            lambda: bx.CTC(torch.zeros(5, 4), [1, 2], input_lengths=5),
+            r"^CTC\(\) has no argument 'input_lengths': use lengths=\(input_lengths, target_lengths\)$",
+        ),
+        (lambda: bx.CTC(torch.zeros(5, 4), [1, 2], blank_id=0), "no argument 'blank_id': use blank="),
+        (lambda: bx.SequenceAlignment(torch.zeros(3, 3), gap_penalty=-1.0), "'gap_penalty': use gap_open="),
+        (lambda: bx.SequenceAlignment(torch.zeros(3, 3), local=True), "no argument 'local': use mode=\"local\""),
+        (lambda: bx.DTW(torch.zeros(2, 2), subsequence=True), "use open_begin=True, open_end=True"),
+        (
+            lambda: bx.DTW(torch.zeros(2, 2), 1),
+            r"DTW\(\) takes 1 positional argument \(cost\), got 2: pass the others as",
+        ),
+        (lambda: bx.dtw_cdist([[1.0, 2.0]], n_jobs=2), r"use torch.set_num_threads\(n\)"),
+        (lambda: bx.dtw_cdist([[1.0, 2.0]], use_c=True), "no argument 'use_c': its arguments are xs, ys, cost, band"),
+        (lambda: bx.DAG([(0, 1)], source=0), r"^DAG\(\) has no argument 'source': use start="),
+        (lambda: bx.DAG([(0, 1)]).paths(torch.zeros(1), costs=True), "no argument 'costs': use minimize="),
+        (lambda: bx.DependencyTrees(torch.zeros(3, 3), multiroot=True), "use single_root=not multiroot"),
+        (lambda: bx.Hypergraph([("a", ())], root="a"), "no argument 'root': use goal="),
+        (lambda: bx.TreeModel([-1, 0], gama=1), "no argument 'gama': its arguments are parents"),
+        (lambda: bx.Negentropy(temperature=2.0), r"^Negentropy\(\) has no argument 'temperature': use gamma="),
+        (lambda: bx.Tsallis(1.5, gama=2.0), r"^Tsallis\(\) has no argument 'gama': did you mean gamma=\?"),
+        (lambda: bx.Hard(gamma=1.0), "no argument 'gamma': it takes no arguments"),
+        (
+            lambda: bx.nn.CRF(3, batch_first=True),
+            r"^CRF\(\) has no argument 'batch_first': inputs are always batch-first",
+        ),
+        (lambda: bx.nn.CRF(num_classes=3), "no argument 'num_classes': use num_tags="),
+        (
+            lambda: bx.nn.CTCLoss()(torch.zeros(5, 4), torch.tensor([1, 2]), input_lengths=5),
+            "no argument 'input_lengths': use lengths=",
+        ),
+        (lambda: bx.nn.tag_constraints(["O"], encoding="IOB2"), "no argument 'encoding': use scheme="),
+        (lambda: bx.losses.crf_nll(None, None, reduce=True), "no argument 'reduce': use reduction="),
+        (lambda: bx.losses.surrogate(None, labels=None), "no argument 'labels': use target="),
+        (
+            lambda: bx.sklearn.DTWNeighborsClassifier(metric="dtw"),
+            "^DTWNeighborsClassifier.. has no argument 'metric': use",
+        ),
+        (lambda: bx.sklearn.DTWKMeans(k=3), "no argument 'k': use n_clusters="),
+        (lambda: bx.backend_info(verbose=True), "no argument 'verbose': its arguments are device, routes"),
     ],
 )
 def test_former_and_foreign_arguments_say_the_present_one(call, message: str) -> None:

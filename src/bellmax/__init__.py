@@ -23,7 +23,7 @@ Settings: ``use_backend``, ``backend_info``.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
 from bellmax import lattice, losses
@@ -50,6 +50,7 @@ from bellmax.structures.tree import TreeModel
 
 if TYPE_CHECKING:
     from bellmax import cluster, compat, nn, plots, sklearn
+    from bellmax import onnx as onnx
 
     __version__: str
 
@@ -93,16 +94,17 @@ __all__ = [
     "viterbi",
 ]
 
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
-def __getattr__(name: str) -> Any:
-    """Import the modules with optional or slow dependencies, and look up the version, on first use."""
-    if name in ("nn", "plots", "compat", "cluster", "sklearn"):
-        return import_module(f"bellmax.{name}")
-    if name == "__version__":
-        from importlib.metadata import version
+    def __getattr__(name):
+        """Import the modules with optional or slow dependencies, and look up the version, on first use."""
+        if name in ("nn", "plots", "compat", "cluster", "sklearn", "onnx"):
+            return import_module(f"bellmax.{name}")
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return version("bellmax")
-    raise attribute_error("bellmax", name)
+            return version("bellmax")
+        raise attribute_error("bellmax", name)
 
 
 def __dir__() -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from bellmax.backends.choice import backend_states
+from bellmax.names import answers_near_misses
 from bellmax.series.routes import describe_routes
 
 
+@answers_near_misses
 def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) -> dict[str, str]:
     """The backend that runs on a device under an Ω that ships with bellmax, and the state of the others.
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import reduce, wraps
-from inspect import Parameter, signature
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bellmax.modes import is_readable
+from bellmax.names import answers_near_misses as answers_near_misses
 
 Numbers: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 """A tensor, an array, a (nested) list of numbers, or a pandas row."""
@@ -266,76 +266,3 @@ def _move_to_device(name: str, tensor: Tensor, argument: object, device: torch.d
     if isinstance(argument, Tensor):
         raise ValueError(f"{name} must be on the device of the scores, {device}, got {tensor.device}")
     return tensor.to(device)
-
-
-# --- hints for argument names of other libraries
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-_FOREIGN_NAMES = {
-    "temperature": "gamma",
-    "tau": "gamma",
-    "smoothing": "gamma",
-    "regularizer": "omega",
-    "window": "band",
-    "bandwidth": "band",
-    "radius": "band",
-    "sakoe_chiba_radius": "band",
-    "metric": "cost",
-    "n_neighbors": "k",
-    "dist_func": "cost",
-    "attention_mask": "mask",
-    "ignore_label": "ignore_index",
-    "dist": "cost",
-    "gap_penalty": "gap_open",
-    "gap_extension": "gap_extend",
-    "num_labels": "num_tags",
-    "labels": "tags",
-}
-_FOREIGN_LENGTHS = ("input_lengths", "target_lengths", "logit_lengths", "label_lengths", "sequence_lengths")
-_LENGTHS_PAIR = "lengths=(input_lengths, target_lengths)"
-_HINTS = {
-    "n_jobs": "use torch.set_num_threads(n)",
-    "batch_first": "inputs are always batch-first, (batch, time, ...). Leave it out, and swap the dimensions of "
-    "time-first inputs with x.transpose(0, 1)",
-}
-
-
-def answers_near_misses(function: _F) -> _F:
-    """Decorate a function to explain wrong arguments: its TypeError translates other libraries' argument names.
-
-    The TypeError for too many positional arguments lists the keyword-only arguments.
-    """
-    parameters = signature(function).parameters
-    hints = dict(_HINTS)
-    takes_a_pair = "lengths" in parameters and "tuple" in str(parameters["lengths"].annotation)
-    if "lengths" in parameters:
-        hints |= dict.fromkeys(_FOREIGN_LENGTHS, f"use {_LENGTHS_PAIR if takes_a_pair else 'lengths='}")
-    if "grid" in parameters:
-        hints["lengths"] = "use grid=(rows, columns), which counts cells: often one more than the lengths of sequences"
-    if "length_scale" in parameters:
-        hints["gamma"] = "use length_scale=, the square root of gamma"
-    if "mask" in parameters:
-        hints["padding_mask"] = "use mask=~padding_mask, True at the steps to keep"
-    hints |= {foreign: f"use {name}=" for foreign, name in _FOREIGN_NAMES.items() if name in parameters}
-    hints = {foreign: hint for foreign, hint in hints.items() if foreign not in parameters}
-    keyword_only = [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
-    positional = [name for name in parameters if name not in keyword_only]
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name in hints:
-                raise TypeError(f"{function.__qualname__}() has no argument {name!r}: {hints[name]}")
-        if keyword_only and len(args) > len(positional):
-            is_method = positional[:1] in (["self"], ["cls"])
-            names = positional[is_method:]
-            spelling = {"lengths": _LENGTHS_PAIR} if takes_a_pair else {}
-            raise TypeError(
-                f"{function.__qualname__}() takes {len(names)} positional arguments ({', '.join(names)}), got "
-                f"{len(args) - is_method}: pass the others as "
-                f"{', '.join(spelling.get(n, f'{n}=') for n in keyword_only)}"
-            )
-        return function(*args, **kwargs)
-
-    return cast(_F, call)

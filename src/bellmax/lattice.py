@@ -10,6 +10,9 @@ In a cell (i, j), a word reads one entry of a tensor, which :meth:`bellmax.Latti
 tensor(4.)
 """
 
+from typing import TYPE_CHECKING
+
+from bellmax.names import attribute_error
 from bellmax.structures.lattice import (
     Score,
     along_column,
@@ -43,3 +46,8 @@ __all__ = [
     "row",
     "scalar",
 ]
+
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
+
+    def __getattr__(name):
+        raise attribute_error("bellmax.lattice", name)

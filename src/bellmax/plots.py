@@ -8,12 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bellmax.names import attribute_error
 from bellmax.structures.dag import DAGPaths
 from bellmax.structures.dtw import DTW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
+
+__all__ = ["alignment", "dag"]
+
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
+
+    def __getattr__(name):
+        raise attribute_error("bellmax.plots", name)
 
 
 def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None) -> Axes:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bellmax.modes import is_checked
+from bellmax.names import answers_near_misses
 from bellmax.tensors import Gamma, divide_by_gamma, inner, multiply_by_gamma, promote_half
 
 
@@ -158,6 +159,7 @@ class Regularizer:
 
     """
 
+    @answers_near_misses
     def __init__(self, gamma: Gamma = 1.0) -> None:
         check_gamma(gamma)
         self.gamma = gamma
@@ -339,6 +341,7 @@ class Tsallis(Regularizer):
 
     """
 
+    @answers_near_misses
     def __init__(self, alpha: float = 1.5, gamma: Gamma = 1.0) -> None:
         super().__init__(gamma)
         if not 1 < alpha <= 2:
@@ -380,6 +383,7 @@ class SquaredL2(Tsallis):
     (tensor(0.5000), tensor(1.))
     """
 
+    @answers_near_misses
     def __init__(self, gamma: Gamma = 1.0) -> None:
         super().__init__(2.0, gamma)
 
@@ -401,6 +405,7 @@ class Hard(Regularizer):
     tensor([0., 1., 0.])
     """
 
+    @answers_near_misses
     def __init__(self) -> None:
         super().__init__()
 

@@ -1,5 +1,5 @@
 """The tables of names that bellmax does not have, for tests."""
 
-from bellmax.names import FOREIGN, RENAMED
+from bellmax.names import FOREIGN, PUBLIC, RENAMED
 
-__all__ = ["FOREIGN", "RENAMED"]
+__all__ = ["FOREIGN", "PUBLIC", "RENAMED"]

@@ -8,12 +8,27 @@ replaces, except for torch.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from bellmax.names import attribute_error
+
+if TYPE_CHECKING:
+    from bellmax.compat import (
+        entmax,
+        monotonic_align,
+        soft_dtw_cuda,
+        torch,
+        torch_struct,
+        torchaudio,
+        torchcrf,
+        tslearn,
+    )
 
 __all__ = ["entmax", "monotonic_align", "soft_dtw_cuda", "torch", "torch_struct", "torchaudio", "torchcrf", "tslearn"]
 
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return import_module(f"bellmax.compat.{name}")
-    raise AttributeError(f"module 'bellmax.compat' has no attribute {name!r}")
+    def __getattr__(name):
+        if name in __all__:
+            return import_module(f"bellmax.compat.{name}")
+        raise attribute_error("bellmax.compat", name)

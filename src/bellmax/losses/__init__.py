@@ -18,9 +18,17 @@ Targets at masked steps and in the padding are ignored. Raises ``ValueError`` if
 the mean.
 """
 
+from typing import TYPE_CHECKING
+
 from bellmax.losses.alignments import alignment_area, mean_absolute_deviation
 from bellmax.losses.expectations import expected_cost, path_nll, relaxed
 from bellmax.losses.margins import crf_nll, hamming_cost, structured_hinge, structured_perceptron, surrogate
+from bellmax.names import attribute_error
 
 __all__ = ["alignment_area", "crf_nll", "expected_cost", "hamming_cost", "mean_absolute_deviation", "path_nll"]
 __all__ += ["relaxed", "structured_hinge", "structured_perceptron", "surrogate"]
+
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
+
+    def __getattr__(name):
+        raise attribute_error("bellmax.losses", name)

@@ -8,10 +8,12 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution
 from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.modes import is_readable
+from bellmax.names import answers_near_misses
 from bellmax.programs.checks import of_sequence
 from bellmax.tensors import promote_half
 
 
+@answers_near_misses
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """‖L(Y − Y_true)ᵀ‖²_F with L the lower triangular matrix of ones and Y the soft alignment (section 5.3).
 
@@ -39,6 +41,7 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
     return reduce(targets, difference.masked_fill(~within, 0).square().flatten(-2).sum(-1), reduction)
 
 
+@answers_near_misses
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
     """The mean over rows of \\|column of a − column of b\\| for two alignments, of the batch shape.
 

@@ -10,10 +10,12 @@ from bellmax.distribution import PathDistribution
 from bellmax.losses.margins import surrogate
 from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.modes import is_checked
+from bellmax.names import answers_near_misses
 from bellmax.regularizers import Negentropy
 from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 
+@answers_near_misses
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Δ(target, ∇DP_Ω(θ)): the distance of the expected path from the target (sections 5.1 and 5.2). Not convex.
 
@@ -55,6 +57,7 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
     return reduce(targets, loss, reduction)
 
 
+@answers_near_misses
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
     """⟨∇DP_Ω(θ), C⟩: the expected cost of a path of p, which is the risk if the cost is linear in the path.
 
@@ -74,6 +77,7 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
     return reduce(targets, targets.expected_cost(targets.check_cost(cost)), reduction)
 
 
+@answers_near_misses
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """−log p_{θ,Ω}(target), where a set of paths has the sum of their probabilities.
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from bellmax.distribution import PathDistribution, check_distribution
 from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.modes import is_checked
+from bellmax.names import answers_near_misses
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.tensors import without_rounding_below_zero
 
 
+@answers_near_misses
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """DP_Ω(θ + C) − DP_Ω(θ restricted to the target), the convex loss of section 5.1 for every Ω.
 
@@ -60,6 +62,7 @@ def surrogate_of(
     return reduce(targets, excess.masked_fill(impossible, math.inf), reduction)
 
 
+@answers_near_misses
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The loss of conditional random fields: :func:`surrogate` under :class:`Negentropy` with the γ of p.
 
@@ -75,6 +78,7 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
     return surrogate(_under(p, omega), target, reduction=reduction)
 
 
+@answers_near_misses
 def structured_hinge(
     p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
 ) -> Tensor:
@@ -87,6 +91,7 @@ def structured_hinge(
     return surrogate(_under(p, Hard()), target, hamming_cost(p, target, weight), reduction=reduction)
 
 
+@answers_near_misses
 def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The score of the best path minus the score of the target: :func:`surrogate` under :class:`Hard`, for any Ω of p.
 
@@ -98,6 +103,7 @@ def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str
     return surrogate(_under(p, Hard()), target, reduction=reduction)
 
 
+@answers_near_misses
 def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0) -> Tensor:
     """Return the cost C for which ⟨C, Y⟩ is the number of entries of a path Y that are not in the target.
 

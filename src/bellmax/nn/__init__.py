@@ -1,6 +1,6 @@
 """Dynamic programs as PyTorch modules: losses, a CRF layer, attention and pooling."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bellmax.names import attribute_error
 from bellmax.nn.attention import SegmentationAttention
@@ -23,6 +23,7 @@ __all__ = [
     "tag_constraints",
 ]
 
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
-def __getattr__(name: str) -> Any:
-    raise attribute_error("bellmax.nn", name)
+    def __getattr__(name):
+        raise attribute_error("bellmax.nn", name)

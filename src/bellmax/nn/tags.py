@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bellmax.names import answers_near_misses
+
 
 class TagConstraints(NamedTuple):
     """Constraints on sequences of S tags, as bool tensors."""
@@ -110,6 +112,17 @@ _SCHEMES = {
 }
 
 
+_OTHER_SCHEMES = {
+    "BIO": "IOB2",
+    "BIO2": "IOB2",
+    "IOB": "IOB1 or IOB2",
+    "BIOES": "IOBES",
+    "BIOUL": "BILOU",
+    "BILUO": "BILOU",
+}
+
+
+@answers_near_misses
 def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstraints:
     """Return the constraints of a tagging scheme on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
 
@@ -135,7 +148,8 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
     tensor([ True,  True, False])
     """
     if scheme not in _SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(map(repr, _SCHEMES))}, got {scheme!r}")
+        hint = f"; {scheme} is called {_OTHER_SCHEMES[scheme]} here" if scheme in _OTHER_SCHEMES else ""
+        raise ValueError(f"scheme must be one of {', '.join(map(repr, _SCHEMES))}, got {scheme!r}{hint}")
     if not labels:
         raise ValueError("labels must hold at least one label, got none")
     if len(set(labels)) < len(labels):

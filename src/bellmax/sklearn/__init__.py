@@ -15,6 +15,10 @@ The estimators work in ``GridSearchCV`` and in pipelines. Install them with ``pi
 1.0
 """
 
+from typing import TYPE_CHECKING
+
+from bellmax.names import attribute_error
+
 try:
     import sklearn as _  # noqa: F401
 except ImportError as error:
@@ -32,3 +36,8 @@ __all__ = [
     "DTWNeighborsRegressor",
     "DTWNeighborsTransformer",
 ]
+
+if not TYPE_CHECKING:  # a type checker reports unknown names itself
+
+    def __getattr__(name):
+        raise attribute_error("bellmax.sklearn", name)

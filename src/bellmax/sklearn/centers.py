@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bellmax.inputs import as_collection, check_choice
+from bellmax.names import answers_near_misses
 from bellmax.regularizers import Regularizer
 from bellmax.series.barycenter import dtw_barycenter
 from bellmax.series.collections import Collection, dtw_cdist
@@ -90,6 +91,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
     True
     """
 
+    @answers_near_misses
     def __init__(
         self,
         n_clusters: int = 8,
@@ -249,6 +251,7 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
     ['high', 'low']
     """
 
+    @answers_near_misses
     def __init__(
         self,
         *,

@@ -11,6 +11,7 @@ from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, Regre
 from sklearn.utils.validation import check_is_fitted
 
 from bellmax.inputs import check_choice
+from bellmax.names import answers_near_misses
 from bellmax.regularizers import Regularizer
 from bellmax.series.collections import Collection
 from bellmax.series.costs import Cost
@@ -77,6 +78,7 @@ class _Voting(_Neighbors):
 
     weights: str
 
+    @answers_near_misses
     def __init__(
         self,
         n_neighbors: int = 1,
@@ -196,6 +198,7 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     [0, 1, 0, 1, 0]
     """
 
+    @answers_near_misses
     def __init__(
         self,
         n_neighbors: int = 5,

@@ -61,6 +61,7 @@ class BeliefPropagation:
             [0.6649, 0.3351]])
     """
 
+    @answers_near_misses
     def __init__(self, edges: Tensor | Sequence[Sequence[int]]) -> None:
         pairs = as_lengths("edges", edges, torch.device("cpu"))
         pairs = pairs if pairs.numel() else pairs.reshape(0, 2)

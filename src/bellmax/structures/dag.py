@@ -77,6 +77,7 @@ class DAG(StoredGraph):
     edges: Tensor
     _tensors = ("edges",)
 
+    @answers_near_misses
     def __init__(
         self,
         edges: Edges,

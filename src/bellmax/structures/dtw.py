@@ -305,7 +305,7 @@ class DTW(LatticePaths):
 
     def _shown_options(self) -> dict[str, object]:
         options = {"open_begin": self.open_begin, "open_end": self.open_end}
-        band = {} if math.isinf(self.band) else {"band": self.band}
+        band: dict[str, object] = {} if math.isinf(self.band) else {"band": self.band}
         return band | {name: True for name, is_open in options.items() if is_open}
 
     def _with_steps(self, step_weights: StepWeights | None, step_penalties: StepWeights | None) -> StepSolver:

@@ -87,6 +87,7 @@ class Hypergraph(StoredGraph):
     weight_of: Tensor | None
     _tensors = ("heads", "tails", "tail_offset")
 
+    @answers_near_misses
     def __init__(
         self,
         edges: Hyperedges,

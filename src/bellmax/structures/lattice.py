@@ -274,6 +274,7 @@ class Lattice:
     tensor(3.)
     """
 
+    @answers_near_misses
     def __init__(
         self,
         moves: Sequence[Move],

@@ -154,6 +154,7 @@ class TreeModel:
     parents: Tensor
     root: int
 
+    @answers_near_misses
     def __init__(self, parents: Tensor | NDArray[np.integer[Any]] | Sequence[int]) -> None:
         shape = torch.as_tensor(parents).shape
         if len(shape) != 1 or not shape[0]:
