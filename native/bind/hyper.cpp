@@ -185,6 +185,12 @@ bool topk(Call& call) {
     return run(kernels<S>().topk, p, k, best, call.array<S>({p.batch, k, p.graph.num_edges}));
 }
 
+template <class S>
+bool max_marginals(Call& call) {
+    const HyperCall<S> p(call);
+    return run(kernels<S>().max_marginals, p, p.template by_weight<S>(call));
+}
+
 bool find_levels(Call& call) {
     const Tensor pairs = call.tensor(), level = call.tensor();
     const int64_t* const numbers = Call::array<const int64_t>({any_size, 2}, pairs);
@@ -205,6 +211,7 @@ PyMethodDef hyper_methods[] = {SWEEP(forward),
                               SWEEP(log_transitions_vjp),
                               SWEEP(sample),
                               SWEEP(topk),
+                              SWEEP(max_marginals),
                               method<find_levels>("dag_levels"),
                               {}};
 

@@ -181,6 +181,18 @@ bool topk(Call& call) {
     return run(kernels<S>().topk, p, k, Call::array<S>({p.batch, any_size}, scores), sequences);
 }
 
+template <class S, class Chain>
+bool max_marginals(Call& call) {
+    const Chain p(call);
+    return run(kernels<S>().max_marginals, p, call.array<S>({p.batch, p.steps, p.states, p.states}));
+}
+
+template <class S, class Chain>
+bool node_values(Call& call) {
+    const Chain p(call);
+    return run(kernels<S>().node_values, p, call.array<S>({p.batch, p.steps, p.states}));
+}
+
 template <class S>
 bool log_transitions(Call& call) {
     const TapedChain<S, Dense<S>> p(call);
@@ -285,7 +297,8 @@ bool weights_vjp(Call& call) {
 #define SWEEP(prefix, name, Chain) method<name<float, Chain<float>>, name<double, Chain<double>>>(prefix #name)
 #define SWEEPS(prefix, Chain)                                                                     \
     SWEEP(prefix, forward, Chain), SWEEP(prefix, backward, Chain), SWEEP(prefix, hessian, Chain), \
-        SWEEP(prefix, sample, Chain), SWEEP(prefix, topk, Chain)
+        SWEEP(prefix, sample, Chain), SWEEP(prefix, topk, Chain), SWEEP(prefix, max_marginals, Chain), \
+        SWEEP(prefix, node_values, Chain)
 
 }  // namespace
 

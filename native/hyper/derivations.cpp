@@ -1,8 +1,9 @@
-// Single derivations: drawn, and the k best.
+// Single derivations: drawn, the k best, and the best one that uses each edge. And the values of the nodes of a chain.
 #include <atomic>
 #include <utility>
 #include <vector>
 
+#include "outside.h"
 #include "trellis.h"
 
 namespace bellmax::BELLMAX_ARCH {
@@ -267,6 +268,30 @@ private:
     }
 };
 
+// Computes the values `now` of the n-th step, in Ω's unit, from the values of the step before. False if a score is +∞ or
+// NaN. There is room for `most_columns` more values, and in x for as many columns of edges.
+template <class S>
+bool solve_layer(const Trellis<S>& trellis, int64_t n, const node::Kernels& omega, const double* before, double* now,
+                 double* x) {
+    bool is_sound = true;
+    double threshold[most_columns], emission[most_columns];
+    for (int64_t first = 0; first < trellis.states; first += most_columns) {
+        const int64_t count = std::min(most_columns, trellis.states - first);
+        const node::Matrix matrix{trellis.edges_into(n), whole_vectors(count)};
+        std::fill_n(x, matrix.size(), -infinity<double>);
+        for (int64_t i = 0; i < count; ++i) {
+            const auto edges = trellis.into(trellis.first_of(n) + first + i);
+            emission[i] = omega.unit * edges.of_head();
+            for (int64_t k = 0; k < edges.count; ++k) {
+                x[k * matrix.columns + i] = omega.unit * edges.weight(k) + before[k];
+            }
+        }
+        is_sound &= omega.solve(matrix, x, now + first, threshold);
+        for (int64_t i = 0; i < count; ++i) now[first + i] += emission[i];
+    }
+    return is_sound;
+}
+
 }  // namespace
 
 template <class S>
@@ -310,6 +335,23 @@ bool topk(const HyperProblem<S>& problem, int64_t k, S* scores, S* counts) {
     return true;
 }
 
+template <class S>
+bool max_marginals(const HyperProblem<S>& problem, S* by_weight) {
+    const Hypergraph& graph = problem.graph;
+    std::atomic<bool> is_sound{true};
+    std::fill_n(by_weight, problem.batch * graph.num_weights, -infinity<S>);
+    parallel_for(problem.batch, problem.threads, [&](int64_t row, int) {
+        S* const best = by_weight + row * graph.num_weights;
+        const StoredGraph<S> own{graph, problem.theta + row * graph.num_weights};
+        const bool sound = visit_best_through(own, [&](const auto&, int64_t node, int64_t k, double score) {
+            S& entry = best[graph.weight[graph.offset[node] + k]];
+            entry = std::max(entry, S(score));
+        });
+        if (!sound) is_sound = false;
+    });
+    return is_sound;
+}
+
 // --- chains: the k-th edge into a node means that the previous state is k
 
 template <class S>
@@ -351,6 +393,49 @@ bool topk(const ScoresProblem<S>& problem, int64_t k, S* scores, int64_t* sequen
     return is_sound;
 }
 
+template <class S>
+bool max_marginals(const ScoresProblem<S>& problem, S* by_edge) {
+    std::atomic<bool> is_sound{true};
+    const int64_t states = problem.states;
+    std::fill_n(by_edge, problem.batch * problem.steps * states * states, -infinity<S>);
+    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+        const Trellis<S> trellis(problem, b);
+        if (!trellis.length) return;
+        const bool sound = visit_best_through(trellis, [&](const auto&, int64_t node, int64_t k, double score) {
+            if (node == trellis.num_nodes() - 1) return;
+            const int64_t n = trellis.layer(node), state = node - trellis.first_of(n);
+            by_edge[((b * problem.steps + trellis.step(n)) * states + state) * states + k] = S(score);
+        });
+        if (!sound) is_sound = false;
+    });
+    return is_sound;
+}
+
+template <class S>
+bool node_values(const ScoresProblem<S>& problem, S* values) {
+    const std::unique_ptr<node::Kernels> omega = node::kernels(problem.omega, false);
+    const int64_t states = problem.states;
+    std::atomic<bool> is_sound{true};
+    std::fill_n(values, problem.batch * problem.steps * states, -infinity<S>);
+    parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
+        const Trellis<S> trellis(problem, b);
+        const auto x = scratch<double>(states * most_columns);
+        auto before = zeros<double>(states + most_columns), now = zeros<double>(states + most_columns);
+        Pace pace;
+        for (int64_t n = 0; n < trellis.length; ++n) {
+            pace.spend(states * states);
+            if (!solve_layer(trellis, n, *omega, before.get(), now.get(), x.get())) is_sound = false;
+            S* const to = values + (b * problem.steps + trellis.step(n)) * states;
+            for (int64_t i = 0; i < states; ++i) {
+                to[i] = S(now[i] / omega->unit);
+                if (!(to[i] < infinity<S>)) is_sound = false;
+            }
+            std::swap(before, now);
+        }
+    });
+    return is_sound;
+}
+
 template bool sample<float>(const HyperProblem<float>&, int64_t, int64_t, const double*, float*);
 template bool sample<double>(const HyperProblem<double>&, int64_t, int64_t, const double*, double*);
 template bool topk<float>(const HyperProblem<float>&, int64_t, float*, float*);
@@ -359,6 +444,12 @@ template void sample<float>(const ScoresProblem<float>&, bool (*)(const ScoresPr
                             const double*, int64_t*);
 template void sample<double>(const ScoresProblem<double>&, bool (*)(const ScoresProblem<double>&, int64_t), int64_t,
                              const double*, int64_t*);
+template bool max_marginals<float>(const HyperProblem<float>&, float*);
+template bool max_marginals<double>(const HyperProblem<double>&, double*);
+template bool max_marginals<float>(const ScoresProblem<float>&, float*);
+template bool max_marginals<double>(const ScoresProblem<double>&, double*);
+template bool node_values<float>(const ScoresProblem<float>&, float*);
+template bool node_values<double>(const ScoresProblem<double>&, double*);
 template bool topk<float>(const ScoresProblem<float>&, int64_t, float*, int64_t*);
 template bool topk<double>(const ScoresProblem<double>&, int64_t, double*, int64_t*);
 

@@ -213,7 +213,7 @@ template void log_transitions_vjp<double>(const ScoresProblem<double>&, const do
 template <class S>
 HyperKernels<S> hyper_kernels() {
     return {forward<S>,         backward<S>,         hessian<S>, log_transitions<S>, log_transitions_jvp<S>,
-            log_transitions_vjp<S>, sample<S>, topk<S>};
+            log_transitions_vjp<S>, sample<S>, topk<S>, max_marginals<S>};
 }
 
 template HyperKernels<float> hyper_kernels<float>();

@@ -51,6 +51,8 @@ struct HyperKernels {
     bool (*sample)(const HyperProblem<S>&, std::int64_t draws, std::int64_t choices, const double* uniforms, S* counts);
     // (batch, k) and (batch, k, num_edges), best first. As for forward; where it is false there is no result.
     bool (*topk)(const HyperProblem<S>&, std::int64_t k, S* scores, S* counts);
+    // The score of the best derivation that uses each weight, −∞ if there is none. As for forward.
+    bool (*max_marginals)(const HyperProblem<S>&, S* by_weight);
 };
 
 BELLMAX_KERNELS(template <class S> HyperKernels<S> hyper_kernels())

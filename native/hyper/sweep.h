@@ -483,6 +483,8 @@ template <class S>
 bool sample(const HyperProblem<S>&, int64_t draws, int64_t choices, const double* uniforms, S* counts);
 template <class S>
 bool topk(const HyperProblem<S>&, int64_t k, S* scores, S* counts);
+template <class S>
+bool max_marginals(const HyperProblem<S>&, S* by_weight);
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

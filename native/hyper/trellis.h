@@ -251,6 +251,10 @@ void sample(const ScoresProblem<S>&, bool (*in_log_space)(const ScoresProblem<S>
 // For k = 1, the hard max of the chain is faster.
 template <class S>
 bool topk(const ScoresProblem<S>&, int64_t k, S* scores, int64_t* sequences);
+template <class S>
+bool max_marginals(const ScoresProblem<S>&, S* by_edge);
+template <class S>
+bool node_values(const ScoresProblem<S>&, S* values);
 
 }  // namespace BELLMAX_ARCH
 }  // namespace bellmax

@@ -177,7 +177,7 @@ ChainKernels<S> chain_kernels() {
             [](const ScoresProblem<S>& problem, int64_t draws, const double* uniforms, int64_t* sequences) {
                 draw<S>(problem, draws, uniforms, sequences);
             },
-            best_or_topk<S>};
+            best_or_topk<S>, max_marginals<S>, node_values<S>};
 }
 
 template ChainKernels<float> chain_kernels<float>();

@@ -26,6 +26,10 @@ struct ChainKernels {
     void (*sample)(const ScoresProblem<S>&, std::int64_t draws, const double* uniforms, std::int64_t* sequences);
     // As for forward, whether every score was sound; else there is no result.
     bool (*topk)(const ScoresProblem<S>&, std::int64_t k, S* scores, std::int64_t* sequences);
+    // The score of the best sequence with each transition (batch, steps, states, states), −∞ if there is none.
+    bool (*max_marginals)(const ScoresProblem<S>&, S* by_edge);
+    // The value of each state at each step (batch, steps, states), −∞ at skipped steps.
+    bool (*node_values)(const ScoresProblem<S>&, S* values);
 };
 
 BELLMAX_KERNELS(template <class S> ChainKernels<S> chain_kernels())

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from bellmax.backends.native.loading import call, empty_like, padded
-from bellmax.backends.protocol import Sweeps
-from bellmax.backends.reference import chain, graph
 from bellmax.programs import PROGRAMS
 from bellmax.programs.checks import overflow_error, reject_overflow
 from bellmax.regularizers import Negentropy, Regularizer
@@ -18,7 +16,6 @@ from bellmax.tensors import Tensors
 
 _INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dag": 6}
 STRUCTURES = tuple(_INDEX_SIZE)
-_REFERENCE: dict[str, Sweeps] = {"chain": chain, "dag": graph}
 
 
 class NativeSweeps:
@@ -115,15 +112,25 @@ class NativeSweeps:
         return scores, paths
 
     def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        if self.structure == "dag":
-            _, tape = self.forward(theta, index, omega)
-            unit = math.log2(math.e) if isinstance(omega, Negentropy) else 1
-            return (tape[:, 0, :-3] / unit).to(theta[0].dtype)
-        self.program.check(theta, index)
-        weights, _ = self.program.node_engine(theta, index)
-        return _REFERENCE[self.program.engine].node_values([weights], index, omega)
+        if self.structure == "dag":  # the first numbers on its tape
+            tape, size = self.forward(theta, index, omega)[1], self.program.node_shape(theta, index)[0]
+            return (tape[:, 0, :size] / unit_of(omega)).to(theta[0].dtype)
+        return self._by_kernel("node_values", theta, self.program.node_shape(theta, index), index, omega)
 
     def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        self.program.check(theta, index)
-        weights = theta[0] if self.structure == "dag" else self.program.weights(theta, index)
-        return _REFERENCE[self.program.engine].max_marginals([weights], index, omega)
+        return self._by_kernel("max_marginals", theta, self.program.event_shape(theta, index), index, omega)
+
+    def _by_kernel(
+        self, name: str, theta: Tensors, shape: tuple[int, ...], index: Tensors, omega: Regularizer
+    ) -> Tensor:
+        """Call a kernel whose output is (B, *shape). Return the output. Raises ``ValueError`` for invalid scores."""
+        result = theta[0].new_empty((theta[0].shape[0], *shape))
+        if not self._call(name, (*theta, result), index, omega):
+            self.program.check(theta, index)
+            raise overflow_error(result.dtype)  # all scores were valid, so a sum of scores overflowed
+        return result
+
+
+def unit_of(omega: Regularizer) -> float:
+    """Return the factor by which kernels multiply the values of nodes: under negentropy they are in units of log 2."""
+    return math.log2(math.e) if isinstance(omega, Negentropy) else 1.0
