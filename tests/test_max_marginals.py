@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.hypergraphs import random_hypergraph
+from support.kernels import needs_kernels, took
 from support.problems import one_of_each_kind, potentials, random_dag
 from support.recursions import RECURSIONS
 from support.structures import HYPER, STRUCTURES
@@ -108,6 +109,39 @@ def test_grids_with_lengths_and_a_band(backend: str) -> None:
     for p in (bx.DTW(cost, lengths=lengths), bx.DTW(cost, lengths=lengths, band=1), bx.DTW(cost, band=0)):
         check(p)
         assert (p.max_marginals.isfinite() == (p.expected_path > 0)).all()
+
+
+@needs_kernels
+def test_kernels_of_chains_grids_and_graphs() -> None:
+    x = potentials(4, 2, 2)
+    cases: list[tuple[str, bx.PathDistribution]] = [
+        ("chain_max_marginals", bx.Chain(x)),
+        ("scored_chain_max_marginals", bx.Chain.from_scores(x[..., 0], x[0])),
+        ("lattice_max_marginals", bx.DTW(x[..., 0])),
+        ("dag_max_marginals", HYPER.derivations(potentials(5))),
+        ("dag_max_marginals", bx.SpanTrees(potentials(4, 4))),
+    ]
+    for kernel, p in cases:
+        with took(kernel, times=1):
+            check(p)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_grids_equal_those_of_the_reference(dtype: torch.dtype) -> None:
+    cost, labels = potentials(2, 70, 131).square().to(dtype), torch.tensor([[1, 2, 2, 1], [2, 1, 1, 1]])
+    scores = potentials(2, 70, 3).to(dtype)
+
+    def results() -> list[Tensor]:
+        lengths = torch.tensor([70, 66]), torch.tensor([131, 90])
+        alignment = bx.SequenceAlignment(1 - cost, gap_open=-1.0, gap_extend=-0.5, mode="local")
+        paths = [bx.DTW(cost), bx.DTW(cost, lengths=lengths, band=9), alignment, bx.CTC(scores, labels)]
+        return [p.max_marginals for p in paths]
+
+    with bx.use_backend("reference"):
+        wanted = results()
+    with bx.use_backend("native"):
+        torch.testing.assert_close(results(), wanted)
 
 
 def test_other_lengths(backend: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.hypergraphs import random_hypergraph
 from support.inside import grid_size
-from support.problems import OMEGAS, one_of_each_kind, potentials, random_dag, random_weights, solve
+from support.kernels import needs_kernels, took
+from support.problems import OMEGAS, one_of_each_kind, potentials, random_dag, random_weights, solve, two_kinds
 from support.recursions import RECURSIONS, Recursion, Tensors
 from support.structures import STRUCTURES
 from torch import Tensor
@@ -48,6 +49,15 @@ def test_chains(omega: bx.Regularizer, backend: str) -> None:
         bx.Chain(theta, omega=omega).node_values,
         torch.stack([chain_values(each, [True] * 5, omega) for each in theta]),
     )
+
+
+@one_of_each_kind
+def test_chains_of_many_states_and_of_one(omega: bx.Regularizer, backend: str) -> None:
+    """Kernels solve the states of a step in tiles of 16."""
+    for states in (1, 16, 19):
+        theta = potentials(3, states, states)
+        close(bx.Chain(theta, omega=omega).node_values, chain_values(theta, [True] * 3, omega))
+    assert bx.Chain(potentials(2, 0, 3, 3), omega=omega).node_values.shape == (2, 0, 3)
 
 
 @one_of_each_kind
@@ -124,7 +134,7 @@ def lattice_values(
 
 
 @pytest.mark.parametrize("name", list(RECURSIONS))
-@one_of_each_kind
+@two_kinds
 def test_lattices_of_each_kind(name: str, omega: bx.Regularizer, backend: str) -> None:
     one = RECURSIONS[name]
     rows, columns = (5, 4) if one.has_columns else (5, 1)
@@ -138,6 +148,7 @@ def test_lattices_of_each_kind(name: str, omega: bx.Regularizer, backend: str) -
 
 
 @pytest.mark.parametrize("name", ["DTW", "affine gaps", "monotone", "semi-global", "CTC"])
+@one_of_each_kind
 def test_lengths_and_bands(name: str, omega: bx.Regularizer, backend: str) -> None:
     one, lengths = RECURSIONS[name], [(5, 6), (5, 3), (3, 6), (2, 2), (1, 1)]
     tensors = one.tensors(5, 6)
@@ -334,6 +345,20 @@ def test_scores_are_checked(name: str, backend: str) -> None:
         _ = structure.make(torch.full(structure.shape, math.nan)).node_values
     with pytest.raises(ValueError, match="gamma must be large enough"):
         _ = structure.make(torch.full(structure.shape, structure.sense * 1e30), gamma=1e-30).node_values
+
+
+@needs_kernels
+def test_kernels_of_chains_grids_and_graphs() -> None:
+    x = potentials(4, 2, 2)
+    cases: list[tuple[str, bx.PathDistribution]] = [
+        ("chain_node_values", bx.Chain(x)),
+        ("scored_chain_node_values", bx.Chain.from_scores(x[..., 0], x[0])),
+        ("lattice_end_values", bx.DTW(x[..., 0])),
+        ("dag_forward", bx.DAG([(0, 1), (1, 2), (0, 2)]).paths(potentials(3))),
+    ]
+    for kernel, p in cases:
+        with took(kernel, times=1):
+            assert p.node_values.isfinite().any()
 
 
 def test_under_vmap_and_compile(backend: str) -> None:

@@ -356,6 +356,23 @@ bool lattice_forward(Call& call) {
     return is_sound;
 }
 
+// The values of all ends, in Ω's unit.
+bool lattice_end_values(Call& call) {
+    Lattice p(call);
+    p.end_values = call.array<double>({p.batch, lattices().ends_size(p)});
+    std::vector<double> values(std::size_t(p.batch));
+    return run(lattices().forward, p, values.data());
+}
+
+bool lattice_max_marginals(Call& call) {
+    Lattice p(call);
+    const auto out = p.tensors_of(call.list(), p.is_double ? Kind::float64 : Kind::float32);
+    const bool fits = out.size() == 1 && out[0].dims == p.read[0].dims && !out[0].is_shared &&
+                      std::equal(out[0].shape, out[0].shape + out[0].dims, p.read[0].shape);
+    need(fits && !p.read[0].is_shared, "the result does not fit the first score");
+    return run(lattices().max_marginals, p, out[0]);
+}
+
 bool lattice_backward(Call& call) {
     Lattice p(call);
     p.need_tape(call.tensor());
@@ -393,6 +410,8 @@ PyMethodDef lattice_methods[] = {BOTH(dtw_forward_block),
                                  method<lattice_backward>("lattice_backward"),
                                  method<lattice_hessian>("lattice_hessian"),
                                  method<lattice_sample>("lattice_sample"),
+                                 method<lattice_end_values>("lattice_end_values"),
+                                 method<lattice_max_marginals>("lattice_max_marginals"),
                                  maker<prepare_lattice>("prepare_lattice"),
                                  {}};
 

@@ -22,13 +22,14 @@ struct StripFrame {
     const bool is_double;
     const double scale;
     const int threads;
-    double* const tape;
+    double *const tape, *const end_values;
     const SlotArray* const scores;
     const SlotArray* z = nullptr;  // a direction
     const void *const line_above, *const mass_below;
     void *const line_below, *const mass_above;
 
-    StripFrame(const Region& region, const LatticeProblem& p, int threads, double* tape, const SlotArray* scores)
+    StripFrame(const Region& region, const LatticeProblem& p, int threads, double* tape, double* end_values,
+               const SlotArray* scores)
         : region(region),
           row(p.row),
           rows(p.rows),
@@ -41,6 +42,7 @@ struct StripFrame {
           scale(p.scale),
           threads(threads),
           tape(tape),
+          end_values(end_values),
           scores(scores),
           line_above(p.line_above),
           mass_below(p.mass_below),

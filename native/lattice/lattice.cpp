@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "../base/threads.h"
+#include "outside.h"
 #include "row_nodes.h"
 #include "slots.h"
 #include "strip_nodes.h"
@@ -19,8 +20,10 @@ Table table_of(const LatticeProblem& p) {
     return Table(p.table, p.moves, p.states, p.row + p.rows, p.column + p.columns);
 }
 
+int64_t ends_size(const LatticeProblem& p) { return EndList(p.ends, p.rows, p.column + p.columns).size(); }
+
 int64_t tape_size(const LatticeProblem& p) {
-    const int64_t columns = p.column + p.columns, ends = EndList(p.ends, p.rows, columns).size();
+    const int64_t columns = p.column + p.columns, ends = ends_size(p);
     if (p.goes_by_rows()) return 1 + row_tape_size(table_of(p), p.rows, p.columns) + ends;
     return table_of(p).tape_size(p.rows, columns) + ends;
 }
@@ -33,6 +36,7 @@ struct Batch {
     const TermTensor* const z = nullptr;  // a direction
 
     double* tape(int64_t b) const { return p.tape ? p.tape + b * p.tape_size : nullptr; }
+    double* end_values(int64_t b) const { return p.end_values ? p.end_values + b * ends_size(p) : nullptr; }
     Region region(int64_t b) const { return Region(p.lengths + 2 * b, p.band[b]); }
 };
 
@@ -55,7 +59,7 @@ public:
           terms(batch.plan, b),
           region(batch.region(b)),
           scores(terms, batch.p.tensors, region, false),
-          frame{region, batch.p, threads, batch.tape(b), scores.slots},
+          frame{region, batch.p, threads, batch.tape(b), batch.end_values(b), scores.slots},
           tape(batch.tape(b)) {
         if (!batch.z) return;
         direction.emplace(terms, batch.z, region, true);
@@ -212,7 +216,8 @@ void sample(const LatticeProblem& p, int64_t draws, const double* uniforms, int6
 }  // namespace
 
 LatticeKernels lattice_kernels() {
-    return {tape_size, forward, forward_block, Products::can_take, backward, differentiate, sample};
+    return {tape_size, forward,       forward_block, Products::can_take, backward, differentiate,
+            sample,    max_marginals, ends_size};
 }
 
 }  // namespace BELLMAX_ARCH

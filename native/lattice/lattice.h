@@ -86,6 +86,7 @@ struct LatticeProblem {
     const TermTensor* tensors;
     double* tape;  // (batch, tape_size), or null if only the value is needed
     std::int64_t tape_size;
+    double* end_values;  // (batch, ends_size) for the values of all ends, in Ω's unit, or null if they are not needed
 
     // A block of rows, whole strips, of a single lattice whose moves are not longer than 1: its first row and column,
     // the values of the row above it and of its last row, and the masses that it exchanges with the blocks below and
@@ -120,6 +121,10 @@ struct LatticeKernels {
     // uniforms (batch, draws, longest + 1); paths (batch, draws, longest, 2): the nodes (i · columns + j) · states +
     // state from the first to the last, each with the move into it, −1 for the first; then −1.
     void (*sample)(const LatticeProblem&, std::int64_t draws, const double* uniforms, std::int64_t* paths);
+    // `out` has the shape of the first score: the score of the best path that uses each entry. As for forward.
+    bool (*max_marginals)(const LatticeProblem&, const TermTensor& out);
+    // The number of ends, rounded up to vectors.
+    std::int64_t (*ends_size)(const LatticeProblem&);
 };
 
 BELLMAX_KERNELS(LatticeKernels lattice_kernels())

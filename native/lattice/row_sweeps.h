@@ -415,6 +415,7 @@ public:
         if (has_dots || !f.tape) spare = scratch<double>((keeps ? size : 0) + 2 * end_list.size());
         kept = spare ? spare.get() : f.tape + 1;
         end_values = kept + (keeps || !spare ? size : 0);
+        if (f.p.end_values) end_values = f.p.end_values + f.b * end_list.size();
         if (has_dots) end_dots = end_values + end_list.size();
     }
 
@@ -442,8 +443,9 @@ public:
             seen.bad = seen.bad || line.seen.bad;
             seen.greatest += line.seen.greatest;
         }
+        const bool is_plain = single_end || f.p.end_values;  // if the values of ends are wanted, their maximum is not
         const double value =
-            solve_ends(f.p.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
+            solve_ends(f.p.omega, is_plain, end_values, end_list.size(), 1, nullptr, nullptr) / cells.unit;
         if (!is_number(value, f.p.is_double)) seen.bad = true;
         return value;
     }

@@ -253,7 +253,7 @@ public:
         double* const tape = is_own ? spare.get() : f.tape + 1;
         kept_lines = reinterpret_cast<StoredNode*>(tape);
         if (keeps) states = reinterpret_cast<Real*>(tape + lines_size);
-        end_values = tape + lines_size + states_size;
+        end_values = f.end_values ? f.end_values : tape + lines_size + states_size;
         if (P::has_dots) end_dots = end_values + ends_size;
     }
 
@@ -288,7 +288,8 @@ public:
             seen.greatest += one.greatest;
             seen.bad = seen.bad || one.bad;
         }
-        const double value = solve_ends(f.omega, single_end, end_values, end_list.size(), 1, nullptr, nullptr);
+        const bool is_plain = single_end || f.end_values;  // if the values of ends are wanted, their maximum is not
+        const double value = solve_ends(f.omega, is_plain, end_values, end_list.size(), 1, nullptr, nullptr);
         if (!is_number(value / cells.unit, f.is_double)) seen.bad = true;
         return value * (f.scale / cells.unit);
     }

@@ -191,6 +191,12 @@ public:
         const int64_t base = place_of(i), at = by_column ? places[std::size_t(j)] : 0;
         if (base >= 0 && at >= 0) to[base + at] += Out(coefficient * mass);
     }
+    // Raises the entry that a cell reads to a score, if it is lower.
+    template <class Out>
+    void raise(int64_t i, int64_t j, double score, Out* to) const {
+        const int64_t base = place_of(i), at = by_column ? places[std::size_t(j)] : 0;
+        if (base >= 0 && at >= 0) to[base + at] = std::max(to[base + at], Out(score));
+    }
     // Adds the masses of some rows, whole vectors, to a gradient.
     template <class Real, class Out>
     void land(Span rows, Span span, RowBlock<const Real> from, Out* to) const {

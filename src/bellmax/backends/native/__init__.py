@@ -66,7 +66,7 @@ class Native:
         """The fastest sweeps of a structure that has no entry in ``STRUCTURES``."""
         program = PROGRAMS[structure]
         if isinstance(program, LatticeProgram) and NativeLattice.serves(program):
-            return NativeLattice(program, self._sweeps["dag"])
+            return NativeLattice(program)
         engine = self._sweeps[program.engine]
         if isinstance(program, ChartProgram):
             return NativeCharts(program, engine)

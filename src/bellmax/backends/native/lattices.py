@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.native.loading import call, contiguous, empty_like
-from bellmax.backends.protocol import Sweeps
-from bellmax.backends.reference.expanded import Expanded
-from bellmax.programs.checks import reject_overflow
+from bellmax.backends.native.sweeps import unit_of
+from bellmax.programs.checks import overflow_error, reject_overflow
 from bellmax.programs.lattice import LatticeProgram
 from bellmax.programs.table import PLACES, Table, Term
 from bellmax.regularizers import Regularizer
@@ -35,8 +34,8 @@ class NativeLattice:
 
     check = None
 
-    def __init__(self, program: LatticeProgram, engine: Sweeps) -> None:
-        self.program, self._expanded = program, Expanded(program, engine)
+    def __init__(self, program: LatticeProgram) -> None:
+        self.program = program
         size = row_tape_size if all(move.di > 0 for move in program.table.moves) else strip_tape_size
         self._tape_size = lru_cache(maxsize=256)(partial(size, program.table))
         coefficients = tuple(float(term.coefficient) for _, term, _ in program.table.reads)
@@ -108,13 +107,27 @@ class NativeLattice:
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("the best paths of a lattice are found on its graph")
 
+    @cached_property
+    def _open_ended(self) -> NativeLattice:
+        return NativeLattice(self.program.open_ended)
+
     def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        self.program.check(theta, index)
-        return self._expanded.node_values(theta, index, omega)
+        """Return the values of all nodes as ends of the lattice in which paths may end at any node."""
+        (rows, columns), table = self.program.size(theta, index), self._open_ended.program.table
+        values = _new_tape(theta, _ends_size(table, rows, columns))
+        if not self._open_ended._call("lattice_end_values", theta, index, omega, values):
+            self.program.check(theta, index)
+            raise overflow_error(theta[0].dtype)  # all scores were valid, so a sum of scores overflowed
+        by_state: Tensor = values[:, : table.states * rows * columns].unflatten(1, (table.states, rows * columns))
+        by_node = by_state.mT.reshape(len(values), *self.program.node_shape(theta, index))
+        return (by_node * (table.sense / unit_of(omega))).to(theta[0].dtype)
 
     def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
-        self.program.check(theta, index)
-        return self._expanded.max_marginals(theta, index, omega)
+        best = empty_like(theta[:1])
+        if not self._call("lattice_max_marginals", theta, index, omega, best):
+            self.program.check(theta, index)
+            raise overflow_error(best[0].dtype)  # all scores were valid, so a sum of scores overflowed
+        return best[0]
 
 
 def table_bytes(table: Table) -> bytes:
