@@ -22,6 +22,7 @@ FLOORS = (
     ("backends",),
     ("autograd",),
     ("solver",),
+    ("decoded",),
     ("targets",),
     ("distribution",),
     ("structures",),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 from bellmax.backends.choice import backend_for
+from bellmax.decoded import DecodedForm, EdgePaths
 from bellmax.inputs import check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs import Program
@@ -22,7 +23,7 @@ from bellmax.programs.checks import subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer, resolve
 from bellmax.solver import Solver
 from bellmax.targets import Targets
-from bellmax.tensors import Gamma, Tensors, inner
+from bellmax.tensors import Gamma, Tensors, inner, promote_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_ENUMERATED = 100_000
 COUNTS_VARY = "the variance of counts is not known: p.sample((n,)).var(0) estimates it"
+USES_UNITS_TWICE = "most_accurate needs paths that use each unit at most once, but a path can use a unit twice here"
 
 
 class PathDistribution(Distribution):
@@ -55,6 +57,8 @@ class PathDistribution(Distribution):
     has_enumerate_support = True
     _target_kind: ClassVar[type[Targets]] = Targets
     """How losses read a target of this distribution."""
+    _form_kind: ClassVar[type[DecodedForm]] = DecodedForm
+    """The decoded form of a path."""
 
     def __init__(
         self,
@@ -132,12 +136,25 @@ class PathDistribution(Distribution):
         return self._solver.scores[0]
 
     @property
+    def scores(self) -> dict[str, Tensor]:
+        """The scores by name."""
+        return self._by_name(self._scores)
+
+    @property
     def _scores(self) -> tuple[Tensor, ...]:
         return self._solver.scores
 
     @property
     def _targets(self) -> Targets:
         return self._target_kind(self)
+
+    @property
+    def _form(self) -> DecodedForm:
+        return self._form_kind(self)
+
+    def _flat_inputs(self) -> tuple[list[Tensor], Tensors]:
+        """The scores without gradients and the index, as a flat batch."""
+        return self._solver.batch.unscaled(self._solver.detached()), self._solver.batch.index
 
     def _by(self, solver: Solver) -> Self:
         """Return this distribution with another solver of the same program."""
@@ -191,12 +208,31 @@ class PathDistribution(Distribution):
             return solver.expanded().expected_edges()
         return solver.gradient()[0]
 
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """∇DP_Ω with respect to each score, by name: the expected number of uses of each entry. Differentiable.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.zeros(3, 2), torch.zeros(2, 2))
+        >>> p.gradient["transitions"]                  # expected number of each transition [current, previous]
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+        """
+        return self._by_name([g.to(self.dtype) for g in self._solver.gradient()])
+
     def directional_derivative(self, z: Any) -> Tensor:
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape. z broadcasts to the shape of the potentials."""
+        """⟨∇DP_Ω(θ), z⟩, of the batch shape.
+
+        z is a mapping from names of scores to tensors that broadcast to them, or a tensor for the first score. If a
+        mapping leaves out a name, z is 0 for this score.
+        """
         return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Any) -> Any:
-        """∇²DP_Ω(θ) z, of the shape of the potentials. z broadcasts to it."""
+        """∇²DP_Ω(θ) z: tensors by name if z is a mapping, or a tensor for the first score if z is a tensor.
+
+        z is as in :meth:`directional_derivative`.
+        """
         products = [p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z))]
         return products[0] if isinstance(z, Tensor) else self._by_name(products)
 
@@ -245,6 +281,111 @@ class PathDistribution(Distribution):
         dims = len(self.batch_shape)
         return self._solver.events_of_edges(edges.movedim(dims, 0)).movedim(0, dims).to(self.dtype)
 
+    # --- paths in the decoded form
+
+    def decode(self) -> Any:
+        """Return the highest-scoring path under θ in the decoded form, which the structure's page describes.
+
+        The form is a tensor of integers with the batch shape first, padded with −1, or nested lists. If no path exists,
+        it is padding only. :meth:`log_prob`, :meth:`encode`, ``support.check`` and the losses take it.
+
+        >>> import bellmax as bx
+        >>> p = bx.DTW(torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
+        >>> p.decode()                                 # index pairs, padded
+        tensor([[ 0,  0],
+                [ 1,  1],
+                [-1, -1]])
+        >>> p.log_prob(p.decode()).exp()
+        tensor(0.6652)
+        """
+        return self._under(Hard()).sample_decoded()
+
+    def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Any:
+        """Return paths drawn from the distribution in the decoded form, (*sample_shape, ..., *own)."""
+        return self._form.of_compact(self._sample_compact(sample_shape))
+
+    def topk_decoded(self, k: int) -> tuple[Tensor, Any]:
+        """Return the k best paths under θ: scores (..., k), best first, and paths in the decoded form, (..., k, *own).
+
+        If there are fewer than k paths, the other scores are −∞ (costs +∞) and the other paths are padding only. The
+        scores have no gradient; use :meth:`log_prob` or :meth:`topk`.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        >>> p.topk_decoded(2)
+        (tensor([3., 2.]), tensor([[0, 1],
+                [1, 1]]))
+        """
+        with torch.no_grad():
+            scores, paths = self._solver.best_compact(k)
+        form, dims = self._form, len(self.batch_shape)
+        paths = paths.reshape(*self.batch_shape, *paths.shape[1:])
+        scores = scores.reshape(*self.batch_shape, k)
+        if form.is_nested_list:
+            return scores, form.of_compact(paths)
+        return scores, form.of_compact(paths.movedim(dims, 0)).movedim(0, dims)
+
+    def encode(self, decoded: Any) -> Tensor:
+        """Return the events (..., *event) of paths in the decoded form.
+
+        Raises ``ValueError`` if one of them is not a path.
+        """
+        p, tensor = self._read_decoded("decoded", decoded)
+        return p._form.events(tensor, p._form.check("decoded", tensor)).to(self.dtype)
+
+    def _read_decoded(self, name: str, decoded: Any) -> tuple[Self, Tensor]:
+        """Read paths in the decoded form. Return them, and this distribution, expanded to their batch shape."""
+        form = self._form
+        tensor = form.read(name, decoded)
+        batch = tensor.shape[: tensor.ndim - len(form.own_shape)]
+        batch = batch[len(batch) - len(self.batch_shape) :]
+        return (self if batch == self.batch_shape else self.expand(batch)), tensor
+
+    def most_accurate(self) -> Any:
+        """Return the path with the least expected Hamming distance from a random path, in the decoded form.
+
+        The distance counts the units that one of two paths has and the other has not: tags, index pairs, labels of
+        frames, segments, spans, heads, edges. With the probability μ of each unit, the answer is the best path if each
+        unit scores 2μ − 1 and all other scores are 0. A path that is forbidden stays forbidden. For a chain without
+        forbidden transitions, it is ``marginals.argmax(-1)``.
+
+        Raises ``ValueError`` if a path can use a unit more than once.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.tensor([[0.4, 0.0], [0.0, 0.3]]), torch.tensor([[0.0, 0.0], [0.0, 0.2]]))
+        >>> p.decode(), p.most_accurate()
+        (tensor([0, 1]), tensor([0, 1]))
+        """
+        with torch.no_grad():
+            return self._most_accurate()
+
+    def _most_accurate(self) -> Any:
+        """Return :meth:`most_accurate` for units that are the entries of the first score."""
+        if self._solver.program.max_count > 1:
+            raise ValueError(USES_UNITS_TWICE)
+        units = {self._solver.program.scores[0]: self._expected_path()}
+        return self._decode_units(units)
+
+    def _decode_units(self, probabilities: Mapping[str, Tensor]) -> Any:
+        """Return the best path if scores are 2μ − 1, given μ by the name of the score, and all other scores are 0."""
+        named = zip(self._solver.program.scores, self._solver.detached(), strict=True)
+        scores = []
+        for name, score in named:
+            mu = probabilities.get(name)
+            free = torch.zeros_like(score) if mu is None else self.sense * (2 * mu - 1).to(promote_half(score).dtype)
+            scores.append(torch.where(score.isinf(), score, free))
+        return self._by(self._solver.with_scores(scores, Hard())).sample_decoded()
+
+    def _most_accurate_by_edge(self, is_unit: Tensor | None = None) -> Any:
+        """Return :meth:`most_accurate` for units that are edges of the expansion, or those where ``is_unit`` (E,)."""
+        fine = self._solver.expanded()
+        weights, gain = fine.edge_weights().detach(), 2 * fine.expected_edges() - 1
+        gain = gain if is_unit is None else gain.masked_fill(~is_unit, 0)
+        best = fine.with_edge_weights(torch.where(weights.isinf(), weights, gain), Hard())
+        edges = best.expected_edges().reshape(self.batch_shape.numel(), 1, weights.shape[-1])
+        paths = self._solver.program.compact_paths(edges, *self._flat_inputs())
+        return self._form.of_compact(paths.reshape(*self.batch_shape, *paths.shape[2:]))
+
     # --- the distribution
 
     @property
@@ -272,10 +413,23 @@ class PathDistribution(Distribution):
         paths = self._solver.sample(shape.numel()).movedim(1, 0)
         return paths.reshape(*shape, *self.batch_shape, *paths.shape[2:])
 
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of ``path``, a 0/1 tensor that broadcasts to (..., *event). Differentiable in θ and γ."""
+    def log_prob(self, path: Any) -> Tensor:
+        """Log-probability of ``path``, in the decoded form or as an event (..., *event). Differentiable in θ and γ.
+
+        Integers are read as the decoded form, and floating point or bool tensors as an event. Dimensions before the
+        batch are kept, so samples can be passed. Raises ``ValueError`` if ``path`` is not a path.
+        """
+        if self._form.matches(path):
+            p, tensor = self._read_decoded("path", path)
+            return p._log_prob_of(p._form.check("path", tensor))
         edges, fine = self._edges_of(path), self._solver.expanded()
         return inner(edges, fine.log_transitions(), fine.edge_dims)
+
+    def _log_prob_of(self, paths: EdgePaths) -> Tensor:
+        """Log-probability of paths (..., *batch), given their edges."""
+        fine = self._solver.expanded()
+        log_q = fine.log_transitions()
+        return paths.sum_of(log_q.flatten(len(self.batch_shape)))
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
@@ -515,7 +669,11 @@ class _Paths(constraints.Constraint):
     def event_dim(self) -> int:  # type: ignore[override]
         return len(self._p.event_shape)
 
-    def check(self, value: Tensor) -> Tensor:
+    def check(self, value: Any) -> Tensor:
+        """(...): True if an event, or a path in the decoded form, is a path of the graph, whatever its score."""
+        if self._p._form.matches(value):
+            p, tensor = self._p._read_decoded("value", value)
+            return p._form.edges(tensor).is_path
         return self._p._is_path(self._p._check_event(value))
 
 

@@ -368,6 +368,23 @@ class Solver:
         """The number of dimensions of a tensor with a number for each edge: 3 for chains, 1 for graphs."""
         return 3 if self.program.engine == "chain" else 1
 
+    @property
+    def edge_shape(self) -> torch.Size:
+        """The shape of a tensor with a number for each edge of the expansion, without the batch."""
+        theta, index = self.batch.unscaled(self.detached()), self.batch.index
+        if self.program.engine == "chain":
+            steps, states = theta[0].shape[1:3]
+            return torch.Size((steps, states, states))
+        return self.program.engine_index(theta, index)[2].shape
+
+    def best_compact(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return scores (B, k) of the best paths, in the sense of the scores, and the paths in the compact form."""
+        if self.program.engine == "chain":
+            return self.topk(k)
+        scores, edges = self.expanded().topk(k)
+        theta, index = self.batch.unscaled(self.detached()), self.batch.index
+        return self.sense * scores + 0, self.program.compact_paths(edges, theta, index)  # no -0
+
     def unweighted(self, omega: Regularizer) -> Self:
         """Return the same paths, where the score of every path that exists is 0."""
         self._check()

@@ -13,29 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from bellmax.decoded import DecodedForm, DecodedPaths, EdgePaths
 from bellmax.inputs import check_tensor
 from bellmax.modes import is_checked, is_readable
-from bellmax.programs.checks import of_sequence
+from bellmax.programs.checks import of_sequence, subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.solver import Solver
-from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype
+from bellmax.tensors import inner, multiply_by_gamma, promote_half, wide_dtype, widen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Paths(Protocol):
+class Paths(DecodedPaths, Protocol):
     """A distribution over paths, as its targets see it."""
-
-    device: torch.device
-    dtype: torch.dtype
-    _solver: Solver
-
-    @property
-    def batch_shape(self) -> torch.Size: ...
-
-    @property
-    def event_shape(self) -> torch.Size: ...
 
     @property
     def omega(self) -> Regularizer: ...
@@ -61,11 +52,9 @@ class Paths(Protocol):
     @property
     def _targets(self) -> Targets: ...
 
+    def _read_decoded(self, name: str, decoded: Any) -> tuple[Self, Tensor]: ...
+
     def best_path(self) -> Tensor: ...
-
-    def detach(self) -> Self: ...
-
-    def __getitem__(self, index: Any) -> Self: ...
 
     def _by(self, solver: Solver) -> Self: ...
 
@@ -74,8 +63,6 @@ class Paths(Protocol):
     def _under(self, omega: Regularizer) -> Self: ...
 
     def _is_path(self, value: Tensor) -> Tensor: ...
-
-    def _check_device(self, name: str, tensor: Tensor) -> None: ...
 
 
 class Targets:
@@ -88,6 +75,8 @@ class Targets:
     """True if a path is a set of cells (N, M), which aligns rows with columns."""
     has_steps: ClassVar[bool] = False
     """True if a path goes through steps, which may be masked."""
+    reads_integers: ClassVar[bool] = False
+    """True if :meth:`allowed` reads integers, for example because they may be partial labels."""
 
     def __init__(self, p: Paths) -> None:
         self.p = p
@@ -101,11 +90,23 @@ class Targets:
 
     # --- reading a target
 
-    def read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
+    def read(self, name: str, target: Any, ignore_index: int = -100) -> tuple[Targets, Tensor]:
         """Read a target: return the targets of p without the steps that it masks, and what it allows."""
+        if not self.reads_integers and self.p._form.matches(target):
+            targets = self._of_path(name, target)
+            return targets, targets.paths.is_path
         self.p._check_device(name, check_tensor(name, target))
-        targets = self.masked_by(name, target, ignore_index)
-        return targets, targets.allowed(name, target, ignore_index)
+        masked = self.masked_by(name, target, ignore_index)
+        return masked, masked.allowed(name, target, ignore_index)
+
+    def _of_path(self, name: str, target: Any) -> PathTargets:
+        """Return the target of a path in the decoded form. Raises ``ValueError`` if it is not a path."""
+        p, decoded = self.p._read_decoded(name, target)
+        paths = p._form.check(name, decoded)
+        if paths.is_path.shape != self.batch_shape:
+            got = tuple(paths.is_path.shape)
+            raise ValueError(f"{name} must have the batch shape {tuple(self.batch_shape)}, got a batch of {got}")
+        return PathTargets(self.p, decoded, paths)
 
     def masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
         """Return the targets of the distribution without the steps that the target masks."""
@@ -128,7 +129,9 @@ class Targets:
 
     def forms(self) -> list[str]:
         """The forms that a target may have, for messages."""
-        return [f"{tuple(self.batch_shape + self.event_shape)} of 0 and 1"]
+        event = f"{tuple(self.batch_shape + self.event_shape)} of 0 and 1"
+        has_form = not self.reads_integers and type(self.p._form) is not DecodedForm
+        return [event, self.p._form.description] if has_form else [event]
 
     def expand(self, name: str, target: Tensor, shape: torch.Size) -> Tensor:
         """Expand a target to the batch shape and ``shape``, or raise a ValueError that lists the forms."""
@@ -258,3 +261,48 @@ class Targets:
     def divergence(self, path: Tensor, y: Tensor) -> Tensor:
         """The divergence of an expected path from a path y under negentropy, entry by entry."""
         return -path.clamp(torch.finfo(path.dtype).tiny, 1).log() * y
+
+
+class PathTargets(Targets):
+    """A target in the decoded form, which is one path. ``allowed`` is not used."""
+
+    def __init__(self, p: Paths, decoded: Tensor, paths: EdgePaths) -> None:
+        super().__init__(p)
+        self.decoded, self.paths = decoded, paths
+
+    def _score(self) -> Tensor:
+        """The score of the path, of the batch shape, in the wide dtype."""
+        weights = widen(promote_half(self.solver.edge_weights())).flatten(len(self.batch_shape))
+        return self.p.sense * self.paths.sum_of(weights)
+
+    def _event(self) -> Tensor:
+        return self.p._form.events(self.decoded, self.paths)
+
+    def restricted_value(self, allowed: Tensor) -> Tensor:
+        batch = self.solver.batch
+        extra = self.solver.program.extra_nodes(batch.unscaled(self.solver.detached()), batch.index)
+        if isinstance(extra, Tensor):
+            extra = extra.reshape(self.batch_shape)
+        return self.value_of_one_path(self._score(), self.paths.num_edges() - extra)
+
+    def edges_within(self, allowed: Tensor) -> Tensor:
+        shape = self.solver.edge_shape
+        return (self.paths.counts(shape.numel()) > 0).reshape(self.batch_shape + shape)
+
+    def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
+        self.check_possible(name, allowed)
+        return self._event()
+
+    def check_possible(self, name: str, allowed: Tensor) -> None:
+        if is_checked(allowed) and is_readable(self.solver.scores[0]):
+            with torch.no_grad():
+                impossible = self._score().isinf()
+            if bool(impossible.any()):
+                raise ValueError(self.why_impossible(name, allowed, impossible))
+
+    def why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
+        member = subscript(impossible.nonzero()[0].tolist())
+        return f"{name}{member} is forbidden: its score is {-self.p.sense * math.inf}"
+
+    def correct(self, allowed: Tensor) -> Tensor:
+        return self._event() != 0

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bellmax.distribution import PathDistribution
 from bellmax.programs import register
 from bellmax.programs.blocks import BlockProgram, Edges
-from bellmax.structures.named import NamedScores
 from bellmax.tensors import Tensors
 
 
@@ -30,7 +30,7 @@ class HopProgram(BlockProgram):
         return [step <= lengths, step[1:] <= lengths, step == lengths]
 
 
-class Hops(NamedScores):
+class Hops(PathDistribution):
     """The paths of :class:`HopProgram`; an event is the hops by one step."""
 
     def __init__(self, one: Tensor, two: Tensor, lengths: Tensor, **options: object) -> None:

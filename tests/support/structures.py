@@ -45,7 +45,8 @@ STRUCTURES: dict[str, Structure] = {
     "Chain": Structure(lambda x, **o: bx.Chain(x, **o), (3, 2, 2)),
     "ScoredChain": Structure(lambda x, **o: bx.Chain.from_scores(x, MATRIX.to(x), **o), (4, 2)),
     "ScoredChain, transitions": Structure(
-        lambda x, **o: bx.Chain.from_scores(_like(x, *range(6)).reshape(3, 2), x, **o), (2, 2)
+        lambda x, **o: bx.Chain.from_scores(_like(x, *range(6)).reshape(3, 2).expand(*x.shape[:-2], 3, 2), x, **o),
+        (2, 2),
     ),
     "DAG": Structure(lambda x, **o: DAG.paths(x, **o), (5,)),
     "Hypergraph": Structure(lambda x, **o: HYPER.derivations(x, **o), (5,)),
@@ -63,7 +64,7 @@ STRUCTURES: dict[str, Structure] = {
     "SequenceAlignment, semiglobal": Structure(
         lambda x, **o: bx.SequenceAlignment(x, gap_open=-1.0, mode="semiglobal", **o), (3, 3)
     ),
-    "Transducer": Structure(lambda x, **o: bx.Transducer(x[:, :3], x[:, 3:], **o), (3, 5)),
+    "Transducer": Structure(lambda x, **o: bx.Transducer(x[..., :3], x[..., 3:], **o), (3, 5)),
     "SemiMarkov": Structure(lambda x, **o: bx.SemiMarkov(x, MATRIX.to(x), **o), (3, 2, 2)),
     "ScoredSemiMarkov": Structure(
         lambda x, **o: bx.SemiMarkov.from_scores(x, MATRIX.to(x), MATRIX.to(x), last_durations=MATRIX.to(x), **o),

@@ -57,6 +57,9 @@ class GraphProgram(Program):
         """(B, count, E): the number of times that a path takes each edge."""
         return theta[0].new_empty(theta[0].shape[0], count, index[2].shape[0])
 
+    def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        return edges
+
     def events(self, paths: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         return sum_by_weight(paths, index, theta[0].shape[-1])
 

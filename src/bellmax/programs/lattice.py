@@ -358,10 +358,11 @@ class LatticeProgram(Program):
             counts.append(flat.scatter_add(1, target, ones)[:, :-1].unflatten(1, (rows, columns)))
         return counts
 
-    def edges_of_walks(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
-        """Return walks (B, K, longest, 2) as 0/1 tensors (B, K, E) over the edges of the graph.
+    def edge_numbers(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Return the numbers of the edges of walks (..., L, 2), (..., L + 1): into each node, and to the end.
 
-        Edges are looked up by a key, (slot − states)·N·M + cell. Steps without an edge in the graph are ignored.
+        It is −1 in the padding, and −2 for a step that has no edge in the graph. Edges are looked up by a key,
+        (slot − states)·N·M + cell.
         """
         graph = self.graph(theta, index)
         states, moves = self.table.states, len(self.table.moves)
@@ -375,11 +376,10 @@ class LatticeProgram(Program):
         out = torch.where(last, node // states + (moves + states + state) * rows * columns, -1)
         keys = torch.cat([(slot - states) * rows * columns + cells for slot, _, cells in graph.slots])
         order = keys.argsort()
-        wanted = torch.cat((into, out), -1)
+        wanted = torch.cat((into, out.amax(-1, keepdim=True)), -1)
         position = torch.searchsorted(keys[order], wanted).clamp(max=len(keys) - 1)
-        is_edge = keys[order][position] == wanted
-        flat = torch.zeros((*walks.shape[:2], len(keys) + 1), device=walks.device, dtype=wide_dtype(walks.device))
-        return flat.scatter(-1, torch.where(is_edge, order[position], len(keys)), 1)[..., :-1]
+        numbers = torch.where(keys[order][position] == wanted, order[position], -2)
+        return numbers.masked_fill(wanted < 0, -1)
 
 
 _Dim = tuple[int, int, int]

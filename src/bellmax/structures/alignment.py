@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.decoded import EdgePaths, Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
 from bellmax.modes import is_readable
+from bellmax.programs.checks import subscript
 from bellmax.regularizers import Regularizer
 from bellmax.structures.lattice import (
     Lattice,
     LatticePaths,
     LatticeTargets,
     Move,
+    WalkForm,
     anywhere,
     cell,
     check_labels,
@@ -30,7 +33,8 @@ from bellmax.structures.lattice import (
     row,
     scalar,
 )
-from bellmax.tensors import Gamma, inner, promote_half, widen
+from bellmax.targets import PathTargets
+from bellmax.tensors import Gamma
 
 Gap = float | Tensor
 Gaps = tuple[Gap, Gap]
@@ -91,15 +95,75 @@ class AlignmentTargets(LatticeTargets):
         p = cast("SequenceAlignment", self.p)
         path = allowed.to(torch.promote_types(p.dtype, torch.float32))
         is_path = p._is_path(path)
-        fine = self.solver.expanded()
-        edges = p._edges_of_walk(p._walk_of(torch.where(is_path[..., None, None], path, 0), is_path))
-        score = widen(inner(edges, promote_half(fine.edge_weights()), 1))
-        batch = self.solver.batch
-        has_sink = p._program.has_sink(batch.unscaled(self.solver.detached()), batch.index).reshape(self.batch_shape)
-        alone = self.value_of_one_path(score, edges.sum(-1) - 1 + has_sink.long())
+        walks = p._walk_of(torch.where(is_path[..., None, None], path, 0), is_path)
+        alone = PathTargets(p, walks, p._form.edges_of_walks(walks)).restricted_value(allowed)
         if is_readable(is_path) and bool(is_path.all()):
             return alone
         return torch.where(is_path, alone, super().restricted_value(allowed))
+
+
+class AlignmentForm(WalkForm):
+    """Pairs (..., L, 2) int64, see :meth:`SequenceAlignment.best_alignment`. Walks (..., L, 4) are taken as well."""
+
+    p: SequenceAlignment
+    is_walk = False
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return "L", 4 if self.is_walk else 2
+
+    def read(self, name: str, decoded: Any) -> Tensor:
+        self.is_walk = isinstance(decoded, Tensor) and decoded.shape[-1:] == (4,)
+        return super().read(name, decoded)
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        return self.p._pairs_of(walks)
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        if decoded.shape[-1] == 4:
+            return super().walks(decoded)
+        has_row, has_column = (decoded >= 0).unbind(-1)
+        exists = has_row | has_column
+        start = self._start(decoded, has_row, has_column)
+        uses = torch.stack((has_row, has_column), -1)
+        cells = start.unsqueeze(-2) + uses.cumsum(-2)
+        state = torch.where(has_row, torch.where(has_column, _MATCH, _ROW), _COLUMN)
+        nodes = torch.cat((cells, state.unsqueeze(-1)), -1).masked_fill(~exists.unsqueeze(-1), -1)
+        may_be_path = ((decoded == cells - 1) | ~uses).flatten(-2).all(-1) & (decoded >= -1).flatten(-2).all(-1)
+        if self.p._mode == "local":
+            offset = torch.tensor([1, 1, 0], device=decoded.device)
+            return self.with_moves(torch.where(exists.unsqueeze(-1), nodes - offset, -1)), may_be_path
+        first = pad(start, (0, 1), value=_MATCH).unsqueeze(-2)
+        return self.with_moves(torch.cat((first, nodes), -2)), may_be_path
+
+    def _start(self, pairs: Tensor, has_row: Tensor, has_column: Tensor) -> Tensor:
+        """Return the numbers of rows and columns before the first element of pairs (..., L, 2), (..., 2) int64.
+
+        If a semiglobal alignment lists no row or no column, several paths have these pairs. It is one of them.
+        """
+        zeros = pairs.new_zeros((*pairs.shape[:-2], 2))
+        if self.p._mode == "global" or not pairs.shape[-2]:
+            return zeros
+        lists_row, lists_column = has_row.any(-1), has_column.any(-1)
+        at = torch.stack([mask.long().argmax(-1) for mask in (has_row, has_column)], -1).unsqueeze(-2)
+        first = pairs.gather(-2, at).squeeze(-2)
+        row = torch.where(lists_row, first[..., 0], torch.where(lists_column, 1, self.p.lengths[..., 0]))
+        return torch.stack((row, torch.where(lists_column, first[..., 1], lists_row.long())), -1)
+
+    def check(self, name: str, decoded: Tensor) -> EdgePaths:
+        edges = super().check(name, decoded)
+        if decoded.shape[-1] == 2 and self.p._mode == "semiglobal" and is_readable(decoded):
+            is_ambiguous = ~(decoded >= 0).any(-2).all(-1)
+            if bool(is_ambiguous.any()):
+                first = subscript(is_ambiguous.nonzero()[0].tolist())
+                raise ValueError(
+                    f"{name}{first} must list a row and a column: other pairs do not determine where the alignment "
+                    "is. Pass a walk from sample_walks()"
+                )
+        return edges
+
+    def fault(self, decoded: Tensor) -> Fault:
+        return Fault((), f"is not a {self.p._mode} alignment of the sequences")
 
 
 class SequenceAlignment(LatticePaths):
@@ -150,6 +214,7 @@ class SequenceAlignment(LatticePaths):
     """
 
     _target_kind = AlignmentTargets
+    _form_kind = AlignmentForm
     _size_argument = "lengths"
     _mode: str
 
@@ -269,16 +334,25 @@ class SequenceAlignment(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return the pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
+        """Return :meth:`decode`: the pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
 
         If one index is −1, the other element is in a gap. (−1, −1) is padding. Elements outside a local alignment, and
         free gaps of a semiglobal alignment, are not listed.
         """
-        return self._pairs_of(self.best_walk())
+        return cast("Tensor", self.decode())
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random alignments, (*sample_shape, ..., N + M, 2) int64, in the form of :meth:`best_alignment`."""
-        return self._pairs_of(self.sample_walks(sample_shape))
+        """Return :meth:`sample_decoded`: random alignments, (*sample_shape, ..., N + M, 2) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each pair, (..., N, M). Differentiable."""
+        return self.expected_path
+
+    @property
+    def _form(self) -> AlignmentForm:
+        return AlignmentForm(self)
 
     def _pairs_of(self, walks: Tensor) -> Tensor:
         """Convert walks (..., L, 4) of the lattice to pairs (..., N + M, 2), see :meth:`best_alignment`."""
@@ -293,14 +367,15 @@ class SequenceAlignment(LatticePaths):
         return torch.stack((i, j), -1)
 
     def _edges_of(self, path: Tensor) -> Tensor:
-        """Take the pairs of an alignment, a 0/1 tensor (..., N, M), or a walk, int64 (..., L, 4).
+        """Take the pairs of an alignment, a 0/1 tensor (..., N, M).
 
         A semi-global alignment must begin in the first row or column and end in the last: other pairs do not say which
         of its elements are free.
         """
-        if check_tensor("path", path).is_floating_point():
-            path = self._walk_of(self._check_path(path))
-        return super()._edges_of(path)
+        event = self._check_path(path)
+        walks = self._walk_of(event)
+        edges = self._form.edges_of_walks(walks)
+        return edges.counts(self._solver.edge_shape.numel()).to(event.dtype)
 
     def _walk_of(self, path: Tensor, is_path: Tensor | None = None) -> Tensor:
         """Convert pairs (..., N, M) to walks (..., L, 4) int64 of the lattice: row, column, state and move.
@@ -365,7 +440,7 @@ class SequenceAlignment(LatticePaths):
             if is_readable(is_ambiguous) and bool(is_ambiguous.any()):
                 raise ValueError(
                     "path must begin in the first row or column and end in the last: other pairs do not determine "
-                    "which elements are free. For the log-probability of a sample, pass a walk from sample_walks()"
+                    "which elements are free. For the log-probability of a sample, pass pairs from sample_decoded()"
                 )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -286,19 +286,24 @@ class ScoredChain(Chain):
 
         return None if marginals is None else autograd.Shortcut(vjp, general).attach(marginals, theta)
 
-    def directional_derivative(self, z: Tensor | ScoresLike) -> Tensor:
+    def directional_derivative(self, z: Tensor | ScoresLike | Mapping[str, Tensor]) -> Tensor:
         """⟨∇DP_Ω(θ), z⟩, of the batch shape, in the direction z = (emissions, transitions, start, end).
 
-        An entry None stands for 0. A bare tensor z stands for (z, None, None, None).
+        An entry None stands for 0. A bare tensor z stands for (z, None, None, None). A mapping has tensors by name.
         """
         return self._solver.directional_derivative(self._direction(z))
 
-    def hessian_product(self, z: Tensor | ScoresLike) -> tuple[Tensor, ...]:
+    def hessian_product(self, z: Tensor | ScoresLike | Mapping[str, Tensor]) -> Any:
         """∇²DP_Ω(θ) z for z = (emissions, transitions, start, end), as four tensors of these shapes.
 
-        An entry None stands for 0. A bare tensor z stands for (z, None, None, None).
+        An entry None stands for 0. A bare tensor z stands for (z, None, None, None). If z is a mapping by name, so is
+        the result.
         """
-        return tuple(p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z)))
+        products = [p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z))]
+        return self._by_name(products) if isinstance(z, Mapping) else tuple(products)
+
+    def _most_accurate(self) -> Tensor:
+        return cast("Tensor", self._decode_units({"emissions": self._solver.gradient()[0]}))
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""
@@ -319,8 +324,10 @@ class ScoredChain(Chain):
         entropy = (value.masked_fill(has_no_path, 0) - slopes).reshape(self.batch_shape)
         return entropy.to(torch.promote_types(self.dtype, torch.float32))
 
-    def _direction(self, z: Tensor | ScoresLike) -> list[Tensor]:
+    def _direction(self, z: Tensor | ScoresLike | Mapping[str, Tensor]) -> list[Tensor]:
         """Return a direction as four tensors shaped like the scores. A single tensor is one of the emissions."""
+        if isinstance(z, Mapping):
+            return super()._direction(z)
         if isinstance(z, Tensor):
             z = (z, None, None, None)
         if len(z) != 4:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.decoded import Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.modes import cached_when_eager, is_checked
 from bellmax.programs.checks import of_sequence
@@ -17,6 +19,7 @@ from bellmax.structures.lattice import (
     LatticePaths,
     Move,
     Score,
+    WalkForm,
     along_row,
     at_class,
     cell,
@@ -66,6 +69,39 @@ def lattice_of(blank: int) -> Lattice:
     return _LATTICES[blank]
 
 
+class FrameForm(WalkForm):
+    """The label or blank of each frame, (..., T) int64. Labels of frames in the padding are ignored in arguments."""
+
+    p: CTC
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return self.p.event_shape[:1]
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        return self.p._labels_of(walks)
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        num_frames, num_labels = self.p.lengths.unbind(-1)
+        frame = torch.arange(decoded.shape[-1], device=decoded.device)
+        is_frame = (frame < num_frames.unsqueeze(-1)).expand(decoded.shape)
+        labels = decoded.masked_fill(~is_frame, self.p.blank)
+        has_label = labels != self.p.blank
+        position = (has_label & (labels != pad(labels[..., :-1], (1, 0), value=self.p.blank))).cumsum(-1)
+        is_target = labels == self.p._target_at(position)
+        nodes = torch.stack((frame.expand(labels.shape), position, has_label.long()), -1)
+        walks = self.with_moves(nodes.masked_fill(~is_frame.unsqueeze(-1), -1))
+        return walks, (is_target | ~has_label).all(-1) & (position[..., -1] == num_labels)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        frames, count = self.p.lengths.tolist()
+        labels = decoded[:frames].tolist()
+        merged = [label for label, before in zip(labels, [None, *labels], strict=False) if label != before]
+        got = [label for label in merged if label != self.p.blank]
+        needed = self.p.targets[:count].tolist()
+        return Fault((), f"must give the target {needed} if repeats are merged and blanks are removed, but gives {got}")
+
+
 class CTC(LatticePaths):
     """A distribution over the alignments of a target sequence with frames.
 
@@ -105,6 +141,7 @@ class CTC(LatticePaths):
             [0.0268, 0.0000, 0.9732]])
     """
 
+    _form_kind = FrameForm
     _size_argument = "lengths"
     _has_unique_paths = True
 
@@ -181,7 +218,7 @@ class CTC(LatticePaths):
     # --- alignments as labels
 
     def best_labels(self) -> Tensor:
-        """Return the label or blank of each frame on the best path, (..., T) int64.
+        """Return :meth:`decode`: the label or blank of each frame on the best path, (..., T) int64.
 
         It is −1 in the padding, and if no path exists.
 
@@ -189,11 +226,16 @@ class CTC(LatticePaths):
         >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
         tensor([ 1,  0,  1, -1])
         """
-        return self._labels_of(self.best_walk())
+        return cast("Tensor", self.decode())
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the labels of frames on random paths, (*sample_shape, ..., T), in the form of :meth:`best_labels`."""
-        return self._labels_of(self.sample_walks(sample_shape))
+        """Return :meth:`sample_decoded`: labels of frames on random paths, (*sample_shape, ..., T) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each label at each frame, (..., T, V). Differentiable."""
+        return self.expected_path
 
     def spans(self) -> Tensor:
         """Return the frames of each target label on the best path, (..., L, 2) int64 [start, end).

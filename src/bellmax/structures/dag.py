@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.programs.graph import GraphProgram, sort, sort_pruned
 from bellmax.regularizers import Regularizer
@@ -256,13 +259,71 @@ class DAG(StoredGraph):
         return [self.nodes[int(by_level[0, 0])], *(self.nodes[node] for node in by_level[:, 1].tolist())]
 
 
+class EdgeForm(DecodedForm):
+    """The numbers of the edges of a path, from start to end, (..., L) int64."""
+
+    p: DAGPaths
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return ("L",)
+
+    def matches(self, value: object) -> bool:
+        """True for integers, unless they have one entry for each edge, of which a path cannot have so many."""
+        is_event = isinstance(value, Tensor) and value.shape[-1:] == self.p.event_shape
+        return super().matches(value) and not (is_event and self.p.dag.num_edges > self.p.dag._longest_path())
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        dag = self.p.dag
+        last = dag.num_nodes  # the level of edges that are not on the path
+        order = torch.where(paths > 0, dag.levels[dag.edges[:, 1]], last).sort(-1)
+        longest = dag._longest_path()
+        return torch.where(order.values == last, -1, order.indices)[..., :longest]
+
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        dag = self.p.dag
+        exists = decoded >= 0
+        is_edge = exists & (decoded < dag.num_edges)
+        edge = decoded.masked_fill(~is_edge, 0)
+        levels, (parent, child) = dag.levels, dag.edges[edge].unbind(-1)
+        if not decoded.shape[-1]:
+            return EdgeLists(decoded, torch.zeros(decoded.shape[:-1], dtype=torch.bool, device=decoded.device))
+        follows = ~exists[..., 1:] | (exists[..., :-1] & (parent[..., 1:] == child[..., :-1]))
+        is_last = exists & ~pad(exists[..., 1:], (0, 1))
+        reaches_end = (is_last & (levels[child] == dag._depth)).any(-1)
+        is_live = is_edge & (levels[parent] >= 0) & (levels[child] >= 0)
+        is_path = exists[..., 0] & (levels[parent[..., 0]] == 0) & reaches_end & follows.all(-1)
+        is_path = is_path & (is_live | ~exists).all(-1) & (decoded >= -1).all(-1)
+        return EdgeLists(edge.masked_fill(~is_edge, -1), is_path)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        dag, numbers = self.p.dag, [edge for edge in decoded.tolist() if edge != -1]
+        for n, edge in enumerate(numbers):
+            if not 0 <= edge < dag.num_edges:
+                return Fault((n,), f"must be the number of an edge, from 0 to {dag.num_edges - 1}, got {edge}")
+        ends = [[dag.nodes[node] for node in pair] for pair in dag.edges[numbers].tolist()] if numbers else []
+        for n, (one, other) in enumerate(pairwise(ends), 1):
+            if one[1] != other[0]:
+                return Fault((n,), f"is an edge from {other[0]!r}, but the edge before it leads to {one[1]!r}")
+        shown = f"a path from {ends[0][0]!r} to {ends[-1][1]!r}" if ends else "no edges"
+        return Fault((), f"must lead from the start of the graph to its end, got {shown}")
+
+
 class DAGPaths(GraphPaths):
     """The distribution over the paths of a :class:`DAG` from its start to its end.
 
-    An event is an indicator (E,) over the edges. With ``minimize``, the weights are costs, and the program is a min.
+    An event is an indicator (E,) over the edges. The decoded form is the numbers of the edges from start to end,
+    (..., L), where L is the length of the longest path. With ``minimize``, the weights are costs, and the program is a
+    min.
     """
 
     _graph: DAG
+    _form_kind = EdgeForm
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each edge, (..., E). Differentiable."""
+        return self.expected_path
 
     @property
     def dag(self) -> DAG:

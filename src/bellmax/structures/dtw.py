@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import count, product
+from itertools import count, pairwise, product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.decoded import Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import (
     Lengths,
@@ -34,6 +35,7 @@ from bellmax.structures.lattice import (
     LatticePaths,
     LatticeTargets,
     Move,
+    WalkForm,
     along_row,
     cell,
     corner,
@@ -146,6 +148,7 @@ class DTWTargets(LatticeTargets):
     """
 
     is_alignment = True
+    reads_integers = True
 
     @property
     def _inside(self) -> Tensor:
@@ -217,6 +220,35 @@ class DTWTargets(LatticeTargets):
         return f"{name} must be an alignment that p can take, but it has none of finite cost{where}"
 
 
+class PairForm(WalkForm):
+    """Index pairs (..., L, 2) int64 [i, j]."""
+
+    p: DTW
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return "L", 2
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        return walks[..., :2]
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        is_padding = (decoded == -1).all(-1)
+        nodes = pad(decoded, (0, 1)).masked_fill(is_padding.unsqueeze(-1), -1)
+        return self.with_moves(nodes), (is_padding | (decoded >= 0).all(-1)).all(-1)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        length_a, length_b = self.p.lengths.tolist()
+        cells = [(i, j) for i, j in decoded.tolist() if (i, j) != (-1, -1)]
+        for n, (i, j) in enumerate(cells):
+            if not (0 <= i < length_a and 0 <= j < length_b):
+                return Fault((n,), f"must be a cell of ({length_a}, {length_b}), got {(i, j)}")
+        for n, ((i, j), (k, m)) in enumerate(pairwise(cells), 1):
+            if (k - i, m - j) not in _STEPS.values():
+                return Fault((n,), f"must follow {(i, j)} by a step of (1, 1), (1, 0) or (0, 1), got {(k, m)}")
+        return Fault((), f"must lead from (0, 0) to {(length_a - 1, length_b - 1)}, got {cells}")
+
+
 class DTW(LatticePaths):
     """A distribution over the monotone alignments of two series of N and M elements, given the cost of each match.
 
@@ -262,6 +294,7 @@ class DTW(LatticePaths):
     """
 
     _target_kind = DTWTargets
+    _form_kind = PairForm
     _size_argument = "lengths"
     _has_unique_paths = True
 
@@ -355,12 +388,39 @@ class DTW(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return the index pairs (i, j) of the alignment of least cost, (..., N + M − 1, 2) int64, padded with −1."""
-        return self.best_walk()[..., :2]
+        """Return :meth:`decode`: the index pairs of the alignment of least cost, (..., N + M − 1, 2) int64."""
+        return cast("Tensor", self.decode())
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the index pairs of random alignments, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
-        return self.sample_walks(sample_shape)[..., :2]
+        """Return :meth:`sample_decoded`: index pairs of random alignments, (*sample_shape, ..., N + M − 1, 2) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability that an alignment visits each cell, (..., N, M). Differentiable."""
+        return self.expected_path
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """∇DTW_Ω with respect to the cost and, if they were passed, to the step weights and penalties, by name.
+
+        Differentiable. Without step weights, ``gradient["cost"]`` is the expected path.
+        """
+        if not isinstance(self._solver, StepSolver):
+            return super().gradient
+        of_cells, *of_moves = self._solver.gradient()
+        weights, penalties = self.step_weights, self.step_penalties
+        if weights is None:
+            moves = torch.stack(of_moves, -1)
+            return {"cost": of_cells.to(self.dtype), "step_penalties": _sum_to(moves, penalties)}
+        by_cell = torch.stack(of_moves, -1)
+        cost = promote_half(self.cost)
+        finite = cost.masked_fill(~cost.isfinite(), 0)
+        gradients = {"cost": (of_cells + (by_cell * (weights - 1)[..., None, None, :]).sum(-1)).to(self.dtype)}
+        gradients["step_weights"] = _sum_to((by_cell * finite.unsqueeze(-1)).sum((-3, -2)), weights)
+        if penalties is not None:
+            gradients["step_penalties"] = _sum_to(by_cell.sum((-3, -2)), penalties)
+        return gradients
 
     def alignment_to_path(self, alignment: Tensor) -> Tensor:
         """Return the path (..., N, M) of index pairs (..., L, 2), padded with −1."""
@@ -392,13 +452,19 @@ class DTW(LatticePaths):
         z = self._like("z", check_tensor("z", z), self.cost)
         return [z, *self._solver.move_costs(z, None)] if isinstance(self._solver, StepSolver) else [z]
 
-    def hessian_product(self, z: Tensor) -> Tensor:  # type: ignore[override]
+    def hessian_product(self, z: Tensor) -> Tensor:
         """∇²DTW_Ω(C) z, of the shape of the cost, to which z broadcasts."""
         product, *move_products = self._solver.hessian_product(self._direction(z))
         if self.step_weights is not None:
             factors = (self.step_weights - 1)[..., None, None].unbind(-3)
             product = sum((f * p for f, p in zip(factors, move_products, strict=True)), start=product)
         return product.to(self.dtype)
+
+
+def _sum_to(gradient: Tensor, steps: Tensor | None) -> Tensor:
+    """Sum a gradient (..., 3) over the dimensions that the step weights or penalties do not have."""
+    assert steps is not None
+    return gradient.sum_to_size(steps.shape)
 
 
 def _read_lengths(lengths: tuple[Lengths, Lengths], batch: torch.Size, device: torch.device) -> Tensor:

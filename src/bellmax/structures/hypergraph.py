@@ -13,10 +13,12 @@ from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
 import bellmax.structures.sums as sums
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.distribution import USES_UNITS_TWICE
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
-from bellmax.programs.graph import GraphProgram, sort, sort_pruned, sum_by_weight
+from bellmax.programs.graph import GraphProgram, is_flow, sort, sort_pruned, sum_by_weight
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -191,10 +193,15 @@ class Hypergraph(StoredGraph):
             raise ValueError(f"derivation must have shape (..., {self.num_edges}), got {tuple(derivation.shape)}")
         if derivation.ndim > 1:
             return [self.derivation_edges(member) for member in derivation]
+        edges = self.edges
+        return [edges[edge] for edge in self._edges_in_order(derivation)]
+
+    def _edges_in_order(self, derivation: Tensor) -> list[int]:
+        """Return the numbers of the edges of a derivation (E,) in the order of :meth:`derivation_edges`."""
         unused: dict[int, list[int]] = {}  # edges by head
         for edge in derivation.nonzero().flatten().tolist()[::-1]:
             unused.setdefault(int(self.heads[edge]), []).extend([edge] * round(float(derivation[edge])))
-        listed: list[Any] = []
+        listed: list[int] = []
         stack = [int(self.levels.argmax())] if unused else []
         while stack:
             head = stack.pop()
@@ -202,7 +209,7 @@ class Hypergraph(StoredGraph):
                 raise ValueError(f"derivation must hold one derivation, got no edge to {self.nodes[head]}")
             edge = unused[head].pop()
             tails = self.tails[self.tail_offset[edge] : self.tail_offset[edge + 1]].tolist()
-            listed.append((self.nodes[head], tuple(self.nodes[tail] for tail in tails)))
+            listed.append(edge)
             stack += tails[::-1]
         if any(unused.values()):
             raise ValueError("derivation must hold one derivation, got further edges")
@@ -225,6 +232,22 @@ class Hypergraph(StoredGraph):
         if most > _MAX_EDGES:
             raise ValueError(f"derivations must have at most {_MAX_EDGES} edges to be drawn, got up to {most:.10g}")
         return int(most)
+
+    @cached_property
+    def _uses_nodes_twice(self) -> bool:
+        """True if a derivation can contain two derivations of the same node, and so use an edge twice."""
+        below: dict[int, int] = {}  # for each node, the set of nodes in its derivations, as bits
+        offset, tails, heads = self.tail_offset.tolist(), self.tails.tolist(), self.heads.tolist()
+        levels = self.levels.tolist()
+        used = (edge for edge, head in enumerate(heads) if levels[head] >= 0)
+        for edge in sorted(used, key=lambda edge: levels[heads[edge]]):
+            nodes = 1 << heads[edge]
+            for tail in tails[offset[edge] : offset[edge + 1]]:
+                if nodes & below.get(tail, 0):
+                    return True
+                nodes |= below.get(tail, 0)
+            below[heads[edge]] = below.get(heads[edge], 0) | nodes
+        return False
 
     def _is_sum(self, counts: Tensor) -> bool:
         """True if a derivation has these counts (W,) of shared weights, or if the search is too long."""
@@ -259,15 +282,97 @@ class DerivationTargets(Targets):
         return p._event_of(edges).to(torch.promote_types(p.dtype, torch.float32))
 
 
+class DerivationForm(DecodedForm):
+    """Nested lists of edge numbers, one list for each member of the batch.
+
+    The first edge of a list leads to the goal. Then come all edges below its first tail, and so on. In arguments, the
+    edges of a list may be in any order. They may repeat.
+    """
+
+    p: Derivations
+    is_nested_list = True
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return ("L",)
+
+    @property
+    def description(self) -> str:
+        return "nested lists of edge numbers"
+
+    def matches(self, value: object) -> bool:
+        return isinstance(value, list | tuple)
+
+    def of_compact(self, paths: Tensor) -> list[Any]:
+        if paths.ndim > 1:
+            return [self.of_compact(path) for path in paths]
+        return self.p.hypergraph._edges_in_order(paths) if bool(paths.any()) else []
+
+    def read(self, name: str, decoded: Any) -> Tensor:
+        batch_dims = len(self.p.batch_shape)
+        lead = _depth(decoded) - 1
+        if lead < batch_dims:
+            needed = "a list of edge numbers" + " for each member of the batch" * bool(batch_dims)
+            raise ValueError(f"{name} must be {needed}, got {lead} levels of lists before the edges")
+        shape, rows = _flatten(name, decoded, lead)
+        longest = max(map(len, rows), default=0)
+        padded = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
+        return super().read(name, padded.reshape(*shape, longest).to(self.p.device))
+
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        h = self.p.hypergraph
+        is_edge = (decoded >= 0) & (decoded < h.num_edges)
+        edges = EdgeLists(decoded.masked_fill(~is_edge, -1), (is_edge | (decoded == -1)).all(-1))
+        counts = edges.counts(h.num_edges).to(wide_dtype(self.p.device))
+        edges.is_path = edges.is_path & is_flow(counts, h.by_edge._index)
+        return edges
+
+    def fault(self, decoded: Tensor) -> Fault:
+        size, numbers = self.p.hypergraph.num_edges, decoded.tolist()
+        for n, edge in enumerate(numbers):
+            if not -1 <= edge < size:
+                return Fault((n,), f"must be the number of an edge, from 0 to {size - 1}, got {edge}")
+        return Fault((), f"is not a derivation of {self.p.hypergraph.goal!r}")
+
+
+def _depth(value: Any) -> int:
+    """The number of nested lists around a number. An empty list is a list of numbers."""
+    depth = 0
+    while isinstance(value, list | tuple):
+        depth, value = depth + 1, value[0] if value else 0
+    return depth
+
+
+def _flatten(name: str, value: Any, depth: int) -> tuple[list[int], list[list[int]]]:
+    """Return the lengths of ``depth`` levels of nested lists, and the lists inside. Raises ``ValueError`` if uneven."""
+    if not depth:
+        if not isinstance(value, list | tuple) or not all(isinstance(edge, int) for edge in value):
+            raise ValueError(f"{name} must hold lists of edge numbers, got {value!r}")
+        return [], [list(value)]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must hold lists of edge numbers, got {value!r}")
+    parts = [_flatten(name, part, depth - 1) for part in value]
+    if any(shape != parts[0][0] for shape, _ in parts):
+        raise ValueError(f"{name} must have the same number of lists for each member of the batch")
+    return [len(value), *(parts[0][0] if parts else [0] * (depth - 1))], [row for _, rows in parts for row in rows]
+
+
 class Derivations(GraphPaths):
     """The distribution over the derivations of a :class:`Hypergraph`.
 
     An event counts how often a derivation uses each edge, (E,). If edges share weights, it counts how often the
-    derivation uses each weight, (W,); the events of :attr:`by_edge` count the edges.
+    derivation uses each weight, (W,); the events of :attr:`by_edge` count the edges. The decoded form is a list of edge
+    numbers, or nested lists for a batch.
     """
 
     _graph: Hypergraph
     _target_kind = DerivationTargets
+    _form_kind = DerivationForm
+
+    def _most_accurate(self) -> Any:
+        if self._graph._uses_nodes_twice:
+            raise ValueError(USES_UNITS_TWICE)
+        return self._most_accurate_by_edge()
 
     @property
     def hypergraph(self) -> Hypergraph:

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import bellmax.structures.sums as sums
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs import PROGRAMS, LatticeProgram
 from bellmax.programs.checks import batch_first_hint, check_lengths, of_sequence
-from bellmax.programs.graph import is_flow
 from bellmax.programs.lattice import bands, graph_of, whole_lengths
 from bellmax.programs.table import Axis, Ends, Step, Table, Term
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.dag import DAG
-from bellmax.structures.named import NamedScores
 from bellmax.targets import Paths, Targets
 from bellmax.tensors import Gamma
 
@@ -490,11 +490,91 @@ class LatticeTargets(Targets):
         return torch.where(is_once, path, within.best_path().to(path.dtype))
 
 
-class LatticePaths(NamedScores):
+class WalkForm(DecodedForm):
+    """Walks (..., L, 4) int64, see :meth:`LatticePaths.best_walk`.
+
+    A subclass for another form converts it to walks.
+    """
+
+    p: LatticePaths
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return "L", 4
+
+    def matches(self, value: object) -> bool:
+        """True for integers, unless they cannot be walks. Then they are counts of entries."""
+        is_walk = isinstance(value, Tensor) and value.shape[-1:] == (4,)
+        return super().matches(value) and (is_walk or tuple(self.own_shape) != ("L", 4))
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        return self.of_walks(self.p._walks_of(paths))
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        """Convert walks (..., *batch, L, 4) to the decoded form."""
+        return walks
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Return walks (..., *batch, L, 4), and (..., *batch), False if the decoded form is certainly not a path."""
+        return decoded, torch.ones(decoded.shape[:-2], dtype=torch.bool, device=decoded.device)
+
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        walks, may_be_path = self.walks(decoded)
+        edges = self.edges_of_walks(walks)
+        return EdgeLists(edges.numbers, edges.is_path & may_be_path)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        return Fault((), "is not a walk of the lattice: no path visits its nodes in this order")
+
+    def edges_of_walks(self, walks: Tensor) -> EdgeLists:
+        """Return the edges of walks (..., *batch, L, 4)."""
+        (rows, columns), states, solver = self.p._size, self.p.lattice.states, self.solver
+        i, j, state, move = walks.unbind(-1)
+        exists, is_path = i >= 0, _is_connected(walks, self.p.lattice._table.moves)
+        is_node = (i < rows) & (j >= 0) & (j < columns) & (state >= 0) & (state < states)
+        is_path = is_path & (is_node | ~exists).all(-1)
+        node = ((i * columns + j) * states + state).masked_fill(~(exists & is_path.unsqueeze(-1)), -1)
+        theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
+        numbers = self.p._program.edge_numbers(torch.stack((node, move), -1), theta, index)
+        edges = EdgeLists(numbers.clamp(min=-1), is_path & (numbers > -2).all(-1))
+        # An edge may be outside of the lengths, or closed by a mask.
+        free = [t if name.startswith("_") else torch.zeros_like(t) for name, t in solver._named(theta)]
+        exists_by_edge = self.p._program.weights(free, self.p._program.without_band(index)) > -math.inf
+        closed = (~exists_by_edge).reshape(*self.p.batch_shape, exists_by_edge.shape[-1])
+        edges.is_path = edges.is_path & (edges.sum_of(closed.long()) == 0)
+        return edges
+
+    def with_moves(self, nodes: Tensor) -> Tensor:
+        """Return nodes (..., L, 3) [i, j, state] as walks (..., L, 4). A step without a move has move −2."""
+        steps = torch.cat((torch.zeros_like(nodes[..., :1, :2]), nodes[..., 1:, :2] - nodes[..., :-1, :2]), -2)
+        source = torch.cat((nodes[..., :1, 2], nodes[..., :-1, 2]), -1)
+        move = torch.full_like(source, -2)
+        for number, (di, dj, before, after, *_) in enumerate(self.p.lattice._table.moves):
+            is_move = (steps[..., 0] == di) & (steps[..., 1] == dj) & (source == before) & (nodes[..., 2] == after)
+            move = torch.where(is_move, number, move)
+        is_first = torch.arange(nodes.shape[-2], device=nodes.device) == 0
+        move = move.masked_fill(is_first | (nodes[..., 0] < 0), -1)
+        return torch.cat((nodes, move.unsqueeze(-1)), -1)
+
+
+def _is_connected(walks: Tensor, moves: Sequence[Step]) -> Tensor:
+    """(...): True if each node of walks (..., L, 4) but the first is reached from the node before it by its move."""
+    i, j, state, move = walks.unbind(-1)
+    if not walks.shape[-2]:
+        return torch.zeros(walks.shape[:-2], dtype=torch.bool, device=walks.device)
+    exists = i >= 0
+    table = torch.tensor([step[:4] for step in moves] or [(0, 0, 0, 0)], device=walks.device)
+    di, dj, source, target = table[move[..., 1:].clamp(0, len(table) - 1)].unbind(-1)
+    follows = exists[..., :-1] & (move[..., 1:] >= 0) & (move[..., 1:] < len(moves)) & (state[..., 1:] == target)
+    follows &= (i[..., :-1] == i[..., 1:] - di) & (j[..., :-1] == j[..., 1:] - dj) & (state[..., :-1] == source)
+    return exists[..., 0] & (move[..., 0] == -1) & (follows | ~exists[..., 1:]).all(-1)
+
+
+class LatticePaths(PathDistribution):
     """The distribution over the paths of a :class:`Lattice`.
 
     An event counts how often a path uses each entry of the first score. ``gradient`` has the expected counts for every
-    score, by name. A walk lists the nodes of a path and the moves into them.
+    score, by name. The decoded form is a walk, which lists the nodes of a path and the moves into them.
 
     If a path can use an entry twice (of a matrix read by labels, a row, a scalar), ``support.check`` searches for a
     path with the counts of an event. This is hard in general, so on a large grid it stops after half a second per
@@ -503,6 +583,7 @@ class LatticePaths(NamedScores):
     """
 
     _target_kind = LatticeTargets
+    _form_kind: ClassVar[type[DecodedForm]] = WalkForm
     _size_argument: ClassVar[str] = "grid"
     """The argument of the user that the size of the grid comes from, for messages."""
     _has_unique_paths: ClassVar[bool] = False
@@ -669,51 +750,39 @@ class LatticePaths(NamedScores):
 
     def sample_walks(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return the nodes of random paths, (*sample_shape, ..., L, 4) int64, in the form of :meth:`best_walk`."""
+        return self._walks_of(self._sample_compact(sample_shape))
+
+    def _walks_of(self, paths: Tensor) -> Tensor:
+        """Return paths of the sweeps, (..., L, 2), as walks (..., L, 4)."""
         (_, columns), states = self._size, self.lattice.states
-        node, move = self._sample_compact(sample_shape).unbind(-1)
+        node, move = paths.unbind(-1)
         nodes = torch.stack((node // states // columns, node // states % columns, node % states, move), -1)
         return torch.where(node.unsqueeze(-1) < 0, -1, nodes)
 
+    @property
+    def marginals(self) -> Tensor:
+        """Probability that a path visits each node, (..., N, M), or (..., N, M, states). Differentiable."""
+        (rows, columns), states = self._size, self.lattice.states
+        edges, node = self._solver.expanded().expected_edges(), self._program.graph(*self._flat_inputs()).node
+        size = rows * columns * states
+        visits = edges.new_zeros((*edges.shape[:-1], size + 1)).index_add(-1, torch.where(node < 0, size, node), edges)
+        visits = visits[..., :-1].reshape(*self.batch_shape, rows, columns, states).to(self.dtype)
+        return visits if states > 1 else visits.squeeze(-1)
+
     def _edges_of(self, path: Tensor) -> Tensor:
-        """Take walks (..., L, 4) of :meth:`sample_walks`, or events if an event determines its path."""
-        is_event = check_tensor("path", path).shape[-len(self.event_shape) :] == self.event_shape
-        if self._has_unique_paths and (path.is_floating_point() or is_event):
+        """Take events, if an event determines its path."""
+        if self._has_unique_paths:
             return super()._edges_of(path)
-        if path.shape[-1:] != (4,) or path.is_floating_point():
-            raise ValueError(f"path must be a walk, int64 (..., L, 4), got {path.dtype} of shape {tuple(path.shape)}")
-        return self._edges_of_walk(path, must_exist=is_readable(path))
+        raise ValueError(
+            f"path must be a walk, int64 (..., L, 4), such as decode() returns, got {path.dtype} of shape "
+            f"{tuple(path.shape)}. An event does not determine its path here, since a path can use an entry twice"
+        )
 
-    def _edges_of_walk(self, walks: Tensor, must_exist: bool = False) -> Tensor:
-        """Return walks (..., L, 4) as paths (..., E) of the expansion.
-
-        With ``must_exist``, raises ``ValueError`` if a walk is not a path.
-        """
-        (_, columns), states, solver = self._size, self.lattice.states, self._solver
-        i, j, state, move = walks.unbind(-1)
-        self._check_walks(i, j, state, move)
-        walks = torch.stack((torch.where(i < 0, -1, (i * columns + j) * states + state), move), -1)
-        shape = torch.broadcast_shapes(walks.shape[:-2], self.batch_shape)
-        walks = walks.expand(*shape, *walks.shape[-2:])
-        extra = shape[: len(shape) - len(self.batch_shape)]
-        flat = walks.reshape(extra.numel(), self.batch_shape.numel(), *walks.shape[-2:]).transpose(0, 1)
-        theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
-        edges = self._program.edges_of_walks(flat, theta, index)  # (B, K, E)
-        if must_exist and not bool(is_flow(edges, self._program.engine_index(theta, index)).all()):
-            raise ValueError("path must hold walks of the lattice, but no path visits its nodes in this order")
-        return edges.transpose(0, 1).reshape(*shape, edges.shape[-1]).to(torch.promote_types(self.dtype, torch.float32))
-
-    def _check_walks(self, i: Tensor, j: Tensor, state: Tensor, move: Tensor) -> None:
-        """Raise ``ValueError`` if a node is outside of the grid, or its move leads into another state."""
-        if not is_readable(i):
-            return
-        (rows, columns), targets = self._size, [step.target for step in self.lattice._table.moves]
-        into = torch.tensor([*targets, 0], device=move.device)[move.clamp(-1, len(targets) - 1)]
-        wrong = (i >= rows) | (j < 0) | (j >= columns) | (state < 0) | (state >= self.lattice.states)
-        wrong |= (move >= len(targets)) | ((move >= 0) & (state != into))
-        if bool((wrong & (i >= 0)).any()):
-            raise ValueError(
-                "path must hold walks of the lattice, got a node outside of it, or a move that does not lead there"
-            )
+    def _most_accurate(self) -> Any:
+        if self._form_kind is not WalkForm:
+            return super()._most_accurate()
+        is_row_of_walk = self._program.graph(*self._flat_inputs()).node >= 0
+        return self._most_accurate_by_edge(is_row_of_walk)
 
     # --- events that use an entry more than once
 

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from bellmax.decoded import Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.regularizers import Regularizer
-from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, read_lengths
+from bellmax.structures.lattice import Lattice, LatticePaths, Move, WalkForm, cell, read_lengths
 from bellmax.tensors import Gamma
 
 _LATTICE = Lattice([Move(1, 0), Move(1, 1)], node=cell("scores"))  # ties prefer the first move: stay with the token
+
+
+class DurationForm(WalkForm):
+    """The number of frames of each token, (..., J) int64, 0 in the padding. In arguments, −1 is padding as well."""
+
+    p: MonotonicAlignment
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return self.p.event_shape[1:]
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        i, j = walks[..., :2].unbind(-1)
+        tokens = self.p.event_shape[1]
+        counts = torch.zeros((*j.shape[:-1], tokens + 1), dtype=torch.int64, device=j.device)
+        return counts.scatter_add(-1, torch.where(i < 0, tokens, j), torch.ones_like(j))[..., :-1]
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        frames = self.p.event_shape[0]
+        end = decoded.clamp(0, frames).cumsum(-1)
+        frame = torch.arange(frames, device=decoded.device).expand(*decoded.shape[:-1], frames)
+        token = torch.searchsorted(end, frame.contiguous(), right=True)
+        nodes = torch.stack((frame, token, torch.zeros_like(frame)), -1)
+        is_frame = frame < end[..., -1:]
+        return self.with_moves(nodes.masked_fill(~is_frame.unsqueeze(-1), -1)), (
+            (decoded >= -1).all(-1) & (end[..., -1] <= frames)
+        )
+
+    def fault(self, decoded: Tensor) -> Fault:
+        frames, tokens = self.p.lengths.tolist()
+        durations = decoded.tolist()
+        if any(duration < 1 for duration in durations[:tokens]):
+            return Fault((), f"must hold at least 1 frame for each of {tokens} tokens, got {durations}")
+        return Fault((), f"must hold durations that add up to {frames} frames, got {durations}")
 
 
 class MonotonicAlignment(LatticePaths):
@@ -43,6 +81,7 @@ class MonotonicAlignment(LatticePaths):
             [0.0000, 1.0000]])
     """
 
+    _form_kind = DurationForm
     _size_argument = "lengths"
     _has_unique_paths = True
 
@@ -73,8 +112,13 @@ class MonotonicAlignment(LatticePaths):
         return self._lengths
 
     def durations(self) -> Tensor:
-        """Return the number of frames of each token on the best path, (..., J) int64.
+        """Return :meth:`decode`: the number of frames of each token on the best path, (..., J) int64.
 
         It is 0 for padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
         """
-        return self.best_path().sum(-2).to(torch.int64)
+        return cast("Tensor", self.decode())
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability of each token at each frame, (..., T, J). Differentiable."""
+        return self.expected_path

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from bellmax.decoded import EventForm, Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.modes import is_checked
@@ -81,6 +83,8 @@ class ParseTrees(PathDistribution):
 class ParseTargets(Targets):
     """Targets of parse trees: trees, or sets of spans or arcs that a tree may use."""
 
+    reads_integers = True
+
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
         p = cast("ParseTrees", self.p)
         best = p._tree_within(allowed)
@@ -141,14 +145,57 @@ class SpanTargets(ParseTargets):
                 position = tuple(bad.nonzero()[0].tolist())
                 needed = f"[first word, last word{', label' * (columns == 3)}] below {list(event)}"
                 raise ValueError(f"{name} must hold spans {needed}, got {spans[position].tolist()} at {position}")
-        number = torch.zeros_like(spans[..., 0])
-        for column, size in zip(spans.unbind(-1), event, strict=True):
-            number = number * size + column
-        number = torch.where((spans < 0).any(-1), event.numel(), number)
+        number = torch.where((spans < 0).any(-1), event.numel(), _numbers_of(spans, event))
         listed = torch.zeros((*batch, event.numel() + 1), dtype=torch.bool, device=self.p.device)
         allowed = listed.scatter(-1, number, True)[..., :-1].reshape(batch + event)
         # Without labels, a list may leave out the spans of single words, since every tree has them.
         return allowed if columns == 3 else allowed | torch.eye(event[0], dtype=torch.bool, device=self.p.device)
+
+
+class SpanForm(EventForm):
+    """The spans of a tree, (..., L, 2) int64 [first word, last word], or (..., L, 3) with labels.
+
+    Without labels, single words are left out of answers, and may be left out of arguments.
+    """
+
+    p: SpanTrees
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return "L", len(self.p.event_shape)
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        return _list_spans(paths, len(self.p.event_shape))
+
+    def events_of(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        event = self.p.event_shape
+        is_padding = (decoded == -1).all(-1)
+        is_span = ((decoded >= 0) & (decoded < torch.tensor(event, device=decoded.device))).all(-1)
+        is_span &= decoded[..., 0] <= decoded[..., 1]
+        number = torch.where(is_span, _numbers_of(decoded, event), event.numel())
+        listed = torch.zeros((*decoded.shape[:-2], event.numel() + 1), dtype=torch.bool, device=decoded.device)
+        spans = listed.scatter(-1, number, True)[..., :-1].reshape(*decoded.shape[:-2], *event)
+        if len(event) == 2:
+            word = torch.arange(event[0], device=decoded.device)
+            spans = spans | ((word.unsqueeze(-1) == word) & (word < self.p.lengths[..., None, None]))
+        return spans.to(torch.promote_types(self.p.dtype, torch.float32)), (is_span | is_padding).all(-1)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        event = self.p.event_shape
+        for n, span in enumerate(decoded.tolist()):
+            is_span = all(0 <= k < size for k, size in zip(span, event, strict=True)) and span[0] <= span[1]
+            if not is_span and any(k != -1 for k in span):
+                needed = f"[first word, last word{', label' * (len(event) == 3)}] below {list(event)}"
+                return Fault((n,), f"must be a span {needed}, got {span}")
+        return Fault((), self.p._why_no_path(self.events_of(decoded)[0]))
+
+
+def _numbers_of(spans: Tensor, event: torch.Size) -> Tensor:
+    """Return the flat index of spans (..., 2 or 3) in an event of this shape."""
+    number = torch.zeros_like(spans[..., 0])
+    for column, size in zip(spans.unbind(-1), event, strict=True):
+        number = number * size + column
+    return number
 
 
 class SpanTrees(ParseTrees):
@@ -177,15 +224,13 @@ class SpanTrees(ParseTrees):
     tensor([[1.0000, 0.2500, 1.0000],
             [0.0000, 1.0000, 0.7500],
             [0.0000, 0.0000, 1.0000]])
-    >>> t.best_tree()                                    # [first word, last word], parents first
+    >>> t.decode()                                       # [first word, last word], parents first
     tensor([[0, 2],
-            [0, 0],
-            [1, 2],
-            [1, 1],
-            [2, 2]])
+            [1, 2]])
     """
 
     _target_kind = SpanTargets
+    _form_kind = SpanForm
     _entries = "spans"
     _kind = "a binary tree"
 
@@ -211,16 +256,17 @@ class SpanTrees(ParseTrees):
         super().__init__("spans", scores, dims, lengths, omega, gamma)
 
     def best_tree(self) -> Tensor:
-        """Return the spans of the best tree, (..., 2n − 1, 2) int64 [first word, last word], padded with −1.
+        """Return :meth:`decode`: the spans of the best tree, (..., n − 1, 2) int64 [first word, last word].
 
-        Spans are sorted by their first word, wide spans before the spans inside them. With labels, there is a third
-        column for the label.
+        Spans are sorted by their first word, wide spans before the spans inside them, and padded with −1. Spans of
+        single words are left out, since every tree has them. With labels, single words have a label too, so the form is
+        (..., 2n − 1, 3) [first word, last word, label] and lists them.
         """
-        return _list_spans(self.best_path(), len(self.event_shape))
+        return cast("Tensor", self.decode())
 
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random trees, (*sample_shape, ..., 2n − 1, 2 or 3) int64, in the form of :meth:`best_tree`."""
-        return _list_spans(self.sample(sample_shape), len(self.event_shape))
+        """Return :meth:`sample_decoded`: random trees, (*sample_shape, ..., n − 1, 2) or (…, 2n − 1, 3) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)
@@ -242,11 +288,17 @@ class SpanTrees(ParseTrees):
 
 
 def _list_spans(trees: Tensor, dims: int) -> Tensor:
-    """Convert 0/1 trees, (..., n, n) or (..., n, n, L), to lists of spans (..., 2n − 1, dims), padded with −1."""
+    """Convert 0/1 trees to lists of spans, padded with −1.
+
+    Trees (..., n, n, L) become (..., 2n − 1, 3). Trees (..., n, n) become (..., n − 1, 2), without single words.
+    """
     event = trees.shape[trees.ndim - dims :]
     words, labels = event[0], event[2:].numel()
+    if dims == 2:
+        trees = trees.triu(1)
     in_order = trees.flip(1 - dims).flatten(-dims)  # of the spans with the same first word, the widest comes first
-    position = (in_order == 0).long().argsort(dim=-1, stable=True)[..., : 2 * words - 1]
+    most = 2 * words - 1 if dims == 3 else words - 1
+    position = (in_order == 0).long().argsort(dim=-1, stable=True)[..., :most]
     columns = [position // (words * labels), words - 1 - position // labels % words]
     spans = torch.stack([*columns, position % labels] if dims == 3 else columns, -1)
     return torch.where(in_order.gather(-1, position).unsqueeze(-1) == 0, -1, spans)
@@ -275,6 +327,35 @@ class ArcTargets(ParseTargets):
         return torch.cat((allowed.new_zeros((*allowed.shape[:-1], 1)), allowed), -1)
 
 
+class HeadForm(EventForm):
+    """The head of each word, (..., n) int64, 0 for the root. Heads in the padding are ignored in arguments."""
+
+    p: DependencyTrees
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return (self.p.event_shape[0] - 1,)
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        by_word = paths[..., 1:]
+        return torch.where(by_word.any(-2), by_word.argmax(-2), -1)
+
+    def events_of(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        position = torch.arange(self.p.event_shape[0], device=decoded.device)
+        is_word = position[1:] <= self.p.lengths.unsqueeze(-1)
+        heads = decoded.masked_fill(~is_word, -1)
+        arcs = pad(heads.unsqueeze(-2) == position.unsqueeze(-1), (1, 0))
+        is_head = (decoded >= 0) & (decoded < len(position))
+        return arcs.to(torch.promote_types(self.p.dtype, torch.float32)), (is_head | ~is_word).all(-1)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        words = int(self.p.lengths)
+        for n, head in enumerate(decoded[:words].tolist()):
+            if not 0 <= head <= words:
+                return Fault((n,), f"must be a head from 0, the root, to {words}, got {head}")
+        return Fault((), self.p._why_no_path(self.events_of(decoded)[0]))
+
+
 class DependencyTrees(ParseTrees):
     """A distribution over the projective dependency trees of n words. The head of a word is a word or the root.
 
@@ -301,6 +382,7 @@ class DependencyTrees(ParseTrees):
     """
 
     _target_kind = ArcTargets
+    _form_kind = HeadForm
     _entries = "arcs"
     _roots = 1
 
@@ -331,12 +413,12 @@ class DependencyTrees(ParseTrees):
         return {"single_root": self.single_root}
 
     def best_heads(self) -> Tensor:
-        """Return the head of each word in the best tree, (..., n) int64, 0 for the root; −1 is padding."""
-        return _heads(self.best_path())
+        """Return :meth:`decode`: the head of each word in the best tree, (..., n) int64, 0 for the root."""
+        return cast("Tensor", self.decode())
 
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the heads in random trees, (*sample_shape, ..., n) int64, in the form of :meth:`best_heads`."""
-        return _heads(self.sample(sample_shape))
+        """Return :meth:`sample_decoded`: the heads in random trees, (*sample_shape, ..., n) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)
@@ -364,9 +446,3 @@ class DependencyTrees(ParseTrees):
                 shown = " and ".join(f"{head}→{word}" for head, word in (one, other))
                 return f"is not a projective tree: the arcs {shown} cross"
         return ""
-
-
-def _heads(trees: Tensor) -> Tensor:
-    """Convert 0/1 trees (..., n + 1, n + 1) to heads (..., n)."""
-    by_word = trees[..., 1:]
-    return torch.where(by_word.any(-2), by_word.argmax(-2), -1)

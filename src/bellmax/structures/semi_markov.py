@@ -4,50 +4,114 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.decoded import DecodedForm, EdgeLists, EdgePaths, Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
-from bellmax.modes import is_readable
 from bellmax.programs import SCORED_SEGMENTS, SCORED_SEGMENTS_WITH_LAST, SEGMENTS
-from bellmax.programs.checks import subscript
 from bellmax.programs.segments import ScoredSegmentProgram, codes_of_event, covered_steps, event_of_codes
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.lattice import common_batch
-from bellmax.structures.named import NamedScores
 from bellmax.targets import Paths, Targets
 from bellmax.tensors import Gamma, divide_by_gamma, wide_dtype
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
+class SegmentForm(DecodedForm):
+    """Segments (..., L, 3) int64 [start, end, label], in order."""
 
-class SegmentTargets(Targets):
-    """A target may also be segments (..., L, 3) int64, in the form of :meth:`SemiMarkov.best_segments`."""
+    p: SemiMarkov
 
     @property
-    def model(self) -> SemiMarkov:
-        return cast("SemiMarkov", self.p)
+    def own_shape(self) -> Sequence[int | str]:
+        return "L", 3
 
-    def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if not self.model._are_segments(target):
-            return super().allowed(name, target, ignore_index)
-        return self.model._event_of(self._codes(name, target)) > 0
+    def of_compact(self, paths: Tensor) -> Tensor:
+        codes = paths if paths.dtype == torch.int64 else codes_of_event(paths)
+        steps, _, labels = self.p.event_shape
+        end = torch.arange(1, steps + 1, device=codes.device).expand(codes.shape)
+        segments = torch.stack((end - 1 - codes // labels, end, codes % labels), -1)
+        segments = torch.where(codes.unsqueeze(-1) < 0, -1, segments)
+        order = (codes < 0).long().argsort(dim=-1, stable=True)
+        return segments.gather(-2, order.unsqueeze(-1).expand(segments.shape))
 
-    def forms(self) -> list[str]:
-        return [*super().forms(), f"{(*self.batch_shape, 'L', 3)} int64".replace("'", "")]
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        (steps, longest, labels), is_path = self.p.event_shape, self.is_path(decoded)
+        first, end, label = decoded.masked_fill(~is_path[..., None, None], -1).unbind(-1)
+        exists = first >= 0
+        last = (end - 1).clamp(min=0)
+        segments = (last * longest + end - first - 1) * labels + label
+        is_linked = exists[..., 1:]
+        links = ((last[..., :-1] * labels + label[..., 1:]) * labels + label[..., :-1]).masked_fill(~is_linked, -1)
+        is_last = exists & ~pad(is_linked, (0, 1))
+        sizes = steps * longest * labels, (steps - 1) * labels * labels, labels
+        offsets = [sum(sizes[:n]) for n in range(1, 4)]  # of transitions, starts and ends
+        numbers = [
+            segments.masked_fill(~exists, -1),
+            torch.where(links < 0, -1, offsets[0] + links),
+            torch.where(exists, offsets[1] + label, -1)[..., :1],
+            torch.where(is_last, offsets[2] + last * labels + label, -1).amax(-1, keepdim=True),
+        ]
+        return EdgeLists(torch.cat(numbers, -1), is_path)
 
-    def _codes(self, name: str, segments: Tensor) -> Tensor:
-        """Return segments in the compact form (..., T)."""
-        codes = self.model._codes_of(name, segments)
-        return self.expand(name, codes, self.event_shape[:1])
+    def events(self, decoded: Tensor, edges: EdgePaths) -> Tensor:
+        return self.p._event_of(self.codes(decoded))
+
+    def codes(self, decoded: Tensor) -> Tensor:
+        """Return segments in the compact form of :mod:`bellmax.programs.segments`, (..., T)."""
+        first, end, label = decoded.unbind(-1)
+        steps, _, labels = self.p.event_shape
+        last = torch.where(first < 0, steps, end - 1)  # padding is written past the last step
+        codes = torch.where(first < 0, -1, (end - first - 1) * labels + label)
+        empty = codes.new_full((*codes.shape[:-1], steps + 1), -1)
+        return empty.scatter(-1, last, codes)[..., :-1]
+
+    def is_path(self, decoded: Tensor) -> Tensor:
+        """(...): True if the segments follow each other and fill the sequence."""
+        *by_segment, (is_partial, _) = self._faults(decoded)
+        return ~torch.stack([is_wrong.any(-1) for is_wrong, _ in by_segment]).any(0) & ~is_partial
+
+    def fault(self, decoded: Tensor) -> Fault:
+        for is_wrong, reason in self._faults(decoded):
+            if bool(is_wrong.any()):
+                index = tuple(is_wrong.nonzero()[0].tolist())
+                return Fault(index, reason(index))
+        return super().fault(decoded)
+
+    def _faults(self, decoded: Tensor) -> list[tuple[Tensor, Callable[[tuple[int, ...]], str]]]:
+        """Return masks (..., L) or (...) of the segments that are wrong, each with its reason.
+
+        A reason takes the index of the segment. ``p`` must then have no batch.
+        """
+        _, longest, labels = self.p.event_shape
+        first, end, label = decoded.unbind(-1)
+        is_padding = (decoded == -1).all(-1)
+        previous = pad(end, (1, 0))[..., :-1]
+        total = pad(end.masked_fill(is_padding, 0), (0, 1)).amax(-1)
+        lengths = self.p.lengths.expand(total.shape)
+        duration = end - first
+        return [
+            (
+                ~is_padding & ((first < 0) | (first != previous)),
+                lambda n: f"starts at {first[n]}, but must start at {max(int(previous[n]), 0)}",
+            ),
+            (
+                ~is_padding & ((duration < 1) | (duration > longest)),
+                lambda n: f"has a duration of {duration[n]}, which must be from 1 to {longest}",
+            ),
+            (
+                ~is_padding & ((label < 0) | (label >= labels)),
+                lambda n: f"has label {label[n]}, which must be from 0 to {labels - 1}",
+            ),
+            (total != lengths, lambda n: f"ends at {total}, but the sequence has {lengths} steps"),
+        ]
 
 
-class ScoredSegmentTargets(SegmentTargets):
+class ScoredSegmentTargets(Targets):
     """Targets of emissions and durations. Segments are scored without a number for each possible segment.
 
     For segments, ``allowed`` is their compact form (..., T) int64. Other targets, and costs, are compared with the
@@ -58,11 +122,13 @@ class ScoredSegmentTargets(SegmentTargets):
     def scored(self) -> ScoredSemiMarkov:
         return cast("ScoredSemiMarkov", self.p)
 
-    def read(self, name: str, target: Tensor, ignore_index: int = -100) -> tuple[Self, Tensor]:
-        self.p._check_device(name, check_tensor(name, target))
-        if self.model._are_segments(target):
-            return self, self._codes(name, target)
-        return cast("tuple[Self, Tensor]", self.scored._dense()._targets.read(name, target, ignore_index))
+    def read(self, name: str, target: Any, ignore_index: int = -100) -> tuple[Targets, Tensor]:
+        form = self.scored._form
+        if not form.matches(target):
+            return self.scored._dense()._targets.read(name, target, ignore_index)
+        segments = form.read(name, target)
+        form.check(name, segments)
+        return self, self.expand(name, form.codes(segments), self.event_shape[:1])
 
     def restricted_value(self, allowed: Tensor) -> Tensor:
         nodes = 2 * (allowed >= 0).sum(-1) + (self.event_shape[-1] > 1)  # before and after each segment, and the end
@@ -70,13 +136,13 @@ class ScoredSegmentTargets(SegmentTargets):
 
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
         self.check_possible(name, allowed)
-        return self.model._event_of(allowed)
+        return self.scored._event_of(allowed)
 
     def edges_within(self, allowed: Tensor) -> Tensor:
         return self.scored._dense()._targets.edges_within(self.correct(allowed))
 
     def correct(self, allowed: Tensor) -> Tensor:
-        return self.model._event_of(allowed) > 0
+        return self.scored._event_of(allowed) > 0
 
     def is_used(self, ndim: int) -> Tensor:
         return self.scored._dense()._targets.is_used(ndim)
@@ -85,7 +151,7 @@ class ScoredSegmentTargets(SegmentTargets):
         return self.scored._dense()._targets.add(cost)
 
 
-class SemiMarkov(NamedScores):
+class SemiMarkov(PathDistribution):
     """A distribution over the segmentations of T steps, given the score of each segment.
 
     A segmentation cuts the steps into segments of 1 to D steps, each with one of K labels. Adjacent segments may have
@@ -96,8 +162,7 @@ class SemiMarkov(NamedScores):
 
     :meth:`from_scores` builds the same model from emissions and durations, in memory O(TK).
 
-    ``log_prob`` and losses take events, or segments (..., L, 3) in the form of :meth:`best_segments`. (Integers that
-    are all 0 or 1 and have the shape of an event are an event.)
+    The decoded form is segments (..., L, 3) in the form of :meth:`best_segments`.
 
     Args:
         segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
@@ -128,7 +193,7 @@ class SemiMarkov(NamedScores):
             [0.1216, 0.8784]])
     """
 
-    _target_kind = SegmentTargets
+    _form_kind = SegmentForm
 
     @answers_near_misses
     def __init__(
@@ -218,82 +283,19 @@ class SemiMarkov(NamedScores):
         return covered_steps(self.expected_path)
 
     def best_segments(self) -> Tensor:
-        """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], padded with −1.
+        """Return :meth:`decode`: the segments of the best path in order, (..., T, 3) int64 [start, end, label].
 
-        A segment contains the steps from ``start`` to ``end`` − 1.
+        A segment contains the steps from ``start`` to ``end`` − 1. The rest is padded with −1.
         """
-        return self._under(Hard()).sample_segments()
+        return cast("Tensor", self.decode())
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the segments of random paths, (*sample_shape, ..., T, 3), in the form of :meth:`best_segments`."""
-        codes, (steps, _, labels) = self._sample_codes(sample_shape), self.event_shape
-        end = torch.arange(1, steps + 1, device=self.device).expand(codes.shape)
-        segments = torch.stack((end - 1 - codes // labels, end, codes % labels), -1)
-        segments = torch.where(codes.unsqueeze(-1) < 0, -1, segments)
-        order = (codes < 0).long().argsort(dim=-1, stable=True)
-        return segments.gather(-2, order.unsqueeze(-1).expand(segments.shape))
-
-    def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
-        """Return random paths in the compact form of :mod:`bellmax.programs.segments`, (*sample_shape, ..., T)."""
-        return codes_of_event(self.sample(sample_shape))
-
-    def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of a path, an event (..., T, D, K) or segments (..., L, 3). Differentiable in θ and γ."""
-        if self._are_segments(path):
-            path = self._event_of(self._codes_of("path", path))
-        return super().log_prob(path)
-
-    # --- segments as an argument
-
-    def _are_segments(self, path: Tensor) -> bool:
-        """True for integers (..., 3), unless they are zeros and ones with the shape of an event."""
-        if path.is_floating_point() or path.dtype == torch.bool or path.shape[-1:] != (3,):
-            return False
-        is_binary = not is_readable(path) or bool(((path == 0) | (path == 1)).all())
-        return path.shape[-3:] != self.event_shape or not is_binary
+        """Return :meth:`sample_decoded`: the segments of random paths, (*sample_shape, ..., T, 3) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
 
     def _event_of(self, codes: Tensor) -> Tensor:
         """Return paths in the compact form (..., T) as events in the computing dtype."""
         return event_of_codes(codes, self.event_shape[1:], torch.promote_types(self.dtype, torch.float32))
-
-    def _codes_of(self, name: str, segments: Tensor) -> Tensor:
-        """Return segments (..., L, 3) in the compact form (..., T).
-
-        Raises ``ValueError`` if the segments do not cover each sequence.
-        """
-        self._check_device(name, check_tensor(name, segments))
-        first, end, label = segments.long().unbind(-1)
-        if is_readable(segments) and is_readable(self.lengths):
-            self._check_segments(name, first, end, label)
-        steps, _, labels = self.event_shape
-        last = torch.where(first < 0, steps, end - 1)  # padding is written past the last step
-        codes = torch.where(first < 0, -1, (end - first - 1) * labels + label)
-        empty = codes.new_full((*codes.shape[:-1], steps + 1), -1)
-        return empty.scatter(-1, last, codes)[..., :-1]
-
-    def _check_segments(self, name: str, first: Tensor, end: Tensor, label: Tensor) -> None:
-        """Raise ``ValueError`` unless the segments follow each other and fill the sequence."""
-        _, longest, labels = self.event_shape
-        is_padding = (first == -1) & (end == -1) & (label == -1)
-        previous = pad(end, (1, 0))[..., :-1]
-        total = end.masked_fill(is_padding, 0).amax(-1) if end.shape[-1] else end.sum(-1)
-
-        def refuse(bad: Tensor, reason: Callable[[tuple[int, ...]], str]) -> None:
-            if bool(bad.any()):
-                at = tuple(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name}{subscript(at)} {reason(at)}")
-
-        is_apart = ~is_padding & ((first < 0) | (first != previous))
-        refuse(is_apart, lambda at: f"starts at {first[at]}, but must start at {max(int(previous[at]), 0)}")
-        is_long = ~is_padding & ((end <= first) | (end - first > longest))
-        refuse(is_long, lambda at: f"has a duration of {end[at] - first[at]}, which must be from 1 to {longest}")
-        is_unknown = ~is_padding & ((label < 0) | (label >= labels))
-        refuse(is_unknown, lambda at: f"has label {label[at]}, which must be from 0 to {labels - 1}")
-        lengths = self.lengths.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
-        is_partial = total != lengths
-        refuse(
-            is_partial, lambda at: f"ends at {total.expand_as(lengths)[at]}, but the sequence has {lengths[at]} steps"
-        )
 
 
 class ScoredSemiMarkov(SemiMarkov):
@@ -304,6 +306,10 @@ class ScoredSemiMarkov(SemiMarkov):
     """
 
     _target_kind = ScoredSegmentTargets
+
+    @property
+    def _form(self) -> SegmentForm:
+        return SegmentForm(self)
 
     def __init__(
         self,
@@ -359,35 +365,42 @@ class ScoredSemiMarkov(SemiMarkov):
 
     def _expected_path(self) -> Tensor:
         if type(self.omega) is Hard:  # the expansion rounds differently, and could break a tie differently
-            event = self._event_of(self._sample_codes(()))
+            event = self._event_of(self._sample_compact(()))
             return event + self._zero().to(event.dtype)[..., None, None, None]
         return self._solver.events_of_edges(self._solver.expanded().expected_edges())
 
-    def _sample_codes(self, sample_shape: Sequence[int]) -> Tensor:
-        return self._sample_compact(sample_shape)
-
     def log_prob(self, path: Tensor) -> Tensor:
-        """Log-probability of a path, an event (..., T, D, K) or segments (..., L, 3). Differentiable in θ and γ.
+        """Log-probability of a path, segments (..., L, 3) or an event (..., T, D, K). Differentiable in θ and γ.
 
         Under negentropy, the log-probability of segments needs memory O(TK).
         """
         if type(self.omega) is Hard:
             return self._log_prob_of_best(path)
-        if type(self.omega) is not Negentropy or not self._are_segments(path):
+        if type(self.omega) is not Negentropy or not self._form.matches(path):
             return super().log_prob(path)
-        score = self._score_of(self._codes_of("path", path))
+        score = self._score_of(self._codes_of(path))
         log_prob = divide_by_gamma(score - self.value, self.omega.gamma)
         return log_prob.masked_fill(score == -math.inf, -math.inf).to(self.value.dtype)
 
+    def _codes_of(self, path: Tensor) -> Tensor:
+        """Return the argument ``path``, segments or an event, in the compact form (..., T)."""
+        if not self._form.matches(path):
+            return codes_of_event(self._check_path(path))
+        segments = self._form.read("path", path)
+        self._form.check("path", segments)
+        return self._form.codes(segments)
+
     def _log_prob_of_best(self, path: Tensor) -> Tensor:
         """Log-probability of a path under the hard max: 0 for the best path, −∞ for others."""
-        codes = self._codes_of("path", path) if self._are_segments(path) else codes_of_event(self._check_path(path))
-        is_best = (codes == self._sample_codes(())).all(-1) & self.value.isfinite()
+        is_best = (self._codes_of(path) == self._sample_compact(())).all(-1) & self.value.isfinite()
         return self._zero().expand(is_best.shape).masked_fill(~is_best, -math.inf)
 
     def _zero(self) -> Tensor:
         """0 for each sequence, with a gradient of 0, so that results have a graph as under other Ω."""
         return 0 * self.value.masked_fill(self.value.isinf(), 0)
+
+    def _most_accurate(self) -> Tensor:
+        return cast("Tensor", self._dense().most_accurate())
 
     # --- for losses
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
 from bellmax.modes import is_checked, is_readable
@@ -46,6 +47,7 @@ class SequenceTargets(Targets):
     """Targets of sequences: paths, labels (..., T), or sets of states (..., T, S)."""
 
     has_steps = True
+    reads_integers = True
 
     @property
     def sequences(self) -> SequencePaths:
@@ -209,6 +211,33 @@ class SequenceTargets(Targets):
         return f"{forbidden}: {reason}. {p._tags.advice(tags, rule)}"
 
 
+class StateForm(DecodedForm):
+    """States (..., T) int64. States at masked steps are −1 in answers, and are ignored in arguments."""
+
+    p: SequencePaths
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return self.p.event_shape[:1]
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        return paths
+
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        steps, states = self.p.event_shape[:2]
+        unmasked = self.p._unmasked.expand(decoded.shape)
+        is_state = (decoded >= 0) & (decoded < states)
+        current = decoded.masked_fill(~(is_state & unmasked), 0)
+        step = torch.arange(steps, device=decoded.device)
+        numbers = (step * states + current) * states + previous_states(current, unmasked)
+        return EdgeLists(numbers.masked_fill(~unmasked, -1), (is_state | ~unmasked).all(-1))
+
+    def fault(self, decoded: Tensor) -> Fault:
+        states = self.p.event_shape[1]
+        step = int((self.p._unmasked & ((decoded < 0) | (decoded >= states))).nonzero()[0])
+        return Fault((step,), f"must be a state from 0 to {states - 1}, got {int(decoded[step])}")
+
+
 class SequencePaths(PathDistribution):
     """A distribution over sequences of T states out of S; an event is an indicator (T, S, S) over transitions.
 
@@ -216,6 +245,7 @@ class SequencePaths(PathDistribution):
     """
 
     _target_kind = SequenceTargets
+    _form_kind = StateForm
     _tags: Tags | None = None
     """The names of the states, if −∞ stands for constraints on tags."""
 
@@ -267,22 +297,31 @@ class SequencePaths(PathDistribution):
         first = first_step(self._unmasked)[..., None, None]
         return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
 
-    def best_sequence(self) -> Tensor:
+    def decode(self) -> Tensor:
         """Return the states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
-        return self.topk_sequences(1)[1].squeeze(-2)
+        return cast("Tensor", self.topk_decoded(1)[1].squeeze(-2))
+
+    def best_sequence(self) -> Tensor:
+        """Return :meth:`decode`, the states of the highest-scoring path, (..., T) int64; −1 at masked steps."""
+        return self.decode()
 
     def topk_sequences(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best paths: scores (..., k), best first, and states (..., k, T), −1 at masked steps.
+        """Return :meth:`topk_decoded`, the k best paths: scores (..., k), and states (..., k, T), −1 at masked steps.
 
         If there are fewer than k paths, the other scores are −∞ and the other states −1. The scores have no gradient;
         use :meth:`topk` for differentiable scores.
         """
-        scores, sequences = self._solver.topk(k)
-        return scores.reshape(*self.batch_shape, k), sequences.reshape(*self.batch_shape, k, self.event_shape[0])
+        return self.topk_decoded(k)
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the states of random paths, (*sample_shape, ..., T) int64; −1 at masked steps."""
-        return self._sample_compact(sample_shape)
+        """Return :meth:`sample_decoded`: states of random paths, (*sample_shape, ..., T) int64; −1 at masked steps."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
+
+    def _most_accurate(self) -> Tensor:
+        """Return the most accurate path in units of states, of which each transition has the score of its state."""
+        first = self._solver.program.scores[0]
+        marginals = self._solver.expanded().expected_edges().sum(-1)
+        return cast("Tensor", self._decode_units({first: marginals.unsqueeze(-1)}))
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
         """Return the path (..., T, S, S) of states (..., T): a 0/1 tensor, which is 0 at steps with state −1."""

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bellmax.decoded import Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
-from bellmax.regularizers import Hard, Regularizer
+from bellmax.regularizers import Regularizer
 from bellmax.structures.ctc import PADDED
 from bellmax.structures.joint import finite, log_softmax_at, log_sum_of_products
-from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, check_labels, common_batch, read_lengths, row
+from bellmax.structures.lattice import (
+    Lattice,
+    LatticePaths,
+    Move,
+    WalkForm,
+    cell,
+    check_labels,
+    common_batch,
+    read_lengths,
+    row,
+)
 from bellmax.tensors import Gamma, promote_half, widen
 
 _BLANK, _EMIT = 0, 1  # moves
@@ -21,6 +35,45 @@ _BLANK, _EMIT = 0, 1  # moves
 _LATTICE = Lattice(
     [Move(1, 0, score=cell("blank", -1, 0)), Move(0, 1, score=cell("emit", 0, -1), where=row("_frames"))]
 )
+
+
+class EmissionForm(WalkForm):
+    """The frame that emits each label, (..., U) int64. Frames of labels in the padding are ignored in arguments."""
+
+    p: Transducer
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return (self.p.event_shape[1] - 1,)
+
+    def of_walks(self, walks: Tensor) -> Tensor:
+        i, j, _, move = walks.unbind(-1)
+        labels = self.p.event_shape[1] - 1
+        frames = torch.full((*i.shape[:-1], labels + 1), -1, device=i.device)
+        return frames.scatter(-1, torch.where(move == _EMIT, j - 1, labels), i)[..., :-1]
+
+    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        max_frames, labels = self.p.event_shape[0], decoded.shape[-1]
+        num_frames, num_labels = (length.unsqueeze(-1) for length in self.p.lengths.unbind(-1))
+        label = torch.arange(labels, device=decoded.device)
+        is_label = (label < num_labels).expand(decoded.shape)
+        is_in_order = (decoded[..., 1:] >= decoded[..., :-1]) | ~is_label[..., 1:]
+        is_frame = ((decoded >= 0) & (decoded < num_frames)) | ~is_label
+        steps = max_frames + labels
+        # Before label u come u other labels and a blank for each earlier frame.
+        step = torch.where(is_label & is_frame, decoded + label, steps)
+        emits = torch.zeros((*decoded.shape[:-1], steps + 1), dtype=torch.int64, device=decoded.device)
+        emitted = pad(emits.scatter(-1, step, 1)[..., :-1].cumsum(-1), (1, 0))
+        number = torch.arange(steps + 1, device=decoded.device).expand(emitted.shape)
+        nodes = torch.stack((number - emitted, emitted, torch.zeros_like(number)), -1)
+        is_padding = number > num_frames + num_labels
+        walks = self.with_moves(nodes.masked_fill(is_padding.unsqueeze(-1), -1))
+        return walks, is_frame.all(-1) & is_in_order.all(-1)
+
+    def fault(self, decoded: Tensor) -> Fault:
+        frames, labels = self.p.lengths.tolist()
+        got = decoded[:labels].tolist()
+        return Fault((), f"must hold frames from 0 to {frames - 1} in ascending order, got {got}")
 
 
 class Transducer(LatticePaths):
@@ -48,6 +101,7 @@ class Transducer(LatticePaths):
     tensor([0.3333, 0.3333, 0.3333])
     """
 
+    _form_kind = EmissionForm
     _size_argument = "lengths"
     _has_unique_paths = True
 
@@ -180,12 +234,19 @@ class Transducer(LatticePaths):
     # --- alignments
 
     def best_frames(self) -> Tensor:
-        """Return the frame that emits each label on the best path, (..., U) int64.
+        """Return :meth:`decode`: the frame that emits each label on the best path, (..., U) int64.
 
         It is −1 in the padding, and if no path exists.
         """
-        emitted = self._under(Hard()).gradient["emit"]
-        return torch.where(emitted.any(-2), emitted.argmax(-2), -1)
+        return cast("Tensor", self.decode())
+
+    @property
+    def marginals(self) -> Tensor:
+        """Probability that each frame emits each label, (..., T, U). Differentiable."""
+        return self.gradient["emit"]
+
+    def _most_accurate(self) -> Tensor:
+        return cast("Tensor", self._decode_units({"emit": self._solver.gradient()[1]}))
 
     def prune(self, s_range: int) -> Tensor:
         """Return the start of a range of label positions for each frame, (..., T) int64, to prune a larger joint.

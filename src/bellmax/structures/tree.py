@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, outside_modes
 from bellmax.programs import Program, register
 from bellmax.programs.checks import of_sequence
 from bellmax.programs.graph import sort
-from bellmax.regularizers import Hard, Regularizer
+from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import as_integers, check_order, check_single
-from bellmax.structures.named import NamedScores
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, Tensors
 
@@ -214,6 +215,8 @@ class TreeModel:
 class TreeTargets(Targets):
     """Targets of a tree: labels (..., V), or 0/1 tensors (..., V, K) of allowed labels."""
 
+    reads_integers = True
+
     def forms(self) -> list[str]:
         return [*super().forms(), f"{(*self.batch_shape, self.event_shape[0])} int64"]
 
@@ -227,10 +230,43 @@ class TreeTargets(Targets):
         return (labels.unsqueeze(-1) == torch.arange(count, device=labels.device)) | is_free.unsqueeze(-1)
 
 
-class TreeLabels(NamedScores):
-    """The distribution over the labellings of a :class:`TreeModel`. An event is an indicator (V, K) of the labels."""
+class LabelForm(DecodedForm):
+    """The label of each node, (..., V) int64."""
+
+    p: TreeLabels
+
+    @property
+    def own_shape(self) -> Sequence[int | str]:
+        return self.p.event_shape[:1]
+
+    def of_compact(self, paths: Tensor) -> Tensor:
+        return torch.where(paths.any(-1), paths.argmax(-1), -1)
+
+    def edges(self, decoded: Tensor) -> EdgeLists:
+        size, count = self.p.event_shape
+        is_label = (decoded >= 0) & (decoded < count)
+        labels, order = decoded.masked_fill(~is_label, 0), self.solver.integers[5]
+        others, root = order[:-1], order[-1:]
+        parents = self.p.tree.parents.to(decoded.device)
+        before, own = labels[..., parents[others]], labels[..., others]
+        position = torch.arange(size - 1, device=decoded.device)
+        numbers = torch.cat(((position * count + before) * count + own, (size - 1) * count**2 + labels[..., root]), -1)
+        return EdgeLists(numbers, is_label.all(-1))
+
+    def fault(self, decoded: Tensor) -> Fault:
+        count = self.p.event_shape[1]
+        node = int(((decoded < 0) | (decoded >= count)).nonzero()[0])
+        return Fault((node,), f"must be a label from 0 to {count - 1}, got {int(decoded[node])}")
+
+
+class TreeLabels(PathDistribution):
+    """The distribution over the labellings of a :class:`TreeModel`. An event is an indicator (V, K) of the labels.
+
+    The decoded form is the label of each node, (..., V).
+    """
 
     _target_kind = TreeTargets
+    _form_kind = LabelForm
 
     def __init__(
         self,
@@ -275,38 +311,19 @@ class TreeLabels(NamedScores):
         return by_node(edges, self._solver.integers, self.event_shape[1])[0].to(self.dtype)
 
     def best_labels(self) -> Tensor:
-        """Return the labels of highest score, (..., V) int64; −1 if every labelling has score −∞."""
-        return self._under(Hard()).sample_labels()
+        """Return :meth:`decode`: the labels of highest score, (..., V) int64; −1 if every labelling has score −∞."""
+        return cast("Tensor", self.decode())
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random labels, (*sample_shape, ..., V) int64; −1 if every labelling has score −∞."""
-        return _labels_of(self.sample(sample_shape))
+        """Return :meth:`sample_decoded`: random labels, (*sample_shape, ..., V) int64."""
+        return cast("Tensor", self.sample_decoded(sample_shape))
 
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best labellings: scores (..., k), best first, and labels (..., k, V).
+        """Return :meth:`topk_decoded`: scores (..., k) of the k best labellings, best first, and labels (..., k, V).
 
         If there are fewer than k labellings, the other scores are −∞ and the other labels −1.
         """
-        scores, paths = self.topk(k)
-        return scores, _labels_of(paths)
-
-    def _edges_of(self, path: Tensor) -> Tensor:
-        """Take integer labels (..., V), or 0/1 tensors (..., V, K)."""
-        return super()._edges_of(self._indicator("path", path) if _are_labels(path) else path)
-
-    def _indicator(self, name: str, labels: Tensor) -> Tensor:
-        """Return labels (..., V) as a 0/1 tensor (..., V, K)."""
-        self._check_device(name, labels)
-        size, count = self.event_shape
-        if labels.shape[-1:] != (size,):
-            raise ValueError(f"{name} must have shape (..., {size}), got {tuple(labels.shape)} {labels.dtype}")
-        _check_labels(name, labels, (labels < 0) | (labels >= count), f"from 0 to {count - 1}")
-        return (labels.unsqueeze(-1) == torch.arange(count, device=self.device)).to(self.dtype)
-
-
-def _labels_of(events: Tensor) -> Tensor:
-    """(..., V) int64: the labels of events (..., V, K), −1 if a node has none."""
-    return torch.where(events.any(-1), events.argmax(-1), -1)
+        return self.topk_decoded(k)
 
 
 def _check_labels(name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
