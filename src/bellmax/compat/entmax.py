@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from bellmax.regularizers import SquaredL2, Tsallis
 
+__all__ = ["Entmax15", "EntmaxBisect", "Sparsemax", "entmax15", "entmax_bisect", "sparsemax"]
+
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803  the original's names
     """Return the projection of X on the simplex along ``dim``, of X's shape.

@@ -11,6 +11,8 @@ from bellmax.dtw import DTW
 from bellmax.regularizers import Negentropy
 from bellmax.series import dtw
 
+__all__ = ["SoftDTW"]
+
 DistFunc = Callable[[Tensor, Tensor], Tensor]
 
 

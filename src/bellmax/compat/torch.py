@@ -14,6 +14,8 @@ from bellmax.modes import is_checked
 from bellmax.programs.checks import check_lengths
 from bellmax.structures.ctc import CTC
 
+__all__ = ["CTCLoss", "ctc_loss"]
+
 _REDUCTIONS = ("none", "mean", "sum")
 
 

@@ -26,6 +26,8 @@ from bellmax.structures.dag import DAG, DAGPaths
 from bellmax.structures.parses import DependencyTrees, SpanTrees
 from bellmax.tensors import inner
 
+__all__ = ["HMM", "AlignmentCRF", "DependencyCRF", "LinearChainCRF", "SemiMarkovCRF", "StructDistribution", "TreeCRF"]
+
 
 class StructDistribution(Distribution):
     """Base class of all distributions: a :class:`PathDistribution` with the methods of the original.

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from bellmax.modes import is_readable
 from bellmax.structures.chain import ScoredChain
 
+__all__ = ["CRF"]
+
 
 class CRF(nn.Module):
     """A linear-chain CRF with the arguments, parameters and results of pytorch-crf's ``CRF``.

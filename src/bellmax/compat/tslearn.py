@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from bellmax.compat.soft_dtw_cuda import DistFunc, soft_dtw, squared_euclidean
 
+__all__ = ["SoftDTWLossPyTorch"]
+
 
 class SoftDTWLossPyTorch(nn.Module):
     """Soft-DTW of two batches of series, with the arguments and results of tslearn's ``SoftDTWLossPyTorch``.
