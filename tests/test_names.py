@@ -181,6 +181,8 @@ def test_the_words_of_lattices_are_a_module() -> None:
             "^DTWNeighborsClassifier.. has no argument 'metric': use",
         ),
         (lambda: bx.sklearn.DTWKMeans(k=3), "no argument 'k': use n_clusters="),
+        (lambda: bx.Chain(torch.zeros(2, 2, 2)).sample(num_samples=3), r"use sample_shape=\(num_samples,\)"),
+        (lambda: bx.Chain(torch.zeros(2, 2, 2)).topk(n=3), "no argument 'n': use k="),
         (lambda: bx.backend_info(verbose=True), "no argument 'verbose': its arguments are device, routes"),
     ],
 )
@@ -191,6 +193,15 @@ def test_former_and_foreign_arguments_say_the_present_one(call, message: str) ->
 
 def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.unsqueeze(-2) - b.unsqueeze(-3)).square().sum(-1)
+
+
+@pytest.mark.parametrize("method", ["sample", "sample_decoded", "sample_sequences"])
+def test_a_number_of_samples_says_the_shape(method: str) -> None:
+    draw = getattr(bx.Chain(torch.zeros(2, 2, 2)), method)
+    with pytest.raises(ValueError, match=r"sample_shape must be a tuple, got 10: for 10 samples, give \(10,\)"):
+        draw(10)
+    with pytest.raises(ValueError, match="sample_shape must be a tuple of integers, got 'ab'"):
+        draw("ab")
 
 
 CHANGE = bx.Move(1, 1, score=L.pair("change", "a", "b", -1, -1) - 0.5 * L.cell_class("c", 3, 0, -1) + 1)

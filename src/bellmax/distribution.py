@@ -16,7 +16,7 @@ from torch.distributions import Distribution, constraints, register_kl
 
 from bellmax.backends.choice import backend_for
 from bellmax.decoded import DecodedForm, EdgePaths
-from bellmax.inputs import check_tensor
+from bellmax.inputs import answers_near_misses, as_sample_shape, check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs import Program
 from bellmax.programs.checks import subscript
@@ -268,6 +268,7 @@ class PathDistribution(Distribution):
         edges = self._solver.most_probable().expected_edges()
         return self._solver.events_of_edges(edges).to(self.dtype)
 
+    @answers_near_misses
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
 
@@ -300,10 +301,12 @@ class PathDistribution(Distribution):
         """
         return self._under(Hard()).sample_decoded()
 
+    @answers_near_misses
     def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Any:
         """Return paths drawn from the distribution in the decoded form, (*sample_shape, ..., *own)."""
         return self._form.of_compact(self._sample_compact(sample_shape))
 
+    @answers_near_misses
     def topk_decoded(self, k: int) -> tuple[Tensor, Any]:
         """Return the k best paths under θ: scores (..., k), best first, and paths in the decoded form, (..., k, *own).
 
@@ -401,15 +404,16 @@ class PathDistribution(Distribution):
         path = self.expected_path
         return (path * (1 - path)).clamp(min=0)
 
+    @answers_near_misses
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros if no path exists."""
-        shape = torch.Size(sample_shape)
+        shape = as_sample_shape(sample_shape)
         events = self._solver.events(self._solver.sample(shape.numel())).movedim(len(self.batch_shape), 0)
         return events.reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
 
     def _sample_compact(self, sample_shape: Sequence[int]) -> Tensor:
         """Paths drawn from the distribution in the compact form, (*sample_shape, ..., …)."""
-        shape = torch.Size(sample_shape)
+        shape = as_sample_shape(sample_shape)
         paths = self._solver.sample(shape.numel()).movedim(1, 0)
         return paths.reshape(*shape, *self.batch_shape, *paths.shape[2:])
 

@@ -240,6 +240,18 @@ def as_pair(sizes: object, name: str = "lengths", needed: str = "(lengths_a, len
     return sizes[0], sizes[1]
 
 
+def as_sample_shape(sample_shape: object) -> torch.Size:
+    """Return the shape of samples. Raises ``ValueError`` if it is a number or contains anything but integers."""
+    if isinstance(sample_shape, int):
+        raise ValueError(
+            f"sample_shape must be a tuple, got {sample_shape}: for {sample_shape} samples, give ({sample_shape},)"
+        )
+    try:
+        return torch.Size(cast(Sequence[int], sample_shape))
+    except TypeError:
+        raise ValueError(f"sample_shape must be a tuple of integers, got {sample_shape!r}") from None
+
+
 def as_mask(name: str, mask: object, device: torch.device) -> Tensor:
     """Return a mask of bools, or of integers 0 and 1, as a bool tensor on ``device``."""
     tensor = _move_to_device(name, _integers(name, mask), mask, device)
