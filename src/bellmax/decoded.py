@@ -136,8 +136,18 @@ class DecodedForm:
         raise self._no_form()
 
     def edges(self, decoded: Tensor) -> EdgePaths:
-        """Return the edges of paths that :meth:`read` returned."""
+        """Return the edges of paths that :meth:`read` returned.
+
+        ``is_path`` may be True for a path whose edges are closed in its member of the batch, see :meth:`is_open`.
+        """
         raise self._no_form()
+
+    def is_open(self, edges: EdgePaths) -> Tensor:
+        """(...): False if an edge of a path does not exist, for example because it is outside of the lengths."""
+        return edges.is_path
+
+    def check_unique(self, name: str, decoded: Tensor) -> None:
+        """Raise ``ValueError`` if a decoded form does not determine its path."""
 
     def _no_form(self) -> NotImplementedError:
         return NotImplementedError(f"{type(self.p).__name__} has no decoded form: use events, such as best_path()")
@@ -177,7 +187,7 @@ class DecodedForm:
     def check(self, name: str, decoded: Tensor) -> EdgePaths:
         """Return the edges of paths that :meth:`read` returned. Raises ``ValueError`` if one is not a path."""
         edges = self.edges(decoded)
-        is_path = edges.is_path
+        is_path = edges.is_path & self.is_open(edges)
         if is_readable(is_path) and not bool(is_path.all()):
             first = tuple((~is_path).nonzero()[0].tolist())
             member = first[len(first) - len(self.p.batch_shape) :]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 from bellmax.backends.choice import backend_for
-from bellmax.decoded import DecodedForm, EdgePaths
+from bellmax.decoded import DecodedForm
 from bellmax.inputs import answers_near_misses, as_sample_shape, check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs import Program
@@ -425,15 +425,20 @@ class PathDistribution(Distribution):
         """
         if self._form.matches(path):
             p, tensor = self._read_decoded("path", path)
-            return p._log_prob_of(p._form.check("path", tensor))
+            return p._log_prob_of_decoded("path", tensor)
         edges, fine = self._edges_of(path), self._solver.expanded()
         return inner(edges, fine.log_transitions(), fine.edge_dims)
 
-    def _log_prob_of(self, paths: EdgePaths) -> Tensor:
-        """Log-probability of paths (..., *batch), given their edges."""
-        fine = self._solver.expanded()
-        log_q = fine.log_transitions()
-        return paths.sum_of(log_q.flatten(len(self.batch_shape)))
+    def _log_prob_of_decoded(self, name: str, decoded: Tensor) -> Tensor:
+        """Log-probability of paths in the decoded form, (..., *batch, *own)."""
+        form = self._form
+        form.check_unique(name, decoded)
+        edges = form.edges(decoded)
+        log_prob = edges.sum_of(self._solver.expanded().log_transitions().flatten(len(self.batch_shape)))
+        # A path of positive probability exists, so most calls do not need the other checks.
+        if is_readable(log_prob) and not bool((edges.is_path & (log_prob > -math.inf)).all()):
+            form.check(name, decoded)
+        return log_prob
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
@@ -677,7 +682,8 @@ class _Paths(constraints.Constraint):
         """(...): True if an event, or a path in the decoded form, is a path of the graph, whatever its score."""
         if self._p._form.matches(value):
             p, tensor = self._p._read_decoded("value", value)
-            return p._form.edges(tensor).is_path
+            edges = p._form.edges(tensor)
+            return edges.is_path & p._form.is_open(edges)
         return self._p._is_path(self._p._check_event(value))
 
 

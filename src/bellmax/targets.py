@@ -102,6 +102,7 @@ class Targets:
     def _of_path(self, name: str, target: Any) -> PathTargets:
         """Return the target of a path in the decoded form. Raises ``ValueError`` if it is not a path."""
         p, decoded = self.p._read_decoded(name, target)
+        p._form.check_unique(name, decoded)
         paths = p._form.check(name, decoded)
         if paths.is_path.shape != self.batch_shape:
             got = tuple(paths.is_path.shape)

@@ -358,28 +358,32 @@ class LatticeProgram(Program):
             counts.append(flat.scatter_add(1, target, ones)[:, :-1].unflatten(1, (rows, columns)))
         return counts
 
-    def edge_numbers(self, walks: Tensor, theta: Tensors, index: Tensors) -> Tensor:
-        """Return the numbers of the edges of walks (..., L, 2), (..., L + 1): into each node, and to the end.
+    def edge_numbers(self, node: Tensor, move: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Return the numbers of the edges of paths, (..., L + 1): into each node, and to the end.
 
-        It is −1 in the padding, and −2 for a step that has no edge in the graph. Edges are looked up by a key,
+        Args:
+            node: (..., L), the numbers of the nodes, −1 in the padding.
+            move: (..., L), the number of the move into each node, −1 if the path starts there, −2 if there is none.
+            theta: θ.
+            index: The index of the program.
+
+        The result is −1 in the padding, and −2 for a step without an edge. Edges are looked up by a key,
         (slot − states)·N·M + cell.
         """
         graph = self.graph(theta, index)
         states, moves = self.table.states, len(self.table.moves)
         rows, columns = self.size(theta, index)
-        node, move = walks.unbind(-1)
-        state = node % states
-        exists = node >= 0
-        last = exists & ~pad(exists[..., 1:], (0, 1))
-        kind = torch.where(move >= 0, move, moves + state)
-        into = torch.where(exists, node // states + kind * rows * columns, -1)
-        out = torch.where(last, node // states + (moves + states + state) * rows * columns, -1)
         keys = torch.cat([(slot - states) * rows * columns + cells for slot, _, cells in graph.slots])
-        order = keys.argsort()
-        wanted = torch.cat((into, out.amax(-1, keepdim=True)), -1)
-        position = torch.searchsorted(keys[order], wanted).clamp(max=len(keys) - 1)
-        numbers = torch.where(keys[order][position] == wanted, order[position], -2)
-        return numbers.masked_fill(wanted < 0, -1)
+        number_of = torch.full(((moves + 2 * states) * rows * columns + 2,), -2, device=node.device)
+        number_of[keys] = torch.arange(len(keys), device=node.device)
+        number_of[-1], number_of[-2] = -1, -2  # in the padding, and without a move
+        cell, state = (node // states, node % states) if states > 1 else (node, 0)
+        into = torch.where(move == -1, (moves + state) * rows * columns, move * rows * columns) + cell
+        into = into.masked_fill(move == -2, -2).masked_fill(node < 0, -1)
+        out = (moves + states + state) * rows * columns + cell
+        is_last = (node >= 0) & (pad(node, (0, 1), value=-1)[..., 1:] < 0)
+        out = out.masked_fill(~is_last, -1).amax(-1, keepdim=True) if node.shape[-1] else node
+        return number_of[torch.cat((into, out), -1)]
 
 
 _Dim = tuple[int, int, int]

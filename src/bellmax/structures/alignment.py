@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import EdgePaths, Fault
+from bellmax.decoded import Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs.checks import subscript
@@ -96,7 +96,7 @@ class AlignmentTargets(LatticeTargets):
         path = allowed.to(torch.promote_types(p.dtype, torch.float32))
         is_path = p._is_path(path)
         walks = p._walk_of(torch.where(is_path[..., None, None], path, 0), is_path)
-        alone = PathTargets(p, walks, p._form.edges_of_walks(walks)).restricted_value(allowed)
+        alone = PathTargets(p, walks, p._form.edges(walks)).restricted_value(allowed)
         if is_readable(is_path) and bool(is_path.all()):
             return alone
         return torch.where(is_path, alone, super().restricted_value(allowed))
@@ -119,22 +119,25 @@ class AlignmentForm(WalkForm):
     def of_walks(self, walks: Tensor) -> Tensor:
         return self.p._pairs_of(walks)
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         if decoded.shape[-1] == 4:
-            return super().walks(decoded)
+            return super().nodes(decoded)
         has_row, has_column = (decoded >= 0).unbind(-1)
         exists = has_row | has_column
         start = self._start(decoded, has_row, has_column)
         uses = torch.stack((has_row, has_column), -1)
         cells = start.unsqueeze(-2) + uses.cumsum(-2)
-        state = torch.where(has_row, torch.where(has_column, _MATCH, _ROW), _COLUMN)
-        nodes = torch.cat((cells, state.unsqueeze(-1)), -1).masked_fill(~exists.unsqueeze(-1), -1)
         may_be_path = ((decoded == cells - 1) | ~uses).flatten(-2).all(-1) & (decoded >= -1).flatten(-2).all(-1)
-        if self.p._mode == "local":
-            offset = torch.tensor([1, 1, 0], device=decoded.device)
-            return self.with_moves(torch.where(exists.unsqueeze(-1), nodes - offset, -1)), may_be_path
-        first = pad(start, (0, 1), value=_MATCH).unsqueeze(-2)
-        return self.with_moves(torch.cat((first, nodes), -2)), may_be_path
+        state = torch.where(has_row, torch.where(has_column, _MATCH, _ROW), _COLUMN)
+        i, j = (cells - 1 if self.p._mode == "local" else cells).masked_fill(~exists.unsqueeze(-1), -1).unbind(-1)
+        if self.p._mode != "local":
+            i, j = (torch.cat((start[..., n, None], cell), -1) for n, cell in enumerate((i, j)))
+            state = pad(state, (1, 0), value=_MATCH)
+        nodes, is_inside = self.number(i, j, state)
+        return nodes, is_inside & may_be_path
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        return super().moves(decoded, nodes) if decoded.shape[-1] == 4 else self.moves_between(nodes)
 
     def _start(self, pairs: Tensor, has_row: Tensor, has_column: Tensor) -> Tensor:
         """Return the numbers of rows and columns before the first element of pairs (..., L, 2), (..., 2) int64.
@@ -150,8 +153,7 @@ class AlignmentForm(WalkForm):
         row = torch.where(lists_row, first[..., 0], torch.where(lists_column, 1, self.p.lengths[..., 0]))
         return torch.stack((row, torch.where(lists_column, first[..., 1], lists_row.long())), -1)
 
-    def check(self, name: str, decoded: Tensor) -> EdgePaths:
-        edges = super().check(name, decoded)
+    def check_unique(self, name: str, decoded: Tensor) -> None:
         if decoded.shape[-1] == 2 and self.p._mode == "semiglobal" and is_readable(decoded):
             is_ambiguous = ~(decoded >= 0).any(-2).all(-1)
             if bool(is_ambiguous.any()):
@@ -160,7 +162,6 @@ class AlignmentForm(WalkForm):
                     f"{name}{first} must list a row and a column: other pairs do not determine where the alignment "
                     "is. Pass a walk from sample_walks()"
                 )
-        return edges
 
     def fault(self, decoded: Tensor) -> Fault:
         return Fault((), f"is not a {self.p._mode} alignment of the sequences")
@@ -374,7 +375,7 @@ class SequenceAlignment(LatticePaths):
         """
         event = self._check_path(path)
         walks = self._walk_of(event)
-        edges = self._form.edges_of_walks(walks)
+        edges = self._form.edges(walks)
         return edges.counts(self._solver.edge_shape.numel()).to(event.dtype)
 
     def _walk_of(self, path: Tensor, is_path: Tensor | None = None) -> Tensor:

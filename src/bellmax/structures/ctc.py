@@ -81,7 +81,7 @@ class FrameForm(WalkForm):
     def of_walks(self, walks: Tensor) -> Tensor:
         return self.p._labels_of(walks)
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         num_frames, num_labels = self.p.lengths.unbind(-1)
         frame = torch.arange(decoded.shape[-1], device=decoded.device)
         is_frame = (frame < num_frames.unsqueeze(-1)).expand(decoded.shape)
@@ -89,9 +89,12 @@ class FrameForm(WalkForm):
         has_label = labels != self.p.blank
         position = (has_label & (labels != pad(labels[..., :-1], (1, 0), value=self.p.blank))).cumsum(-1)
         is_target = labels == self.p._target_at(position)
-        nodes = torch.stack((frame.expand(labels.shape), position, has_label.long()), -1)
-        walks = self.with_moves(nodes.masked_fill(~is_frame.unsqueeze(-1), -1))
-        return walks, (is_target | ~has_label).all(-1) & (position[..., -1] == num_labels)
+        nodes = 2 * (frame * self.p._size[1] + position) + has_label
+        may_be_path = (is_target | ~has_label).all(-1) & (position[..., -1] == num_labels)
+        return nodes.masked_fill(~is_frame, -1), may_be_path
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        return self.moves_between(nodes)
 
     def fault(self, decoded: Tensor) -> Fault:
         frames, count = self.p.lengths.tolist()

@@ -232,10 +232,13 @@ class PairForm(WalkForm):
     def of_walks(self, walks: Tensor) -> Tensor:
         return walks[..., :2]
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
-        is_padding = (decoded == -1).all(-1)
-        nodes = pad(decoded, (0, 1)).masked_fill(is_padding.unsqueeze(-1), -1)
-        return self.with_moves(nodes), (is_padding | (decoded >= 0).all(-1)).all(-1)
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        i, j = decoded.unbind(-1)
+        nodes, is_inside = self.number(i, j, 0)
+        return nodes, is_inside & ((i >= 0) | ((i == -1) & (j == -1))).all(-1)
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        return self.moves_between(nodes)
 
     def fault(self, decoded: Tensor) -> Fault:
         length_a, length_b = self.p.lengths.tolist()

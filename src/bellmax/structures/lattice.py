@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import bellmax.structures.sums as sums
-from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.decoded import DecodedForm, EdgeLists, EdgePaths, Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, as_lengths, as_pair, check_band, check_tensor
 from bellmax.modes import is_checked, is_readable
@@ -493,7 +493,7 @@ class LatticeTargets(Targets):
 class WalkForm(DecodedForm):
     """Walks (..., L, 4) int64, see :meth:`LatticePaths.best_walk`.
 
-    A subclass for another form converts it to walks.
+    A subclass for another form converts it from walks and to nodes.
     """
 
     p: LatticePaths
@@ -514,60 +514,75 @@ class WalkForm(DecodedForm):
         """Convert walks (..., *batch, L, 4) to the decoded form."""
         return walks
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Return walks (..., *batch, L, 4), and (..., *batch), False if the decoded form is certainly not a path."""
-        return decoded, torch.ones(decoded.shape[:-2], dtype=torch.bool, device=decoded.device)
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the nodes of paths, (..., *batch, L), −1 in the padding.
+
+        A bool tensor (..., *batch) comes with them. It is False if a decoded form is certainly not a path.
+        """
+        i, j, state, _ = decoded.unbind(-1)
+        return self.number(i, j, state)
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        """Return the numbers of the moves into nodes (..., L): −1 into the first node, −2 if there is no move."""
+        move = decoded[..., 3]
+        deltas, sources = self._steps()
+        step = move[..., 1:].clamp(0, max(len(deltas) - 1, 0))
+        is_move = (move[..., 1:] >= 0) & (move[..., 1:] < len(deltas))
+        if len(deltas):
+            is_move &= (deltas[step] == nodes.diff(dim=-1)) & (sources[step] == nodes[..., :-1] % self.p.lattice.states)
+        return torch.cat((torch.where(move[..., :1] == -1, -1, -2), torch.where(is_move, move[..., 1:], -2)), -1)
+
+    def moves_between(self, nodes: Tensor) -> Tensor:
+        """Return :meth:`moves` of a lattice in which two nodes have at most one move from one to the other."""
+        states, (rows, columns) = self.p.lattice.states, self.p._size
+        deltas, sources = self._steps()
+        table = self.p.lattice._table.moves
+        fits = [n for n, move in enumerate(table) if move.di < rows and move.dj < columns]
+        largest = int(deltas.max()) if len(deltas) else 0
+        by_step = torch.full(((largest + 2) * states,), -2, device=nodes.device)
+        by_step[deltas[fits] * states + sources[fits]] = torch.tensor(fits, dtype=torch.int64, device=nodes.device)
+        delta = nodes.diff(dim=-1)
+        step = torch.where((delta < 0) | (delta > largest), largest + 1, delta) * states
+        move = by_step[step + nodes[..., :-1] % states] if states > 1 else by_step[step]
+        return torch.cat((torch.full_like(nodes[..., :1], -1), move), -1)
+
+    def _steps(self) -> tuple[Tensor, Tensor]:
+        """For each move, the difference of the numbers of its nodes, and the state that it leaves."""
+        states, columns, device = self.p.lattice.states, self.p._size[1], self.p.device
+        table = self.p.lattice._table.moves
+        deltas = [(move.di * columns + move.dj) * states + move.target - move.source for move in table]
+        sources = [move.source for move in table]
+        return tuple(torch.tensor(n, dtype=torch.int64, device=device) for n in (deltas, sources))  # type: ignore[return-value]
+
+    def number(self, i: Tensor, j: Tensor, state: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of nodes (..., L), −1 if i is negative, and (...), False if one is outside of the grid."""
+        (rows, columns), states = self.p._size, self.p.lattice.states
+        exists = i >= 0
+        is_node = (i < rows) & (j >= 0) & (j < columns)
+        if isinstance(state, Tensor):
+            is_node &= (state >= 0) & (state < states)
+        is_inside = (is_node | ~exists).all(-1)
+        node = (i * columns + j) * states + state
+        return node.masked_fill(~(exists & is_inside.unsqueeze(-1)), -1), is_inside
 
     def edges(self, decoded: Tensor) -> EdgeLists:
-        walks, may_be_path = self.walks(decoded)
-        edges = self.edges_of_walks(walks)
-        return EdgeLists(edges.numbers, edges.is_path & may_be_path)
+        nodes, may_be_path = self.nodes(decoded)
+        nodes = nodes.masked_fill(~may_be_path.unsqueeze(-1), -1)
+        exists = nodes >= 0
+        is_path = may_be_path & exists[..., :1].any(-1) & (exists[..., :-1] | ~exists[..., 1:]).all(-1)
+        numbers = self.p._program.edge_numbers(nodes, self.moves(decoded, nodes), *self.p._flat_inputs())
+        return EdgeLists(numbers.clamp(min=-1), is_path & (numbers > -2).all(-1))
+
+    def is_open(self, edges: EdgePaths) -> Tensor:
+        """(...): False if an edge is outside of the lengths, or closed by a mask."""
+        theta, index = self.p._flat_inputs()
+        program = self.p._program
+        free = [t if name.startswith("_") else torch.zeros_like(t) for name, t in self.solver._named(theta)]
+        is_closed = program.weights(free, program.without_band(index)) == -math.inf
+        return edges.sum_of(is_closed.long().reshape(*self.p.batch_shape, is_closed.shape[-1])) == 0
 
     def fault(self, decoded: Tensor) -> Fault:
         return Fault((), "is not a walk of the lattice: no path visits its nodes in this order")
-
-    def edges_of_walks(self, walks: Tensor) -> EdgeLists:
-        """Return the edges of walks (..., *batch, L, 4)."""
-        (rows, columns), states, solver = self.p._size, self.p.lattice.states, self.solver
-        i, j, state, move = walks.unbind(-1)
-        exists, is_path = i >= 0, _is_connected(walks, self.p.lattice._table.moves)
-        is_node = (i < rows) & (j >= 0) & (j < columns) & (state >= 0) & (state < states)
-        is_path = is_path & (is_node | ~exists).all(-1)
-        node = ((i * columns + j) * states + state).masked_fill(~(exists & is_path.unsqueeze(-1)), -1)
-        theta, index = solver.batch.unscaled(solver.detached()), solver.batch.index
-        numbers = self.p._program.edge_numbers(torch.stack((node, move), -1), theta, index)
-        edges = EdgeLists(numbers.clamp(min=-1), is_path & (numbers > -2).all(-1))
-        # An edge may be outside of the lengths, or closed by a mask.
-        free = [t if name.startswith("_") else torch.zeros_like(t) for name, t in solver._named(theta)]
-        exists_by_edge = self.p._program.weights(free, self.p._program.without_band(index)) > -math.inf
-        closed = (~exists_by_edge).reshape(*self.p.batch_shape, exists_by_edge.shape[-1])
-        edges.is_path = edges.is_path & (edges.sum_of(closed.long()) == 0)
-        return edges
-
-    def with_moves(self, nodes: Tensor) -> Tensor:
-        """Return nodes (..., L, 3) [i, j, state] as walks (..., L, 4). A step without a move has move −2."""
-        steps = torch.cat((torch.zeros_like(nodes[..., :1, :2]), nodes[..., 1:, :2] - nodes[..., :-1, :2]), -2)
-        source = torch.cat((nodes[..., :1, 2], nodes[..., :-1, 2]), -1)
-        move = torch.full_like(source, -2)
-        for number, (di, dj, before, after, *_) in enumerate(self.p.lattice._table.moves):
-            is_move = (steps[..., 0] == di) & (steps[..., 1] == dj) & (source == before) & (nodes[..., 2] == after)
-            move = torch.where(is_move, number, move)
-        is_first = torch.arange(nodes.shape[-2], device=nodes.device) == 0
-        move = move.masked_fill(is_first | (nodes[..., 0] < 0), -1)
-        return torch.cat((nodes, move.unsqueeze(-1)), -1)
-
-
-def _is_connected(walks: Tensor, moves: Sequence[Step]) -> Tensor:
-    """(...): True if each node of walks (..., L, 4) but the first is reached from the node before it by its move."""
-    i, j, state, move = walks.unbind(-1)
-    if not walks.shape[-2]:
-        return torch.zeros(walks.shape[:-2], dtype=torch.bool, device=walks.device)
-    exists = i >= 0
-    table = torch.tensor([step[:4] for step in moves] or [(0, 0, 0, 0)], device=walks.device)
-    di, dj, source, target = table[move[..., 1:].clamp(0, len(table) - 1)].unbind(-1)
-    follows = exists[..., :-1] & (move[..., 1:] >= 0) & (move[..., 1:] < len(moves)) & (state[..., 1:] == target)
-    follows &= (i[..., :-1] == i[..., 1:] - di) & (j[..., :-1] == j[..., 1:] - dj) & (state[..., :-1] == source)
-    return exists[..., 0] & (move[..., 0] == -1) & (follows | ~exists[..., 1:]).all(-1)
 
 
 class LatticePaths(PathDistribution):

@@ -32,16 +32,16 @@ class DurationForm(WalkForm):
         counts = torch.zeros((*j.shape[:-1], tokens + 1), dtype=torch.int64, device=j.device)
         return counts.scatter_add(-1, torch.where(i < 0, tokens, j), torch.ones_like(j))[..., :-1]
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         frames = self.p.event_shape[0]
         end = decoded.clamp(0, frames).cumsum(-1)
         frame = torch.arange(frames, device=decoded.device).expand(*decoded.shape[:-1], frames)
         token = torch.searchsorted(end, frame.contiguous(), right=True)
-        nodes = torch.stack((frame, token, torch.zeros_like(frame)), -1)
-        is_frame = frame < end[..., -1:]
-        return self.with_moves(nodes.masked_fill(~is_frame.unsqueeze(-1), -1)), (
-            (decoded >= -1).all(-1) & (end[..., -1] <= frames)
-        )
+        nodes, _ = self.number(frame.masked_fill(frame >= end[..., -1:], -1), token, 0)
+        return nodes, (decoded >= -1).all(-1) & (end[..., -1] <= frames)
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        return self.moves_between(nodes)
 
     def fault(self, decoded: Tensor) -> Fault:
         frames, tokens = self.p.lengths.tolist()

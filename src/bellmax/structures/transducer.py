@@ -52,7 +52,7 @@ class EmissionForm(WalkForm):
         frames = torch.full((*i.shape[:-1], labels + 1), -1, device=i.device)
         return frames.scatter(-1, torch.where(move == _EMIT, j - 1, labels), i)[..., :-1]
 
-    def walks(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+    def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         max_frames, labels = self.p.event_shape[0], decoded.shape[-1]
         num_frames, num_labels = (length.unsqueeze(-1) for length in self.p.lengths.unbind(-1))
         label = torch.arange(labels, device=decoded.device)
@@ -65,10 +65,12 @@ class EmissionForm(WalkForm):
         emits = torch.zeros((*decoded.shape[:-1], steps + 1), dtype=torch.int64, device=decoded.device)
         emitted = pad(emits.scatter(-1, step, 1)[..., :-1].cumsum(-1), (1, 0))
         number = torch.arange(steps + 1, device=decoded.device).expand(emitted.shape)
-        nodes = torch.stack((number - emitted, emitted, torch.zeros_like(number)), -1)
-        is_padding = number > num_frames + num_labels
-        walks = self.with_moves(nodes.masked_fill(is_padding.unsqueeze(-1), -1))
-        return walks, is_frame.all(-1) & is_in_order.all(-1)
+        frame = (number - emitted).masked_fill(number > num_frames + num_labels, -1)
+        nodes, is_inside = self.number(frame, emitted, 0)
+        return nodes, is_inside & is_frame.all(-1) & is_in_order.all(-1)
+
+    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
+        return self.moves_between(nodes)
 
     def fault(self, decoded: Tensor) -> Fault:
         frames, labels = self.p.lengths.tolist()
