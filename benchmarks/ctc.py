@@ -53,7 +53,7 @@ def ours(log_probs: Tensor, targets: Tensor, omega: str | bx.Regularizer = "nege
         [log_probs],
         lambda: bx.CTC(log_probs, targets, omega=omega).value,
         lambda: [bx.CTC(log_probs, targets, omega=omega).expected_path],
-        lambda: bx.CTC(log_probs, targets).best_labels(),
+        lambda: bx.CTC(log_probs, targets).decode(),
     )
 
 

@@ -165,7 +165,7 @@ def ours(theta: Tensor, omega: str) -> Rival:
         [theta],
         lambda: chain().value,
         path=lambda: [chain().expected_path],
-        decode=lambda: chain().best_sequence(),
+        decode=lambda: chain().decode(),
     )
 
 
@@ -232,7 +232,7 @@ def our_scores(emissions: Tensor, transitions: Tensor, start: Tensor, end: Tenso
     def chain() -> bx.Chain:
         return bx.Chain.from_scores(emissions, transitions, start=start, end=end)
 
-    return Rival([emissions, transitions, start, end], lambda: chain().value, decode=lambda: chain().best_sequence())
+    return Rival([emissions, transitions, start, end], lambda: chain().value, decode=lambda: chain().decode())
 
 
 def pytorch_crf(crf: Any, emissions: Tensor, transitions: Tensor, start: Tensor, end: Tensor) -> Rival:

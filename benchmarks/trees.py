@@ -57,7 +57,7 @@ def our_spans(scores: Tensor, omega: str | bx.Regularizer = "negentropy") -> Riv
         [scores],
         lambda: bx.SpanTrees(scores, omega=omega).value,
         lambda: [bx.SpanTrees(scores, omega=omega).expected_path],
-        lambda: bx.SpanTrees(scores).best_tree(),
+        lambda: bx.SpanTrees(scores).decode(),
     )
 
 
@@ -113,7 +113,7 @@ def our_arcs(arcs: Tensor, omega: str | bx.Regularizer = "negentropy") -> Rival:
         [arcs],
         lambda: bx.DependencyTrees(arcs, omega=omega).value,
         lambda: [bx.DependencyTrees(arcs, omega=omega).expected_path],
-        lambda: bx.DependencyTrees(arcs).best_heads(),
+        lambda: bx.DependencyTrees(arcs).decode(),
     )
 
 

@@ -33,7 +33,7 @@ def draw(ax: Axes, title: str, shares: Tensor, p: bx.CTC) -> None:
     ax.imshow(shares.T.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", interpolation="nearest")
     frame, label = (shares > 0).nonzero().T
     ax.scatter(frame.numpy(), label.numpy(), s=3, color="0.6")
-    ax.plot(p.best_labels().numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
+    ax.plot(p.decode().numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
     ax.set_yticks(range(len(ALPHABET)), list(ALPHABET))
     above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
     ax.set_title(f"{title} ({above})", loc="left", fontsize=10)

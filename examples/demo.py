@@ -83,7 +83,7 @@ def tag() -> dict[str, Any]:
         if name == "sparsemax":
             paths, probabilities = p.support_paths()
         else:
-            paths = p.sequence_to_path(p.topk_sequences(5)[1])
+            paths = p.sequence_to_path(p.topk_decoded(5)[1])
             probabilities = p.log_prob(paths).exp()
         sequences = p.path_to_sequence(paths).tolist()
         readings = [{"tags": s, "probability": q} for s, q in zip(sequences, probabilities.tolist(), strict=True)]
@@ -139,8 +139,8 @@ def spell() -> dict[str, Any]:
         return packed(bx.CTC(scores, targets, omega=omega).expected_path.T)
 
     best = bx.CTC(scores, targets)
-    print(f"  the best alignment: {''.join(ALPHABET[k] for k in best.best_labels())}\n")
-    return {"alphabet": ALPHABET, "word": WORD, "best": best.best_labels().tolist(), "frames": frames(frame)}
+    print(f"  the best alignment: {''.join(ALPHABET[k] for k in best.decode())}\n")
+    return {"alphabet": ALPHABET, "word": WORD, "best": best.decode().tolist(), "frames": frames(frame)}
 
 
 # --- two proteins
@@ -168,7 +168,7 @@ def match() -> dict[str, Any]:
         return bx.SequenceAlignment.from_sequences(BLOSUM62 / 2, a, b, gap_open=-4.0, gap_extend=-0.5, omega=omega)
 
     found = frames(lambda omega: packed(alignment(omega).expected_path))
-    best = alignment(bx.Hard()).best_alignment()
+    best = alignment(bx.Hard()).decode()
     pairs = best[(best >= 0).any(-1)]
     lines = ["".join(text[k] if k >= 0 else "-" for k in side) for text, side in zip(PROTEINS, pairs.T, strict=True)]
     print("  " + "\n  ".join(lines) + "\n")

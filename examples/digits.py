@@ -187,7 +187,7 @@ def evaluate(omega: bx.Regularizer, model: nn.Module, strings: Sequence[String])
         found = zip(boundaries(path), batch.joins, strict=True)
         off = 1000 * torch.cat([own[: len(joins)] - joins for own, joins in found])
         cells += [f"{off.abs().median():.0f}", f"{off.median():+.0f}"]
-    spoken, above = (p.best_labels() > 0).sum(), (p.expected_path > 0).sum()
+    spoken, above = (p.decode() > 0).sum(), (p.expected_path > 0).sum()
     return [*cells, f"{1000 * SECONDS * spoken / digits:.0f}", f"{above / frames:.2f}"]
 
 

@@ -30,7 +30,7 @@ def gaps() -> Figure:
     for ax, (name, omega) in zip(drawn.subplots(1, 2, sharey=True), OMEGAS.items(), strict=True):
         p = bx.SequenceAlignment.from_sequences(matrix, a, b, gap_open=-2.0, gap_extend=-0.5, omega=omega)
         heat(ax, p.expected_path, name)
-        pairs = p.best_alignment()
+        pairs = p.decode()
         both = pairs[(pairs >= 0).all(-1)]
         ax.plot(both[:, 1].numpy(), both[:, 0].numpy(), "o-", color="tab:orange", linewidth=1, markersize=4)
         ax.set_xticks(range(len(second)), list(second))
@@ -69,7 +69,7 @@ def transducer() -> Figure:
     for ax, (name, omega) in zip(drawn.subplots(2, 1, sharex=True), OMEGAS.items(), strict=True):
         p = bx.Transducer(blank, emit, omega=omega)
         heat(ax, p.gradient["emit"].T, f"labels by the frame that emits them: {name}")
-        ax.plot(p.best_frames().numpy(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
+        ax.plot(p.decode().numpy(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
         ax.set_ylabel("label")
     ax.set_xlabel("frame")
     return drawn
@@ -88,7 +88,7 @@ def segments() -> Figure:
     axes = drawn.subplots(3, 1, sharex=True)
     p = bx.SemiMarkov.from_scores(emissions, durations, torch.full((3, 3), -1.0).fill_diagonal_(-torch.inf))
     axes[0].plot(series.numpy(), ".", color="0.5", markersize=4)
-    for start, end, label in p.best_segments().tolist():
+    for start, end, label in p.decode().tolist():
         if label >= 0:
             axes[0].hlines(float(levels[label]), start - 0.5, end - 0.5, color="tab:orange", linewidth=2.5)
     axes[0].set_title("a series, and its best segments", loc="left", fontsize=9)

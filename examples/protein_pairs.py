@@ -128,7 +128,7 @@ def measure(decode: Callable[[Batch], Tensor], pairs: Iterable[Pair]) -> Tensor:
 
 def best(matrix: Tensor, gaps: tuple[float, float], batch: Batch) -> Tensor:
     options = {"gap_open": gaps[0], "gap_extend": gaps[1], "lengths": batch.lengths, "omega": "hard"}
-    return bx.SequenceAlignment.from_sequences(matrix, batch.a, batch.b, **options).best_alignment()
+    return bx.SequenceAlignment.from_sequences(matrix, batch.a, batch.b, **options).decode()
 
 
 def by_parasail(batch: Batch) -> list[Tensor]:

@@ -119,11 +119,11 @@ def most_accurate(model: Substitution, omega: bx.Regularizer, batch: Batch) -> T
     scores = model(batch, omega) - 0.02
     return bx.SequenceAlignment(
         scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard"
-    ).best_alignment()
+    ).decode()
 
 
 def best_global(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:
-    return model.alignments(batch, omega)[0].best_alignment()
+    return model.alignments(batch, omega)[0].decode()
 
 
 DECODERS = {"best": best_global, "most accurate": most_accurate}

@@ -133,7 +133,7 @@ def alignment(
     ax.add_collection(
         LineCollection(_cell_borders(path > 0), colors="0.8", linewidths=0.7 * line_scale, capstyle="projecting")
     )
-    pairs = dtw.best_alignment().cpu().numpy()
+    pairs = dtw.decode().cpu().numpy()
     pairs = pairs[pairs[:, 0] >= 0]
     ax.plot(pairs[:, 1], pairs[:, 0], color="gold", lw=0.8 + line_scale, solid_joinstyle="round",
             path_effects=[withStroke(linewidth=1.4 + 1.8 * line_scale, foreground="0.25")])  # fmt: skip

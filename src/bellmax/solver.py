@@ -409,7 +409,7 @@ class Solver:
         lead = edges.shape[: edges.ndim - self.edge_dims - len(self.batch_shape)]
         flat = edges.reshape(lead.numel() * self.batch_shape.numel(), *edges.shape[edges.ndim - self.edge_dims :])
         events = self.program.event_of(flat, *self._repeated(lead))
-        return events.reshape(*lead, *self.batch_shape, *events.shape[1:])
+        return events.reshape(lead + self.batch_shape + events.shape[1:])
 
     def _repeated(self, lead: torch.Size) -> tuple[list[Tensor], list[Tensor]]:
         """Return θ, for its shapes alone, and the index of a flat batch (lead..., *batch)."""

@@ -41,7 +41,7 @@ def test_overfits_three_sentences(omega, loss):
         optimizer.zero_grad()
         model(corpus.batch([0, 1, 2])).backward()
         optimizer.step()
-    sequences = model.distribution(corpus.batch([0, 1, 2])).best_sequence()
+    sequences = model.distribution(corpus.batch([0, 1, 2])).decode()
     for row, sentence in zip(sequences.tolist(), SENTENCES, strict=True):
         assert [model.labels[tag] for tag in row if tag >= 0] == sentence.tags
 

@@ -68,7 +68,7 @@ def forced_align(
     frames = log_probs.shape[1] if input_lengths is None else input_lengths
     count = targets.shape[1] if target_lengths is None else target_lengths
     p = CTC(log_probs, targets, lengths=(frames, count), blank=blank, omega="hard")
-    labels = p.best_labels()
+    labels = p.decode()
     if is_checked(labels) and bool((labels[:, :1] < 0).any()):
         sequence = int((labels[:, 0] < 0).nonzero()[0])
         frames, count = p.lengths[sequence].tolist()

@@ -95,7 +95,7 @@ class CRF(nn.Module):
         See ``forward`` for the arguments.
         """
         self._validate(emissions, None, mask)
-        best = self._distribution(emissions, mask).best_sequence()
+        best = self._distribution(emissions, mask).decode()
         return [[tag for tag in sequence if tag >= 0] for sequence in best.tolist()]
 
     def _distribution(self, emissions: Tensor, mask: Tensor | None) -> ScoredChain:

@@ -205,7 +205,7 @@ class CRF(Smoothed):
     @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
         """Return the tags with the highest score, (..., T) int64: −1 at masked steps, or if no sequence is allowed."""
-        return self.distribution(emissions, mask=mask, lengths=lengths).best_sequence()
+        return self.distribution(emissions, mask=mask, lengths=lengths).decode()
 
     @answers_near_misses
     def topk(
@@ -222,7 +222,7 @@ class CRF(Smoothed):
         (tensor([4., 3.]), tensor([[0, 1],
                 [1, 1]]))
         """
-        return self.distribution(emissions, mask=mask, lengths=lengths).topk_sequences(k)
+        return self.distribution(emissions, mask=mask, lengths=lengths).topk_decoded(k)
 
     @answers_near_misses
     def marginals(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:

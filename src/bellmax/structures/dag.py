@@ -238,19 +238,28 @@ class DAG(StoredGraph):
         """
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
+    def _are_edge_numbers(self, path: Tensor) -> bool:
+        """True for integers, unless they have one entry for each edge, and no path has so many edges."""
+        if path.is_floating_point() or path.is_complex() or path.dtype == torch.bool:
+            return False
+        return path.shape[-1:] != (self.num_edges,) or self.num_edges <= self._longest_path()
+
     def path_nodes(self, path: Tensor) -> list[Any]:
-        """Return the names of the nodes that a path (E,) visits, from start to end; nested lists for paths (..., E).
+        """Return the names of the nodes that a path visits, from start to end; nested lists for several paths.
 
-        If a path is all zeros, its list is empty.
+        A path is an event (..., E), or the numbers of its edges (..., L), as ``decode()`` returns them. If a path has
+        no edges, its list is empty.
 
-        >>> DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).path_nodes(torch.tensor([0, 1, 0, 1]))
-        [0, 2, 3]
+        >>> dag = DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+        >>> dag.path_nodes(torch.tensor([0, 1, 0, 1])), dag.path_nodes(torch.tensor([1, 3]))
+        ([0, 2, 3], [0, 2, 3])
         """
-        if check_tensor("path", path).shape[-1:] != (self.num_edges,):
+        is_decoded = self._are_edge_numbers(check_tensor("path", path))
+        if not is_decoded and path.shape[-1:] != (self.num_edges,):
             raise ValueError(f"path must have shape (..., {self.num_edges}), got {tuple(path.shape)}")
         if path.ndim > 1:
             return [self.path_nodes(member) for member in path]
-        edges = self.edges[path > 0]
+        edges = self.edges[path[path >= 0] if is_decoded else path > 0]
         if not len(edges):
             return []
         by_level = edges[self.levels[edges[:, 1]].argsort()]
@@ -269,9 +278,7 @@ class EdgeForm(DecodedForm):
         return ("L",)
 
     def matches(self, value: object) -> bool:
-        """True for integers, unless they have one entry for each edge, of which a path cannot have so many."""
-        is_event = isinstance(value, Tensor) and value.shape[-1:] == self.p.event_shape
-        return super().matches(value) and not (is_event and self.p.dag.num_edges > self.p.dag._longest_path())
+        return isinstance(value, Tensor) and self.p.dag._are_edge_numbers(value)
 
     def of_compact(self, paths: Tensor) -> Tensor:
         dag = self.p.dag

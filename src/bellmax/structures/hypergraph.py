@@ -183,12 +183,16 @@ class Hypergraph(StoredGraph):
         """
         return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
-    def derivation_edges(self, derivation: Tensor) -> list[Any]:
-        """Return the edges (head, tails) of a derivation (E,), by name; nested lists for derivations (..., E).
+    def derivation_edges(self, derivation: Tensor | list[Any]) -> list[Any]:
+        """Return the edges (head, tails) of a derivation, by name; nested lists for several derivations.
 
-        The first edge leads to the goal. Then come all edges below its first tail, and so on. If a derivation is all
-        zeros, its list is empty.
+        A derivation is an event (..., E), or the numbers of its edges in nested lists, as ``decode()`` returns them.
+        For an event, the first edge leads to the goal. Then come all edges below its first tail, and so on. If a
+        derivation has no edges, its list is empty.
         """
+        if isinstance(derivation, list):
+            edges = self.edges
+            return [self.derivation_edges(n) if isinstance(n, list) else edges[n] for n in derivation]
         if check_tensor("derivation", derivation).shape[-1:] != (self.num_edges,):
             raise ValueError(f"derivation must have shape (..., {self.num_edges}), got {tuple(derivation.shape)}")
         if derivation.ndim > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bellmax.decoded import DecodedForm, EdgeLists, Fault
 from bellmax.distribution import PathDistribution
@@ -228,8 +229,12 @@ class StateForm(DecodedForm):
         unmasked = self.p._unmasked.expand(decoded.shape)
         is_state = (decoded >= 0) & (decoded < states)
         current = decoded.masked_fill(~(is_state & unmasked), 0)
+        if len(self.solver.integers) < 2:  # unmasked steps are adjacent
+            previous = pad(current, (1, 0))[..., :-1]
+        else:
+            previous = previous_states(current, unmasked)
         step = torch.arange(steps, device=decoded.device)
-        numbers = (step * states + current) * states + previous_states(current, unmasked)
+        numbers = (step * states + current) * states + previous
         return EdgeLists(numbers.masked_fill(~unmasked, -1), (is_state | ~unmasked).all(-1))
 
     def fault(self, decoded: Tensor) -> Fault:

@@ -204,7 +204,7 @@ def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
     for members in corpus.buckets(64, tokens):
         p = model.distribution(corpus.batch(members).to(device))
         positive += int((p.marginals > 0).sum())
-        for member, sequence in zip(members, p.best_sequence().tolist(), strict=True):
+        for member, sequence in zip(members, p.decode().tolist(), strict=True):
             true_tags = corpus.sentences[member].tags
             predicted = [labels[tag] for tag in sequence[: len(true_tags)]]
             truth.append(to_iob2(entities(true_tags), len(true_tags)))
@@ -289,7 +289,7 @@ def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]
         batch = corpus.batch(members)
         # float64, because the log-probability of a long sentence is a small difference of large scores
         p = model.crf.distribution(model.emissions(batch).double(), lengths=batch.lengths)
-        best = p.best_sequence()
+        best = p.decode()
         confidence = p.marginals.gather(-1, best.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         readings_of = _readings(p, vocabulary.labels, most)
         for member, sequence, probabilities, (readings, is_all) in zip(
@@ -309,7 +309,7 @@ def _readings(p: ScoredChain, labels: Sequence[str], most: int) -> list[tuple[li
     than 8 readings is split in two.
     """
     if type(p.omega) is Negentropy:
-        scores, sequences = p.topk_sequences(most)
+        scores, sequences = p.topk_decoded(most)
         return _to_readings(sequences, (scores - p.value.unsqueeze(-1)) / p.omega.gamma, labels, is_all=False)
     count = p.batch_shape[0]
     try:
@@ -318,7 +318,7 @@ def _readings(p: ScoredChain, labels: Sequence[str], most: int) -> list[tuple[li
     except ValueError:
         if count > 1:
             return [pair for half in (p[: count // 2], p[count // 2 :]) for pair in _readings(half, labels, most)]
-    sequences = p.topk_sequences(min(most, _MOST))[1]
+    sequences = p.topk_decoded(min(most, _MOST))[1]
     log_probabilities = p.log_prob(p.sequence_to_path(sequences.movedim(1, 0))).T
     return _to_readings(sequences, log_probabilities, labels, is_all=False)
 
