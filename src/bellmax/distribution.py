@@ -284,7 +284,7 @@ class PathDistribution(Distribution):
 
     # --- paths in the decoded form
 
-    def decode(self) -> Any:
+    def decode(self) -> Tensor:
         """Return the highest-scoring path under θ in the decoded form, which the structure's page describes.
 
         The form is a tensor of integers with the batch shape first, padded with −1, or nested lists. If no path exists,
@@ -302,12 +302,13 @@ class PathDistribution(Distribution):
         return self._under(Hard()).sample_decoded()
 
     @answers_near_misses
-    def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Any:
+    def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return paths drawn from the distribution in the decoded form, (*sample_shape, ..., *own)."""
-        return self._form.of_compact(self._sample_compact(sample_shape))
+        decoded: Tensor = self._form.of_compact(self._sample_compact(sample_shape))
+        return decoded
 
     @answers_near_misses
-    def topk_decoded(self, k: int) -> tuple[Tensor, Any]:
+    def topk_decoded(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best paths under θ: scores (..., k), best first, and paths in the decoded form, (..., k, *own).
 
         If there are fewer than k paths, the other scores are −∞ (costs +∞) and the other paths are padding only. The
@@ -344,7 +345,7 @@ class PathDistribution(Distribution):
         batch = batch[len(batch) - len(self.batch_shape) :]
         return (self if batch == self.batch_shape else self.expand(batch)), tensor
 
-    def most_accurate(self) -> Any:
+    def most_accurate(self) -> Tensor:
         """Return the path with the least expected Hamming distance from a random path, in the decoded form.
 
         The distance counts the units that one of two paths has and the other has not: tags, index pairs, labels of
@@ -362,14 +363,14 @@ class PathDistribution(Distribution):
         with torch.no_grad():
             return self._most_accurate()
 
-    def _most_accurate(self) -> Any:
+    def _most_accurate(self) -> Tensor:
         """Return :meth:`most_accurate` for units that are the entries of the first score."""
         if self._solver.program.max_count > 1:
             raise ValueError(USES_UNITS_TWICE)
         units = {self._solver.program.scores[0]: self._expected_path()}
         return self._decode_units(units)
 
-    def _decode_units(self, probabilities: Mapping[str, Tensor]) -> Any:
+    def _decode_units(self, probabilities: Mapping[str, Tensor]) -> Tensor:
         """Return the best path if scores are 2μ − 1, given μ by the name of the score, and all other scores are 0."""
         named = zip(self._solver.program.scores, self._solver.detached(), strict=True)
         scores = []
@@ -379,7 +380,7 @@ class PathDistribution(Distribution):
             scores.append(torch.where(score.isinf(), score, free))
         return self._by(self._solver.with_scores(scores, Hard())).sample_decoded()
 
-    def _most_accurate_by_edge(self, is_unit: Tensor | None = None) -> Any:
+    def _most_accurate_by_edge(self, is_unit: Tensor | None = None) -> Tensor:
         """Return :meth:`most_accurate` for units that are edges of the expansion, or those where ``is_unit`` (E,)."""
         fine = self._solver.expanded()
         weights, gain = fine.edge_weights().detach(), 2 * fine.expected_edges() - 1
@@ -387,7 +388,8 @@ class PathDistribution(Distribution):
         best = fine.with_edge_weights(torch.where(weights.isinf(), weights, gain), Hard())
         edges = best.expected_edges().reshape(self.batch_shape.numel(), 1, weights.shape[-1])
         paths = self._solver.program.compact_paths(edges, *self._flat_inputs())
-        return self._form.of_compact(paths.reshape(*self.batch_shape, *paths.shape[2:]))
+        decoded: Tensor = self._form.of_compact(paths.reshape(*self.batch_shape, *paths.shape[2:]))
+        return decoded
 
     # --- the distribution
 

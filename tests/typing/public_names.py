@@ -46,7 +46,15 @@ def describe(p: bx.PathDistribution) -> None:
     samples: Tensor = p.sample((2,))
     scores: Tensor = p.topk(2)[0]
     entropy: Tensor = p.entropy()
+    decoded: Tensor = p.decode()
+    best_decoded: tuple[Tensor, Tensor] = p.topk_decoded(2)
+    log_probs: Tensor = p.log_prob(p.sample_decoded((2,)))
+    event: Tensor = p.encode(decoded)
+    accurate: Tensor = p.most_accurate()
+    gradient: dict[str, Tensor] = p.gradient
+    bounds: Tensor = p.max_marginals
     _ = value, expected, best, samples, scores, entropy, p.batch_shape, p.event_shape, p.num_paths
+    _ = best_decoded, log_probs, event, accurate, gradient, bounds
 
 
 def sequences() -> None:
@@ -56,10 +64,11 @@ def sequences() -> None:
     for p in (chain, scored, segments):
         describe(p)
     log_probs: Tensor = chain.log_prob(chain.sample((2,)))
-    tags: Tensor = scored.best_sequence()
+    tags: Tensor = scored.decode()
+    values: Tensor = scored.node_values
     marginals: Tensor = chain.marginals
     value: Tensor = bx.viterbi(torch.zeros(4, 3, 3), omega="hard")
-    _ = log_probs, tags, marginals, value
+    _ = log_probs, tags, values, marginals, value
 
 
 def alignments() -> None:

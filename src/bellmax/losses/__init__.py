@@ -2,13 +2,13 @@
 
 A loss takes a distribution over paths ``p`` and a target. The target has one of these forms:
 
-- a path in the decoded form of ``p``, which :meth:`PathDistribution.decode` returns: integers such as tags, index pairs,
-  segments, spans or heads, or nested lists of edge numbers for hypergraphs;
+- a path in the decoded form of ``p``, which :meth:`PathDistribution.decode` returns: integers such as tags, index
+  pairs, segments, spans or heads, or nested lists of edge numbers for hypergraphs;
 - a path as an event: a 0/1 tensor of the shape of the potentials, bool or floating point;
 - a set of paths: a 0/1 tensor of the shape of the potentials, which allows every path that only uses entries with a 1
   (partial labels);
-- for chains, states (..., T) int64 in which −1 allows any state, or allowed states (..., T, S) bool. The label −100 masks
-  its step, as if ``p`` were built without it;
+- for chains, states (..., T) int64 in which −1 allows any state, or allowed states (..., T, S) bool. The label −100
+  masks its step, as if ``p`` were built without it;
 - for labels on a tree, labels (..., V) int64 in which −1 and −100 allow any label. For dependency trees, heads in which
   −1 allows any head;
 - for hypergraphs and lattices, the number of times that a derivation or a path uses each weight.

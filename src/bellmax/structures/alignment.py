@@ -340,11 +340,11 @@ class SequenceAlignment(LatticePaths):
         If one index is −1, the other element is in a gap. (−1, −1) is padding. Elements outside a local alignment, and
         free gaps of a semiglobal alignment, are not listed.
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: random alignments, (*sample_shape, ..., N + M, 2) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     @property
     def marginals(self) -> Tensor:

@@ -303,7 +303,7 @@ class ScoredChain(Chain):
         return self._by_name(products) if isinstance(z, Mapping) else tuple(products)
 
     def _most_accurate(self) -> Tensor:
-        return cast("Tensor", self._decode_units({"emissions": self._solver.gradient()[0]}))
+        return self._decode_units({"emissions": self._solver.gradient()[0]})
 
     def entropy(self) -> Tensor:
         """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -229,11 +228,11 @@ class CTC(LatticePaths):
         >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
         tensor([ 1,  0,  1, -1])
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: labels of frames on random paths, (*sample_shape, ..., T) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     @property
     def marginals(self) -> Tensor:

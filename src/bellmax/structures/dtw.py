@@ -392,11 +392,11 @@ class DTW(LatticePaths):
 
     def best_alignment(self) -> Tensor:
         """Return :meth:`decode`: the index pairs of the alignment of least cost, (..., N + M − 1, 2) int64."""
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: index pairs of random alignments, (*sample_shape, ..., N + M − 1, 2) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     @property
     def marginals(self) -> Tensor:

@@ -373,7 +373,17 @@ class Derivations(GraphPaths):
     _target_kind = DerivationTargets
     _form_kind = DerivationForm
 
-    def _most_accurate(self) -> Any:
+    if TYPE_CHECKING:  # lists instead of tensors
+
+        def decode(self) -> list[Any]: ...  # type: ignore[override]
+
+        def sample_decoded(self, sample_shape: Sequence[int] = ()) -> list[Any]: ...  # type: ignore[override]
+
+        def topk_decoded(self, k: int) -> tuple[Tensor, list[Any]]: ...  # type: ignore[override]
+
+        def most_accurate(self) -> list[Any]: ...  # type: ignore[override]
+
+    def _most_accurate(self) -> Tensor:
         if self._graph._uses_nodes_twice:
             raise ValueError(USES_UNITS_TWICE)
         return self._most_accurate_by_edge()

@@ -793,7 +793,7 @@ class LatticePaths(PathDistribution):
             f"{tuple(path.shape)}. An event does not determine its path here, since a path can use an entry twice"
         )
 
-    def _most_accurate(self) -> Any:
+    def _most_accurate(self) -> Tensor:
         if self._form_kind is not WalkForm:
             return super()._most_accurate()
         is_row_of_walk = self._program.graph(*self._flat_inputs()).node >= 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -116,7 +115,7 @@ class MonotonicAlignment(LatticePaths):
 
         It is 0 for padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     @property
     def marginals(self) -> Tensor:

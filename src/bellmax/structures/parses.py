@@ -262,11 +262,11 @@ class SpanTrees(ParseTrees):
         single words are left out, since every tree has them. With labels, single words have a label too, so the form is
         (..., 2n − 1, 3) [first word, last word, label] and lists them.
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: random trees, (*sample_shape, ..., n − 1, 2) or (…, 2n − 1, 3) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)
@@ -414,11 +414,11 @@ class DependencyTrees(ParseTrees):
 
     def best_heads(self) -> Tensor:
         """Return :meth:`decode`: the head of each word in the best tree, (..., n) int64, 0 for the root."""
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: the heads in random trees, (*sample_shape, ..., n) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:
         words = int(self.lengths)

@@ -287,11 +287,11 @@ class SemiMarkov(PathDistribution):
 
         A segment contains the steps from ``start`` to ``end`` − 1. The rest is padded with −1.
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: the segments of random paths, (*sample_shape, ..., T, 3) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     def _event_of(self, codes: Tensor) -> Tensor:
         """Return paths in the compact form (..., T) as events in the computing dtype."""
@@ -400,7 +400,7 @@ class ScoredSemiMarkov(SemiMarkov):
         return 0 * self.value.masked_fill(self.value.isinf(), 0)
 
     def _most_accurate(self) -> Tensor:
-        return cast("Tensor", self._dense().most_accurate())
+        return self._dense().most_accurate()
 
     # --- for losses
 

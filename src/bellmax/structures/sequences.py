@@ -304,7 +304,7 @@ class SequencePaths(PathDistribution):
 
     def decode(self) -> Tensor:
         """Return the states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
-        return cast("Tensor", self.topk_decoded(1)[1].squeeze(-2))
+        return self.topk_decoded(1)[1].squeeze(-2)
 
     def best_sequence(self) -> Tensor:
         """Return :meth:`decode`, the states of the highest-scoring path, (..., T) int64; −1 at masked steps."""
@@ -320,13 +320,13 @@ class SequencePaths(PathDistribution):
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: states of random paths, (*sample_shape, ..., T) int64; −1 at masked steps."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     def _most_accurate(self) -> Tensor:
         """Return the most accurate path in units of states, of which each transition has the score of its state."""
         first = self._solver.program.scores[0]
         marginals = self._solver.expanded().expected_edges().sum(-1)
-        return cast("Tensor", self._decode_units({first: marginals.unsqueeze(-1)}))
+        return self._decode_units({first: marginals.unsqueeze(-1)})
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
         """Return the path (..., T, S, S) of states (..., T): a 0/1 tensor, which is 0 at steps with state −1."""

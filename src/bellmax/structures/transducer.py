@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -240,7 +239,7 @@ class Transducer(LatticePaths):
 
         It is −1 in the padding, and if no path exists.
         """
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     @property
     def marginals(self) -> Tensor:
@@ -248,7 +247,7 @@ class Transducer(LatticePaths):
         return self.gradient["emit"]
 
     def _most_accurate(self) -> Tensor:
-        return cast("Tensor", self._decode_units({"emit": self._solver.gradient()[1]}))
+        return self._decode_units({"emit": self._solver.gradient()[1]})
 
     def prune(self, s_range: int) -> Tensor:
         """Return the start of a range of label positions for each frame, (..., T) int64, to prune a larger joint.

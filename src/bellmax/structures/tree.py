@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -312,11 +312,11 @@ class TreeLabels(PathDistribution):
 
     def best_labels(self) -> Tensor:
         """Return :meth:`decode`: the labels of highest score, (..., V) int64; −1 if every labelling has score −∞."""
-        return cast("Tensor", self.decode())
+        return self.decode()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return :meth:`sample_decoded`: random labels, (*sample_shape, ..., V) int64."""
-        return cast("Tensor", self.sample_decoded(sample_shape))
+        return self.sample_decoded(sample_shape)
 
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
         """Return :meth:`topk_decoded`: scores (..., k) of the k best labellings, best first, and labels (..., k, V).
