@@ -235,7 +235,9 @@ def attend() -> dict[str, Any]:
 
     found = frames(frame)
     sparse = sum(byte > 0 for byte in base64.b64decode(found["sparsemax"][8]["cells"]))
-    print(f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under sparsemax, all under softmax\n")
+    print(
+        f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under sparsemax, all under softmax\n"
+    )
     return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
 
 

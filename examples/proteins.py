@@ -117,9 +117,7 @@ def train(model: Substitution, pairs: Sequence[Pair], omega: bx.Regularizer, epo
 def most_accurate(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:
     """The alignments with the largest sum of probabilities; those below 0.02 do not count."""
     scores = model(batch, omega) - 0.02
-    return bx.SequenceAlignment(
-        scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard"
-    ).decode()
+    return bx.SequenceAlignment(scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard").decode()
 
 
 def best_global(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:
