@@ -1,6 +1,7 @@
 """Differentiable dynamic programming for PyTorch.
 
 Each distribution has ``value``, ``expected_path``, ``best_path``, ``topk``, ``sample``, ``log_prob`` and ``entropy``.
+``decode`` returns the best path in the user's terms, such as tags, and ``log_prob`` and the losses take such paths.
 Distributions over structures:
 
 - sequences: ``Chain`` (CRF, HMM), ``SemiMarkov`` (segments with durations)

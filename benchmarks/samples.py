@@ -1,0 +1,94 @@
+"""Draw 64 samples in the decoded form, and score them: from the decoded form, and through events.
+
+All calls are on one distribution, whose forward sweep is done. A row gives the minimum and the median of its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from measuring import SECONDS, Row, cell, collect, command_line, factor, heading, machine, measure, ratio, report, table
+
+import bellmax as bx
+
+DRAWS = 64
+OMEGAS = "negentropy", "sparsemax"
+Make = Callable[[str], bx.PathDistribution]
+
+
+def chain(*shape: int) -> Make:
+    potentials = torch.randn(*shape, shape[-1])
+    return lambda omega: bx.Chain(potentials, omega=omega)
+
+
+def scores(*shape: int) -> Make:
+    emissions, transitions = torch.randn(shape), torch.randn(shape[-1], shape[-1])
+    return lambda omega: bx.Chain.from_scores(emissions, transitions, omega=omega)
+
+
+def ctc(batch: int, frames: int, classes: int, labels: int) -> Make:
+    log_probs, targets = torch.randn(batch, frames, classes).log_softmax(-1), torch.randint(1, classes, (batch, labels))
+    return lambda omega: bx.CTC(log_probs, targets, omega=omega)
+
+
+def dtw(*shape: int) -> Make:
+    cost = torch.rand(shape)
+    return lambda omega: bx.DTW(cost, omega=omega)
+
+
+STRUCTURES = {
+    "chain (32,50,17)": (chain, (32, 50, 17)),
+    "chain from scores (32,50,17)": (scores, (32, 50, 17)),
+    "chain from scores (8,200,9)": (scores, (8, 200, 9)),
+    "CTC (4,50,20), 10 labels": (ctc, (4, 50, 20, 10)),
+    "CTC (8,200,30), 40 labels": (ctc, (8, 200, 30, 40)),
+    "DTW (8,100,100)": (dtw, (8, 100, 100)),
+}
+
+
+def compare(names: list[str], repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for name in names:
+        make, sizes = STRUCTURES[name]
+        build = make(*sizes)
+        for omega in OMEGAS:
+            p = build(omega)
+            decoded = p.sample_decoded((DRAWS,))
+            runs = {
+                "draw": lambda p=p: p.sample_decoded((DRAWS,)),
+                "score": lambda p=p, d=decoded: p.log_prob(d),
+                "through events": lambda p=p, d=decoded: p.log_prob(p.encode(d)),
+            }
+            rows.append({"name": name, "omega": omega, **measure(runs, repeats, SECONDS)})
+    return rows
+
+
+def markdown(results: Row) -> list[str]:
+    lines = [
+        [r["name"], r["omega"], cell(r["draw"])]
+        + [f"{cell(r[task])} ({factor(ratio(r[task], r['draw']))})" for task in ("score", "through events")]
+        for r in results["samples"]
+    ]
+    return [
+        *heading("Samples", results["machine"]),
+        "",
+        f"Whole Python calls for {DRAWS} samples of each member of a batch (B,T,S), (B,T,V) or (B,N,M). In brackets,",
+        "how many times the time of drawing them (ratio of medians). `log_prob` of a decoded form reads one number for",
+        "each edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
+        *table("structure | Ω | draw: | log_prob of the decoded form: | encode, and log_prob of events:", lines),
+    ]
+
+
+def main() -> None:
+    parser = command_line(__doc__, "samples", repeats=20)
+    parser.add_argument("--quick", action="store_true", help="one structure and few repeats, to see that it works")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    names = list(STRUCTURES)[3:4] if args.quick else list(STRUCTURES)
+    results = {"machine": machine(), **collect({"samples": lambda: compare(names, 2 if args.quick else args.repeats)})}
+    report(args.output, "samples", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()
