@@ -107,12 +107,16 @@ def test_most_accurate_of_a_hypergraph() -> None:
     assert p.most_accurate() == p.decode() == [6, 0, 4, 1, 2]
 
 
-def test_most_accurate_needs_units_that_are_used_once() -> None:
-    """In this lattice, a path reads an entry of the matrix for each pair of labels."""
-    p = bx.Lattice([bx.Move(1, 1, score=L.pair("m", "a", "b", -1, -1))]).paths(
-        {"m": torch.zeros(2, 2), "a": torch.tensor([0, 0]), "b": torch.tensor([1, 1])}, grid=(3, 3)
-    )
-    assert p.most_accurate().tolist() == p.decode().tolist()  # the units are rows of the walk
+def test_most_accurate_walk_of_shared_entries() -> None:
+    """A path can read an entry of the matrix twice, but the units are rows of the walk, which it has once."""
+    lattice = bx.Lattice([bx.Move(1, 0, score=L.pair("m", "a", "b")), bx.Move(0, 1, score=L.pair("m", "b", "a"))])
+    labels = {"a": torch.tensor([0, 1, 1]), "b": torch.tensor([1, 0, 1])}
+    p = lattice.paths({"m": potentials(2, 2), **labels}, grid=(3, 3))
+    _, walks = p.topk_decoded(int(p.num_paths))
+    paths, probabilities = [as_tuples(walk) for walk in walks], p.log_prob(walks).exp().tolist()
+    distances = {path: expected_distance("Lattice", path, paths, probabilities) for path in paths}
+    assert len(distances) == 6
+    assert distances[as_tuples(p.most_accurate())] == pytest.approx(min(distances.values()))
 
 
 # --- answers are inputs
@@ -189,12 +193,24 @@ def test_semiglobal_samples_have_log_probabilities(omega: bx.Regularizer) -> Non
     assert determined >= 20 or isinstance(omega, bx.Hard)
 
 
-def test_semiglobal_pairs_of_all_paths_sum_to_one() -> None:
-    p = make("SequenceAlignment, semiglobal", seed=10)
-    scores, walks = p.topk(int(p.num_paths))[0], p.sample_walks((4000,)).unique(dim=0)
-    assert len(walks) > 20
-    assert p.log_prob(walks).exp().sum() <= 1 + 1e-9
-    assert len(scores) >= len(walks)
+def test_semiglobal_walks_sum_to_one() -> None:
+    """Enough samples have every path of two rows and two columns."""
+    p = bx.SequenceAlignment(potentials(2, 2), gap_open=-0.5, gap_extend=-0.2, mode="semiglobal")
+    walks = p.sample_walks((5000,)).unique(dim=0)
+    assert len(walks) == int(p.num_paths)
+    assert float(p.log_prob(walks).exp().sum()) == pytest.approx(1)
+
+
+def test_losses_of_semiglobal_alignments_without_pairs() -> None:
+    """The best alignment has no pair. Its score does not depend on where the free gaps are."""
+    p = bx.SequenceAlignment(torch.full((2, 2), -50.0), gap_open=-1.0, mode="semiglobal")
+    decoded = p.decode()
+    assert (decoded == -1).all()
+    assert losses.structured_perceptron(p, decoded) == 0
+    assert (losses.hamming_cost(p, decoded) == 1).all()
+    sparse = bx.SequenceAlignment(torch.full((2, 2), -50.0), gap_open=-1.0, mode="semiglobal", omega="sparsemax")
+    with pytest.raises(ValueError, match="target must list a row and a column"):
+        losses.path_nll(sparse, decoded)
 
 
 # --- batches with lengths
@@ -308,9 +324,8 @@ def test_empty_batches(name: str) -> None:
     p = make(name, "negentropy", 0)
     decoded = p.decode()
     assert len(decoded) == 0
-    if name != "Hypergraph":
-        assert p.log_prob(decoded).shape == (0,)
-        assert p.encode(decoded).shape == (0, *p.event_shape)
+    assert p.log_prob(decoded).shape == (0,)
+    assert p.encode(decoded).shape == (0, *p.event_shape)
 
 
 @pytest.mark.parametrize("name", list(STRUCTURES))
@@ -465,6 +480,39 @@ def test_derivations_are_nested_lists() -> None:
     assert HYPER.derivations(potentials(2, 5)[0]).decode() == p.decode()[0]
 
 
+def test_derivations_that_use_two_edges_into_a_node(omega: bx.Regularizer) -> None:
+    """The edges of this derivation contain other derivations, which must not count."""
+    h = bx.Hypergraph([("a", ()), ("a", ()), ("b", ("a", "a"))])
+    p = h.derivations(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64), omega=omega)
+    assert torch.allclose(losses.path_nll(p, [2, 0, 1]), -p.log_prob([2, 0, 1]))
+
+
+def test_targets_of_any_integer_type_broadcast() -> None:
+    """Losses read what log_prob reads: int32, and one path for the whole batch."""
+    for name in ("Chain", "DTW", "CTC", "SemiMarkov", "ScoredSemiMarkov", "SpanTrees", "DependencyTrees", "TreeModel"):
+        p = make(name, "sparsemax", 2)
+        shared = p.decode()[0].int()
+        expected = losses.surrogate(p, p.encode(shared) > 0, reduction="none")
+        assert torch.allclose(losses.surrogate(p, shared, reduction="none"), expected), name
+
+
+def test_a_batch_of_one_takes_many_segmentations() -> None:
+    q = bx.SemiMarkov.from_scores(torch.randn(1, 4, 2), torch.randn(3, 2), torch.randn(2, 2))
+    segments = torch.tensor([[[0, 2, 0], [2, 4, 1]], [[0, 1, 0], [1, 4, 1]]])
+    assert torch.allclose(q.log_prob(segments), torch.stack([q[0].log_prob(s) for s in segments]))
+    segments[1, 1, 2] = 7
+    assert error(q, segments) == "path[1, 1] has label 7, which must be from 0 to 1"
+
+
+@pytest.mark.parametrize("name", ["DTW", "CTC", "DAG", "Chain"])
+def test_losses_of_decoded_targets_under_vmap(name: str) -> None:
+    structure = STRUCTURES[name]
+    x = potentials(3, *structure.shape)
+    target = structure.make(potentials(3, *structure.shape, seed=1)).decode()
+    mapped = torch.func.vmap(lambda x, y: losses.surrogate(structure.make(x), y))(x, target)
+    assert torch.allclose(mapped, losses.surrogate(structure.make(x), target, reduction="none"))
+
+
 # --- errors
 
 
@@ -485,17 +533,21 @@ def error(p: bx.PathDistribution, path: Any) -> str:
             "path[1] must follow (0, 0) by a step of (1, 1), (1, 0) or (0, 1), got (2, 1)",
         ),
         ("DTW", [[0, 0], [1, 4]], "path[1] must be a cell of (3, 4), got (1, 4)"),
-        ("DTW", [[0, 0], [1, 1]], "path must lead from (0, 0) to (2, 3), got [(0, 0), (1, 1)]"),
+        ("DTW", [[0, 0], [1, 1]], "path must lead from (0, 0) to (2, 3), got (0, 0) to (1, 1)"),
         (
             "CTC",
             [1, 2, 2, 0, 0],
-            "path must give the target [1, 2, 2] if repeats are merged and blanks are removed, but gives [1, 2]",
+            "path must give the labels [1, 2, 2] if repeats are merged and blanks are removed, but gives [1, 2]",
         ),
         ("MonotonicAlignment", [1, 1, 1], "path must hold durations that add up to 4 frames, got [1, 1, 1]"),
         ("MonotonicAlignment", [2, 0, 2], "path must hold at least 1 frame for each of 3 tokens, got [2, 0, 2]"),
         ("Transducer", [2, 1], "path must hold frames from 0 to 2 in ascending order, got [2, 1]"),
         ("Transducer", [1, 3], "path must hold frames from 0 to 2 in ascending order, got [1, 3]"),
-        ("SequenceAlignment", [[0, 0], [1, 1]], "path is not a global alignment of the sequences"),
+        (
+            "SequenceAlignment",
+            [[0, 0], [1, 1]],
+            "path is not a global alignment of 3 rows and 3 columns: elements must be in order",
+        ),
         ("SemiMarkov", [[0, 2, 0], [2, 3, 2]], "path[1] has label 2, which must be from 0 to 1"),
         ("SpanTrees", [[0, 2], [0, 3]], "path[1] must be a span [first word, last word] below [3, 3], got [0, 3]"),
         ("SpanTrees", [[0, 2]], "path is not a binary tree: no two of its spans make up the span [0, 2]; binarize"),
@@ -505,7 +557,14 @@ def error(p: bx.PathDistribution, path: Any) -> str:
         ("DAG", [0, 4], "path[1] is an edge from 2, but the edge before it leads to 1"),
         ("DAG", [0, 7], "path[1] must be the number of an edge, from 0 to 4, got 7"),
         ("DAG", [0, 2], "path must lead from the start of the graph to its end, got a path from 0 to 2"),
-        ("Lattice", [[0, 0, 0, -1], [2, 2, 0, 0]], "path is not a walk of the lattice"),
+        ("DTW", [[0, 0], [-1, -1], [1, 1], [2, 3]], "path[1] is padding, but another pair follows it"),
+        ("DTW, open", [[1, 0], [2, 1]], "path must lead from the first row to the last row, got (1, 0) to (2, 1)"),
+        ("DAG", [0, -1, 4], "path[1] is padding, but another edge follows it"),
+        ("SemiMarkov", [[0, 2, 0], [-1, -1, -1], [2, 3, 1]], "path[1] is padding, but a segment follows it"),
+        ("MonotonicAlignment", [9, 1, 1], "path must hold durations that add up to 4 frames, got [9, 1, 1]"),
+        ("Lattice", [[0, 0, 0, -1], [2, 2, 0, 0]], "path[1] is not reached by its move, number 0"),
+        ("Lattice", [[0, 0, 0, -1], [1, 3, 0, 0]], "path[1] must be a node of the grid, or -1 everywhere, got [1, 3,"),
+        ("Lattice", [[0, 0, 0, -1], [1, 1, 0, 0]], "path is not a walk from the start to the end of the lattice"),
     ],
 )
 def test_wrong_paths_are_explained(name: str, path: Any, message: str) -> None:
@@ -514,10 +573,16 @@ def test_wrong_paths_are_explained(name: str, path: Any, message: str) -> None:
 
 def test_wrong_derivations_are_explained() -> None:
     p = HYPER.derivations(torch.zeros(2, 5))
-    assert error(p, [[0, 3, 1], [9]]) == "path[1, 0] must be the number of an edge, from 0 to 4, got 9"
+    assert error(p, [[0, 3, 1], [9]]) == "path must hold numbers of edges, from 0 to 4, got 9"
+    assert error(p, [[0, 3, 1], [10**30]]).startswith("path must hold numbers of edges, from 0 to 4, got 1000")
+    assert error(p, [[0, 3, 1], [-1]]) == "path must hold numbers of edges, from 0 to 4, got -1"
     assert error(p, [[3, 0, 1], [3, 0]]) == "path[1] is not a derivation of 'c'"
     assert error(p, [3, 0, 1]).startswith("path must be a list of edge numbers for each member of the batch")
-    assert error(p, [[3, "a"], [3]]).startswith("path must hold lists of edge numbers, got [3, 'a']")
+    assert error(p, [[3, "a"], [3]]) == "path must hold numbers of edges, from 0 to 4, got 'a'"
+    with pytest.raises(
+        ValueError, match="decoded must be a list of edge numbers for each member of the batch, got Ten"
+    ):
+        p.encode(torch.zeros(2, 5))
 
 
 def test_the_first_wrong_path_of_a_batch_is_named() -> None:
@@ -531,12 +596,30 @@ def test_the_first_wrong_path_of_a_batch_is_named() -> None:
     assert p.support.check(many).sum() == 7
 
 
-def test_integer_events_are_refused() -> None:
+@pytest.mark.parametrize(
+    "p",
+    [
+        bx.Chain(torch.zeros(3, 2, 2)),
+        bx.Chain(torch.randn(3, 3, 3)),  # an event has as many columns as there are steps
+        bx.TreeModel([-1, 0, 0]).labels(torch.randn(3, 3), torch.randn(3, 3)),
+        bx.CTC(torch.randn(3, 3), torch.tensor([1])),
+        bx.DTW(torch.rand(3, 2)),
+        bx.SpanTrees(torch.randn(2, 2)),
+        bx.DependencyTrees(torch.randn(3, 3)),
+        bx.SemiMarkov(torch.randn(3, 2, 3), torch.randn(3, 3)),
+    ],
+    ids=lambda p: f"{type(p).__name__} {tuple(p.event_shape)}",
+)
+def test_integer_events_are_refused(p: bx.PathDistribution) -> None:
     """Integers are the decoded form, so an event must be floating point or bool."""
-    p = make("Chain")
     event = p.best_path()
     assert error(p, event.long()).endswith("For an event, pass floating point or bool: path.float()")
     assert torch.equal(p.log_prob(event.bool()), p.log_prob(event))
+    with pytest.raises(ValueError, match=r"For an event, pass floating point or bool: target.float\(\)"):
+        losses.surrogate(p, event.long())
+    assert torch.equal(losses.surrogate(p, event.bool()), losses.surrogate(p, event))
+    with pytest.raises(ValueError, match=f"decoded must hold integers, got dtype {event.dtype}"):
+        p.encode(event)
 
 
 def test_edges_or_an_event_of_a_graph() -> None:
@@ -544,6 +627,9 @@ def test_edges_or_an_event_of_a_graph() -> None:
     p = make("DAG")
     event = p.best_path()
     assert torch.equal(p.log_prob(event.long()), p.log_prob(p.decode()))
+    padded = torch.cat((p.decode(), torch.full((2,), -1)))
+    assert padded.shape == event.shape
+    assert torch.equal(p.log_prob(padded), p.log_prob(event))
     line = bx.DAG([(0, 1), (1, 2)]).paths(torch.zeros(2))
     assert line.decode().tolist() == [0, 1]
     assert line.log_prob(line.decode()) == 0

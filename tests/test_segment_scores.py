@@ -240,7 +240,7 @@ def test_gradients_of_log_prob_of_segments(backend: str) -> None:
         ([[0, 4, 0]], r"path\[0\] has a duration of 4, which must be from 1 to 3"),
         ([[0, 2, 0], [2, 4, 5]], r"path\[1\] has label 5, which must be from 0 to 1"),
         ([[0, 2, 0], [2, 3, 1]], "path ends at 3, but the sequence has 4 steps"),
-        ([[-1, -1, -1], [-1, 4, 0]], r"path\[1\] starts at -1, but must start at 0"),
+        ([[-1, -1, -1], [-1, 4, 0]], r"path\[0\] is padding, but a segment follows it"),
     ],
 )
 def test_invalid_segments_are_named(segments: list[list[int]], message: str) -> None:

@@ -44,6 +44,13 @@ class DecodedPaths(Protocol):
 
     def _check_device(self, name: str, tensor: Tensor) -> None: ...
 
+    def _is_path(self, value: Tensor) -> Tensor: ...
+
+
+def are_integers(tensor: Tensor) -> bool:
+    """True if a tensor holds integers, which bools are not."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
 
 class EdgePaths(Protocol):
     """Paths (..., *batch) as edges of the expansion, which has E edges."""
@@ -160,22 +167,23 @@ class DecodedForm:
 
     def matches(self, value: object) -> bool:
         """True if a value is a decoded form, not an event: integers are, floating point and bool tensors are not."""
-        return isinstance(value, Tensor) and not (
-            value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-        )
+        return isinstance(value, Tensor) and are_integers(value)
 
     def read(self, name: str, decoded: Any) -> Tensor:
         """Return the argument ``name`` as int64, (..., *batch, *own), with the batch that it broadcasts to."""
         self.p._check_device(name, check_tensor(name, decoded))
+        if not are_integers(decoded):
+            raise ValueError(f"{name} must hold integers, got dtype {decoded.dtype}")
         own, batch_shape = self.own_shape, self.p.batch_shape
         dims = len(own)
         sizes = decoded.shape[decoded.ndim - dims :]
-        if decoded.ndim < dims or any(n not in (size, "L") for n, size in zip(own, sizes, strict=True)):
-            needed = f"(..., {', '.join(map(str, own))})"
-            hint = ""
-            if decoded.shape[decoded.ndim - len(self.p.event_shape) :] == self.p.event_shape:
-                hint = f". For an event, pass floating point or bool: {name}.float()"
-            raise ValueError(f"{name} must have shape {needed} for integers, got {tuple(decoded.shape)}{hint}")
+        fits = decoded.ndim >= dims and all(n in (size, "L") for n, size in zip(own, sizes, strict=True))
+        if not fits or self._is_event(decoded):
+            needed = f"must have shape (..., {', '.join(map(str, own))}) for integers, got {tuple(decoded.shape)}"
+            event = self.p.event_shape
+            is_shaped_like_event = decoded.shape[decoded.ndim - len(event) :] == event
+            hint = f". For an event, pass floating point or bool: {name}.float()" if is_shaped_like_event else ""
+            raise ValueError(f"{name} {needed if not fits else 'is an event of integers'}{hint}")
         try:
             shape = torch.broadcast_shapes(decoded.shape[: decoded.ndim - dims], batch_shape)
         except RuntimeError:
@@ -183,6 +191,13 @@ class DecodedForm:
             raise ValueError(f"{name} must broadcast to the batch shape {tuple(batch_shape)}, got {got}") from None
         integers: Tensor = decoded.to(torch.int64)
         return integers.expand(shape + sizes)
+
+    def _is_event(self, integers: Tensor) -> bool:
+        """True if integers are a path as an event, whose shape may be a shape of the decoded form as well."""
+        shape = self.p.batch_shape + self.p.event_shape
+        if not shape or integers.shape != shape or not integers.numel() or not is_readable(integers):
+            return False
+        return bool(self.p._is_path(integers.to(torch.promote_types(self.p.dtype, torch.float32))).all())
 
     def check(self, name: str, decoded: Tensor) -> EdgePaths:
         """Return the edges of paths that :meth:`read` returned. Raises ``ValueError`` if one is not a path."""
@@ -201,7 +216,7 @@ class DecodedForm:
         shape = self.solver.edge_shape
         dtype = torch.promote_types(self.p.dtype, torch.float32)
         counts = edges.counts(shape.numel()).to(dtype)
-        return self.solver.events_of_edges(counts.reshape(*counts.shape[:-1], *shape))
+        return self.solver.events_of_edges(counts.reshape(*counts.shape[:-1], *shape)) + 0  # no -0
 
 
 class EventForm(DecodedForm):

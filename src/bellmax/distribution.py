@@ -349,16 +349,16 @@ class PathDistribution(Distribution):
         """Return the path with the least expected Hamming distance from a random path, in the decoded form.
 
         The distance counts the units that one of two paths has and the other has not: tags, index pairs, labels of
-        frames, segments, spans, heads, edges. With the probability μ of each unit, the answer is the best path if each
-        unit scores 2μ − 1 and all other scores are 0. A path that is forbidden stays forbidden. For a chain without
-        forbidden transitions, it is ``marginals.argmax(-1)``.
+        frames, segments, spans, heads, edges. For alignments, gaps are not units. With the probability μ of each unit,
+        the answer is the best path if each unit scores 2μ − 1 and all other scores are 0. A path that is forbidden
+        stays forbidden. For a chain without forbidden transitions, it is ``marginals.argmax(-1)``.
 
         Raises ``ValueError`` if a path can use a unit more than once.
 
         >>> import bellmax as bx
-        >>> p = bx.Chain.from_scores(torch.tensor([[0.4, 0.0], [0.0, 0.3]]), torch.tensor([[0.0, 0.0], [0.0, 0.2]]))
+        >>> p = bx.Chain(torch.tensor([[[0.0, 0.0], [0.3, 0.0]], [[0.0, 0.6], [0.4, 0.5]]]))
         >>> p.decode(), p.most_accurate()
-        (tensor([0, 1]), tensor([0, 1]))
+        (tensor([1, 0]), tensor([1, 1]))
         """
         with torch.no_grad():
             return self._most_accurate()
@@ -636,12 +636,12 @@ class PathDistribution(Distribution):
                 f"{name} must broadcast to the potentials' shape {tuple(score.shape)}, got {tuple(tensor.shape)}"
             ) from None
 
-    def _check_event(self, path: Tensor) -> Tensor:
+    def _check_event(self, path: Tensor, name: str = "path") -> Tensor:
         """Return an event (..., *event) in the computing dtype."""
-        self._check_device("path", check_tensor("path", path))
+        self._check_device(name, check_tensor(name, path))
         events = len(self.event_shape)
         if path.shape[path.ndim - events :] != self.event_shape or path.ndim < events:
-            raise ValueError(f"path must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
+            raise ValueError(f"{name} must have event shape {tuple(self.event_shape)}, got shape {tuple(path.shape)}")
         return path.to(torch.promote_types(self.dtype, torch.float32))
 
     def _check_path(self, path: Tensor) -> Tensor:
@@ -686,7 +686,7 @@ class _Paths(constraints.Constraint):
             p, tensor = self._p._read_decoded("value", value)
             edges = p._form.edges(tensor)
             return edges.is_path & p._form.is_open(edges)
-        return self._p._is_path(self._p._check_event(value))
+        return self._p._is_path(self._p._check_event(value, "value"))
 
 
 def _without_rounding(path: Tensor, log_q: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED, Sweeps
 from bellmax.modes import is_checked, is_readable, is_transformed, needs_grad
 from bellmax.programs import PROGRAMS, Program
+from bellmax.programs.checks import reject_overflow
 from bellmax.programs.program import repeated
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
 from bellmax.tensors import HALF, Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
@@ -655,6 +656,7 @@ class Solver:
         batch = self.batch
         route = autograd.Route(self.program.name, self.backend_under(_HARD), _HARD)
         flat = autograd.max_marginals(route, batch.unscaled(self.detached()), batch.index)
+        reject_overflow(flat, self.program.sense)
         return self._in_sense(flat.reshape(self.batch_shape + flat.shape[1:]))
 
     def _in_sense(self, values: Tensor) -> Tensor:
@@ -665,6 +667,8 @@ class Solver:
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores (B, k) of the best paths, in the sense of the sweeps, and the paths in the compact form."""
+        if not isinstance(k, int | torch.SymInt):
+            raise ValueError(f"k must be an integer, got {k!r}")
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         batch = self.batch

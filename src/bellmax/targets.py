@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from bellmax.decoded import DecodedForm, DecodedPaths, EdgePaths
+from bellmax.decoded import DecodedForm, DecodedPaths, EdgePaths, are_integers
 from bellmax.inputs import check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence, subscript
@@ -62,8 +62,6 @@ class Paths(DecodedPaths, Protocol):
 
     def _under(self, omega: Regularizer) -> Self: ...
 
-    def _is_path(self, value: Tensor) -> Tensor: ...
-
 
 class Targets:
     """The targets and costs that a distribution ``p`` takes.
@@ -101,13 +99,18 @@ class Targets:
 
     def _of_path(self, name: str, target: Any) -> PathTargets:
         """Return the target of a path in the decoded form. Raises ``ValueError`` if it is not a path."""
+        decoded = self.read_decoded(name, target)
+        return PathTargets(self.p, decoded, self.p._form.check(name, decoded))
+
+    def read_decoded(self, name: str, target: Any) -> Tensor:
+        """Return a target in the decoded form, (*batch, *own). Raises ``ValueError`` if it has another batch shape."""
         p, decoded = self.p._read_decoded(name, target)
-        p._form.check_unique(name, decoded)
-        paths = p._form.check(name, decoded)
-        if paths.is_path.shape != self.batch_shape:
-            got = tuple(paths.is_path.shape)
-            raise ValueError(f"{name} must have the batch shape {tuple(self.batch_shape)}, got a batch of {got}")
-        return PathTargets(self.p, decoded, paths)
+        got = decoded.shape[: decoded.ndim - len(p._form.own_shape)]
+        if got != self.batch_shape:
+            raise ValueError(
+                f"{name} must have the batch shape {tuple(self.batch_shape)}, got a batch of shape {tuple(got)}"
+            )
+        return decoded
 
     def masked_by(self, name: str, target: Tensor, ignore_index: int) -> Self:
         """Return the targets of the distribution without the steps that the target masks."""
@@ -115,6 +118,8 @@ class Targets:
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
         """Return what a target allows."""
+        if self.p._form.matches(target):
+            raise self._shape_error(name, target)
         allowed = self.expand(name, target, self.event_shape)
         if allowed.dtype == torch.bool:
             return allowed
@@ -137,13 +142,20 @@ class Targets:
     def expand(self, name: str, target: Tensor, shape: torch.Size) -> Tensor:
         """Expand a target to the batch shape and ``shape``, or raise a ValueError that lists the forms."""
         needed = self.batch_shape + shape
-        if target.ndim == len(needed) or len(shape) == len(self.event_shape) <= target.ndim:
+        is_shared = are_integers(target) or len(shape) == len(self.event_shape)
+        if target.ndim == len(needed) or (is_shared and len(shape) <= target.ndim):
             try:
                 return target.expand(needed)
             except RuntimeError:
                 pass
-        forms = " or ".join(self.forms())
-        raise ValueError(f"{name} must have shape {forms}, got {tuple(target.shape)} {target.dtype}")
+        raise self._shape_error(name, target)
+
+    def _shape_error(self, name: str, target: Tensor) -> ValueError:
+        """The error for a target of a shape or dtype that no form has."""
+        forms, got = " or ".join(self.forms()), f"{tuple(target.shape)} {target.dtype}"
+        is_event = are_integers(target) and target.shape[target.ndim - len(self.event_shape) :] == self.event_shape
+        hint = f". For an event, pass floating point or bool: {name}.float()" if is_event else ""
+        return ValueError(f"{name} must have shape {forms}, got {got}{hint}")
 
     def is_used(self, ndim: int) -> Tensor:
         """True at the entries that a path may use, of a tensor with ``ndim`` dimensions; it broadcasts."""
@@ -286,10 +298,6 @@ class PathTargets(Targets):
             extra = extra.reshape(self.batch_shape)
         return self.value_of_one_path(self._score(), self.paths.num_edges() - extra)
 
-    def edges_within(self, allowed: Tensor) -> Tensor:
-        shape = self.solver.edge_shape
-        return (self.paths.counts(shape.numel()) > 0).reshape(self.batch_shape + shape)
-
     def check_one_path(self, name: str, allowed: Tensor) -> Tensor:
         self.check_possible(name, allowed)
         return self._event()
@@ -302,8 +310,24 @@ class PathTargets(Targets):
                 raise ValueError(self.why_impossible(name, allowed, impossible))
 
     def why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
+        if type(self.p._targets).why_impossible is not Targets.why_impossible:
+            return self.p._targets.why_impossible(name, self._event() != 0, impossible)
         member = subscript(impossible.nonzero()[0].tolist())
         return f"{name}{member} is forbidden: its score is {-self.p.sense * math.inf}"
 
+    def log_prob(self, name: str) -> Tensor:
+        """Log-probability of the path, of the batch shape. Raises ``ValueError`` if the target fits several paths."""
+        self.p._form.check_unique(name, self.decoded)
+        log_q = self.solver.expanded().log_transitions()
+        return self.paths.sum_of(log_q.flatten(len(self.batch_shape)))
+
+    # --- as the targets of p have it, for an event
+
     def correct(self, allowed: Tensor) -> Tensor:
-        return self._event() != 0
+        return self.p._targets.correct(self._event() != 0)
+
+    def is_used(self, ndim: int) -> Tensor:
+        return self.p._targets.is_used(ndim)
+
+    def divergence(self, path: Tensor, y: Tensor) -> Tensor:
+        return self.p._targets.divergence(path, y)

@@ -12,6 +12,7 @@ from bellmax.losses.reductions import check_reduction, reduce
 from bellmax.modes import is_checked
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Negentropy
+from bellmax.targets import PathTargets
 from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 
@@ -100,9 +101,12 @@ def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") ->
         loss = divide_by_gamma(surrogate(p, target, reduction="none"), p.omega.gamma)
         return reduce(p._targets.read("target", target)[0], loss, reduction)
     targets, allowed = p._targets.read("target", target)
-    fine = targets.solver.expanded()
-    log_q = fine.log_transitions().masked_fill(~targets.edges_within(allowed), -math.inf)
-    loss = -fine.with_edge_weights(log_q, Negentropy()).value()
+    if isinstance(targets, PathTargets):
+        loss = -targets.log_prob("target")
+    else:
+        fine = targets.solver.expanded()
+        log_q = fine.log_transitions().masked_fill(~targets.edges_within(allowed), -math.inf)
+        loss = -fine.with_edge_weights(log_q, Negentropy()).value()
     if is_checked(loss) and bool((loss == math.inf).any()):
         impossible = (loss == math.inf) & targets.restricted_value(allowed).isinf()
         if bool(impossible.any()):

@@ -164,7 +164,9 @@ class AlignmentForm(WalkForm):
                 )
 
     def fault(self, decoded: Tensor) -> Fault:
-        return Fault((), f"is not a {self.p._mode} alignment of the sequences")
+        rows, columns = self.p.lengths.tolist()
+        order = "elements must be in order, rows of a gap before columns"
+        return Fault((), f"is not a {self.p._mode} alignment of {rows} rows and {columns} columns: {order}")
 
 
 class SequenceAlignment(LatticePaths):

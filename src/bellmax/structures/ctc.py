@@ -101,7 +101,7 @@ class FrameForm(WalkForm):
         merged = [label for label, before in zip(labels, [None, *labels], strict=False) if label != before]
         got = [label for label in merged if label != self.p.blank]
         needed = self.p.targets[:count].tolist()
-        return Fault((), f"must give the target {needed} if repeats are merged and blanks are removed, but gives {got}")
+        return Fault((), f"must give the labels {needed} if repeats are merged and blanks are removed, but gives {got}")
 
 
 class CTC(LatticePaths):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
-from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.decoded import DecodedForm, EdgeLists, Fault, are_integers
 from bellmax.inputs import answers_near_misses, check_tensor
+from bellmax.modes import is_readable
 from bellmax.programs.graph import GraphProgram, sort, sort_pruned
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import (
@@ -239,10 +240,12 @@ class DAG(StoredGraph):
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def _are_edge_numbers(self, path: Tensor) -> bool:
-        """True for integers, unless they have one entry for each edge, and no path has so many edges."""
-        if path.is_floating_point() or path.is_complex() or path.dtype == torch.bool:
+        """True for integers, unless they have an entry for each edge, no path has so many edges, and all are ≥ 0."""
+        if not are_integers(path):
             return False
-        return path.shape[-1:] != (self.num_edges,) or self.num_edges <= self._longest_path()
+        if path.shape[-1:] != (self.num_edges,) or self.num_edges <= self._longest_path():
+            return True
+        return is_readable(path) and bool((path < 0).any())
 
     def path_nodes(self, path: Tensor) -> list[Any]:
         """Return the names of the nodes that a path visits, from start to end; nested lists for several paths.
@@ -304,7 +307,10 @@ class EdgeForm(DecodedForm):
         return EdgeLists(edge.masked_fill(~is_edge, -1), is_path)
 
     def fault(self, decoded: Tensor) -> Fault:
-        dag, numbers = self.p.dag, [edge for edge in decoded.tolist() if edge != -1]
+        dag, rows = self.p.dag, decoded.tolist()
+        numbers = list(takewhile(lambda edge: edge != -1, rows))
+        if any(edge != -1 for edge in rows[len(numbers) :]):
+            return Fault((len(numbers),), "is padding, but another edge follows it")
         for n, edge in enumerate(numbers):
             if not 0 <= edge < dag.num_edges:
                 return Fault((n,), f"must be the number of an edge, from 0 to {dag.num_edges - 1}, got {edge}")

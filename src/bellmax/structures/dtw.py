@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import count, pairwise, product
+from itertools import count, pairwise, product, takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -148,7 +148,6 @@ class DTWTargets(LatticeTargets):
     """
 
     is_alignment = True
-    reads_integers = True
 
     @property
     def _inside(self) -> Tensor:
@@ -162,20 +161,11 @@ class DTWTargets(LatticeTargets):
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
         p = cast("DTW", self.p)
-        if target.dtype == torch.int64 and target.shape[-1:] == (2,):
-            if target.shape[:-2] != self.batch_shape or target.ndim < 2:
-                needed = f"({', '.join(map(str, self.batch_shape))}{', ' if self.batch_shape else ''}L, 2)"
-                raise ValueError(f"{name} must have shape {needed} for index pairs, got {tuple(target.shape)}")
-            allowed = p.alignment_to_path(target) > 0
-        else:
-            allowed = super().allowed(name, target, ignore_index)
+        allowed = super().allowed(name, target, ignore_index)
         # Cells past the lengths are ignored; cells outside of the band make a target impossible.
         rows, columns = (torch.arange(size, device=p.device) for size in self.event_shape)
         length_a, length_b = p.lengths[..., None, None].unbind(-3)
         return allowed & (rows.unsqueeze(-1) < length_a) & (columns < length_b)
-
-    def forms(self) -> list[str]:
-        return [*super().forms(), "(..., L, 2) int64"]
 
     def correct(self, allowed: Tensor) -> Tensor:
         return allowed | ~self._inside
@@ -241,15 +231,21 @@ class PairForm(WalkForm):
         return self.moves_between(nodes)
 
     def fault(self, decoded: Tensor) -> Fault:
-        length_a, length_b = self.p.lengths.tolist()
-        cells = [(i, j) for i, j in decoded.tolist() if (i, j) != (-1, -1)]
+        p, lengths = self.p, tuple(self.p.lengths.tolist())
+        rows = [tuple(pair) for pair in decoded.tolist()]
+        cells = list(takewhile(lambda pair: pair != (-1, -1), rows))
+        if any(pair != (-1, -1) for pair in rows[len(cells) :]):
+            return Fault((len(cells),), "is padding, but another pair follows it")
         for n, (i, j) in enumerate(cells):
-            if not (0 <= i < length_a and 0 <= j < length_b):
-                return Fault((n,), f"must be a cell of ({length_a}, {length_b}), got {(i, j)}")
+            if not (0 <= i < lengths[0] and 0 <= j < lengths[1]):
+                return Fault((n,), f"must be a cell of {lengths}, got {(i, j)}")
         for n, ((i, j), (k, m)) in enumerate(pairwise(cells), 1):
             if (k - i, m - j) not in _STEPS.values():
                 return Fault((n,), f"must follow {(i, j)} by a step of (1, 1), (1, 0) or (0, 1), got {(k, m)}")
-        return Fault((), f"must lead from (0, 0) to {(length_a - 1, length_b - 1)}, got {cells}")
+        start = "the first row" if p.open_begin else "(0, 0)"
+        end = "the last row" if p.open_end else f"{(lengths[0] - 1, lengths[1] - 1)}"
+        got = f"{cells[0]} to {cells[-1]}" if cells else "no pairs"
+        return Fault((), f"must lead from {start} to {end}, got {got}")
 
 
 class DTW(LatticePaths):
@@ -433,7 +429,7 @@ class DTW(LatticePaths):
         rows, columns = self.event_shape
         i, j = alignment.unbind(-1)
         outside = (i < -1) | (i >= rows) | (j < -1) | (j >= columns) | ((i < 0) != (j < 0))
-        if bool(outside.any()):
+        if is_readable(outside) and bool(outside.any()):
             position = tuple(outside.nonzero()[0].tolist())
             raise ValueError(
                 f"alignment must hold cells of ({rows}, {columns}), or (-1, -1), "

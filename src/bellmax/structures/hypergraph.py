@@ -313,15 +313,22 @@ class DerivationForm(DecodedForm):
         return self.p.hypergraph._edges_in_order(paths) if bool(paths.any()) else []
 
     def read(self, name: str, decoded: Any) -> Tensor:
-        batch_dims = len(self.p.batch_shape)
+        batch = self.p.batch_shape
+        needed = "a list of edge numbers" + " for each member of the batch" * bool(batch)
+        if not isinstance(decoded, list | tuple):
+            raise ValueError(f"{name} must be {needed}, got {type(decoded).__name__}")
         lead = _depth(decoded) - 1
-        if lead < batch_dims:
-            needed = "a list of edge numbers" + " for each member of the batch" * bool(batch_dims)
-            raise ValueError(f"{name} must be {needed}, got {lead} levels of lists before the edges")
-        shape, rows = _flatten(name, decoded, lead)
+        if not decoded and not batch.numel():
+            lead = len(batch)
+        if lead < len(batch):
+            raise ValueError(f"{name} must be {needed}, got {_depth(decoded)} levels of lists")
+        shape, rows = _flatten(name, decoded, lead, self.p.hypergraph.num_edges)
         longest = max(map(len, rows), default=0)
         padded = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return super().read(name, padded.reshape(*shape, longest).to(self.p.device))
+
+    def _is_event(self, integers: Tensor) -> bool:
+        return False
 
     def edges(self, decoded: Tensor) -> EdgeLists:
         h = self.p.hypergraph
@@ -332,30 +339,29 @@ class DerivationForm(DecodedForm):
         return edges
 
     def fault(self, decoded: Tensor) -> Fault:
-        size, numbers = self.p.hypergraph.num_edges, decoded.tolist()
-        for n, edge in enumerate(numbers):
-            if not -1 <= edge < size:
-                return Fault((n,), f"must be the number of an edge, from 0 to {size - 1}, got {edge}")
         return Fault((), f"is not a derivation of {self.p.hypergraph.goal!r}")
 
 
 def _depth(value: Any) -> int:
     """The number of nested lists around a number. An empty list is a list of numbers."""
-    depth = 0
-    while isinstance(value, list | tuple):
-        depth, value = depth + 1, value[0] if value else 0
-    return depth
+    if not isinstance(value, list | tuple):
+        return 0
+    return 1 + max(map(_depth, value), default=0)
 
 
-def _flatten(name: str, value: Any, depth: int) -> tuple[list[int], list[list[int]]]:
-    """Return the lengths of ``depth`` levels of nested lists, and the lists inside. Raises ``ValueError`` if uneven."""
-    if not depth:
-        if not isinstance(value, list | tuple) or not all(isinstance(edge, int) for edge in value):
-            raise ValueError(f"{name} must hold lists of edge numbers, got {value!r}")
-        return [], [list(value)]
+def _flatten(name: str, value: Any, depth: int, num_edges: int) -> tuple[list[int], list[list[int]]]:
+    """Return the lengths of ``depth`` levels of nested lists, and the lists inside.
+
+    Raises ``ValueError`` if they are uneven, or if a number is not the number of an edge.
+    """
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} must hold lists of edge numbers, got {value!r}")
-    parts = [_flatten(name, part, depth - 1) for part in value]
+    if not depth:
+        for edge in value:
+            if not isinstance(edge, int | np.integer) or not 0 <= edge < num_edges:
+                raise ValueError(f"{name} must hold numbers of edges, from 0 to {num_edges - 1}, got {edge!r}")
+        return [], [[int(edge) for edge in value]]
+    parts = [_flatten(name, part, depth - 1, num_edges) for part in value]
     if any(shape != parts[0][0] for shape, _ in parts):
         raise ValueError(f"{name} must have the same number of lists for each member of the batch")
     return [len(value), *(parts[0][0] if parts else [0] * (depth - 1))], [row for _, rows in parts for row in rows]

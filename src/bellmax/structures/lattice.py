@@ -520,7 +520,8 @@ class WalkForm(DecodedForm):
         A bool tensor (..., *batch) comes with them. It is False if a decoded form is certainly not a path.
         """
         i, j, state, _ = decoded.unbind(-1)
-        return self.number(i, j, state)
+        nodes, is_inside = self.number(i, j, state)
+        return nodes, is_inside & ((i >= 0) | (decoded == -1).all(-1)).all(-1)
 
     def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
         """Return the numbers of the moves into nodes (..., L): −1 into the first node, −2 if there is no move."""
@@ -582,7 +583,17 @@ class WalkForm(DecodedForm):
         return edges.sum_of(is_closed.long().reshape(*self.p.batch_shape, is_closed.shape[-1])) == 0
 
     def fault(self, decoded: Tensor) -> Fault:
-        return Fault((), "is not a walk of the lattice: no path visits its nodes in this order")
+        rows, columns = self.p._size
+        for n, (i, j, state, move) in enumerate(decoded.tolist()):
+            is_node = 0 <= i < rows and 0 <= j < columns and 0 <= state < self.p.lattice.states
+            if not is_node and (i, j, state, move) != (-1, -1, -1, -1):
+                return Fault((n,), f"must be a node of the grid, or -1 everywhere, got {[i, j, state, move]}")
+        nodes, _ = self.nodes(decoded)
+        numbers = self.p._program.edge_numbers(nodes, self.moves(decoded, nodes), *self.p._flat_inputs())
+        missing = (numbers == -2).nonzero().flatten().tolist()
+        if missing and missing[0] < len(nodes):
+            return Fault((missing[0],), f"is not reached by its move, number {int(decoded[missing[0], 3])}")
+        return Fault((), "is not a walk from the start to the end of the lattice within its lengths and masks")
 
 
 class LatticePaths(PathDistribution):

@@ -33,9 +33,10 @@ class DurationForm(WalkForm):
 
     def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         frames = self.p.event_shape[0]
-        end = decoded.clamp(0, frames).cumsum(-1)
+        end = decoded.clamp(0, frames + 1).cumsum(-1)
         frame = torch.arange(frames, device=decoded.device).expand(*decoded.shape[:-1], frames)
-        token = torch.searchsorted(end, frame.contiguous(), right=True)
+        ends = torch.zeros((*decoded.shape[:-1], frames + 1), dtype=torch.int64, device=decoded.device)
+        token = ends.scatter_add(-1, end.clamp(max=frames), torch.ones_like(end)).cumsum(-1)[..., :-1]
         nodes, _ = self.number(frame.masked_fill(frame >= end[..., -1:], -1), token, 0)
         return nodes, (decoded >= -1).all(-1) & (end[..., -1] <= frames)
 

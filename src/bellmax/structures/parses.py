@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import EventForm, Fault
+from bellmax.decoded import EventForm, Fault, are_integers
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.modes import is_checked
@@ -134,22 +134,15 @@ class SpanTargets(ParseTargets):
         return [*super().forms(), f"({batch}S, {len(self.event_shape)}) of spans, padded with -1"]
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        batch, event, columns = self.batch_shape, self.event_shape, len(self.event_shape)
-        is_list = target.shape[len(batch) + 1 :] == (columns,) and target.shape != batch + event
-        if target.dtype != torch.int64 or not is_list:
+        if not are_integers(target):
             return super().allowed(name, target, ignore_index)
-        spans = self.expand(name, target, target.shape[-2:])
-        if is_checked(spans):
-            bad = ((spans < -1) | (spans >= torch.tensor(event))).any(-1) | (spans[..., 0] > spans[..., 1])
-            if bool(bad.any()):
-                position = tuple(bad.nonzero()[0].tolist())
-                needed = f"[first word, last word{', label' * (columns == 3)}] below {list(event)}"
-                raise ValueError(f"{name} must hold spans {needed}, got {spans[position].tolist()} at {position}")
-        number = torch.where((spans < 0).any(-1), event.numel(), _numbers_of(spans, event))
-        listed = torch.zeros((*batch, event.numel() + 1), dtype=torch.bool, device=self.p.device)
-        allowed = listed.scatter(-1, number, True)[..., :-1].reshape(batch + event)
-        # Without labels, a list may leave out the spans of single words, since every tree has them.
-        return allowed if columns == 3 else allowed | torch.eye(event[0], dtype=torch.bool, device=self.p.device)
+        spans = self.read_decoded(name, target)
+        event, are_spans = cast("SpanForm", self.p._form).events_of(spans)
+        if is_checked(are_spans) and not bool(are_spans.all()):
+            member = tuple((~are_spans).nonzero()[0].tolist())
+            position, reason = self._member(member)._form.fault(spans[member])
+            raise ValueError(f"{name}{subscript((*member, *position))} {reason}")
+        return event > 0
 
 
 class SpanForm(EventForm):
@@ -312,17 +305,19 @@ class ArcTargets(ParseTargets):
         return [*super().forms(), f"{words} of heads, int64, -1 where any will do"]
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if target.dtype != torch.int64 or target.ndim >= len(self.batch_shape) + 2:
+        if not are_integers(target) or target.ndim >= len(self.batch_shape) + 2:
             return super().allowed(name, target, ignore_index)
         positions = self.event_shape[0]
         heads = self.expand(name, target, torch.Size((positions - 1,)))
         position = torch.arange(positions, device=self.p.device)
         if is_checked(heads):
             length = self.solver.integers[0].unsqueeze(-1) - 1
-            bad = (heads > length) & (position[1:] <= length)
+            bad = ((heads > length) | (heads < -1)) & (position[1:] <= length)
             if bool(bad.any()):
-                word = tuple(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name} must hold heads up to the length, got {int(heads[word])} at {word}")
+                *member, word = bad.nonzero()[0].tolist()
+                head, most = int(heads[(*member, word)]), int(length[tuple(member)])
+                needed = f"a head from 0, the root, to {most}, or -1 for any"
+                raise ValueError(f"{name}{subscript((*member, word))} must be {needed}, got {head}")
         allowed = (heads.unsqueeze(-2) == position.unsqueeze(-1)) | (heads < 0).unsqueeze(-2)
         return torch.cat((allowed.new_zeros((*allowed.shape[:-1], 1)), allowed), -1)
 

@@ -94,7 +94,9 @@ class SegmentForm(DecodedForm):
         total = pad(end.masked_fill(is_padding, 0), (0, 1)).amax(-1)
         lengths = self.p.lengths.expand(total.shape)
         duration = end - first
+        is_gap = is_padding & ((~is_padding).flip(-1).cumsum(-1).flip(-1) > 0)
         return [
+            (is_gap, lambda n: "is padding, but a segment follows it"),
             (
                 ~is_padding & ((first < 0) | (first != previous)),
                 lambda n: f"starts at {first[n]}, but must start at {max(int(previous[n]), 0)}",
@@ -123,12 +125,9 @@ class ScoredSegmentTargets(Targets):
         return cast("ScoredSemiMarkov", self.p)
 
     def read(self, name: str, target: Any, ignore_index: int = -100) -> tuple[Targets, Tensor]:
-        form = self.scored._form
-        if not form.matches(target):
+        if not self.scored._form.matches(target):
             return self.scored._dense()._targets.read(name, target, ignore_index)
-        segments = form.read(name, target)
-        form.check(name, segments)
-        return self, self.expand(name, form.codes(segments), self.event_shape[:1])
+        return self, self.scored._codes_of(name, self.read_decoded(name, target))
 
     def restricted_value(self, allowed: Tensor) -> Tensor:
         nodes = 2 * (allowed >= 0).sum(-1) + (self.event_shape[-1] > 1)  # before and after each segment, and the end
@@ -378,21 +377,24 @@ class ScoredSemiMarkov(SemiMarkov):
             return self._log_prob_of_best(path)
         if type(self.omega) is not Negentropy or not self._form.matches(path):
             return super().log_prob(path)
-        score = self._score_of(self._codes_of(path))
+        p, _ = self._read_decoded("path", path)
+        if p is not self:
+            return p.log_prob(path)
+        score = self._score_of(self._codes_of("path", path))
         log_prob = divide_by_gamma(score - self.value, self.omega.gamma)
         return log_prob.masked_fill(score == -math.inf, -math.inf).to(self.value.dtype)
 
-    def _codes_of(self, path: Tensor) -> Tensor:
-        """Return the argument ``path``, segments or an event, in the compact form (..., T)."""
+    def _codes_of(self, name: str, path: Tensor) -> Tensor:
+        """Return an argument, segments or an event, in the compact form (..., T)."""
         if not self._form.matches(path):
             return codes_of_event(self._check_path(path))
-        segments = self._form.read("path", path)
-        self._form.check("path", segments)
-        return self._form.codes(segments)
+        p, segments = self._read_decoded(name, path)
+        p._form.check(name, segments)
+        return p._form.codes(segments)
 
     def _log_prob_of_best(self, path: Tensor) -> Tensor:
         """Log-probability of a path under the hard max: 0 for the best path, −∞ for others."""
-        is_best = (self._codes_of(path) == self._sample_compact(())).all(-1) & self.value.isfinite()
+        is_best = (self._codes_of("path", path) == self._sample_compact(())).all(-1) & self.value.isfinite()
         return self._zero().expand(is_best.shape).masked_fill(~is_best, -math.inf)
 
     def _zero(self) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.decoded import DecodedForm, EdgeLists, Fault, are_integers
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, Mask, as_lengths, as_mask, check_tensor
 from bellmax.modes import is_checked, is_readable
@@ -71,10 +71,8 @@ class SequenceTargets(Targets):
         return type(self)(self.sequences._without_steps(ignored))
 
     def _are_labels(self, target: object) -> bool:
-        """True for integers (..., T)."""
-        if not isinstance(target, Tensor) or target.ndim != len(self.batch_shape) + 1:
-            return False
-        return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+        """True for integers (..., T), also without batch dimensions."""
+        return isinstance(target, Tensor) and are_integers(target) and target.ndim <= len(self.batch_shape) + 1
 
     def _are_states(self, tensor: Tensor) -> bool:
         """True for tensors (..., T, S) over states, rather than (..., T, S, S) over transitions."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import bellmax.backends.native.sorting as sorting
-from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.decoded import DecodedForm, EdgeLists, Fault, are_integers
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, outside_modes
@@ -221,7 +221,7 @@ class TreeTargets(Targets):
         return [*super().forms(), f"{(*self.batch_shape, self.event_shape[0])} int64"]
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
-        if not _are_labels(target):
+        if not are_integers(target):
             return super().allowed(name, target, ignore_index)
         labels, count = self.expand(name, target, self.event_shape[:1]), self.event_shape[1]
         is_free = (labels == _ANY) | (labels == ignore_index)
@@ -332,10 +332,3 @@ def _check_labels(name: str, labels: Tensor, bad: Tensor, needed: str) -> None:
         *batch, node = bad.nonzero()[0].tolist()
         got = f"{labels[(*batch, node)].item()} at node {node}{of_sequence(batch)}"
         raise ValueError(f"{name} must be {needed}, got {got}")
-
-
-def _are_labels(target: object) -> bool:
-    """True for tensors of integers."""
-    if not isinstance(target, Tensor):
-        return False
-    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
