@@ -131,6 +131,10 @@ def test_the_words_of_lattices_are_a_module() -> None:
     [
         (lambda: bx.Lattice([bx.Move(1, 0)]).paths({}, lengths=(2, 1)), r"no argument 'lengths': use grid=\(rows, col"),
         (lambda: bx.sklearn.DTWKernel(gamma=2.0), r"no argument 'gamma': use length_scale=, the square root of gamma"),
+        (
+            lambda: bx.DTW(torch.zeros(2, 2), metric="l2"),
+            r"pass the cost of each pair, such as torch.cdist\(x, y\), or",
+        ),
         (lambda: bx.DTW(torch.zeros(2, 2), window=1), "no argument 'window': use band="),
         (lambda: bx.dtw(torch.zeros(2), torch.zeros(2), metric="euclidean"), "no argument 'metric': use cost="),
         (lambda: bx.Chain(torch.zeros(2, 2, 2), temperature=2.0), "no argument 'temperature': use gamma="),

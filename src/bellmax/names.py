@@ -367,6 +367,10 @@ def _hints(parameters: Mapping[str, Parameter]) -> dict[str, str]:
     if "lengths" in parameters:
         hints |= dict.fromkeys(_FOREIGN_LENGTHS, f"use {_LENGTHS_PAIR if _takes_a_pair(parameters) else 'lengths='}")
     hints |= {foreign: hint for foreign, (needed, hint) in _HINTS_BESIDE.items() if needed in parameters}
+    if "cost" in list(parameters)[:2]:  # a matrix of costs, the first argument
+        hints["metric"] = hints["dist"] = (
+            "pass the cost of each pair, such as torch.cdist(x, y), or use bellmax.dtw(x, y)"
+        )
     for foreign, names in _FOREIGN_ARGUMENTS.items():
         own = [name for name in names.split() if name in parameters]
         if own and foreign not in hints:
