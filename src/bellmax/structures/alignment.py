@@ -136,9 +136,6 @@ class AlignmentForm(WalkForm):
         nodes, is_inside = self.number(i, j, state)
         return nodes, is_inside & may_be_path
 
-    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
-        return super().moves(decoded, nodes) if decoded.shape[-1] == 4 else self.moves_between(nodes)
-
     def _start(self, pairs: Tensor, has_row: Tensor, has_column: Tensor) -> Tensor:
         """Return the numbers of rows and columns before the first element of pairs (..., L, 2), (..., 2) int64.
 

@@ -92,9 +92,6 @@ class FrameForm(WalkForm):
         may_be_path = (is_target | ~has_label).all(-1) & (position[..., -1] == num_labels)
         return nodes.masked_fill(~is_frame, -1), may_be_path
 
-    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
-        return self.moves_between(nodes)
-
     def fault(self, decoded: Tensor) -> Fault:
         frames, count = self.p.lengths.tolist()
         labels = decoded[:frames].tolist()

@@ -227,9 +227,6 @@ class PairForm(WalkForm):
         nodes, is_inside = self.number(i, j, 0)
         return nodes, is_inside & ((i >= 0) | ((i == -1) & (j == -1))).all(-1)
 
-    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
-        return self.moves_between(nodes)
-
     def fault(self, decoded: Tensor) -> Fault:
         p, lengths = self.p, tuple(self.p.lengths.tolist())
         rows = [tuple(pair) for pair in decoded.tolist()]

@@ -525,6 +525,8 @@ class WalkForm(DecodedForm):
 
     def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
         """Return the numbers of the moves into nodes (..., L): −1 into the first node, −2 if there is no move."""
+        if decoded.ndim == nodes.ndim or decoded.shape[-1] != 4:
+            return self._moves_between(nodes)
         move = decoded[..., 3]
         deltas, sources = self._steps()
         step = move[..., 1:].clamp(0, max(len(deltas) - 1, 0))
@@ -533,8 +535,8 @@ class WalkForm(DecodedForm):
             is_move &= (deltas[step] == nodes.diff(dim=-1)) & (sources[step] == nodes[..., :-1] % self.p.lattice.states)
         return torch.cat((torch.where(move[..., :1] == -1, -1, -2), torch.where(is_move, move[..., 1:], -2)), -1)
 
-    def moves_between(self, nodes: Tensor) -> Tensor:
-        """Return :meth:`moves` of a lattice in which two nodes have at most one move from one to the other."""
+    def _moves_between(self, nodes: Tensor) -> Tensor:
+        """Return :meth:`moves` of a form without moves, whose lattice has at most one move between two nodes."""
         states, (rows, columns) = self.p.lattice.states, self.p._size
         deltas, sources = self._steps()
         table = self.p.lattice._table.moves

@@ -40,9 +40,6 @@ class DurationForm(WalkForm):
         nodes, _ = self.number(frame.masked_fill(frame >= end[..., -1:], -1), token, 0)
         return nodes, (decoded >= -1).all(-1) & (end[..., -1] <= frames)
 
-    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
-        return self.moves_between(nodes)
-
     def fault(self, decoded: Tensor) -> Fault:
         frames, tokens = self.p.lengths.tolist()
         durations = decoded.tolist()

@@ -302,7 +302,7 @@ class SequencePaths(PathDistribution):
 
     def decode(self) -> Tensor:
         """Return the states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
-        return self.topk_decoded(1)[1].squeeze(-2)
+        return self._solver.topk(1)[1].reshape(*self.batch_shape, self.event_shape[0])
 
     def best_sequence(self) -> Tensor:
         """Return :meth:`decode`, the states of the highest-scoring path, (..., T) int64; −1 at masked steps."""

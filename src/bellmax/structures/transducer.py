@@ -68,9 +68,6 @@ class EmissionForm(WalkForm):
         nodes, is_inside = self.number(frame, emitted, 0)
         return nodes, is_inside & is_frame.all(-1) & is_in_order.all(-1)
 
-    def moves(self, decoded: Tensor, nodes: Tensor) -> Tensor:
-        return self.moves_between(nodes)
-
     def fault(self, decoded: Tensor) -> Fault:
         frames, labels = self.p.lengths.tolist()
         got = decoded[:labels].tolist()
