@@ -174,8 +174,9 @@ class SequenceAlignment(LatticePaths):
     BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.)
 
     If a gap of rows and a gap of columns are adjacent, the rows come first, so each alignment is one path. The event of
-    an alignment is the 0/1 tensor (N, M) of its pairs. ``expected_path`` (..., N, M) is the probability of each pair,
-    and is differentiable.
+    an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2), with one −1 for an
+    element in a gap, see :meth:`best_alignment`. ``expected_path`` (..., N, M) is the probability of each pair, and is
+    differentiable.
 
     For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favours few gaps.
 

@@ -92,8 +92,9 @@ class ScoredChainTargets(SequenceTargets):
 class Chain(SequencePaths):
     """A distribution over sequences of T states out of S, for a batch of sequences of different lengths.
 
-    A path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. The first step has no previous state:
-    only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state.
+    The event of a path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. The first step has no
+    previous state: only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state. The decoded form is
+    the states (..., T), −1 at masked steps.
 
     Args:
         potentials: The score (..., T, S, S) of each transition ``[t, current, previous]``. −∞ forbids a transition.

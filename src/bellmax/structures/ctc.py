@@ -106,8 +106,9 @@ class CTC(LatticePaths):
 
     An alignment assigns each frame a label or the blank. Merging repeats and then removing blanks must give the target,
     so there is a blank between equal neighbours of the target. The event of an alignment is a 0/1 tensor (T, V) with a
-    1 for each frame. Under negentropy, ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior
-    probability of each label at each frame. Both are differentiable with respect to ``log_probs``.
+    1 for each frame. Its decoded form is the label or blank of each frame, (..., T), −1 in the padding. Under
+    negentropy, ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior probability of each label
+    at each frame. Both are differentiable with respect to ``log_probs``.
 
     A target needs one frame for each label and one between equal neighbours. If it has fewer frames, its value is −∞
     and it gets no gradient. If all targets of a batch have more labels than frames and you do not pass ``lengths``, the

@@ -249,9 +249,9 @@ class DTW(LatticePaths):
     """A distribution over the monotone alignments of two series of N and M elements, given the cost of each match.
 
     An alignment leads from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right. Its cost
-    is the sum over the cells that it visits. Its event is an indicator (N, M) over the cells. The program is a *min*:
-    ``value`` is a smoothed minimum, concave in ``cost``. Ties are broken in favour of the diagonal, then the move from
-    above, then the move from the left.
+    is the sum over the cells that it visits. Its event is an indicator (N, M) over the cells. Its decoded form is index
+    pairs (..., L, 2), padded with −1. The program is a *min*: ``value`` is a smoothed minimum, concave in ``cost``.
+    Ties are broken in favour of the diagonal, then the move from above, then the move from the left.
 
     Args:
         cost: The cost (..., N, M) of each cell, a tensor, an array or nested lists. +∞ forbids a cell.

@@ -53,8 +53,9 @@ class MonotonicAlignment(LatticePaths):
 
     Each frame has one token. The first frame has the first token, the last frame has the last token, tokens come in
     order, and each token has at least one frame. The event of an alignment is a 0/1 tensor (T, J) with a 1 in each
-    frame. ``best_path()`` is monotonic alignment search, and ``value`` under negentropy is the forward sum.
-    ``expected_path`` (..., T, J) is the probability of each token at each frame. It is differentiable.
+    frame. Its decoded form is the number of frames of each token, (..., J), 0 in the padding. ``best_path()`` is
+    monotonic alignment search, and ``value`` under negentropy is the forward sum. ``expected_path`` (..., T, J) is the
+    probability of each token at each frame. It is differentiable.
 
     If a pair has more tokens than frames, it has no alignment, and its value is −∞. Without ``lengths``, more tokens
     than frames raise ``ValueError``.

@@ -202,8 +202,8 @@ class SpanTrees(ParseTrees):
     A tree has 2n − 1 spans: a span for each word, and a span for each pair of adjacent spans that it joins. The largest
     span is the whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1
     tensor (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L).
-    The algorithm is CKY (Cocke, Kasami and Younger), in O(n³). The label of each span is chosen independently, in
-    O(n² L).
+    The decoded form is a list of spans, see :meth:`best_tree`. The algorithm is CKY (Cocke, Kasami and Younger), in
+    O(n³). The label of each span is chosen independently, in O(n² L).
 
     Args:
         scores: The score (..., n, n) of each span ``[first word, last word]``, or (..., n, n, L) ``[first word, last
@@ -360,7 +360,8 @@ class DependencyTrees(ParseTrees):
     """A distribution over the projective dependency trees of n words. The head of a word is a word or the root.
 
     No two arcs cross. The event of a tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and
-    words count from 1. The score of a tree is the sum of the scores of its arcs. The algorithm is Eisner's, in O(n³).
+    words count from 1. Its decoded form is the head of each word, (..., n), 0 for the root and −1 in the padding. The
+    score of a tree is the sum of the scores of its arcs. The algorithm is Eisner's, in O(n³).
 
     Args:
         arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. The first column and

@@ -79,9 +79,10 @@ class Transducer(LatticePaths):
 
     At each frame, a path emits zero or more labels and then a blank, which leads to the next frame. The last step is
     the blank of the last frame. The event of a path is a 0/1 tensor (T, U + 1) of its blanks ``[frame, number of labels
-    before]``, which determine where the labels are. Under negentropy and for normalised scores, ``value`` is
-    log p(labels | frames). ``expected_path`` is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is
-    the probability of each label at each frame. Both are differentiable.
+    before]``, which determine where the labels are. Its decoded form is the frame that emits each label, (..., U), −1
+    in the padding. Under negentropy and for normalised scores, ``value`` is log p(labels | frames). ``expected_path``
+    is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is the probability of each label at each
+    frame. Both are differentiable.
 
     Args:
         blank: The score (..., T, U + 1) of the blank at each frame, after each number of labels. −∞ forbids a blank.
