@@ -133,7 +133,10 @@ def test_decoded_paths_are_inputs(name: str, omega: bx.Regularizer, backend: str
     assert torch.allclose(losses.path_nll(p, decoded, reduction="none"), -log_prob)
     assert torch.allclose(losses.structured_perceptron(p, decoded, reduction="none"), surrogate.new_zeros(3), atol=1e-9)
     if name in UNIQUE:
-        assert torch.allclose(surrogate, losses.surrogate(p, p.encode(decoded) > 0, reduction="none"), atol=1e-9)
+        event = p.encode(decoded) > 0
+        assert torch.allclose(surrogate, losses.surrogate(p, event, reduction="none"), atol=1e-9)
+        if name != "Hypergraph":
+            assert torch.allclose(losses.path_nll(p, event, reduction="none"), -log_prob)
 
 
 @pytest.mark.parametrize("name", list(STRUCTURES))
@@ -373,6 +376,15 @@ def test_log_prob_of_decoded_paths_under_torch_func(name: str) -> None:
     assert torch.allclose(gradient, usual)
 
 
+@pytest.mark.parametrize("name", ["Chain", "DTW", "CTC", "MonotonicAlignment", "SpanTrees", "TreeModel", "DAG"])
+def test_compile_of_losses(name: str) -> None:
+    structure = STRUCTURES[name]
+    x = potentials(2, *structure.shape, seed=14)
+    target = structure.make(potentials(2, *structure.shape, seed=15)).decode()
+    compiled = torch.compile(lambda x, y: losses.surrogate(structure.make(x), y), fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x, target), losses.surrogate(structure.make(x), target))
+
+
 @pytest.mark.parametrize("name", ["Chain", "ScoredChain"])
 def test_compile_of_log_prob(name: str) -> None:
     structure = STRUCTURES[name]
@@ -506,8 +518,13 @@ def test_losses_of_decoded_targets_under_vmap(name: str) -> None:
     structure = STRUCTURES[name]
     x = potentials(3, *structure.shape)
     target = structure.make(potentials(3, *structure.shape, seed=1)).decode()
-    mapped = torch.func.vmap(lambda x, y: losses.surrogate(structure.make(x), y))(x, target)
+    loss = lambda x, y: losses.surrogate(structure.make(x), y)  # noqa: E731
+    mapped = torch.func.vmap(loss)(x, target)
     assert torch.allclose(mapped, losses.surrogate(structure.make(x), target, reduction="none"))
+    gradients = torch.func.vmap(torch.func.grad(loss))(x, target)
+    assert torch.allclose(
+        gradients, torch.stack([torch.func.grad(loss)(*pair) for pair in zip(x, target, strict=True)])
+    )
 
 
 # --- errors
@@ -570,16 +587,21 @@ def test_wrong_paths_are_explained(name: str, path: Any, message: str) -> None:
 
 def test_wrong_derivations_are_explained() -> None:
     p = HYPER.derivations(torch.zeros(2, 5))
-    assert error(p, [[0, 3, 1], [9]]) == "path must hold numbers of edges, from 0 to 4, got 9"
-    assert error(p, [[0, 3, 1], [10**30]]).startswith("path must hold numbers of edges, from 0 to 4, got 1000")
-    assert error(p, [[0, 3, 1], [-1]]) == "path must hold numbers of edges, from 0 to 4, got -1"
+    assert error(p, [[3, 0, 1], [9]]) == "path[1, 0] must be the number of an edge, from 0 to 4"
+    assert error(p, [[3, 0, 1], [3, 10**30]]) == "path[1, 1] must be the number of an edge, from 0 to 4"
+    assert error(p, [[3, 0, 1], [-1]]) == "path[1, 0] must be the number of an edge, from 0 to 4"
     assert error(p, [[3, 0, 1], [3, 0]]) == "path[1] is not a derivation of 'c'"
-    assert error(p, [3, 0, 1]).startswith("path must be a list of edge numbers for each member of the batch")
-    assert error(p, [[3, "a"], [3]]) == "path must hold numbers of edges, from 0 to 4, got 'a'"
+    assert error(p, [[3, "a"], [3]]) == "path must hold numbers of edges, got 'a'"
+    assert p.support.check([[3, 0, 1], [9]]).tolist() == [True, False]
     with pytest.raises(
-        ValueError, match="decoded must be a list of edge numbers for each member of the batch, got Ten"
+        ValueError, match="decoded must be a list of edge numbers, or nested lists for a batch, got Ten"
     ):
         p.encode(torch.zeros(2, 5))
+
+
+def test_a_batch_shares_a_derivation() -> None:
+    p = HYPER.derivations(potentials(2, 5))
+    assert torch.allclose(p.log_prob([3, 0, 1]), p.log_prob([[3, 0, 1], [3, 0, 1]]))
 
 
 def test_the_first_wrong_path_of_a_batch_is_named() -> None:
@@ -597,13 +619,12 @@ def test_the_first_wrong_path_of_a_batch_is_named() -> None:
     "p",
     [
         bx.Chain(torch.zeros(3, 2, 2)),
-        bx.Chain(torch.randn(3, 3, 3)),  # an event has as many columns as there are steps
-        bx.TreeModel([-1, 0, 0]).labels(torch.randn(3, 3), torch.randn(3, 3)),
-        bx.CTC(torch.randn(3, 3), torch.tensor([1])),
-        bx.DTW(torch.rand(3, 2)),
-        bx.SpanTrees(torch.randn(2, 2)),
-        bx.DependencyTrees(torch.randn(3, 3)),
-        bx.SemiMarkov(torch.randn(3, 2, 3), torch.randn(3, 3)),
+        bx.TreeModel([-1, 0, 0]).labels(torch.zeros(3, 2), torch.zeros(2, 2)),
+        bx.CTC(torch.zeros(4, 3), torch.tensor([1])),
+        bx.DTW(torch.ones(3, 2)),
+        bx.SpanTrees(torch.zeros(3, 3)),
+        bx.DependencyTrees(torch.zeros(3, 3)),
+        bx.SemiMarkov(torch.zeros(3, 2, 2), torch.zeros(2, 2)),
     ],
     ids=lambda p: f"{type(p).__name__} {tuple(p.event_shape)}",
 )
@@ -624,12 +645,17 @@ def test_edges_or_an_event_of_a_graph() -> None:
     p = make("DAG")
     event = p.best_path()
     assert torch.equal(p.log_prob(event.long()), p.log_prob(p.decode()))
-    padded = torch.cat((p.decode(), torch.full((2,), -1)))
-    assert padded.shape == event.shape
-    assert torch.equal(p.log_prob(padded), p.log_prob(event))
     line = bx.DAG([(0, 1), (1, 2)]).paths(torch.zeros(2))
     assert line.decode().tolist() == [0, 1]
     assert line.log_prob(line.decode()) == 0
+
+
+def test_samples_shaped_like_an_event_are_decoded() -> None:
+    """As many samples as an event has rows: these integers could also be read as an event."""
+    p = bx.TreeModel([-1, 0]).labels(torch.zeros(2, 2), torch.zeros(2, 2))
+    assert torch.allclose(p.log_prob(torch.tensor([[0, 1], [1, 0]])).exp(), torch.full((2,), 0.25))
+    q = bx.MonotonicAlignment(torch.zeros(1, 1))
+    assert q.support.check(q.sample_decoded((1,))).all()
 
 
 def test_events_that_share_entries_need_walks() -> None:

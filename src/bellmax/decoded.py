@@ -44,8 +44,6 @@ class DecodedPaths(Protocol):
 
     def _check_device(self, name: str, tensor: Tensor) -> None: ...
 
-    def _is_path(self, value: Tensor) -> Tensor: ...
-
 
 def are_integers(tensor: Tensor) -> bool:
     """True if a tensor holds integers, which bools are not."""
@@ -177,13 +175,9 @@ class DecodedForm:
         own, batch_shape = self.own_shape, self.p.batch_shape
         dims = len(own)
         sizes = decoded.shape[decoded.ndim - dims :]
-        fits = decoded.ndim >= dims and all(n in (size, "L") for n, size in zip(own, sizes, strict=True))
-        if not fits or self._is_event(decoded):
-            needed = f"must have shape (..., {', '.join(map(str, own))}) for integers, got {tuple(decoded.shape)}"
-            event = self.p.event_shape
-            is_shaped_like_event = decoded.shape[decoded.ndim - len(event) :] == event
-            hint = f". For an event, pass floating point or bool: {name}.float()" if is_shaped_like_event else ""
-            raise ValueError(f"{name} {needed if not fits else 'is an event of integers'}{hint}")
+        if decoded.ndim < dims or any(n not in (size, "L") for n, size in zip(own, sizes, strict=True)):
+            needed, shown = f"(..., {', '.join(map(str, own))})", f"{tuple(decoded.shape)}{self._hint(name, decoded)}"
+            raise ValueError(f"{name} must have shape {needed} for integers, got {shown}")
         try:
             shape = torch.broadcast_shapes(decoded.shape[: decoded.ndim - dims], batch_shape)
         except RuntimeError:
@@ -192,30 +186,32 @@ class DecodedForm:
         integers: Tensor = decoded.to(torch.int64)
         return integers.expand(shape + sizes)
 
-    def _is_event(self, integers: Tensor) -> bool:
-        """True if integers are a path as an event, whose shape may be a shape of the decoded form as well."""
-        shape = self.p.batch_shape + self.p.event_shape
-        if not shape or integers.shape != shape or not integers.numel() or not is_readable(integers):
-            return False
-        return bool(self.p._is_path(integers.to(torch.promote_types(self.p.dtype, torch.float32))).all())
+    def _hint(self, name: str, decoded: Tensor) -> str:
+        """The end of a message about integers that are not a decoded form, if they have the shape of an event."""
+        event = self.p.event_shape
+        is_like_event = len(event) > 1 and decoded.shape[decoded.ndim - len(event) :] == event
+        return f". For an event, pass floating point or bool: {name}.float()" if is_like_event else ""
 
-    def check(self, name: str, decoded: Tensor) -> EdgePaths:
-        """Return the edges of paths that :meth:`read` returned. Raises ``ValueError`` if one is not a path."""
+    def is_path(self, decoded: Tensor) -> Tensor:
+        """(...): True if what :meth:`read` returned is a path, whatever its score."""
         edges = self.edges(decoded)
-        is_path = edges.is_path & self.is_open(edges)
+        return edges.is_path & self.is_open(edges)
+
+    def check(self, name: str, decoded: Tensor) -> None:
+        """Raise ``ValueError`` if one of the paths that :meth:`read` returned is not a path."""
+        is_path = self.is_path(decoded)
         if is_readable(is_path) and not bool(is_path.all()):
             first = tuple((~is_path).nonzero()[0].tolist())
             member = first[len(first) - len(self.p.batch_shape) :]
             p = self.p.detach()[member] if member else self.p.detach()
             position, reason = p._form.fault(decoded[first])
-            raise ValueError(f"{name}{subscript((*first, *position))} {reason}")
-        return edges
+            raise ValueError(f"{name}{subscript((*first, *position))} {reason}{self._hint(name, decoded)}")
 
-    def events(self, decoded: Tensor, edges: EdgePaths) -> Tensor:
-        """Return paths as events (..., *batch, *event), given their edges."""
+    def events(self, decoded: Tensor) -> Tensor:
+        """Return paths that :meth:`read` returned as events (..., *batch, *event)."""
         shape = self.solver.edge_shape
         dtype = torch.promote_types(self.p.dtype, torch.float32)
-        counts = edges.counts(shape.numel()).to(dtype)
+        counts = self.edges(decoded).counts(shape.numel()).to(dtype)
         return self.solver.events_of_edges(counts.reshape(*counts.shape[:-1], *shape)) + 0  # no -0
 
 
@@ -231,5 +227,5 @@ class EventForm(DecodedForm):
         counts, is_path = self.solver.edges_of(event)
         return EdgeCounts(counts, is_path & is_in_range)
 
-    def events(self, decoded: Tensor, edges: EdgePaths) -> Tensor:
+    def events(self, decoded: Tensor) -> Tensor:
         return self.events_of(decoded)[0]

@@ -335,7 +335,8 @@ class PathDistribution(Distribution):
         Raises ``ValueError`` if one of them is not a path.
         """
         p, tensor = self._read_decoded("decoded", decoded)
-        return p._form.events(tensor, p._form.check("decoded", tensor)).to(self.dtype)
+        p._form.check("decoded", tensor)
+        return p._form.events(tensor).to(self.dtype)
 
     def _read_decoded(self, name: str, decoded: Any) -> tuple[Self, Tensor]:
         """Read paths in the decoded form. Return them, and this distribution, expanded to their batch shape."""
@@ -684,8 +685,7 @@ class _Paths(constraints.Constraint):
         """(...): True if an event, or a path in the decoded form, is a path of the graph, whatever its score."""
         if self._p._form.matches(value):
             p, tensor = self._p._read_decoded("value", value)
-            edges = p._form.edges(tensor)
-            return edges.is_path & p._form.is_open(edges)
+            return p._form.is_path(tensor)
         return self._p._is_path(self._p._check_event(value, "value"))
 
 

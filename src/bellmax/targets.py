@@ -54,6 +54,8 @@ class Paths(DecodedPaths, Protocol):
 
     def _read_decoded(self, name: str, decoded: Any) -> tuple[Self, Tensor]: ...
 
+    def _is_path(self, value: Tensor) -> Tensor: ...
+
     def best_path(self) -> Tensor: ...
 
     def _by(self, solver: Solver) -> Self: ...
@@ -73,7 +75,7 @@ class Targets:
     """True if a path is a set of cells (N, M), which aligns rows with columns."""
     has_steps: ClassVar[bool] = False
     """True if a path goes through steps, which may be masked."""
-    reads_integers: ClassVar[bool] = False
+    reads_integers: bool = False
     """True if :meth:`allowed` reads integers, for example because they may be partial labels."""
 
     def __init__(self, p: Paths) -> None:
@@ -100,7 +102,8 @@ class Targets:
     def _of_path(self, name: str, target: Any) -> PathTargets:
         """Return the target of a path in the decoded form. Raises ``ValueError`` if it is not a path."""
         decoded = self.read_decoded(name, target)
-        return PathTargets(self.p, decoded, self.p._form.check(name, decoded))
+        self.p._form.check(name, decoded)
+        return PathTargets(self.p, decoded, self.p._form.edges(decoded))
 
     def read_decoded(self, name: str, target: Any) -> Tensor:
         """Return a target in the decoded form, (*batch, *own). Raises ``ValueError`` if it has another batch shape."""
@@ -289,7 +292,7 @@ class PathTargets(Targets):
         return self.p.sense * self.paths.sum_of(weights)
 
     def _event(self) -> Tensor:
-        return self.p._form.events(self.decoded, self.paths)
+        return self.p._form.events(self.decoded)
 
     def restricted_value(self, allowed: Tensor) -> Tensor:
         batch = self.solver.batch

@@ -101,6 +101,15 @@ class AlignmentTargets(LatticeTargets):
             return alone
         return torch.where(is_path, alone, super().restricted_value(allowed))
 
+    def edges_within(self, allowed: Tensor) -> Tensor:
+        """True at the edges of one alignment if the allowed pairs are one, else at all edges within them."""
+        p = cast("SequenceAlignment", self.p)
+        path = allowed.to(torch.promote_types(p.dtype, torch.float32))
+        is_path = p._is_path(path)
+        walks = p._walk_of(torch.where(is_path[..., None, None], path, 0), is_path)
+        counts = p._form.edges(walks).counts(self.solver.edge_shape.numel())
+        return torch.where(is_path.unsqueeze(-1), counts > 0, super().edges_within(allowed))
+
 
 class AlignmentForm(WalkForm):
     """Pairs (..., L, 2) int64, see :meth:`SequenceAlignment.best_alignment`. Walks (..., L, 4) are taken as well."""
@@ -440,8 +449,8 @@ class SequenceAlignment(LatticePaths):
             is_ambiguous = is_ambiguous if is_path is None else is_ambiguous & is_path
             if is_readable(is_ambiguous) and bool(is_ambiguous.any()):
                 raise ValueError(
-                    "path must begin in the first row or column and end in the last: other pairs do not determine "
-                    "which elements are free. For the log-probability of a sample, pass pairs from sample_decoded()"
+                    "the pairs of a semi-global alignment must begin in the first row or column and end in the last: "
+                    "others do not determine which elements are free. Pass pairs from decode() or sample_decoded()"
                 )
 
 

@@ -72,6 +72,7 @@ class FrameForm(WalkForm):
     """The label or blank of each frame, (..., T) int64. Labels of frames in the padding are ignored in arguments."""
 
     p: CTC
+    is_complete = True
 
     @property
     def own_shape(self) -> Sequence[int | str]:
@@ -91,6 +92,13 @@ class FrameForm(WalkForm):
         nodes = 2 * (frame * self.p._size[1] + position) + has_label
         may_be_path = (is_target | ~has_label).all(-1) & (position[..., -1] == num_labels)
         return nodes.masked_fill(~is_frame, -1), may_be_path
+
+    def events(self, decoded: Tensor) -> Tensor:
+        frames, classes = self.p.event_shape
+        is_frame = torch.arange(frames, device=decoded.device) < self.p.lengths[..., :1]
+        labels = decoded.masked_fill(~is_frame, classes).unsqueeze(-1)
+        dtype = torch.promote_types(self.p.dtype, torch.float32)
+        return (labels == torch.arange(classes, device=decoded.device)).to(dtype)
 
     def fault(self, decoded: Tensor) -> Fault:
         frames, count = self.p.lengths.tolist()

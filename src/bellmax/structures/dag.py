@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 import bellmax.backends.native.sorting as sorting
 from bellmax.decoded import DecodedForm, EdgeLists, Fault, are_integers
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.modes import is_readable
 from bellmax.programs.graph import GraphProgram, sort, sort_pruned
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import (
@@ -240,12 +239,9 @@ class DAG(StoredGraph):
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def _are_edge_numbers(self, path: Tensor) -> bool:
-        """True for integers, unless they have an entry for each edge, no path has so many edges, and all are ≥ 0."""
-        if not are_integers(path):
-            return False
-        if path.shape[-1:] != (self.num_edges,) or self.num_edges <= self._longest_path():
-            return True
-        return is_readable(path) and bool((path < 0).any())
+        """True for integers, unless they have one entry for each edge, and no path has so many edges."""
+        has_fewer = path.shape[-1:] != (self.num_edges,) or self.num_edges <= self._longest_path()
+        return are_integers(path) and has_fewer
 
     def path_nodes(self, path: Tensor) -> list[Any]:
         """Return the names of the nodes that a path visits, from start to end; nested lists for several paths.
@@ -295,14 +291,15 @@ class EdgeForm(DecodedForm):
         exists = decoded >= 0
         is_edge = exists & (decoded < dag.num_edges)
         edge = decoded.masked_fill(~is_edge, 0)
-        levels, (parent, child) = dag.levels, dag.edges[edge].unbind(-1)
+        parent, child = dag.edges[edge].unbind(-1)
+        level, child_level = dag.levels[parent], dag.levels[child]
         if not decoded.shape[-1]:
             return EdgeLists(decoded, torch.zeros(decoded.shape[:-1], dtype=torch.bool, device=decoded.device))
         follows = ~exists[..., 1:] | (exists[..., :-1] & (parent[..., 1:] == child[..., :-1]))
         is_last = exists & ~pad(exists[..., 1:], (0, 1))
-        reaches_end = (is_last & (levels[child] == dag._depth)).any(-1)
-        is_live = is_edge & (levels[parent] >= 0) & (levels[child] >= 0)
-        is_path = exists[..., 0] & (levels[parent[..., 0]] == 0) & reaches_end & follows.all(-1)
+        reaches_end = (is_last & (child_level == dag._depth)).any(-1)
+        is_live = is_edge & (level >= 0) & (child_level >= 0)
+        is_path = exists[..., 0] & (level[..., 0] == 0) & reaches_end & follows.all(-1)
         is_path = is_path & (is_live | ~exists).all(-1) & (decoded >= -1).all(-1)
         return EdgeLists(edge.masked_fill(~is_edge, -1), is_path)
 

@@ -214,6 +214,7 @@ class PairForm(WalkForm):
     """Index pairs (..., L, 2) int64 [i, j]."""
 
     p: DTW
+    is_complete = True
 
     @property
     def own_shape(self) -> Sequence[int | str]:
@@ -225,7 +226,17 @@ class PairForm(WalkForm):
     def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         i, j = decoded.unbind(-1)
         nodes, is_inside = self.number(i, j, 0)
-        return nodes, is_inside & ((i >= 0) | ((i == -1) & (j == -1))).all(-1)
+        is_inside = is_inside & ((i >= 0) | ((i == -1) & (j == -1))).all(-1)
+        if not decoded.shape[-2]:
+            return nodes, is_inside & False
+        last_row, last_column = (self.p.lengths - 1).unbind(-1)
+        is_start = (i[..., 0] == 0) & (self.p.open_begin | (j[..., 0] == 0))
+        column = j.amax(-1)
+        is_end = (i.amax(-1) == last_row) & ((column < last_column) & self.p.open_end | (column == last_column))
+        return nodes, is_inside & is_start & is_end
+
+    def events(self, decoded: Tensor) -> Tensor:
+        return self._events_of_cells(decoded)
 
     def fault(self, decoded: Tensor) -> Fault:
         p, lengths = self.p, tuple(self.p.lengths.tolist())

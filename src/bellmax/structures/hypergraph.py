@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Hyperedges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Iterable[tuple[Hashable, Sequence[Hashable]]]"
+_NO_EDGE = -2  # instead of a number that no edge has
 _MAX_EDGES = 10**8  # of a derivation, since a sample has a number for each
 
 
@@ -313,32 +314,27 @@ class DerivationForm(DecodedForm):
         return self.p.hypergraph._edges_in_order(paths) if bool(paths.any()) else []
 
     def read(self, name: str, decoded: Any) -> Tensor:
-        batch = self.p.batch_shape
-        needed = "a list of edge numbers" + " for each member of the batch" * bool(batch)
         if not isinstance(decoded, list | tuple):
+            needed = "a list of edge numbers, or nested lists for a batch"
             raise ValueError(f"{name} must be {needed}, got {type(decoded).__name__}")
-        lead = _depth(decoded) - 1
-        if not decoded and not batch.numel():
-            lead = len(batch)
-        if lead < len(batch):
-            raise ValueError(f"{name} must be {needed}, got {_depth(decoded)} levels of lists")
+        batch = self.p.batch_shape
+        lead = _depth(decoded) - 1 if decoded or batch.numel() else len(batch)
         shape, rows = _flatten(name, decoded, lead, self.p.hypergraph.num_edges)
         longest = max(map(len, rows), default=0)
         padded = torch.tensor([row + [-1] * (longest - len(row)) for row in rows], dtype=torch.int64)
         return super().read(name, padded.reshape(*shape, longest).to(self.p.device))
 
-    def _is_event(self, integers: Tensor) -> bool:
-        return False
-
     def edges(self, decoded: Tensor) -> EdgeLists:
         h = self.p.hypergraph
-        is_edge = (decoded >= 0) & (decoded < h.num_edges)
-        edges = EdgeLists(decoded.masked_fill(~is_edge, -1), (is_edge | (decoded == -1)).all(-1))
+        edges = EdgeLists(decoded.clamp(min=-1), (decoded >= -1).all(-1))
         counts = edges.counts(h.num_edges).to(wide_dtype(self.p.device))
         edges.is_path = edges.is_path & is_flow(counts, h.by_edge._index)
         return edges
 
     def fault(self, decoded: Tensor) -> Fault:
+        if bool((decoded == _NO_EDGE).any()):
+            position = int((decoded == _NO_EDGE).nonzero()[0])
+            return Fault((position,), f"must be the number of an edge, from 0 to {self.p.hypergraph.num_edges - 1}")
         return Fault((), f"is not a derivation of {self.p.hypergraph.goal!r}")
 
 
@@ -350,17 +346,17 @@ def _depth(value: Any) -> int:
 
 
 def _flatten(name: str, value: Any, depth: int, num_edges: int) -> tuple[list[int], list[list[int]]]:
-    """Return the lengths of ``depth`` levels of nested lists, and the lists inside.
+    """Return the lengths of ``depth`` levels of nested lists, and the lists inside, with −2 for a number of no edge.
 
-    Raises ``ValueError`` if they are uneven, or if a number is not the number of an edge.
+    Raises ``ValueError`` if the lists are uneven, or hold something else than integers.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} must hold lists of edge numbers, got {value!r}")
     if not depth:
         for edge in value:
-            if not isinstance(edge, int | np.integer) or not 0 <= edge < num_edges:
-                raise ValueError(f"{name} must hold numbers of edges, from 0 to {num_edges - 1}, got {edge!r}")
-        return [], [[int(edge) for edge in value]]
+            if not isinstance(edge, int | np.integer) or isinstance(edge, bool):
+                raise ValueError(f"{name} must hold numbers of edges, got {edge!r}")
+        return [], [[int(edge) if 0 <= edge < num_edges else _NO_EDGE for edge in value]]
     parts = [_flatten(name, part, depth - 1, num_edges) for part in value]
     if any(shape != parts[0][0] for shape, _ in parts):
         raise ValueError(f"{name} must have the same number of lists for each member of the batch")

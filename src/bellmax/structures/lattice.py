@@ -452,8 +452,16 @@ class LatticeTargets(Targets):
     def __init__(self, p: Paths) -> None:
         super().__init__(p)
         self.lattice = cast("LatticePaths", p).lattice
+        self.reads_integers = cast("LatticePaths", p)._has_unique_paths
+
+    def forms(self) -> list[str]:
+        return [*super().forms(), *([self.p._form.description] if self.reads_integers else [])]
 
     def allowed(self, name: str, target: Tensor, ignore_index: int) -> Tensor:
+        if self.reads_integers and self.p._form.matches(target):
+            decoded = self.read_decoded(name, target)
+            self.p._form.check(name, decoded)
+            return self.p._form.events(decoded) > 0
         if target.dtype == torch.bool or self.solver.program.max_count == 1:
             return super().allowed(name, target, ignore_index)
         sign = self.lattice._sign
@@ -497,6 +505,8 @@ class WalkForm(DecodedForm):
     """
 
     p: LatticePaths
+    is_complete: ClassVar[bool] = False
+    """True if :meth:`nodes` checks the first and the last node, lengths and masks, so that only moves are left."""
 
     @property
     def own_shape(self) -> Sequence[int | str]:
@@ -569,12 +579,29 @@ class WalkForm(DecodedForm):
         return node.masked_fill(~(exists & is_inside.unsqueeze(-1)), -1), is_inside
 
     def edges(self, decoded: Tensor) -> EdgeLists:
+        nodes, moves, is_path = self._steps_of(decoded)
+        numbers = self.p._program.edge_numbers(nodes, moves, *self.p._flat_inputs())
+        return EdgeLists(numbers.clamp(min=-1), is_path & (numbers > -2).all(-1))
+
+    def _steps_of(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the nodes of paths and the moves into them, (..., L), and (...), True if each node has a move."""
         nodes, may_be_path = self.nodes(decoded)
         nodes = nodes.masked_fill(~may_be_path.unsqueeze(-1), -1)
-        exists = nodes >= 0
+        exists, moves = nodes >= 0, self.moves(decoded, nodes)
         is_path = may_be_path & exists[..., :1].any(-1) & (exists[..., :-1] | ~exists[..., 1:]).all(-1)
-        numbers = self.p._program.edge_numbers(nodes, self.moves(decoded, nodes), *self.p._flat_inputs())
-        return EdgeLists(numbers.clamp(min=-1), is_path & (numbers > -2).all(-1))
+        return nodes, moves, is_path & ((moves > -2) | ~exists).all(-1)
+
+    def is_path(self, decoded: Tensor) -> Tensor:
+        return self._steps_of(decoded)[2] if self.is_complete else super().is_path(decoded)
+
+    def _events_of_cells(self, decoded: Tensor) -> Tensor:
+        """Return events (..., *batch, N, M) of the cells that paths visit, for a lattice of one state."""
+        nodes, _ = self.nodes(decoded)
+        size = self.p.event_shape.numel()
+        dtype = torch.promote_types(self.p.dtype, torch.float32)
+        cells = torch.zeros((*nodes.shape[:-1], size + 1), dtype=dtype, device=nodes.device)
+        cells = cells.scatter(-1, torch.where(nodes < 0, size, nodes), 1)[..., :-1]
+        return cells.reshape(*nodes.shape[:-1], *self.p.event_shape)
 
     def is_open(self, edges: EdgePaths) -> Tensor:
         """(...): False if an edge is outside of the lengths, or closed by a mask."""

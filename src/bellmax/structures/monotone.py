@@ -20,6 +20,7 @@ class DurationForm(WalkForm):
     """The number of frames of each token, (..., J) int64, 0 in the padding. In arguments, −1 is padding as well."""
 
     p: MonotonicAlignment
+    is_complete = True
 
     @property
     def own_shape(self) -> Sequence[int | str]:
@@ -38,7 +39,13 @@ class DurationForm(WalkForm):
         ends = torch.zeros((*decoded.shape[:-1], frames + 1), dtype=torch.int64, device=decoded.device)
         token = ends.scatter_add(-1, end.clamp(max=frames), torch.ones_like(end)).cumsum(-1)[..., :-1]
         nodes, _ = self.number(frame.masked_fill(frame >= end[..., -1:], -1), token, 0)
-        return nodes, (decoded >= -1).all(-1) & (end[..., -1] <= frames)
+        num_frames, num_tokens = self.p.lengths.unbind(-1)
+        is_token = torch.arange(decoded.shape[-1], device=decoded.device) < num_tokens.unsqueeze(-1)
+        has_frames = ((decoded >= 1) == is_token).all(-1) & (decoded >= -1).all(-1)
+        return nodes, has_frames & (end[..., -1] == num_frames)
+
+    def events(self, decoded: Tensor) -> Tensor:
+        return self._events_of_cells(decoded)
 
     def fault(self, decoded: Tensor) -> Fault:
         frames, tokens = self.p.lengths.tolist()

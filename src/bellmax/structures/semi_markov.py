@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import DecodedForm, EdgeLists, EdgePaths, Fault
+from bellmax.decoded import DecodedForm, EdgeLists, Fault
 from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.programs import SCORED_SEGMENTS, SCORED_SEGMENTS_WITH_LAST, SEGMENTS
@@ -40,7 +40,7 @@ class SegmentForm(DecodedForm):
         return segments.gather(-2, order.unsqueeze(-1).expand(segments.shape))
 
     def edges(self, decoded: Tensor) -> EdgeLists:
-        (steps, longest, labels), is_path = self.p.event_shape, self.is_path(decoded)
+        (steps, longest, labels), is_path = self.p.event_shape, self._is_segmentation(decoded)
         first, end, label = decoded.masked_fill(~is_path[..., None, None], -1).unbind(-1)
         exists = first >= 0
         last = (end - 1).clamp(min=0)
@@ -58,7 +58,7 @@ class SegmentForm(DecodedForm):
         ]
         return EdgeLists(torch.cat(numbers, -1), is_path)
 
-    def events(self, decoded: Tensor, edges: EdgePaths) -> Tensor:
+    def events(self, decoded: Tensor) -> Tensor:
         return self.p._event_of(self.codes(decoded))
 
     def codes(self, decoded: Tensor) -> Tensor:
@@ -71,6 +71,9 @@ class SegmentForm(DecodedForm):
         return empty.scatter(-1, last, codes)[..., :-1]
 
     def is_path(self, decoded: Tensor) -> Tensor:
+        return self._is_segmentation(decoded)
+
+    def _is_segmentation(self, decoded: Tensor) -> Tensor:
         """(...): True if the segments follow each other and fill the sequence."""
         *by_segment, (is_partial, _) = self._faults(decoded)
         return ~torch.stack([is_wrong.any(-1) for is_wrong, _ in by_segment]).any(0) & ~is_partial

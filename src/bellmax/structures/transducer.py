@@ -40,6 +40,7 @@ class EmissionForm(WalkForm):
     """The frame that emits each label, (..., U) int64. Frames of labels in the padding are ignored in arguments."""
 
     p: Transducer
+    is_complete = True
 
     @property
     def own_shape(self) -> Sequence[int | str]:
