@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoded import ENUMERATE, as_tuples, units
-from support.problems import potentials
+from support.problems import for_derivatives, potentials
 from support.structures import HYPER, LABELS, STRUCTURES
 from torch import Tensor
 
@@ -268,6 +268,7 @@ LENGTHS: dict[str, Any] = {
 """Batches of two members, the second (or the mask of the first) of length n, and some lengths."""
 
 
+@for_derivatives
 @pytest.mark.parametrize("name", list(LENGTHS))
 def test_batches_with_lengths(name: str, omega: bx.Regularizer, backend: str) -> None:
     build, lengths = LENGTHS[name]

@@ -815,7 +815,7 @@ def test_compiled_code_sees_a_change_of_the_scores() -> None:
 def test_support_takes_bool_and_names_shapes() -> None:
     for p in some_distributions().values():
         assert p.support.check(p.best_path().bool()).all()
-        with pytest.raises(ValueError, match="path must have event shape"):
+        with pytest.raises(ValueError, match="value must have event shape"):
             p.support.check(torch.zeros(3))
         with pytest.raises(TypeError, match="no batch dimensions to iterate over"):
             list(p[0, 0])
