@@ -1,4 +1,4 @@
-"""Series of three kinds, their clusters under DTW, and the barycenter of each: a figure of docs/time-series.md."""
+"""Series of three kinds, their clusters under DTW, and the barycenter of each: a figure of docs/guide/sklearn.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of docs/ctc.md: a word aligned with frames, what a network says alone and given the word."""
+"""The figure of docs/guide/ctc.md: a word aligned with frames, what a network says alone and given the word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of docs/belief-propagation.md: a word in noise, cleaned by a grid whose scores were learnt end to end."""
+"""The figure of docs/guide/belief-propagation.md: a word in noise, cleaned by a grid whose scores were learnt end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of docs/idea.md: a smoothed max and its gradient, and paths through a graph under three regularizers."""
+"""The figures of docs/start/idea.md: a smoothed max and its gradient, and paths through a graph under three regularizers."""
 
 from __future__ import annotations
 

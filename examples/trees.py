@@ -1,4 +1,4 @@
-"""The figure of docs/trees.md: the parses of an ambiguous sentence, under negentropy and under sparsemax."""
+"""The figure of docs/guide/parsing.md: the parses of an ambiguous sentence, under negentropy and under sparsemax."""
 
 from __future__ import annotations
 

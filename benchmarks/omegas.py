@@ -1,0 +1,141 @@
+"""The cost of each Ω: value and gradient of every structure, relative to negentropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from dag import layered
+from measuring import SECONDS, Row, cell, collect, command_line, factor, heading, machine, measure, ratio, report, table
+
+import bellmax as bx
+
+OMEGAS: dict[str, str | bx.Regularizer] = {
+    "negentropy": "negentropy",
+    "sparsemax": "sparsemax",
+    "l2": "l2",
+    "entmax": "entmax",
+    "Tsallis(1.3)": bx.Tsallis(1.3),
+    "hard": "hard",
+}
+Omega = str | bx.Regularizer
+Make = Callable[[Omega], bx.PathDistribution]
+Problem = tuple[torch.Tensor, Make]
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def chain(*shape: int) -> Problem:
+    potentials = random(*shape, shape[-1])
+    return potentials, lambda omega: bx.Chain(potentials, omega=omega)
+
+
+def scores(*shape: int) -> Problem:
+    emissions, transitions = random(*shape), torch.randn(shape[-1], shape[-1])
+    return emissions, lambda omega: bx.Chain.from_scores(emissions, transitions, omega=omega)
+
+
+def dtw(*shape: int) -> Problem:
+    cost = torch.rand(shape, requires_grad=True)
+    return cost, lambda omega: bx.DTW(cost, omega=omega)
+
+
+def ctc(batch: int, frames: int, classes: int, labels: int) -> Problem:
+    log_probs = torch.randn(batch, frames, classes).log_softmax(-1).requires_grad_()
+    targets = torch.randint(1, classes, (batch, labels))
+    return log_probs, lambda omega: bx.CTC(log_probs, targets, omega=omega)
+
+
+def monotonic(*shape: int) -> Problem:
+    tokens = random(*shape)
+    return tokens, lambda omega: bx.MonotonicAlignment(tokens, omega=omega)
+
+
+def transducer(batch: int, frames: int, labels: int, classes: int) -> Problem:
+    logits, targets = random(batch, frames, labels + 1, classes), torch.randint(1, classes, (batch, labels))
+    return logits, lambda omega: bx.Transducer.from_logits(logits, targets, omega=omega)
+
+
+def alignment(*shape: int) -> Problem:
+    pairs = random(*shape)
+    return pairs, lambda omega: bx.SequenceAlignment(pairs, gap_open=-2.0, gap_extend=-0.5, omega=omega)
+
+
+def segments(batch: int, steps: int, durations: int, labels: int) -> Problem:
+    emissions, rest = random(batch, steps, labels), (torch.randn(durations, labels), torch.randn(labels, labels))
+    return emissions, lambda omega: bx.SemiMarkov.from_scores(emissions, *rest, omega=omega)
+
+
+def spans(batch: int, words: int) -> Problem:
+    brackets = random(batch, words, words)
+    return brackets, lambda omega: bx.SpanTrees(brackets, omega=omega)
+
+
+def heads(batch: int, words: int) -> Problem:
+    arcs = random(batch, words + 1, words + 1)
+    return arcs, lambda omega: bx.DependencyTrees(arcs, omega=omega)
+
+
+def graph(layers: int, width: int) -> Problem:
+    dag = bx.DAG(layered(layers, width))
+    weights = random(dag.num_edges)
+    return weights, lambda omega: dag.paths(weights, omega=omega)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "`Chain.from_scores` (B,T,S) = (64,128,32)": lambda: scores(64, 128, 32),
+    "`Chain` (B,T,S) = (64,128,32)": lambda: chain(64, 128, 32),
+    "`DTW` (B,N,M) = (32,256,256)": lambda: dtw(32, 256, 256),
+    "`CTC` (B,T,V,L) = (32,400,32,60)": lambda: ctc(32, 400, 32, 60),
+    "`Transducer` (B,T,U,V) = (8,100,20,50)": lambda: transducer(8, 100, 20, 50),
+    "`MonotonicAlignment` (B,T,J) = (16,800,200)": lambda: monotonic(16, 800, 200),
+    "`SequenceAlignment` (B,N,M) = (16,200,200)": lambda: alignment(16, 200, 200),
+    "`SemiMarkov` (B,T,D,K) = (16,200,20,8)": lambda: segments(16, 200, 20, 8),
+    "`SpanTrees` (B,n) = (32,40)": lambda: spans(32, 40),
+    "`DependencyTrees` (B,n) = (32,40)": lambda: heads(32, 40),
+    "`DAG`, 100 layers of 50 nodes": lambda: graph(100, 50),
+}
+
+
+def compare(names: list[str], repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for name in names:
+        scores, make = PROBLEMS[name]()
+
+        def run(omega: Omega, scores: torch.Tensor = scores, make: Make = make) -> None:
+            torch.autograd.grad(make(omega).value.sum(), scores)
+
+        runs = {label: lambda omega=omega, run=run: run(omega) for label, omega in OMEGAS.items()}
+        rows.append({"name": name, **measure(runs, repeats, SECONDS)})
+    return rows
+
+
+def markdown(results: Row) -> list[str]:
+    others = [name for name in OMEGAS if name != "negentropy"]
+    lines = [
+        [row["name"], cell(row["negentropy"]), *(factor(ratio(row[name], row["negentropy"])) for name in others)]
+        for row in results["omegas"]
+    ]
+    return [
+        *heading("Cost of each Ω", results["machine"]),
+        "",
+        "Value and gradient of random scores, whole Python calls. The first column of numbers is the time of negentropy.",
+        "The other columns are the time of an Ω divided by the time of negentropy (ratio of medians).",
+        *table(" | ".join(["structure", "negentropy:", *(f"{name}:" for name in others)]), lines),
+    ]
+
+
+def main() -> None:
+    parser = command_line(__doc__, "omegas", repeats=20)
+    parser.add_argument("--quick", action="store_true", help="one structure and few repeats, to see that it works")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    names = list(PROBLEMS)[-2:-1] if args.quick else list(PROBLEMS)
+    results = {"machine": machine(), **collect({"omegas": lambda: compare(names, 2 if args.quick else args.repeats)})}
+    report(args.output, "omegas", results, markdown(results))
+
+
+if __name__ == "__main__":
+    main()
