@@ -1,4 +1,4 @@
-"""The figures of the pages on alignments with gaps, frames and tokens, transducers, and segments."""
+"""Draw the figures of four pages in docs/guide: alignment.md, monotonic.md, transducer.md and semi-markov.md."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
 
 
 def heat(ax: Axes, shares: Tensor, title: str) -> None:
-    """Probabilities (rows, columns), and how many are above 0."""
+    """Draw probabilities (rows, columns). The title shows how many of them are above 0."""
     ax.imshow(shares.detach().numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
     ax.set_title(f"{title} ({above})", loc="left", fontsize=9)
 
 
 def gaps() -> Figure:
-    """Two sequences of letters, with a piece that the second lacks."""
+    """Draw alignments of two protein sequences with gaps, under two regularizers."""
     first, second = "HEAGAWGHEE", "PAWHEAE"
     letters = sorted(set(first + second))
     a, b = (torch.tensor([letters.index(letter) for letter in text]) for text in (first, second))
@@ -39,7 +39,7 @@ def gaps() -> Figure:
 
 
 def monotone() -> Figure:
-    """Frames of speech, whose tokens last for different times."""
+    """Draw monotonic alignments of 38 frames with 6 tokens of different durations."""
     torch.manual_seed(0)
     durations = torch.tensor([7, 4, 10, 3, 8, 6])
     tokens = torch.arange(len(durations)).repeat_interleave(durations)
@@ -59,7 +59,7 @@ def monotone() -> Figure:
 
 
 def transducer() -> Figure:
-    """Where labels are emitted."""
+    """Draw the probability that a transducer emits each label at each frame."""
     torch.manual_seed(3)
     frames, labels = 24, 6
     near = -((torch.arange(frames)[:, None] / frames * labels - torch.arange(labels) - 0.5).square())
@@ -76,7 +76,7 @@ def transducer() -> Figure:
 
 
 def segments() -> Figure:
-    """A noisy series that stays at one of three levels for a while."""
+    """Draw a noisy series at three levels, its best segments, and the marginals of the segment labels."""
     torch.manual_seed(1)
     levels = torch.tensor([-1.0, 0.0, 1.0])
     labels = torch.tensor([0, 2, 1, 2, 0]).repeat_interleave(torch.tensor([14, 9, 17, 8, 12]))
