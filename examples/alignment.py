@@ -1,4 +1,4 @@
-"""Two series, one a warped and noisy copy of the other, and their soft alignment under two regularizers."""
+"""Draw a series, its warped and noisy copy, and their soft alignment under two regularizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OMEGAS = {"negentropy": bx.Negentropy(0.1), "sparsemax": bx.Tsallis(2, gamma=0.1
 
 
 def heartbeat(time: Tensor) -> Tensor:
-    """Waves P, Q, R, S and T of an electrocardiogram, for time in [0, 1]."""
+    """Return the waves P, Q, R, S and T of an electrocardiogram at the given times in [0, 1]."""
     waves = torch.tensor(
         [(0.2, 0.04, 0.25), (0.35, 0.015, -0.3), (0.4, 0.02, 1.5), (0.46, 0.02, -0.5), (0.7, 0.07, 0.5)]
     )
@@ -26,7 +26,7 @@ def heartbeat(time: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="output folder (default: demo)")
     output: Path = parser.parse_args().output
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
@@ -41,7 +41,8 @@ def main() -> None:
         print(f"{name:<10} value {p.value:7.3f}; {shown}")
     output.mkdir(parents=True, exist_ok=True)
     figure.savefig(output / "alignment.png", dpi=120)
-    print(f"Drawn to {output / 'alignment.png'}: darker is likelier, a border is above 0, yellow the best alignment.")
+    print(f"Saved {output / 'alignment.png'}. Darker cells are more probable, cells with a border have positive")
+    print("probability, and the yellow line is the best alignment.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Series of three kinds, their clusters under DTW, and the barycenter of each: a figure of docs/guide/sklearn.md."""
+"""Draw the figure of docs/guide/sklearn.md: three kinds of series, their DTW clusters and the barycenters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EACH, LENGTH = 8, 48
 
 
 def series(kind: str, rng: np.random.Generator) -> NDArray[Any]:
-    """A noisy box, a rise that ends at once, or a fall that begins so; it begins and ends at random."""
+    """Return a noisy box, a ramp up with a sudden end, or a sudden start with a ramp down, at a random time."""
     begin, end = rng.integers(4, 18), rng.integers(27, 44)
     time = np.arange(LENGTH)
     height = {"box": 1.0, "rise": (time - begin) / (end - begin), "fall": (end - time) / (end - begin)}[kind]
@@ -44,14 +44,16 @@ def figure() -> Figure:
     for cluster, ax in enumerate(panels):
         places = np.flatnonzero(model.labels_ == cluster)
         colours = [KINDS[kinds[n]] for n in places]
-        draw_cluster(ax, X[places], colours, model.cluster_centers_[cluster], f"cluster {cluster + 1}: {len(places)}")
+        draw_cluster(
+            ax, X[places], colours, model.cluster_centers_[cluster], f"cluster {cluster + 1}: {len(places)} series"
+        )
     panels[0].legend(loc="upper left", frameon=False, fontsize=8)
     whole.imshow(X[order], aspect="auto", cmap="Greys", interpolation="nearest")
     for row, n in enumerate(order):
         whole.plot([-2], [row], marker="s", markersize=4, color=KINDS[kinds[n]], clip_on=False)
     for cluster in range(1, len(KINDS)):
         whole.axhline(np.searchsorted(model.labels_[order], cluster) - 0.5, color="black", linewidth=1)
-    whole.set(title="all series, by cluster", xlabel="time", yticks=[])
+    whole.set(title="all series, sorted by cluster", xlabel="time", yticks=[])
     return drawn
 
 

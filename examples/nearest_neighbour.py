@@ -1,9 +1,9 @@
-"""Classification of time series with the estimators of bellmax, their parameters chosen by cross-validation.
+"""Classify time series with the estimators of bellmax. Their parameters are chosen by cross-validation.
 
 DATA is a folder of datasets in the format of the UCR archive (www.cs.ucr.edu/~eamonn/time_series_data_2018), each in a
 separate folder: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not, with a label and then the values in each
-row. DataSummary.csv in DATA holds the published errors of one neighbour: "full" and "window" agree with them to the
-last digit.
+row. DataSummary.csv in DATA holds the published errors of one nearest neighbor. The errors of the models "full" and
+"window" equal the published errors.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Split(NamedTuple):
 
 
 class Published(NamedTuple):
-    full: float  # the error of one neighbour without a window
-    window: float  # and with the window below
-    percent: int  # of the length
+    full: float  # error of one nearest neighbor without a window
+    window: float  # error of one nearest neighbor with a window of `percent`
+    percent: int  # the window, in percent of the length
 
 
 def read(folder: Path, part: str) -> Split:
@@ -48,7 +48,7 @@ def read(folder: Path, part: str) -> Split:
 
 
 def published(data: Path) -> dict[str, Published]:
-    """The published errors of each dataset."""
+    """Return the published errors of each dataset, by its name."""
     summary = data / "DataSummary.csv"
     if not summary.exists():
         return {}
@@ -63,12 +63,12 @@ def published(data: Path) -> dict[str, Published]:
 
 
 def band_of(percent: int, length: int) -> int:
-    """A window in percent of the length, in steps."""
+    """Convert a window from percent of the length to steps, rounded up."""
     return int(np.ceil(percent * length / 100))
 
 
 def models(length: int, smallest_class: int, known: Published | None) -> dict[str, Any]:
-    """Estimators by name; those with parameters to choose choose them by cross-validation on the training series."""
+    """Return the estimators by name. Grid searches choose parameters by cross-validation on the training series."""
     folds = StratifiedKFold(min(5, max(2, smallest_class)), shuffle=True, random_state=0)
     bands = sorted({band_of(percent, length) for percent in (0, 1, 2, 3, 5, 8, 11, 15, 20)})
     soft = {"omega": ["negentropy", "sparsemax"], "gamma": [0.01, 0.1, 1.0], "divergence": ["debiased"]}
@@ -87,16 +87,16 @@ NAMES = "full", "window", "best window", "best soft", "barycenter", "kernel"
 
 
 def error(model: Any, train: Split, test: Split) -> float:
-    """Share of the test series that get another label than theirs."""
+    """Return the fraction of test series whose predicted label is wrong."""
     return 1 - float(model.fit(train.series, train.labels).score(test.series, test.labels))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder of the datasets")
+    parser.add_argument("data", type=Path, help="folder that contains the datasets")
     parser.add_argument("sets", nargs="*", help="names of datasets (default: all)")
     parser.add_argument(
-        "--models", nargs="+", choices=NAMES, default=NAMES[:3], help="default: full, window, best window"
+        "--models", nargs="+", choices=NAMES, default=NAMES[:3], help="models (default: full, window, best window)"
     )
     arguments = parser.parse_args()
     sets = arguments.sets or sorted(path.name for path in arguments.data.iterdir() if path.is_dir())

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 
 def save(description: str | None, figures: dict[str, Callable[[], Figure]]) -> None:
-    """Draw each figure, write it under its name into the folder that was asked for, and print the path."""
+    """Draw each figure, save it as NAME.png in the output folder, and print its path."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="folder (default: docs/figures)")
+    parser.add_argument("--output", type=Path, default=Path("docs/figures"), help="default: docs/figures")
     output: Path = parser.parse_args().output
     output.mkdir(parents=True, exist_ok=True)
     for name, draw in figures.items():
