@@ -1,4 +1,4 @@
-"""The figure of docs/guide/ctc.md: a word aligned with frames, what a network says alone and given the word."""
+"""Draw the figure of docs/guide/ctc.md: a word aligned with frames, the output of a network and the posteriors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 import bellmax as bx
 
-ALPHABET = "·ehlo"  # the blank first
+ALPHABET = "·ehlo"  # the blank is the first class
 WORD = "hello"
 FRAMES = 40
 OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
 
 
 def network(frames: int = FRAMES) -> tuple[Tensor, Tensor]:
-    """Scores (T, V) as of a network that is not sure, and the labels of the word."""
+    """Return noisy scores (T, V), as from a network, and the labels of the word."""
     torch.manual_seed(1)
     targets = torch.tensor([ALPHABET.index(letter) for letter in WORD])
     scores = torch.randn(frames, len(ALPHABET))
@@ -29,7 +29,7 @@ def network(frames: int = FRAMES) -> tuple[Tensor, Tensor]:
 
 
 def draw(ax: Axes, title: str, shares: Tensor, p: bx.CTC) -> None:
-    """Shares (T, V) of the labels at each frame, with the labels of the best path."""
+    """Draw the probabilities (T, V) of the labels at each frame, and the labels on the best path."""
     ax.imshow(shares.T.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", interpolation="nearest")
     frame, label = (shares > 0).nonzero().T
     ax.scatter(frame.numpy(), label.numpy(), s=3, color="0.6")

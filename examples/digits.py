@@ -1,8 +1,9 @@
-"""Spoken digits: CTC under three Ω, on strings of recorded digits whose boundaries are known.
+"""Train CTC under three Ω on strings of spoken digits, and measure how well it locates their boundaries.
 
-The recordings are those of the Free Spoken Digit Dataset (github.com/Jakobovski/free-spoken-digit-dataset). Recordings
-of one speaker are joined to strings of 3 to 8 digits. The network learns from the digits of each string alone; the
-places where recordings meet say afterwards how good its alignments are. The results are in docs/results/digits.md.
+The recordings are from the Free Spoken Digit Dataset (github.com/Jakobovski/free-spoken-digit-dataset). Recordings of
+one speaker are joined into strings of 3 to 8 digits. The network learns from the digits of each string, without their
+boundaries. The joins are the true boundaries, and serve to measure the alignments. The results are in
+docs/results/digits.md.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from torch.nn.utils.rnn import pad_sequence
 import bellmax as bx
 from bellmax.nn import CTCLoss
 
-RATE, HOP, BANDS = 8000, 80, 40  # samples a second, samples a frame, bands of the spectrogram
-STRIDE, SECONDS = 2, 2 * HOP / RATE  # the network gives scores for every second frame, so many seconds apart
-BATCH = 16  # strings of a step
+RATE, HOP, BANDS = 8000, 80, 40  # samples per second, samples per frame, mel bands
+STRIDE, SECONDS = 2, 2 * HOP / RATE  # the network scores every second frame; seconds between scores
+BATCH = 16  # strings per step
 OMEGAS = {"negentropy": bx.Negentropy(), "Tsallis 1.5": bx.Tsallis(1.5), "l2": bx.SquaredL2()}
 TORCH, PENALTY = "F.ctc_loss", ", blank penalty"
 RUNS = {TORCH: bx.Negentropy(), **OMEGAS, **{name + PENALTY: omega for name, omega in OMEGAS.items()}}
 
-String = tuple[Tensor, Tensor, Tensor]  # features (frames, BANDS), labels (digits,), seconds of joins (digits − 1,)
-Trained = tuple[nn.Module, list[dict[str, float]]]  # a network; loss and seconds of each epoch
+String = tuple[Tensor, Tensor, Tensor]  # features (frames, BANDS), labels (digits,), times of joins (digits − 1,)
+Trained = tuple[nn.Module, list[dict[str, float]]]  # a network, and the loss and seconds of each epoch
 
 
 class Batch(NamedTuple):
     features: Tensor  # (strings, frames, BANDS)
     labels: Tensor  # (strings, digits), from 1 to 10; 0 is the blank
-    lengths: tuple[Tensor, Tensor]  # scores and digits of each string
+    lengths: tuple[Tensor, Tensor]  # numbers of scores and digits of each string
     joins: Sequence[Tensor]
 
 
 def read_strings(folder: Path, takes: range, rounds: int, seed: int) -> list[String]:
-    """The takes of each speaker in random order, joined to strings; ``rounds`` times."""
+    """Join the takes of each speaker in random order into strings, and repeat this ``rounds`` times."""
     rng, strings = random.Random(seed), []
     speakers: dict[str, list[tuple[int, np.ndarray]]] = {}
     for path in sorted(folder.glob("*_*_*.wav")):
@@ -66,7 +67,7 @@ def read_strings(folder: Path, takes: range, rounds: int, seed: int) -> list[Str
 
 
 def log_mel(wave: np.ndarray) -> Tensor:
-    """The spectrogram (frames, BANDS), with mean 0 and deviation 1 in each band; frame t is around sample t · HOP."""
+    """Return the log-mel spectrogram (frames, BANDS), normalized by band. Frame t is centered at sample t · HOP."""
     level = librosa.util.normalize(wave)
     mel = librosa.feature.melspectrogram(y=level, sr=RATE, n_fft=256, hop_length=HOP, n_mels=BANDS)
     features = torch.from_numpy(np.log(mel + 1e-5)).T
@@ -74,7 +75,7 @@ def log_mel(wave: np.ndarray) -> Tensor:
 
 
 def batches(strings: Sequence[String], size: int, rng: random.Random | None = None) -> Iterator[Batch]:
-    """Batches of strings of similar lengths; with an ``rng`` in random order."""
+    """Yield batches of strings of similar lengths, in random order if ``rng`` is given."""
     order = sorted(strings, key=lambda string: len(string[0]) + (rng.uniform(0, 30) if rng else 0))
     groups = [order[start : start + size] for start in range(0, len(order), size)]
     for group in rng.sample(groups, len(groups)) if rng else groups:
@@ -84,7 +85,7 @@ def batches(strings: Sequence[String], size: int, rng: random.Random | None = No
 
 
 class Network(nn.Module):
-    """Four convolutions, which see half a second around a frame."""
+    """Four convolutions with a receptive field of half a second."""
 
     def __init__(self, size: int = 96) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class Network(nn.Module):
         self.dropout, self.last = nn.Dropout(0.1), nn.Linear(size, 11)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scores of the blank and the ten digits, (strings, scores, 11)."""
+        """Return the scores of the blank and of the ten digits, (strings, scores, 11)."""
         hidden = self.first(features.mT).relu()
         for norm, convolution in zip(self.norms, self.convolutions, strict=True):
             hidden = hidden + self.dropout(convolution(norm(hidden.mT).mT).relu())
@@ -102,7 +103,7 @@ class Network(nn.Module):
 
 
 def loss_of(name: str, scores: Tensor, batch: Batch, penalty: bool) -> Tensor:
-    """The CTC loss of a run; with a penalty, each blank of an alignment costs 1 more."""
+    """Return the CTC loss of a run. With a penalty, each blank of an alignment costs 1 more."""
     if name == TORCH:
         return ctc_loss(scores.log_softmax(-1).transpose(0, 1), batch.labels, *batch.lengths)
     criterion = CTCLoss(omega=RUNS[name])
@@ -114,7 +115,7 @@ def loss_of(name: str, scores: Tensor, batch: Batch, penalty: bool) -> Tensor:
 
 
 def train(name: str, strings: Sequence[String], options: argparse.Namespace, bar: Progress) -> Trained:
-    """Train from the start, or from the checkpoint that each epoch writes."""
+    """Train a network and save a checkpoint after each epoch. With ``--resume``, start from the checkpoint."""
     file, until = options.output / f"{name}.pt", time.monotonic() + 60 * options.minutes / len(RUNS)
     torch.manual_seed(options.seed)
     model, history = Network(), []
@@ -133,7 +134,7 @@ def train(name: str, strings: Sequence[String], options: argparse.Namespace, bar
         torch.manual_seed(options.seed + epoch)
         penalty = name.endswith(PENALTY) and epoch < options.penalty_epochs
         for step, batch in enumerate(batches(strings, BATCH, random.Random(options.seed + epoch)), 1):
-            done = (epoch + step / steps) / options.epochs  # the step size rises, stays, and falls to 0
+            done = (epoch + step / steps) / options.epochs  # the learning rate rises, stays constant, and falls to 0
             optimizer.param_groups[0]["lr"] = 0.002 * min(1, 7 * done, 1.5 * (1 - done))
             optimizer.zero_grad()
             loss = loss_of(name, model(batch.features), batch, penalty)
@@ -149,15 +150,18 @@ def train(name: str, strings: Sequence[String], options: argparse.Namespace, bar
 
 
 def align(omega: bx.Regularizer, scores: Tensor, batch: Batch) -> bx.CTC:
-    """The alignments with the true digits. Each place of a string is its own class, so equal digits are told apart."""
+    """Align the true digits. Each position of a string is a separate class, which distinguishes equal digits."""
     classes = pad(batch.labels, (1, 0)).unsqueeze(1).expand(-1, scores.shape[1], -1)
     places = torch.arange(1, classes.shape[-1]).expand_as(batch.labels)
     return bx.CTC(scores.gather(-1, classes), places, lengths=batch.lengths, omega=omega)
 
 
 def boundaries(path: Tensor) -> Tensor:
-    """Seconds (..., L − 1) where the L digits of a path (..., T, 1 + L) meet: the cut with the least of two digits on
-    the wrong side, and the middle of such cuts if there are several, as where blanks are between the digits."""
+    """Return the times (..., L − 1) of the boundaries between the L digits of a path (..., T, 1 + L), in seconds.
+
+    A boundary is the cut that leaves the least probability of its two digits on the wrong side. If several cuts are
+    equal, for example in blanks between the digits, the boundary is in their middle.
+    """
     wrong = pad((path[..., 2:] - path[..., 1:-1]).double().cumsum(-2), (0, 0, 1, 0))  # up to a constant
     least = (wrong <= wrong.amin(-2, keepdim=True) + 1e-9).long()
     middle = (least.argmax(-2) + least.shape[-2] - 1 - least.flip(-2).argmax(-2)) / 2
@@ -165,7 +169,7 @@ def boundaries(path: Tensor) -> Tensor:
 
 
 def errors(scores: Tensor, batch: Batch) -> int:
-    """The edit distance of the best label of each frame, without repetitions and blanks, from the digits."""
+    """Return the edit distance between the digits and the best label of each frame, without repeats and blanks."""
     best = [own[:size].unique_consecutive() for own, size in zip(scores.argmax(-1), batch.lengths[0], strict=True)]
     heard = [labels[labels > 0] for labels in best]
     differ = pad(pad_sequence(heard, batch_first=True), (0, 1)).unsqueeze(-1) != batch.labels.unsqueeze(-2)
@@ -177,7 +181,7 @@ def errors(scores: Tensor, batch: Batch) -> int:
 
 @torch.no_grad()
 def evaluate(omega: bx.Regularizer, model: nn.Module, strings: Sequence[String]) -> list[str]:
-    """Cells of the table: errors of the network's digits, then what the alignments with the true digits say."""
+    """Return the cells of a table row: the error rate, then measures of the alignments with the true digits."""
     (batch,) = batches(strings, len(strings))
     scores = model(batch.features)
     p = align(omega, scores, batch)
@@ -204,7 +208,7 @@ def table(runs: dict[str, Trained], strings: Sequence[String]) -> str:
 
 @torch.no_grad()
 def figure(runs: dict[str, Trained], string: String) -> Figure:
-    """A spectrogram, and the posteriors of its digits under two Ω, without and with the penalty."""
+    """Draw a spectrogram, and the posteriors of its digits under two Ω, without and with the penalty."""
     features, labels, joins = string
     (batch,) = batches([string], 1)
     drawn = Figure(figsize=(10, 8.5), layout="constrained")
@@ -232,10 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("folder", type=Path, help="recordings {digit}_{speaker}_{take}.wav at 8 kHz; takes 0 to 4 are the test set")
     add("--output", type=Path, default=Path("build/digits"), help="folder for checkpoints, digits.md and digits.png")
     add("--epochs", type=int, default=10, help="epochs of each run")
-    add("--minutes", type=float, default=30, help="of training; each run has its share, and at least one epoch")
-    add("--resume", action="store_true", help="go on from the checkpoints")
-    add("--penalty-epochs", type=int, default=3, help="first epochs of a run with a blank penalty: blanks cost 1 more")
-    add("--seed", type=int, default=0, help="for the weights, the strings and their order")
+    add("--minutes", type=float, default=30, help="training time, divided among the runs")
+    add("--resume", action="store_true", help="continue from the checkpoints")
+    add("--penalty-epochs", type=int, default=3, help="number of first epochs in which each blank costs 1 more")
+    add("--seed", type=int, default=0, help="seed of the weights, the strings and their order")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     tests = read_strings(options.folder, range(5), 4, options.seed + 1)

@@ -1,4 +1,4 @@
-"""Pairs of proteins with the alignments of their structures, for proteins.py: files, folds, batches, baselines."""
+"""Read pairs of proteins with structural alignments, for proteins.py: files, folds, batches and baselines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 import bellmax as bx
 
-LETTERS = "ARNDCQEGHILKMFPSTWYVX-"  # X for an unknown residue, the last for padding
-HALF_BIT = math.log(2) / 2  # the unit of BLOSUM62, in nats: then γ = 1 gives probabilities
-GAPS = -11.0, -1.0  # the first element of a gap, each further one; BLAST's 11 and 1 would be -12 and -1
+LETTERS = "ARNDCQEGHILKMFPSTWYVX-"  # X is an unknown residue, - is padding
+HALF_BIT = math.log(2) / 2  # BLOSUM62 is in half-bits; in nats, γ = 1 gives probabilities
+GAPS = -11.0, -1.0  # first and further elements of a gap; BLAST's 11 and 1 are -12 and -1
 GRID = [(-opening, -extending) for opening in (6.0, 8.0, 11.0, 14.0, 18.0) for extending in (0.5, 1.0)]
 
 
 class Pair(NamedTuple):
-    names: frozenset[str]  # of the chains, and their sequences
+    names: frozenset[str]  # names and sequences of the chains
     a: Tensor  # (N,) letters
     b: Tensor  # (M,)
     similarity: float  # the larger of the two TM-scores
@@ -37,8 +37,11 @@ class Batch(NamedTuple):
 
 
 def read(lines: Iterable[str]) -> list[Pair]:
-    """Lines as DeepBLAST publishes them, separated by tabs: two names, two TM-scores, a distance, two sequences, and a
-    string with ":" or "." for two residues that are aligned, "1" and "2" for one without a partner."""
+    """Read lines in the format of DeepBLAST, with fields separated by tabs.
+
+    The fields are two names, two TM-scores, a distance, two sequences, and a string of steps: ":" or "." for two
+    aligned residues, "1" or "2" for a residue of one sequence without a partner.
+    """
     pairs = []
     for line in lines:
         *names, first, second, _, a, b, steps = line.rstrip("\n").split("\t")
@@ -50,7 +53,7 @@ def read(lines: Iterable[str]) -> list[Pair]:
 
 
 def split(pairs: Iterable[Pair], folds: int, seed: int) -> list[list[Pair]]:
-    """Folds of about the same size; pairs that share a chain or a sequence, also by way of others, are in one fold."""
+    """Return folds of similar sizes. Pairs that share a chain or a sequence, even indirectly, are in one fold."""
     groups: list[tuple[frozenset[str], list[Pair]]] = []
     for pair in pairs:
         related = [group for group in groups if group[0] & pair.names]
@@ -64,11 +67,12 @@ def split(pairs: Iterable[Pair], folds: int, seed: int) -> list[list[Pair]]:
 
 
 def similar(pairs: Iterable[Pair], least: float = 0.5, cells: float = math.inf) -> list[Pair]:
+    """Return the pairs with a TM-score above ``least`` and at most ``cells`` pairs of residues."""
     return [pair for pair in pairs if pair.similarity > least and len(pair.a) * len(pair.b) <= cells]
 
 
 def batches(pairs: Iterable[Pair], cells: int = 100_000) -> list[list[Pair]]:
-    """Pairs of similar lengths together, up to so many cells, of which at most half are padding."""
+    """Group pairs of similar lengths into batches of at most ``cells`` cells, of which at most half are padding."""
     found: list[list[Pair]] = [[]]
     for pair in sorted(pairs, key=lambda p: (round(2 * math.log2(len(p.a))), len(p.b))):
         tried = [*found[-1], pair]
@@ -91,12 +95,13 @@ def collate(pairs: Sequence[Pair]) -> Batch:
 
 
 def blosum62() -> Tensor:
+    """Return BLOSUM62 in half-bits, in the order of LETTERS."""
     at = [parasail.blosum62.mapper[ord(letter)] for letter in LETTERS]
     return torch.tensor(parasail.blosum62.matrix.tolist(), dtype=torch.float32)[at][:, at]
 
 
 def counted(pairs: Iterable[Pair]) -> Tensor:
-    """Log-odds of letters that are aligned, in half-bits."""
+    """Return the log-odds of aligned letters in half-bits."""
     seen = torch.ones(len(LETTERS), len(LETTERS))
     for pair in pairs:
         a, b = pair.a[pair.truth[:, 0]], pair.b[pair.truth[:, 1]]
@@ -108,7 +113,8 @@ def counted(pairs: Iterable[Pair]) -> Tensor:
 
 
 def f1(alignment: Tensor, truth: Tensor, within: int = 0) -> float:
-    """A pair is right if the true partner of its first residue is at most ``within`` residues away."""
+    """Return the F1 score of an alignment. A pair is correct if its second residue is at most ``within`` residues
+    from the true partner of the first."""
     found = alignment[(alignment >= 0).all(-1)]
     partner = torch.full((int(max(truth[:, 0].max(), alignment[:, 0].max())) + 1,), -1_000_000)
     partner[truth[:, 0]] = truth[:, 1]
@@ -118,7 +124,7 @@ def f1(alignment: Tensor, truth: Tensor, within: int = 0) -> float:
 
 @torch.no_grad()
 def measure(decode: Callable[[Batch], Tensor], pairs: Iterable[Pair]) -> Tensor:
-    """F1, exact and within 2 residues, of the alignments (B, L, 2) of each batch."""
+    """Return F1, exact and within 2 residues, of the alignments (B, L, 2) of each batch."""
     found = []
     for together in batches(pairs):
         for alignment, pair in zip(decode(collate(together)), together, strict=True):
@@ -127,11 +133,13 @@ def measure(decode: Callable[[Batch], Tensor], pairs: Iterable[Pair]) -> Tensor:
 
 
 def best(matrix: Tensor, gaps: tuple[float, float], batch: Batch) -> Tensor:
+    """Return the best global alignments (B, L, 2)."""
     options = {"gap_open": gaps[0], "gap_extend": gaps[1], "lengths": batch.lengths, "omega": "hard"}
     return bx.SequenceAlignment.from_sequences(matrix, batch.a, batch.b, **options).decode()
 
 
 def by_parasail(batch: Batch) -> list[Tensor]:
+    """Return the best global alignments of parasail with BLOSUM62 and GAPS."""
     found = []
     for a, b, rows, columns in zip(batch.a.tolist(), batch.b.tolist(), *batch.lengths, strict=True):
         texts = ("".join(LETTERS[n] for n in side[:own]) for side, own in ((a, rows), (b, columns)))
@@ -142,7 +150,7 @@ def by_parasail(batch: Batch) -> list[Tensor]:
 
 
 def tuned(matrix_of: Callable[[Sequence[Pair]], Tensor], folds: Sequence[Sequence[Pair]]) -> Tensor:
-    """With the gaps that are best on the other folds."""
+    """Return F1 of the pairs of each fold, with a matrix and gap scores chosen on the other folds."""
     found = []
     for n, fold in enumerate(folds):
         others = similar(pair for k, other in enumerate(folds) if k != n for pair in other)

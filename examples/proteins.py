@@ -1,10 +1,10 @@
-"""Learn to align proteins whose structures are alike, but whose sequences hardly are.
+"""Learn to align proteins that have similar structures but different sequences.
 
-DATA is a file of pairs with the alignment of their structures by TM-align, as published with DeepBLAST
-(github.com/flatironinstitute/deepblast). From BLOSUM62, a substitution matrix and gaps are learnt, and then a
-convolution that adds to the score of each pair of residues and to the gaps at each residue. The loss is 1 − F1 of the
-expected alignment, the mean of a global and a local one. What is learnt for a fold is kept in the output folder: the
-same command, given again, goes on from there.
+DATA is a file of pairs of proteins with structural alignments by TM-align, as published with DeepBLAST
+(github.com/flatironinstitute/deepblast). Starting from BLOSUM62, the program learns a substitution matrix and gap
+scores. Then it learns a convolution that adds to the score of each pair of residues and to the gap scores of each
+residue. The loss is 1 − F1 of the expected alignment, which is the mean of a global and a local alignment. The models
+of each fold are saved in the output folder. If the program is interrupted, run the same command again to continue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OMEGAS = {"negentropy": bx.Negentropy(), "sparsemax": bx.Tsallis(2.0, gamma=2.0)
 
 
 class Substitution(nn.Module):
-    """A score for each pair of letters, and gaps."""
+    """A learned score for each pair of letters, and learned gap scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +51,15 @@ class Substitution(nn.Module):
         ]
 
     def forward(self, batch: Batch, omega: bx.Regularizer) -> Tensor:
-        """The probability that two residues are aligned, (B, N, M)."""
+        """Return the probability that two residues are aligned, (B, N, M)."""
         return torch.stack([p.expected_path for p in self.alignments(batch, omega)]).mean(0)
 
 
 class Convolution(Substitution):
-    """Scores and gaps that depend on the neighbours too; their mean with those that were learnt without."""
+    """Scores and gap scores that also depend on the neighboring residues.
+
+    The result is the mean of these alignments and the alignments of a learned :class:`Substitution`.
+    """
 
     def __init__(self, learnt: Substitution, size: int = 32, width: int = 7) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class Convolution(Substitution):
         nn.init.zeros_(self.own_gaps.weight)
 
     def encode(self, letters: Tensor) -> tuple[Tensor, Tensor]:
-        """What residues add to scores (B, N, 16), and to gaps (modes, 2, B, N)."""
+        """Return features of the residues (B, N, 16), and terms of their gap scores (modes, 2, B, N)."""
         is_real = (letters != LETTERS.index("-")).unsqueeze(1)
         narrow = self.first(self.drop(self.letters(letters)).mT).relu() * is_real
         wide = self.second(self.drop(narrow)).relu() * is_real
@@ -92,7 +95,7 @@ class Convolution(Substitution):
 
 
 def soft_f1(expected: Tensor, truth: Tensor) -> Tensor:
-    """F1 of each pair (B,), with expected numbers in place of counts."""
+    """Return F1 of each pair (B,), with expected numbers in place of counts."""
     return 2 * (expected * truth).sum((1, 2)) / (expected.sum((1, 2)) + truth.sum((1, 2)))
 
 
@@ -115,7 +118,7 @@ def train(model: Substitution, pairs: Sequence[Pair], omega: bx.Regularizer, epo
 
 
 def most_accurate(model: Substitution, omega: bx.Regularizer, batch: Batch) -> Tensor:
-    """The alignments with the largest sum of probabilities; those below 0.02 do not count."""
+    """Return the alignments with the largest sum of probabilities. Probabilities below 0.02 do not count."""
     scores = model(batch, omega) - 0.02
     return bx.SequenceAlignment(scores, gap_open=0.0, gap_extend=0.0, lengths=batch.lengths, omega="hard").decode()
 
@@ -128,7 +131,10 @@ DECODERS = {"best": best_global, "most accurate": most_accurate}
 
 
 def learn(name: str, fold: int, folds: Sequence[Sequence[Pair]], asked: argparse.Namespace) -> dict[str, Any]:
-    """What is learnt from the other folds: read if it is in the output folder, else trained, tested and saved."""
+    """Return the model for a fold and its results.
+
+    If the output folder has them, they are read. If not, the model is trained on the other folds, tested and saved.
+    """
     omega, path = OMEGAS[name], asked.output / f"{name}-{fold}.pt"
     settings = {key: getattr(asked, key) for key in ("folds", "seed", "least", "cells", "epochs")}
     matrix = Substitution()
@@ -157,7 +163,7 @@ def learn(name: str, fold: int, folds: Sequence[Sequence[Pair]], asked: argparse
 
 
 def table(folds: Sequence[Sequence[Pair]], learnt: Sequence[dict[str, Any]]) -> str:
-    """Means over all pairs with a TM-score above 0.5, each aligned by what was learnt from other folds."""
+    """Return a table of means over all pairs with a TM-score above 0.5, each aligned by a model of the other folds."""
     start = partial(most_accurate, Substitution(), OMEGAS["negentropy"])
     defaults = [torch.cat([measure(way, similar(f)) for f in folds]) for way in (protein_pairs.by_parasail, start)]
     rows = {
@@ -180,7 +186,7 @@ def table(folds: Sequence[Sequence[Pair]], learnt: Sequence[dict[str, Any]]) -> 
 
 @torch.no_grad()
 def draw(learnt: dict[str, Any], pairs: Sequence[Pair]) -> Figure:
-    """A pair that was not learnt from, as each Ω aligns it, and what became of BLOSUM62."""
+    """Draw a test pair aligned under each Ω, and the learned scores against BLOSUM62."""
     decode = partial(most_accurate, learnt["negentropy"]["model"], OMEGAS["negentropy"])
     pair = min(pairs, key=lambda pair: abs(float(measure(decode, [pair])[0, 0]) - 0.5))
     figure = Figure(figsize=(4.2 * (len(learnt) + 1), 4.2), layout="constrained")
@@ -200,18 +206,22 @@ def draw(learnt: dict[str, Any], pairs: Sequence[Pair]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="the file of pairs")
-    parser.add_argument("--output", type=Path, default=Path("runs/proteins"), help="folder (default: runs/proteins)")
-    parser.add_argument("--figure", type=Path, help="the picture (default: proteins.png in the output folder)")
-    parser.add_argument("--epochs", type=int, nargs=2, default=[4, 5], help="for matrix and convolution (default: 4 5)")
-    parser.add_argument("--folds", type=int, default=5, help="number of folds (default: 5)")
-    parser.add_argument("--least", type=float, default=0.35, help="train on pairs of a larger TM-score (default: 0.35)")
-    parser.add_argument("--cells", type=int, default=60_000, help="and of at most so many cells (default: 60000)")
+    parser.add_argument("data", type=Path, help="file of pairs")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no fold after so many (default: no limit)"
+        "--output", type=Path, default=Path("runs/proteins"), help="output folder (default: runs/proteins)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the folds and of the training (default: 0)")
+    parser.add_argument("--figure", type=Path, help="file of the figure (default: proteins.png in the output folder)")
+    parser.add_argument(
+        "--epochs", type=int, nargs=2, default=[4, 5], help="epochs of matrix and convolution (default: 4 5)"
+    )
+    parser.add_argument("--folds", type=int, default=5, help="number of folds (default: 5)")
+    parser.add_argument("--least", type=float, default=0.35, help="minimum TM-score of training pairs (default: 0.35)")
+    parser.add_argument("--cells", type=int, default=60_000, help="maximum cells of training pairs (default: 60000)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no fold after this time (default: no limit)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="number of threads (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the folds and of the training (default: 0)")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     asked.output.mkdir(parents=True, exist_ok=True)
@@ -224,7 +234,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on with the folds that are not done") from None
     if len(learnt) < asked.folds:
-        raise SystemExit(f"{len(learnt)} of {asked.folds} folds are done; the same command goes on with the others")
+        raise SystemExit(f"{len(learnt)} of {asked.folds} folds are done; run the same command again for the others")
     shown = table(folds, learnt)
     print(shown)
     (asked.output / "table.md").write_text(shown + "\n", encoding="utf-8")

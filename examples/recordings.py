@@ -1,7 +1,7 @@
-"""Scores as recordings that are hard to align: other instruments, out of tune, transposed, noisy, in a large room.
+"""Measure alignments of difficult recordings: other instruments, out of tune, transposed, noisy, in a large room.
 
-Each MIDI file of a folder is played with rubato by FluidSynth (``apt install fluidsynth fluid-soundfont-gm``), once for
-each condition, so that the true time of every note is known. The results are in apps/results/audio.md.
+FluidSynth (``apt install fluidsynth fluid-soundfont-gm``) plays each MIDI file of a folder with rubato, once for each
+condition. So the true time of every note is known. The results are in apps/results/audio.md.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from bellmax_apps.audio.score import Score
 
 Wave = NDArray[np.float32]
 Player = Callable[[pretty_midi.PrettyMIDI], Wave]
-GUITAR, ORGAN = (24,), (19,)  # programs of General MIDI
+GUITAR, ORGAN = (24,), (19,)  # General MIDI program numbers
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How a score is played and recorded.
+    """The way a score is played and recorded.
 
     Args:
-        programs: instruments of General MIDI for the parts in turn; those of the file if there are none.
-        semitones: transposition.
-        cents: of a record that turns too fast.
-        signal_to_noise: in dB: hiss and crackle on a record from 150 to 3800 Hz.
-        reverberation: seconds in which sound decays by 60 dB.
+        programs: General MIDI instruments, assigned to the parts in turn. Default: the instruments of the file.
+        semitones: The transposition in semitones.
+        cents: The detuning in cents, as from a record that is played too fast.
+        signal_to_noise: The signal-to-noise ratio in dB of a record with hiss, crackle and a band of 150 to 3800 Hz.
+            Default: no noise.
+        reverberation: The time in seconds in which sound decays by 60 dB.
 
     """
 
@@ -71,7 +72,7 @@ CONDITIONS = {
 
 
 def rubato(end: float, rng: np.random.Generator) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """From seconds of a score to those of a performance: the tempo wanders, and slows down at the end."""
+    """Return a function from score time to performance time. The tempo varies at random, and slows down at the end."""
     beats = np.arange(0.0, end + 2.0)
     pace = np.zeros(len(beats))
     for n in range(1, len(beats)):
@@ -85,7 +86,7 @@ def rubato(end: float, rng: np.random.Generator) -> Callable[[NDArray[np.float64
 def performed(
     midi: pretty_midi.PrettyMIDI, of: Condition, rng: np.random.Generator
 ) -> tuple[pretty_midi.PrettyMIDI, Callable[[NDArray[np.float64]], NDArray[np.float64]]]:
-    """The notes as played, by hands that are 12 ms apart, and when the times of the score are."""
+    """Return the performed notes, with onset errors of 12 ms, and a function from score time to performance time."""
     when = rubato(midi.get_end_time(), rng)
     played = pretty_midi.PrettyMIDI()
     for number, part in enumerate(midi.instruments):
@@ -100,7 +101,7 @@ def performed(
 
 
 def by_fluidsynth(sounds: Path) -> Player:
-    """Play with the instruments of a soundfont, at 44.1 kHz."""
+    """Return a player that renders MIDI with a soundfont at 44.1 kHz."""
 
     def play(midi: pretty_midi.PrettyMIDI) -> Wave:
         with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +115,7 @@ def by_fluidsynth(sounds: Path) -> Player:
 
 
 def recorded(audio: Wave, of: Condition, rng: np.random.Generator) -> tuple[Wave, float]:
-    """What was played at 44.1 kHz as a recording at 22.05 kHz, and how many times faster it is."""
+    """Return a recording at 22.05 kHz of audio at 44.1 kHz, and the factor by which it is faster."""
     faster = 2 ** (of.cents / 1200)
     heard = librosa.resample(audio, orig_sr=2 * RATE * faster, target_sr=RATE)
     if of.reverberation:
@@ -137,7 +138,7 @@ def recorded(audio: Wave, of: Condition, rng: np.random.Generator) -> tuple[Wave
 
 
 def methods(audio: Wave, score: Score) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """The onsets of the events, in seconds, by all features; by synctoolbox where it is installed, in the right key."""
+    """Yield the onsets of the events in seconds, for each model, and for synctoolbox in the right key if installed."""
     for name, model in MODELS.items():
         found, pitch = align_recording(audio, score, model())
         yield name, found.times
@@ -147,7 +148,7 @@ def methods(audio: Wave, score: Score) -> Iterator[tuple[str, NDArray[np.float64
 
 
 def errors(path: Path, name: str, play: Player, seconds: float) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """The errors of each method, in seconds, on the beginning of a score under a condition."""
+    """Yield the errors of each method in seconds, on the first seconds of a score under a condition."""
     rng, of = np.random.default_rng(zlib.crc32(f"{path.stem} {name}".encode())), CONDITIONS[name]
     midi = pretty_midi.PrettyMIDI(str(path))
     midi.instruments = [part for part in midi.instruments if not part.is_drum]
@@ -163,7 +164,7 @@ def errors(path: Path, name: str, play: Player, seconds: float) -> Iterator[tupl
 
 
 def table(found: dict[tuple[str, str], list[NDArray[np.float64]]]) -> str:
-    """Mean and median error in ms, by condition and method; means over the scores."""
+    """Return a table of the mean and median error in ms by condition and method, averaged over the scores."""
     names = list(dict.fromkeys(method for _, method in found))
     lines = [f"| | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     for condition in dict.fromkeys(condition for condition, _ in found):
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scores", type=Path, help="folder of MIDI files")
     parser.add_argument("--sounds", type=Path, default=Path("/usr/share/sounds/sf2/FluidR3_GM.sf2"), help="soundfont")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each score that are played (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length to play of each score (default: 60)")
     given = parser.parse_args(arguments)
     paths = sorted(given.scores.glob("*.mid"))
     if not paths:
