@@ -1,4 +1,8 @@
-"""The figure of docs/guide/belief-propagation.md: a word in noise, cleaned by a grid whose scores were learnt end to end."""
+"""Draw the figure of docs/guide/belief-propagation.md: remove the noise from the image of a word.
+
+Belief propagation on a grid of pixels gives the probability of black at each pixel. Its four scores are learned end to
+end.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from torch import Tensor, nn
 
 import bellmax as bx
 
-NOISE = 1.0  # standard deviation, of pixels that are −1 or 1
+NOISE = 1.0  # standard deviation; clean pixels are −1 or 1
 OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
 
 
 @lru_cache
 def grid(height: int, width: int) -> bx.BeliefPropagation:
-    """A grid of pixels: edges to the right, then down."""
+    """Return the graph of a grid of pixels: first the edges to the right, then the edges down."""
     pixel = torch.arange(height * width).reshape(height, width)
     right = torch.stack([pixel[:, :-1], pixel[:, 1:]], -1).reshape(-1, 2)
     down = torch.stack([pixel[:-1], pixel[1:]], -1).reshape(-1, 2)
@@ -27,7 +31,7 @@ def grid(height: int, width: int) -> bx.BeliefPropagation:
 
 
 def picture(word: str, height: int, width: int) -> Tensor:
-    """A word in black on white, (height, width) of 0 and 1."""
+    """Return the image of a word, (height, width) int64: 1 is black, 0 is white."""
     canvas = FigureCanvasAgg(Figure(figsize=(width / 100, height / 100), dpi=100))
     canvas.figure.text(0.5, 0.5, word, ha="center", va="center", fontsize=0.5 * height, weight="bold")
     canvas.draw()
@@ -35,18 +39,18 @@ def picture(word: str, height: int, width: int) -> Tensor:
 
 
 class Denoiser(nn.Module):
-    """Four numbers: how much a pixel's own grey counts, how light the picture is, and how neighbours agree."""
+    """A grid model with four numbers: the weight of a pixel, a bias for black, and two scores of equal neighbors."""
 
     def __init__(self, omega: bx.Regularizer, iterations: int = 10) -> None:
         super().__init__()
         self.omega, self.iterations = omega, iterations
-        self.grey, self.light = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(0.0))
+        self.weight, self.bias = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(0.0))
         self.across, self.down = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(0.1))
 
     def forward(self, noisy: Tensor) -> Tensor:
-        """The probability of black at each pixel of (H, W)."""
+        """Return the probability of black at each pixel of an image (H, W)."""
         height, width = noisy.shape
-        black = self.grey * noisy.flatten() + self.light
+        black = self.weight * noisy.flatten() + self.bias
         unary = torch.stack([torch.zeros_like(black), black], -1)
         right, down = height * (width - 1), (height - 1) * width
         agree = torch.cat([self.across.expand(right), self.down.expand(down)])[:, None, None] * torch.eye(2)
@@ -55,11 +59,12 @@ class Denoiser(nn.Module):
 
 
 def with_noise(clean: Tensor, seed: int) -> Tensor:
+    """Return an image with pixels −1 and 1 plus Gaussian noise."""
     return 2 * clean - 1 + NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def train(omega: bx.Regularizer, words: tuple[str, ...] = ("dynamic", "program"), steps: int = 60) -> Denoiser:
-    """Learn from words in noise, by the squared error of the probabilities."""
+    """Return a model that minimizes the squared error of the probabilities on words in noise."""
     model = Denoiser(omega)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     pictures = [picture(word, 24, 90) for word in words]
@@ -72,6 +77,7 @@ def train(omega: bx.Regularizer, words: tuple[str, ...] = ("dynamic", "program")
 
 
 def figure(steps: int = 60) -> Figure:
+    """Return the figure: the noisy image, and the cleaned images for each Ω."""
     clean = picture("bellmax", 36, 140)
     noisy = with_noise(clean, seed=1000)
     panels = [("the word in noise", noisy, (noisy > 0) != clean)]
