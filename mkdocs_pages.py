@@ -42,7 +42,7 @@ def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Fi
 def summary(names: list[str]) -> str:
     """A table of objects, each with a link and the first sentence of its docstring."""
     rows = [f"| [`{name.removeprefix('bellmax.')}`][{name}] | {first_sentence(name)} |" for name in names]
-    return "\n".join(["| Name | |", "| --- | --- |", *rows])
+    return "\n".join(["| Name | Description |", "| --- | --- |", *rows])
 
 
 def first_sentence(name: str) -> str:
