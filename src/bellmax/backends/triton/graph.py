@@ -48,11 +48,14 @@ _LEVELS = WeakTensorKeyDictionary()
 
 
 def levels_of(index: Tensors) -> Levels:
-    """Return the levels of a graph. They are cached, since computing them copies the index to the host."""
-    levels: Levels | None = _LEVELS.get(index[0])
-    if levels is None:
-        levels = _LEVELS[index[0]] = _compute_levels(index)
-    return levels
+    """Return the levels of a graph. They are cached, since computing them copies the index to the host.
+
+    A graph whose edges share weights and the graph of its edges have the same first tensors. Their lengths differ.
+    """
+    cached: dict[int, Levels] = _LEVELS.setdefault(index[0], {})
+    if len(index) not in cached:
+        cached[len(index)] = _compute_levels(index)
+    return cached[len(index)]
 
 
 def _compute_levels(index: Tensors) -> Levels:
