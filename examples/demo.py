@@ -1,4 +1,4 @@
-"""A demo page of bellmax on data made here: series, tags, speech, proteins, a parse, attention, and a custom graph."""
+"""Build an interactive page with small examples: series, tags, speech, proteins, a parse, attention, a custom graph."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Frames = dict[str, list[Any]]
 
 
 def frames(of: Any) -> Frames:
-    """The results of ``of`` for each Ω and γ of the controls."""
+    """Return the results of the function ``of`` for each Ω and γ of the controls."""
     return {name: [of(omega(gamma)) for gamma in GAMMAS] for name, omega in OMEGAS.items()}
 
 
 def packed(probabilities: Tensor) -> dict[str, Any]:
-    """A matrix for the page, as bytes from 0 to 255; only exact zeros become 0."""
+    """Return a matrix as bytes from 0 to 255 for the page. Only exact zeros become 0."""
     cells = torch.where(probabilities > 0, (255 * probabilities).round().clamp(1, 255), 0).to(torch.uint8)
     return {"shape": list(cells.shape), "cells": base64.b64encode(cells.numpy().tobytes()).decode()}
 
@@ -37,7 +37,7 @@ def packed(probabilities: Tensor) -> dict[str, Any]:
 
 
 def align() -> dict[str, Any]:
-    print("Align two noisy series, one of them warped …")
+    print("Align two series that have the same peaks at different times …")
     generator = torch.Generator().manual_seed(0)
 
     def bumps(time: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def align() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (sum(byte > 0 for byte in base64.b64decode(found[name][10]["cells"])) for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[10]}, {dense} of {44 * 56} cells are above 0 under negentropy, {sparse} under sparsemax\n")
+    print(f"  at γ = {GAMMAS[10]}, positive cells: {dense} of {44 * 56} under negentropy, {sparse} under sparsemax\n")
     return {"x": x.tolist(), "y": y.tolist(), "frames": found}
 
 
@@ -71,7 +71,7 @@ PHRASES = {  # phrases, their tags, and how often they occur
 
 
 def tag() -> dict[str, Any]:
-    print("Train a small tagger, with a CRF under each Ω …")
+    print("Train a small CRF tagger under each Ω …")
     words = sorted({word for phrase in PHRASES for word in phrase.split()})
     sentence = ["the", "Bank", "of", "Rome"]
     trained = {name: _train(words, omega()) for name, omega in OMEGAS.items()}
@@ -101,7 +101,7 @@ def tag() -> dict[str, Any]:
 
 
 def _context(words: list[str], sentence: list[str]) -> Tensor:
-    """An index for each pair of a word and the word before it."""
+    """Return an index for each pair of a word and the word before it."""
     numbers = [0, *(1 + words.index(word) for word in sentence)]
     return torch.tensor([before * (len(words) + 1) + word for before, word in pairwise(numbers)])
 
@@ -123,11 +123,11 @@ def _train(words: list[str], omega: bx.Regularizer) -> tuple[torch.nn.Embedding,
 
 # --- letters of a word in frames
 
-ALPHABET, WORD = "·ehlo", "hello"  # the blank first
+ALPHABET, WORD = "·ehlo", "hello"  # the first letter is the blank
 
 
 def spell() -> dict[str, Any]:
-    print("Find the letters of a word in the scores of a network that is not sure …")
+    print("Align the letters of a word with audio frames (CTC) …")
     generator = torch.Generator().manual_seed(1)
     targets = torch.tensor([ALPHABET.index(letter) for letter in WORD])
     scores = torch.randn(32, len(ALPHABET), generator=generator)
@@ -189,7 +189,7 @@ ARCS = {  # scores of head and modifier; 0 is the root
 
 
 def parse() -> dict[str, Any]:
-    print("Parse a sentence that has two readings …")
+    print("Parse an ambiguous sentence …")
     scores = torch.zeros(len(WORDS) + 1, len(WORDS) + 1)
     for arc, score in ARCS.items():
         scores[arc] = score
@@ -204,7 +204,7 @@ def parse() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (found[name][8]["best"][0]["probability"] for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[8]}, the best tree has {dense:.2f} under negentropy, {sparse:.2f} under sparsemax\n")
+    print(f"  at γ = {GAMMAS[8]}, p(best tree) is {dense:.2f} under negentropy, {sparse:.2f} under sparsemax\n")
     return {"words": WORDS, "frames": found}
 
 
@@ -236,7 +236,7 @@ def attend() -> dict[str, Any]:
     found = frames(frame)
     sparse = sum(byte > 0 for byte in base64.b64decode(found["sparsemax"][8]["cells"]))
     print(
-        f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are above 0 under sparsemax, all under softmax\n"
+        f"  at γ = {GAMMAS[8]}, {sparse} of {SCORES.numel()} weights are positive under sparsemax, all under softmax\n"
     )
     return {"keys": KEYS, "queries": QUERIES, "softmax": packed(SCORES.softmax(-1)), "frames": found}
 
@@ -261,27 +261,27 @@ def follow() -> dict[str, Any]:
 
     found = frames(frame)
     dense, sparse = (found[name][8]["left"] for name in OMEGAS)
-    print(f"  at γ = {GAMMAS[8]}, {dense} paths are above 0 under negentropy, {sparse} under sparsemax\n")
+    print(f"  at γ = {GAMMAS[8]}, {dense} paths are possible under negentropy, {sparse} under sparsemax\n")
     return {"edges": EDGES, "weights": WEIGHTS.tolist(), "levels": dag.levels.tolist(), "frames": found}
 
 
 def _in_order(path: list[float]) -> list[int]:
-    """The edges of a path, from first to last."""
+    """Return the edges of a path, from first to last."""
     return sorted((n for n, on in enumerate(path) if on), key=lambda n: EDGES[n])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the page (default: demo)")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="Folder for the page, default demo.")
     output: Path = parser.parse_args().output
     begun = time.perf_counter()
     torch.set_default_dtype(torch.float64)
-    print("bellmax smooths the max in a dynamic program: its value and its solution become layers.\n")
+    print("bellmax smooths the max in a dynamic program, so you can train through its value and its solution.\n")
     parts = align, tag, spell, match, parse, attend, follow
     data = {"gammas": GAMMAS, **{part.__name__: part() for part in parts}}
     page = Path(__file__).with_name("demo.html").read_text(encoding="utf-8")
     output.mkdir(parents=True, exist_ok=True)
-    # "</" would end the script that holds the data.
+    # "</" in the data would end the script element
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     (output / "index.html").write_text(page.replace("{{ data }}", text), encoding="utf-8")
     print(f"wrote {output / 'index.html'} in {time.perf_counter() - begun:.1f} s: open it in a browser")

@@ -1,4 +1,4 @@
-"""The figures of docs/start/idea.md: a smoothed max and its gradient, and paths through a graph under three regularizers."""
+"""Draw the figures of docs/start/idea.md: smoothed maxima, their gradients, and paths through a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = torch.tensor([1.0, 0.8, 0.0, 0.9, 0.7, 0.4, 0.2, 0.5, 0.6])
 
 
 def smoothed_max() -> Figure:
-    """max_Ω of (x, 0) and the first entry of its gradient, against x."""
+    """Plot max_Ω(x, 0) and its derivative with respect to x."""
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     x = torch.linspace(-3, 3, 601)
@@ -36,7 +36,7 @@ def smoothed_max() -> Figure:
 
 
 def graph() -> Figure:
-    """The same weights under three Ω."""
+    """Plot one graph under three Ω."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     dag = bx.DAG(EDGES)
     for ax, (name, omega) in zip(figure.subplots(1, 3), OMEGAS.items(), strict=True):
