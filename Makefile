@@ -72,6 +72,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/limits.py
+	$(BIN)/python benchmarks/omegas.py
 	$(if $(BELLMAX_DATA),$(BIN)/python benchmarks/neighbors.py $(BELLMAX_DATA)/timeseries)
 	$(BIN)/python benchmarks/page.py
 

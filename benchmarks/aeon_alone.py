@@ -1,6 +1,7 @@
-"""aeon's soft-DTW, one pair of series at a time. It needs an older numba and numpy, so a separate environment.
+"""Measure soft-DTW of aeon, one pair of series per call, in a separate environment with an older numba and numpy.
 
-Takes the shapes to measure, and prints its version, values and times as JSON.
+The argument is JSON: the shapes, the number of repeats, and the seconds per run. Prints the version of aeon, its values
+and its times as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Attention to segments against plain softmax attention of the same sizes: the step alone, and whole modules.
+"""Compare structured attention (attention to segments) with softmax attention of the same sizes.
 
-Everything runs in one process, interleaved; a row gives the minimum and the median of its runs.
+The first table times the step from scores to weights, the second table whole modules. All calls are interleaved in one
+process. A row gives the minimum and the median of its runs.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ from bellmax.nn import SegmentationAttention
 SIZES = "(B,Q,K,D)"
 SHAPES = ((64, 50, 50, 128), (64, 1, 50, 128), (16, 200, 200, 128))
 QUICK_SHAPES = ((8, 10, 10, 16),)
-TARGETS = {"negentropy": 3, "l2": 5}  # times softmax, of the step alone at the first shape
 OMEGAS = {"negentropy": bx.Negentropy(2.0), "l2": bx.SquaredL2(10.0)}  # as in appendix C.3 of the paper
 
 
 class SoftmaxAttention(nn.Module):
-    """Softmax attention with the same bilinear form."""
+    """Softmax attention with the bilinear form of SegmentationAttention."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def rows_of(layers: dict[str, tuple[Callable[[], Tensor], Sequence[Tensor]]], re
 
 
 def step(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
-    """From scores (B, Q, K) to weights, and back to the scores and the transitions."""
+    """Time the step from scores (B, Q, K) to weights, and its gradients."""
     batch, queries, keys, _ = shape
     scores = torch.randn(batch, queries, keys, requires_grad=True)
     mask = random_mask(batch, keys) if masked else None
@@ -81,7 +81,7 @@ def step(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
 
 
 def module(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
-    """From queries and keys to the context, and back to them and to the parameters."""
+    """Time whole modules, from queries and keys to the context, and their gradients."""
     batch, num_queries, num_keys, size = shape
     queries = torch.randn(batch, num_queries, size, requires_grad=True)
     keys = torch.randn(batch, num_keys, size, requires_grad=True)
@@ -96,7 +96,7 @@ def module(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
 
 
 def random_mask(batch: int, keys: int) -> Tensor:
-    """A padding mask: the first keys are kept, at least one."""
+    """A padding mask that keeps a random number of first keys, at least one."""
     return torch.arange(keys) < torch.randint(1, keys + 1, (batch, 1))
 
 
@@ -104,26 +104,24 @@ def random_mask(batch: int, keys: int) -> Tensor:
 
 
 def markdown(results: dict) -> list[str]:
-    first = [row for row in results["step"] if row["shape"] == results["step"][0]["shape"] and not row["masked"]]
-    reached = ", ".join(
-        f"{row['layer']} {factor(ratio(row['both'], first[0]['both']))} (target {TARGETS[row['layer']]}×)"
-        for row in first[1:]
-    )
     return [
-        *heading("Attention to segments", results["machine"]),
+        *heading("attention", results["machine"]),
         "",
-        "Softmax attention of the same sizes is 1×; ratios are of medians. Masks are padding, half of the keys on",
-        "average. Whole Python calls with fresh outputs.",
+        "`nn.SegmentationAttention` is compared with softmax attention of the same sizes: B batch members, Q queries,",
+        "K keys, D features. A ratio is the time of the layer divided by the time of softmax attention (medians).",
+        "With a mask, half of the keys are padding on average. Calls include all Python code and allocate their",
+        "outputs.",
         "",
-        "## The step alone",
+        "### From scores to weights",
         "",
-        "From scores (B, Q, K) to weights, and back to the scores and the transitions.",
-        f"Forward and backward at {shown(first[0]['shape'])}: {reached}.",
+        "Forward computes the attention weights from scores (B, Q, K). Backward computes the gradients with respect to",
+        "the scores and the transitions.",
         *times_table(results["step"]),
         "",
-        "## The whole module",
+        "### Whole module",
         "",
-        "From queries (B, Q, D) and keys (B, K, D), by a bilinear form, to the context, and back.",
+        "Forward computes the scores from queries (B, Q, D) and keys (B, K, D) with a bilinear form, then the weights",
+        "and the context. Backward computes the gradients with respect to queries, keys and parameters.",
         *times_table(results["module"]),
     ]
 
@@ -137,7 +135,7 @@ def times_table(rows: list[Row]) -> list[str]:
             entry for what in ("forward", "both") for entry in (cell(row[what]), factor(ratio(row[what], plain[what])))
         )
         lines.append([shown(row["shape"]), "yes" if row["masked"] else "no", row["layer"], *times])
-    return table(f"{SIZES} | mask | layer | forward: | to softmax: | with backward: | to softmax:", lines)
+    return table(f"{SIZES} | mask | layer | forward: | ratio: | forward and backward: | ratio:", lines)
 
 
 def main() -> None:

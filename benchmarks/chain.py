@@ -1,7 +1,7 @@
-"""Chains against plain torch and against peers: time, growth with the shape, memory.
+"""Compare chains with PyTorch loops and other libraries: time, growth with the shape, memory.
 
-Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs. Peers that are
-not installed (`pip install bellmax[bench]`) are left out.
+All calls are interleaved in one process. A row gives the minimum and the median of its runs. Libraries that are not
+installed (`pip install bellmax[bench]`) are left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from measuring import (
     forget_peak,
     heading,
     in_own_process,
+    installed,
     machine,
     measure,
     nanoseconds,
@@ -114,7 +115,7 @@ def memory(form: str, *shape: int) -> Row:
 
 
 def print_memory(form: str, *shape: int) -> None:
-    """MB of inputs, outputs, a float per node, and at the peak: beyond inputs and outputs, and the whole process."""
+    """Print the MB of inputs, outputs, one float per node, the peak without inputs and outputs, and the peak."""
     rival = make_ours(form, shape)
     make_ours(form, (2, 3, 4)).gradient()
     before = forget_peak() / 1024
@@ -143,51 +144,57 @@ def torch_operators(repeats: int) -> list[Row]:
 
 def markdown(results: dict) -> list[str]:
     peers = results["peers"]
-    installed = ", ".join(f"{name} {version or 'not installed'}" for name, version in peers.items())
     return [
-        *heading("Chains", results["machine"]),
-        f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
+        *heading("chain", results["machine"]),
+        installed(peers),
         "",
-        "Whole Python calls with fresh outputs. The Hessian product includes the gradient: bellmax differentiates its",
-        "expected path, the others the gradient of the value. A dash: too slow, too much memory, or not supported.",
+        "A shape (B,T,S) is B sequences of T steps with S states. A number in brackets is the time of the other",
+        "implementation divided by the time of bellmax (medians). Above 1×, bellmax is faster. Calls include all",
+        "Python code and allocate their outputs. The Hessian product includes the gradient. A dash means too slow,",
+        "too much memory, or not supported.",
         "",
-        "## Dense potentials, negentropy",
+        "### Dense potentials, negentropy",
         "",
-        "The good loop goes over `theta.unbind(1)`, the plain one over `theta[:, t]`; compile time is not included.",
-        "torch-struct decodes to an indicator of the path, the others to states. jax is a scan of logsumexp under jit.",
+        "The PyTorch loop reads `theta.unbind(1)`, which has a cheap gradient. The indexed loop reads `theta[:, t]`.",
+        "torch.compile compiles the first loop, and the time of compilation is left out. torch-struct is written for",
+        "GPUs: its parallel scan does more arithmetic than a loop. jax is a `lax.scan` of logsumexp under `jit`.",
         *against(results["dense"], SIZES, ("good loop", "plain loop", "torch.compile", "torch-struct", "jax"), peers),
         "",
-        "## Dense potentials, l2",
+        "### Dense potentials, l2",
         "",
-        "entmax: the good loop with its `sparsemax`.",
+        "The last column is the PyTorch loop with `sparsemax` of the entmax package.",
         *l2_table(results["l2"], peers),
         "",
-        "## From scores, negentropy",
+        "### From emissions and transitions, negentropy",
         "",
-        "Gradients with respect to emissions, transitions, start and end.",
+        "The value is the log-partition function. For pytorch-crf and TorchCRF, a private method computes it, because",
+        "their public loss also scores the tags. The losses are compared under *Call overhead*, whole training steps",
+        "under *Training a tagger*. Gradients are with respect to emissions, transitions, start and end scores.",
         *against(results["scores"], SIZES, ("pytorch-crf", "TorchCRF", "jax"), peers),
         "",
-        f"Transitions with standard deviation {SPREAD:.0f}, which range over more than 100:",
+        f"The next table has transitions with standard deviation {SPREAD:.0f}, so scores range over more than 100.",
         *against(results["spread"], SIZES, ("pytorch-crf", "TorchCRF"), peers),
         "",
-        "## Structured attention",
+        "### Marginals as attention weights",
         "",
-        "Marginals; the softmax has as many inputs as the dense potentials.",
+        f"`marginals` of a chain at {SIZES} = {shown(ATTENTION)}, compared with a softmax of as many numbers as the",
+        "dense potentials have. A ratio is the time divided by the time of the softmax.",
         *attention_table(results["attention"]),
         "",
-        "## Growth",
+        "### Growth",
         "",
-        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/edge is from the median.",
+        f"Value and gradient. Each row doubles one size of {shown(GROWTH)}. The time per edge is from the median.",
         *growth_table(results["growth"]),
         "",
-        "## Memory",
+        "### Memory",
         "",
-        'Value and gradient in a separate process; MB. "Beyond" is the peak minus inputs and outputs.',
+        "Memory of value and gradient in MB, measured in a new process. *Workspace* is the peak minus inputs and",
+        "outputs.",
         *memory_table(results["memory"]),
         "",
-        "## torch in the same process",
+        "### torch operators in the same process",
         "",
-        "torch's operators before the first call of bellmax, and interleaved with its calls.",
+        "Times of torch operators before the first call of bellmax, and interleaved with calls of bellmax.",
         *operators_table(results["torch_operators"]),
     ]
 
@@ -204,7 +211,9 @@ def l2_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(f"{SIZES} | task | bellmax, l2: | bellmax, negentropy: | l2 to negentropy: | entmax:", lines)
+    return table(
+        f"{SIZES} | task | bellmax, l2: | bellmax, negentropy: | l2 / negentropy: | PyTorch loop with entmax:", lines
+    )
 
 
 def attention_table(rows: list[Row]) -> list[str]:
@@ -216,7 +225,7 @@ def attention_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table("layer | forward: | to softmax: | with backward: | to softmax:", lines)
+    return table("layer | forward: | ratio: | forward and backward: | ratio:", lines)
 
 
 def growth_table(rows: list[Row]) -> list[str]:
@@ -228,7 +237,7 @@ def growth_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(f"doubled | {SIZES} | dense: | ns/edge: | from scores: | ns/edge:", lines)
+    return table(f"doubled size | {SIZES} | dense: | ns per edge: | from scores: | ns per edge:", lines)
 
 
 def memory_table(rows: list[Row]) -> list[str]:
@@ -240,12 +249,12 @@ def memory_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(f"form | {SIZES} | inputs: | outputs: | a float per node: | beyond: | whole process:", lines)
+    return table(f"form | {SIZES} | inputs: | outputs: | one float per node: | workspace: | whole process:", lines)
 
 
 def operators_table(rows: list[Row]) -> list[str]:
     lines = [[r["operator"], cell(r["alone"]), cell(r["among"]), factor(ratio(r["among"], r["alone"]))] for r in rows]
-    return table("operator | before: | interleaved: | ratio:", lines)
+    return table("operator | before bellmax: | interleaved: | ratio:", lines)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""CTC against torch's own loss and a loop in plain torch: time, other Ω, growth with the shape, digits of float32.
+"""Compare CTC with torch's ctc_loss and a PyTorch loop: time, other Ω, growth with the shape, accuracy in float32.
 
-Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs. The softmax is
-not counted on either side: all start from log-probabilities.
+All calls are interleaved in one process. A row gives the minimum and the median of its runs. All implementations start
+from log-probabilities, so the log_softmax is not timed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DIGITS = ((4, 200, 32, 30), (4, 800, 32, 120), (4, 3200, 32, 480))
 
 
 def problem(shape: Shape, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T, V) and targets (B, L) without padding: the same work for all."""
+    """Log-probabilities (B, T, V) and targets (B, L), without padding."""
     batch, frames, classes, labels = shape
     log_probs = torch.randn(batch, frames, classes, dtype=dtype).log_softmax(-1)
     return log_probs.requires_grad_(), torch.randint(1, classes, (batch, labels))
@@ -58,7 +58,7 @@ def ours(log_probs: Tensor, targets: Tensor, omega: str | bx.Regularizer = "nege
 
 
 def torchs(log_probs: Tensor, targets: Tensor) -> Rival:
-    """Its gradient is right after a log_softmax only, and it has no second derivative."""
+    """torch's ctc_loss: its gradient is right only after a log_softmax, and it has no second derivative."""
     (batch, frames, _), labels = log_probs.shape, targets.shape[1]
     lengths = (frames,) * batch, (labels,) * batch
     value = lambda: -ctc_loss(log_probs.transpose(0, 1), targets, *lengths, reduction="none")  # noqa: E731
@@ -66,7 +66,7 @@ def torchs(log_probs: Tensor, targets: Tensor) -> Rival:
 
 
 def loop(log_probs: Tensor, targets: Tensor) -> Rival:
-    """The recursion over 2L + 1 places, one logsumexp a frame, with derivatives by autograd."""
+    """The recursion over 2L + 1 positions with one logsumexp per frame; autograd computes the derivatives."""
     batch, _, _ = log_probs.shape
     places = torch.zeros(batch, 2 * targets.shape[1] + 1, dtype=torch.int64)
     places[:, 1::2] = targets
@@ -86,16 +86,16 @@ def loop(log_probs: Tensor, targets: Tensor) -> Rival:
 
 
 def rivals(shape: Shape) -> dict[str, Rival]:
-    given = problem(shape)
-    found = {"bellmax": ours(*given), "torch": torchs(*given)}
-    return found if shape in SLOW else {**found, "good loop": loop(*given)}
+    inputs = problem(shape)
+    implementations = {"bellmax": ours(*inputs), "torch": torchs(*inputs)}
+    return implementations if shape in SLOW else {**implementations, "good loop": loop(*inputs)}
 
 
 def sparse(shapes: tuple[Shape, ...], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for shape in shapes:
-        given = problem(shape)
-        runs = {name: ours(*given, omega).runs() for name, omega in OMEGAS.items()}
+        inputs = problem(shape)
+        runs = {name: ours(*inputs, omega).runs() for name, omega in OMEGAS.items()}
         for task in TASKS[:3]:
             now = {name: run[task] for name, run in runs.items()}
             rows.append({"shape": shape, "task": task, **measure(now, repeats, SECONDS)})
@@ -116,7 +116,7 @@ def growth(doublings: int, repeats: int) -> list[Row]:
 
 
 def digits(shapes: tuple[Shape, ...]) -> list[Row]:
-    """The largest error of the gradient after log_softmax in float32, relative to its largest entry."""
+    """Largest error of the gradient after log_softmax in float32, relative to its largest entry."""
     rows: list[Row] = []
     for shape in shapes:
         log_probs, targets = problem(shape, torch.float64)
@@ -137,36 +137,41 @@ def digits(shapes: tuple[Shape, ...]) -> list[Row]:
 
 def markdown(results: dict) -> list[str]:
     return [
-        *heading("CTC", results["machine"]),
+        *heading("ctc", results["machine"]),
         "",
-        "Whole Python calls with fresh outputs, from log-probabilities, without padding. After a peer's times, in",
-        "brackets, how many times slower it is (ratio of medians). torch's `ctc_loss` has no second derivative, and",
-        "its gradient is right only where a `log_softmax` comes before. The Hessian product includes the gradient. A",
-        "dash: too slow, or not there.",
+        "A shape (B,T,V,L) is B sequences of T frames, V classes and L labels, without padding. All implementations",
+        "start from log-probabilities. A number in brackets is the time of the other implementation divided by the",
+        "time of bellmax (medians). Above 1×, bellmax is faster. Calls include all Python code and allocate their",
+        "outputs.",
+        "",
+        "torch's `ctc_loss` has no second derivative. Its gradient is right only if the log-probabilities come",
+        "directly from `log_softmax`. *Decoding* is forced alignment: the best path of a given target. The Hessian",
+        "product includes the gradient. A dash means too slow or not supported.",
         *against(results["torch"], SIZES, ("torch", "good loop"), {}),
         "",
-        "## Other Ω",
+        "### Other Ω",
         "",
-        "In brackets, how many times the time of negentropy.",
+        "A number in brackets is the time divided by the time of negentropy.",
         *sparse_table(results["sparse"]),
         "",
-        "## Growth",
+        "### Growth",
         "",
-        f"Value and gradient, doubling one size of {shown(GROWTH)} at a time; ns/place is from the median, for each",
-        "frame and each of the 2L + 1 places of labels and blanks.",
+        f"Value and gradient. Each row doubles one size of {shown(GROWTH)}. A node is a frame at one of the 2L + 1",
+        "positions of labels and blanks. The time per node is from the median.",
         *table(
-            f"doubled | {SIZES} | bellmax: | ns/place:",
+            f"doubled size | {SIZES} | bellmax: | ns per node:",
             [
                 [r["axis"], shown(r["shape"]), cell(r["bellmax"]), nanoseconds(r["bellmax"], r["nodes"])]
                 for r in results["growth"]
             ],
         ),
         "",
-        "## Digits",
+        "### Accuracy of float32",
         "",
-        "The largest error of the gradient in float32, after `log_softmax`, relative to its largest entry in float64.",
+        "Largest error of the gradient in float32 with respect to the logits, relative to the largest entry in",
+        "float64.",
         *table(
-            f"{SIZES} | bellmax: | torch:",
+            f"{SIZES} | bellmax: | torch ctc_loss:",
             [[shown(r["shape"]), f"{r['bellmax']:.0e}", f"{r['torch']:.0e}"] for r in results["digits"]],
         ),
     ]

@@ -1,6 +1,6 @@
-"""The DAG engine: cost against the number of edges, memory, and native against reference on a deep graph.
+"""Measure paths of a DAG: time and memory against the number of edges, and the native against the reference backend.
 
-Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs.
+All calls are interleaved in one process. A row gives the minimum and the median of its runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OMEGAS = {"negentropy": bx.Negentropy(), "l2": bx.SquaredL2(), "Tsallis 1.5": bx
 
 
 def layered(layers: int, width: int) -> torch.Tensor:
-    """A source, ``layers`` fully connected layers of ``width`` nodes, a sink: a very deep graph for its size."""
+    """Edges of a deep graph: a source, ``layers`` fully connected layers of ``width`` nodes, and a sink."""
     column = torch.arange(width)
     between = torch.cartesian_prod(column, column)
     first = 1 + width * torch.arange(layers - 1).reshape(-1, 1, 1)
@@ -139,18 +139,21 @@ def markdown(results: dict) -> list[str]:
         for r in results["against_reference"]
     ]
     return [
-        *heading("DAG engine", results["machine"]),
+        *heading("dag", results["machine"]),
         "",
-        "## Cost against the number of edges",
+        "### Time against the number of edges",
         "",
-        f"Layers of {WIDTH} nodes, one after the other; negentropy; native; batch of one.",
-        "`ns/edge` is from the gradient's median; memory is the peak above the graph and its weights.",
-        *table("nodes: | edges: | build: | value: | gradient: | Hessian product: | ns/edge: | memory, MB:", growth),
+        f"The graphs are fully connected layers of {WIDTH} nodes. The Ω is negentropy, the batch has one member, the",
+        "kernels are native. *Build* is the time to construct the `bx.DAG`. The time per edge is from the median of",
+        "the gradient. *Memory* is the peak beyond the graph and its weights.",
+        *table("nodes: | edges: | build: | value: | gradient: | Hessian product: | ns per edge: | memory, MB:", growth),
         "",
-        "## Native against reference on a deep graph",
+        "### Native kernels against the reference backend",
         "",
-        "2000 layers of 4 nodes (8 002 nodes, 31 992 edges).",
-        *table("Ω | batch: | task | native: | reference: | ratio of medians:", against_reference),
+        "The graph has 2000 layers of 4 nodes (8 002 nodes, 31 992 edges). The reference backend is written in PyTorch",
+        "and runs if bellmax was installed without a compiler. The ratio is its time divided by the time of the native",
+        "kernels (medians).",
+        *table("Ω | batch: | task | native: | reference: | ratio:", against_reference),
     ]
 
 

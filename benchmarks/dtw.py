@@ -1,7 +1,7 @@
-"""DTW against plain torch and against peers: time, accuracy, growth with the lengths, memory.
+"""Compare DTW with PyTorch code and other libraries: time, accuracy, growth with the lengths, memory.
 
-Every comparison runs in one process, interleaved, except aeon, which needs a separate environment; a row gives the
-minimum and the median of its runs. Peers that are not installed (`make bench` installs them) are left out.
+All calls are interleaved in one process, except aeon, which needs a separate environment. A row gives the minimum and
+the median of its runs. Libraries that are not installed (`make bench` installs them) are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from measuring import (
     forget_peak,
     heading,
     in_own_process,
+    installed,
+    label,
     machine,
     measure,
     nanoseconds,
@@ -89,17 +91,17 @@ def from_series(rivals: Callable[..., dict[str, Run]], shapes: Sequence[Shape], 
 
 
 def aeon(shapes: Sequence[Shape], repeats: int) -> Row:
-    """Its version and its times."""
+    """Version and times of aeon."""
     if not AEON.exists():
         return {"version": None, "rows": []}
-    found = json.loads(in_own_process(HERE / "aeon_alone.py", json.dumps((shapes, repeats, SECONDS)), python=AEON))
-    for row in found["rows"]:
+    measured = json.loads(in_own_process(HERE / "aeon_alone.py", json.dumps((shapes, repeats, SECONDS)), python=AEON))
+    for row in measured["rows"]:
         check_value("aeon", torch.tensor(row.pop("values")), bx.dtw(*all_pairs(row["shape"])).abs())
-    return found
+    return measured
 
 
 def hessian_errors() -> dict[str, float]:
-    """How wrong Hessian products with respect to a series are: norm of the error over the norm."""
+    """Relative error of Hessian products with respect to a series, by implementation."""
     x, y = torch.randn(4, 12, 2, requires_grad=True), torch.randn(4, 10, 2)
     z = torch.randn_like(x)
 
@@ -109,7 +111,7 @@ def hessian_errors() -> dict[str, float]:
 
     products = {name: product(soft_dtw) for name, soft_dtw in soft_dtws().items()}
     exact = products["anti-diagonals"]
-    return {name: ((found - exact).norm() / exact.norm()).item() for name, found in products.items()}
+    return {name: ((computed - exact).norm() / exact.norm()).item() for name, computed in products.items()}
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(sizes: Sequence[int]) -> list[Row]:
-    """Errors of float32 against bellmax in float64, which is checked against plain torch if peers take part."""
+    """Errors of float32 against bellmax in float64. At small sizes, float64 is checked against PyTorch code."""
     return [accuracy_at(n, soft_dtws() if n <= PEERS_ACCURACY else {"bellmax": soft_dtws()["bellmax"]}) for n in sizes]
 
 
@@ -150,7 +152,7 @@ def growth(sizes: Sequence[int], repeats: int) -> list[Row]:
 
 
 def memory(form: str, length: int, band: int | None, task: str) -> Row:
-    """Measured in a separate process, which fails if it runs out of memory."""
+    """Measure memory in a separate process, which fails if it runs out of memory."""
     case = {"form": form, "length": length, "band": band, "task": task}
     try:
         return case | json.loads(in_own_process(__file__, "--memory", json.dumps(list(case.values()))))
@@ -159,16 +161,16 @@ def memory(form: str, length: int, band: int | None, task: str) -> Row:
 
 
 def print_memory(form: str, length: int, band: int | None, task: str) -> None:
-    """MB of the cost matrix (built or not), of inputs, of outputs and at the peak; and seconds."""
+    """Print the MB of the cost matrix (built or not), inputs, outputs and the peak, and the seconds."""
     run = Rival.gradient if task == "value and gradient" else torch.no_grad()(lambda rival: [rival.value()])
     rival = make_ours(form, length, band)
     run(make_ours(form, 8, band))
     before = forget_peak() / 1024
     start = time.perf_counter()
-    found = run(rival)
+    result = run(rival)
     seconds = time.perf_counter() - start
     whole = peak() / 1024
-    inputs, outputs = (sum(x.nbytes for x in tensors) / 2**20 for tensors in (rival.inputs, found))
+    inputs, outputs = (sum(x.nbytes for x in tensors) / 2**20 for tensors in (rival.inputs, result))
     beyond, costs = whole - before - outputs, 4 * length**2 / 2**20
     sizes = {"costs": costs, "inputs": inputs, "outputs": outputs, "beyond": beyond, "multiple": beyond / costs}
     print(json.dumps({**sizes, "whole": whole, "seconds": seconds}))
@@ -186,68 +188,72 @@ def make_ours(form: str, length: int, band: int | None) -> Rival:
 
 def markdown(results: dict) -> list[str]:
     peers = {**results["peers"], "aeon": results["aeon"]["version"]}
-    installed = ", ".join(f"{name} {version or 'not installed'}" for name, version in peers.items())
     return [
-        *heading("DTW", results["machine"]),
-        f"Peers: {installed}. After a peer's times, in brackets, how many times slower it is (ratio of medians).",
+        *heading("dtw", results["machine"]),
+        installed(peers),
         "",
-        "Whole Python calls with fresh outputs, γ = 1. The Hessian product includes the gradient:",
-        "bellmax differentiates its expected path, plain torch the gradient of the value. A dash: not supported, too",
-        "slow, or too much memory.",
+        "A shape (B,N,M) is B pairs of series of lengths N and M. A number in brackets is the time of the other",
+        "implementation divided by the time of bellmax (medians). Above 1×, bellmax is faster. Calls include all",
+        "Python code and allocate their outputs. The smoothing strength γ is 1. The Hessian product includes the",
+        "gradient. A dash means not supported, too slow, or too much memory.",
         "",
-        "## From costs, negentropy",
+        "### From costs, negentropy",
         "",
-        "anti-diagonals: plain torch, one anti-diagonal of the whole batch at a time. tslearn: its",
-        "`SoftDTWLossPyTorch`. Neither tslearn nor pysdtw has second derivatives: with respect to costs autograd",
-        f"raises an error; with respect to series the Hessian product is wrong ({errors(results['hessian_errors'])}).",
+        "*PyTorch, anti-diagonals* computes one anti-diagonal of the whole batch at a time. tslearn is its",
+        "`SoftDTWLossPyTorch`. tslearn and pysdtw have no second derivatives. With respect to costs, autograd raises",
+        "an error. With respect to series, autograd returns a wrong Hessian product, and the error relative to its",
+        "norm is",
+        f"{errors(results['hessian_errors'])}.",
         *against(results["costs"], SIZES, ("anti-diagonals", "tslearn", "pysdtw"), peers),
         "",
-        "## From series of numbers to values",
+        "### From series to values",
         "",
-        "All pairs of a few series, B pairs in total. The peers compute in float64. tslearn (`soft_dtw`), aeon and",
-        "librosa take one pair at a time; dtaidistance (in C) takes all, with threads over pairs. In brackets, the",
-        "ratio to bellmax of the same kind.",
+        "The values of all pairs of a few series, B pairs in total. The other libraries compute in float64. tslearn",
+        "(`soft_dtw`), aeon and librosa take one pair per call. dtaidistance (written in C) takes all pairs, and its",
+        "threads share the pairs. A ratio compares soft DTW with soft DTW, or hard DTW with hard DTW.",
         *series_table(results["series"], results["aeon"]["rows"], peers),
         "",
-        "## All pairs of a collection of series",
+        "### Distance matrix of a collection of series",
         "",
-        "`bx.dtw_cdist` of K series of one length, under hard DTW, against dtaidistance's `distance_matrix_fast`.",
+        "`bx.dtw_cdist` of K series of one length under hard DTW, compared with `distance_matrix_fast` of",
+        "dtaidistance, which computes in float64.",
         *collections_table(results["collections"], peers),
         "",
-        "## Sparse alignments: l2 against negentropy",
+        "### Sparse alignments: l2 against negentropy",
         *omegas_table(results["omegas"]),
         "",
-        "The Hessian product against value and gradient:",
+        "The next table is the time of a Hessian product divided by the time of value and gradient.",
         *hessian_table(results["omegas"]),
         "",
-        "## Accuracy of float32",
+        "### Accuracy of float32",
         "",
-        "One pair of standard normal series with two features: largest error of the expected path / relative error of",
-        "the value, against float64.",
+        "One pair of standard normal series with two features. Each cell is the largest error of the expected path /",
+        "the relative error of the value, compared with float64.",
         *accuracy_table(results["accuracy"]),
         "",
-        "## Growth",
+        "### Growth",
         "",
-        "ns/cell is from the median.",
+        "Times from costs under negentropy. The time per cell is from the median.",
         *growth_table(results["growth"]),
         "",
-        "## Memory",
+        "### Memory",
         "",
-        'One pair, in a separate process; MB. "Beyond" is the peak minus inputs and outputs, also as a multiple of the',
-        "cost matrix. Series have two features.",
+        "Memory of one pair in MB, measured in a new process. *Workspace* is the peak minus inputs and outputs. The",
+        "next column divides it by the size of the cost matrix. From series, bellmax does not build the cost matrix.",
+        "Series have two features.",
         *memory_table(results["memory"]),
     ]
 
 
 def errors(relative: dict[str, float]) -> str:
-    return ", ".join(f"{name} by {error:.0%}" for name, error in relative.items() if error > 1e-3)
+    return " and ".join(f"{error:.0%} for {name}" for name, error in relative.items() if error > 1e-3)
 
 
 def series_table(rows: list[Row], aeon_rows: list[Row], peers: dict[str, str | None]) -> list[str]:
     of_aeon = {tuple(r["shape"]): {"aeon": r["aeon"]} for r in aeon_rows}
     lines = []
     for r in rows:
-        row = {**r, **(of_aeon.get(r["shape"], {}) if r["threads"] == 1 else {})}
+        row = {**r, **(of_aeon.get(tuple(r["shape"]), {}) if r["threads"] == 1 else {})}
         lines.append(
             [
                 str(r["threads"]),
@@ -260,7 +266,7 @@ def series_table(rows: list[Row], aeon_rows: list[Row], peers: dict[str, str | N
             ]
         )
     columns = "bellmax, soft: | tslearn, soft: | aeon, soft: | bellmax, hard: | dtaidistance, hard: | librosa, hard:"
-    return table(f"threads | {SIZES} | {columns} | dtaidistance to bellmax, soft:", lines)
+    return table(f"threads | {SIZES} | {columns} | dtaidistance (hard) / bellmax (soft):", lines)
 
 
 def collections_table(rows: list[Row], peers: dict[str, str | None]) -> list[str]:
@@ -279,7 +285,7 @@ def omegas_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(f"{SIZES} | task | l2: | negentropy: | l2 to negentropy:", lines)
+    return table(f"{SIZES} | task | l2: | negentropy: | l2 / negentropy:", lines)
 
 
 def hessian_table(rows: list[Row]) -> list[str]:
@@ -300,7 +306,7 @@ def accuracy_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(" | ".join(("N", *(f"{name}:" for name in names))), lines)
+    return table(" | ".join(("N", *(f"{label(name)}:" for name in names))), lines)
 
 
 def growth_table(rows: list[Row]) -> list[str]:
@@ -311,7 +317,7 @@ def growth_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    return table(" | ".join((SIZES, *(f"{task}: | ns/cell:" for task in ORDERS))), lines)
+    return table(" | ".join((SIZES, *(f"{task}: | ns per cell:" for task in ORDERS))), lines)
 
 
 def memory_table(rows: list[Row]) -> list[str]:
@@ -326,7 +332,7 @@ def memory_table(rows: list[Row]) -> list[str]:
         ]
         for r in rows
     ]
-    sizes = "matrix of costs: | inputs: | outputs: | beyond: | in matrices: | whole process:"
+    sizes = "cost matrix: | inputs: | outputs: | workspace: | workspace / cost matrix: | whole process:"
     return table(f"from | N = M: | band: | task | {sizes} | seconds:", lines)
 
 

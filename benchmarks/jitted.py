@@ -1,4 +1,4 @@
-"""Chains in JAX as its users write them: a scan of logsumexp, compiled by jit."""
+"""Chains in JAX: a `lax.scan` of logsumexp, compiled by `jit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scored(emissions: Any, transitions: Any, start: Any, end: Any) -> Any:
 
 
 class Jitted:
-    """A function of arrays as a rival: compiled once for each task."""
+    """A function of arrays, compiled once for each task."""
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
         self.inputs = tuple(jax.numpy.asarray(x.detach().numpy()) for x in inputs)

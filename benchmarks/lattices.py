@@ -1,6 +1,7 @@
-"""Programs on lattices against their peers: alignments with gaps, transducers, frames and tokens, segments, DTW.
+"""Compare grid recursions with other libraries: sequence alignment, RNN-T, monotonic alignment, semi-Markov, DTW.
 
-Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs.
+All calls are interleaved in one process. A row gives the minimum and the median of its runs. Libraries that are not
+installed (`pip install bellmax[bench]`) are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def without_graph(value: Callable[[], Tensor]) -> Run:
 
 
 def gaps(shape: Shape) -> dict[str, dict[str, Run]]:
-    """Global alignments with affine gaps, from a (20, 20) matrix; parasail has the hard score in integers."""
+    """Global alignments with affine gaps, from a (20, 20) matrix. parasail computes the hard score in integers."""
     batch, rows, columns = shape
     random = torch.Generator().manual_seed(0)
     a, b = (torch.randint(0, 20, (batch, size), generator=random) for size in (rows, columns))
@@ -97,7 +98,7 @@ def aligned_by(parasail: Any, matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def transducer(shape: Shape) -> dict[str, dict[str, Run]]:
-    """From logits (B, T, U + 1, V), beside a log_softmax of them."""
+    """The loss from logits (B, T, U + 1, V), and a log_softmax of the logits for comparison."""
     batch, frames, labels, classes = shape
     logits = torch.randn(batch, frames, labels + 1, classes, requires_grad=True)
     targets = torch.randint(1, classes, (batch, labels))
@@ -109,16 +110,16 @@ def transducer(shape: Shape) -> dict[str, dict[str, Run]]:
         criterion = loss(blank=0, reduction="none")
         lengths = torch.full((batch,), frames, dtype=torch.int32), torch.full((batch,), labels, dtype=torch.int32)
 
-        def theirs() -> Tensor:
+        def numba_loss() -> Tensor:
             return criterion(logits.log_softmax(-1), targets.int(), *lengths)
 
-        check_value("warprnnt_numba", -theirs(), bx.Transducer.from_logits(logits, targets).value)
-        runs["warprnnt_numba"] = gradient(theirs, logits)
+        check_value("warprnnt_numba", -numba_loss(), bx.Transducer.from_logits(logits, targets).value)
+        runs["warprnnt_numba"] = gradient(numba_loss, logits)
     return {"value and gradient": runs}
 
 
 def monotone(shape: Shape) -> dict[str, dict[str, Run]]:
-    """Scores (B, frames, tokens); the peer has the tokens first."""
+    """Scores (B, frames, tokens). monotonic_alignment_search has the tokens first."""
     scores = torch.randn(shape, requires_grad=True)
     tasks: dict[str, dict[str, Run]] = {
         "best path": {"bellmax": lambda: bx.MonotonicAlignment(scores.detach()).best_path()},
@@ -130,15 +131,17 @@ def monotone(shape: Shape) -> dict[str, dict[str, Run]]:
         tasks["best path"]["monotonic_alignment_search"] = lambda: maximum_path(value, mask)
         path = maximum_path(value, mask).mT
         check_value(
-            "their path", (path * scores).sum((1, 2)), (bx.MonotonicAlignment(scores).best_path() * scores).sum((1, 2))
+            "monotonic_alignment_search",
+            (path * scores).sum((1, 2)),
+            (bx.MonotonicAlignment(scores).best_path() * scores).sum((1, 2)),
         )
     return tasks
 
 
 def segments(shape: Shape) -> dict[str, dict[str, Run]]:
-    """Segments from emissions and durations, and from a score for each segment, if these scores are not too large.
+    """Segments from scores of steps and durations, and from one score per segment unless this takes too much memory.
 
-    torch-struct takes durations and transitions as one tensor of potentials: the same model in its flat form.
+    torch-struct describes the model with one tensor of potentials (B, T, D, K, K).
     """
     batch, steps, durations, labels = shape
     transitions = torch.randn(labels, labels, requires_grad=True)
@@ -150,10 +153,10 @@ def segments(shape: Shape) -> dict[str, dict[str, Run]]:
     scores = torch.randn(batch, steps, durations, labels, requires_grad=True)
     value = lambda: bx.SemiMarkov(scores, transitions).value  # noqa: E731
     runs: dict[str, Run] = {"bellmax": gradient(value, scores, transitions)}
-    theirs = peer("torch_struct", "SemiMarkovCRF")
-    if theirs and math.prod(shape) * labels < 10**6:
+    crf = peer("torch_struct", "SemiMarkovCRF")
+    if crf and math.prod(shape) * labels < 10**6:
         potentials = torch.randn(batch, steps, durations, labels, labels, requires_grad=True)
-        runs["torch-struct"] = gradient(lambda: theirs(potentials).partition, potentials)
+        runs["torch-struct"] = gradient(lambda: crf(potentials).partition, potentials)
     return {"value and gradient": runs, **tasks}
 
 
@@ -169,12 +172,53 @@ def warping(shape: Shape) -> dict[str, dict[str, Run]]:
 
 
 PROGRAMS = {"gaps": gaps, "transducer": transducer, "monotone": monotone, "segments": segments, "warping": warping}
-TITLES = {
-    "gaps": ("Alignments with gaps", "(B,N,M)", ("parasail",)),
-    "transducer": ("Transducers", "(B,T,U,V)", ("log_softmax", "warprnnt_numba")),
-    "monotone": ("Frames and tokens", "(B,T,J)", ("monotonic_alignment_search",)),
-    "segments": ("Segments", "(B,T,D,K)", ("torch-struct",)),
-    "warping": ("DTW with penalties and open ends, against plain DTW", "(B,N,M)", ("with penalties", "with open ends")),
+SECTIONS = {
+    "gaps": (
+        "Sequence alignment",
+        [
+            "`bx.SequenceAlignment` with affine gaps: B pairs of sequences of lengths N and M. parasail, written in C",
+            "with SIMD instructions, computes the hard score in integers. A cell is a pair of positions.",
+        ],
+        "(B,N,M)",
+        ("parasail",),
+    ),
+    "transducer": (
+        "RNN transducer",
+        [
+            "`bx.Transducer.from_logits`: B sequences of T frames, U labels and V classes. The time of torch's",
+            "`log_softmax` of the logits, with its gradient, is shown for comparison. warprnnt_numba is a Numba port",
+            "of the warp-transducer loss, meant for experiments. A cell is a frame and a number of labels.",
+        ],
+        "(B,T,U,V)",
+        ("log_softmax", "warprnnt_numba"),
+    ),
+    "monotone": (
+        "Monotonic alignment",
+        [
+            "`bx.MonotonicAlignment`: B sequences of T frames and J tokens. The best path is compared with the kernel",
+            "of monotonic_alignment_search. A cell is a frame and a token.",
+        ],
+        "(B,T,J)",
+        ("monotonic_alignment_search",),
+    ),
+    "segments": (
+        "Semi-Markov chain",
+        [
+            "`bx.SemiMarkov`: B sequences of T steps, segments of at most D steps, K labels. torch-struct is written",
+            "for GPUs: its parallel scan does more arithmetic than a loop. A cell is a step and a duration.",
+        ],
+        "(B,T,D,K)",
+        ("torch-struct",),
+    ),
+    "warping": (
+        "DTW with penalties and open ends",
+        [
+            "`bx.DTW` with step penalties, and with open ends, compared with `bx.DTW` without options. A number in",
+            "brackets is the time divided by the time without options.",
+        ],
+        "(B,N,M)",
+        ("with penalties", "with open ends"),
+    ),
 }
 
 
@@ -190,7 +234,7 @@ def compare(name: str, shapes: tuple[Shape, ...], repeats: int) -> list[Row]:
 
 
 def memory(shape: Shape) -> Row:
-    """What a step takes at its peak beyond the logits and their gradient, in a process of its own."""
+    """Peak memory of value and gradient without the logits and their gradient, measured in a new process."""
     return json.loads(in_own_process(__file__, "--memory", json.dumps(shape)))
 
 
@@ -199,7 +243,7 @@ def print_memory(*shape: int) -> None:
     logits = torch.randn(batch, frames, labels + 1, classes, requires_grad=True)
     targets = torch.randint(1, classes, (batch, labels))
     small = bx.Transducer.from_logits(logits[:1, :3], targets[:1])
-    small.value.backward()  # what is loaded at the first call is no part of it
+    small.value.backward()  # the first call loads libraries, whose memory is not counted
     logits.grad = None
     before = forget_peak()
     bx.Transducer.from_logits(logits, targets).value.sum().backward()
@@ -213,20 +257,22 @@ def print_memory(*shape: int) -> None:
 
 def markdown(results: dict) -> list[str]:
     page = [
-        *heading("Lattices", results["machine"]),
+        *heading("lattices", results["machine"]),
         "",
-        "Whole Python calls with fresh outputs. In brackets, how many times the time of bellmax.",
+        "A number in brackets is the time of the other library divided by the time of bellmax (medians). Above 1×,",
+        "bellmax is faster. Calls include all Python code and allocate their outputs. The time per cell is from the",
+        "median of bellmax. A dash means not supported, or too much memory.",
     ]
-    for name, (title, sizes, columns) in TITLES.items():
-        page += ["", f"## {title}", *program_table(results[name], sizes, columns)]
+    for name, (title, text, sizes, columns) in SECTIONS.items():
+        page += ["", f"### {title}", "", *text, *program_table(results[name], sizes, columns)]
     page += [
         "",
-        "## Memory of a transducer",
+        "### Memory of an RNN transducer",
         "",
-        "What value and gradient take at their peak beside the logits and their gradient, in MB, and in bytes for",
-        "each frame and number of labels.",
+        "*Workspace* is the peak memory of value and gradient minus the logits and their gradient. A node is a frame",
+        "and a number of labels.",
         *table(
-            "(B,T,U,V) | logits: | beyond: | bytes a node:",
+            "(B,T,U,V) | logits, MB: | workspace, MB: | workspace per node, bytes:",
             [
                 [
                     shown(r["shape"]),
@@ -242,13 +288,12 @@ def markdown(results: dict) -> list[str]:
 
 
 def program_table(rows: list[Row], sizes: str, columns: tuple[str, ...]) -> list[str]:
-    """ns: of bellmax, for each cell of the grid."""
     lines = []
     for r in rows:
         cells = math.prod(r["shape"][:3])
         others = (f"{cell(r[c])} ({factor(ratio(r[c], r['bellmax']))})" if c in r else "–" for c in columns)
         lines.append([shown(r["shape"]), r["task"], cell(r["bellmax"]), nanoseconds(r["bellmax"], cells), *others])
-    header = " | ".join((sizes, "task", "bellmax:", "ns a cell:", *(f"{c}:" for c in columns)))
+    header = " | ".join((sizes, "task", "bellmax:", "ns per cell:", *(f"{c}:" for c in columns)))
     return table(header, lines)
 
 

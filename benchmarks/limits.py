@@ -1,10 +1,6 @@
-"""How near to the machine: what a value and its gradient must read, write and exponentiate, and the time they take.
+"""Roofline: compare the time of value and gradient with the time of its memory traffic and of its exponentials.
 
-A floor is the time of the bytes alone (inputs read once, gradients written once into new memory) or of the
-exponentials alone, whichever is longer, at rates measured here with plain torch on the same threads. Our exponentials
-are faster than torch's, so that some rows are below it. "After a pause" is the same call after 6 ms in which nothing
-was computed: a thread sleeps, and caches are cold. That is how a call in a training loop, or beside a peer in the
-other benchmarks, finds the machine.
+The rates of memory and of exponentials are measured with torch operators on the same threads.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ GRAPH = (200, 100)
 
 
 def rates(repeats: int) -> dict[str, float]:
-    """Bytes a nanosecond read, and written into new memory; exponentials a nanosecond."""
+    """Bytes read, bytes written to new memory, and exponentials, all per nanosecond."""
     count = MEGABYTES * 2**20 // 4
     x, small = torch.rand(count), torch.rand(2**16)
     out = torch.empty_like(small)
@@ -62,7 +58,7 @@ def rates(repeats: int) -> dict[str, float]:
 
 
 def paused(run: Run, repeats: int) -> Times:
-    """Milliseconds of a run after a pause in which this thread computed nothing."""
+    """Milliseconds of a run after a pause without computation."""
 
     def wait() -> None:
         end = time.perf_counter() + PAUSE
@@ -73,11 +69,11 @@ def paused(run: Run, repeats: int) -> Times:
 
 
 def problems() -> dict[str, tuple[Run, int, int, int]]:
-    """By name and shape: the run, bytes that it must read and write, and exponentials."""
-    found: dict[str, tuple[Run, int, int, int]] = {}
+    """By name and shape: the run, the bytes it must read, the bytes it must write, and its exponentials."""
+    cases: dict[str, tuple[Run, int, int, int]] = {}
     for shape in DENSE:
         edges = math.prod(shape) * shape[-1]
-        found[f"dense chain {shown(shape)}"] = (
+        cases[f"dense chain {shown(shape)}"] = (
             ours(random_potentials(shape), "negentropy").runs()[TASK],
             4 * edges,
             4 * edges,
@@ -88,15 +84,15 @@ def problems() -> dict[str, tuple[Run, int, int, int]]:
         parts = (batch, steps, states), (states, states), (states,), (states,)
         run = our_scores(*(torch.randn(part, requires_grad=True) for part in parts)).runs()[TASK]
         size = 4 * math.prod(shape)
-        found[f"chain from scores {shown(shape)}"] = (
+        cases[f"chain from scores {shown(shape)}"] = (
             run,
             size,
             size,
             math.prod(shape),
-        )  # in exp space the rest are products
+        )  # the sweep itself multiplies exponentiated scores
     for shape in ALIGNED:
         cells = math.prod(shape)
-        found[f"DTW {shown(shape)}"] = (
+        cases[f"DTW {shown(shape)}"] = (
             our_dtw(random_cost(shape), "negentropy").runs()[TASK],
             4 * cells,
             4 * cells,
@@ -104,12 +100,12 @@ def problems() -> dict[str, tuple[Run, int, int, int]]:
         )
     for shape in LABELLED:
         batch, frames, classes, labels = shape
-        used, all_of_them = 4 * batch * frames * (labels + 1), 4 * batch * frames * classes
-        exponentials = 3 * batch * frames * labels  # one less than the moves into a blank, and into a label
-        found[f"CTC {shown(shape)}"] = our_ctc(*problem(shape)).runs()[TASK], used, all_of_them, exponentials
+        used, written = 4 * batch * frames * (labels + 1), 4 * batch * frames * classes
+        exponentials = 3 * batch * frames * labels  # 1 of 2 moves into a blank, 2 of 3 moves into a label
+        cases[f"CTC {shown(shape)}"] = our_ctc(*problem(shape)).runs()[TASK], used, written, exponentials
     scores = torch.randn(FRAMES)
     size = 4 * scores.numel()
-    found[f"best path of frames and tokens {shown(FRAMES)}"] = (
+    cases[f"best path of a monotonic alignment {shown(FRAMES)}"] = (
         lambda: bx.MonotonicAlignment(scores).best_path(),
         size,
         size,
@@ -118,15 +114,16 @@ def problems() -> dict[str, tuple[Run, int, int, int]]:
     dag = bx.DAG(layered(*GRAPH))
     theta = torch.randn(dag.num_edges, requires_grad=True)
     run = lambda: torch.autograd.grad(dag.paths(theta).value, theta)  # noqa: E731
-    found[f"graph of {dag.num_edges} edges"] = run, 8 * dag.num_edges, 4 * dag.num_edges, dag.num_edges
-    return found
+    cases[f"DAG with {dag.num_edges} edges"] = run, 8 * dag.num_edges, 4 * dag.num_edges, dag.num_edges
+    return cases
 
 
 def near(repeats: int, rate: Callable[[], dict[str, float]]) -> list[Row]:
-    found, rows = rate(), []
+    """Times of all cases, and the times of their bytes and exponentials at the measured rates."""
+    per_ns, rows = rate(), []
     for name, (run, read, written, exponentials) in problems().items():
-        bytes_alone = (read / found["read"] + written / found["write"]) / 1e6
-        exponentials_alone = exponentials / found["exp"] / 1e6
+        bytes_alone = (read / per_ns["read"] + written / per_ns["write"]) / 1e6
+        exponentials_alone = exponentials / per_ns["exp"] / 1e6
         rows.append({
             "name": name, "bytes": bytes_alone, "exponentials": exponentials_alone,
             "again": measure({"run": run}, repeats, SECONDS)["run"], "paused": paused(run, repeats),
@@ -135,7 +132,7 @@ def near(repeats: int, rate: Callable[[], dict[str, float]]) -> list[Row]:
 
 
 def markdown(results: dict[str, object]) -> list[str]:
-    found, rows = results["rates"], results["near"]
+    per_ns, rows = results["rates"], results["near"]
     lines = [
         [
             row["name"], f"{row['bytes']:.2f}", f"{row['exponentials']:.2f}", cell(row["again"]),
@@ -144,14 +141,20 @@ def markdown(results: dict[str, object]) -> list[str]:
         for row in rows
     ]  # fmt: skip
     return [
-        *heading("How near to the machine", results["machine"]),
-        *(__doc__ or "").split("\n", 1)[1].splitlines(),
+        *heading("limits", results["machine"]),
         "",
-        f"Measured: {found['read']:.1f} bytes a nanosecond read, {found['write']:.1f} written into new memory,"
-        f" {found['exp']:.1f} exponentials a nanosecond.",
-        *table(
-            "value and gradient | bytes: | exponentials: | again and again: | over the floor: | after a pause:", lines
-        ),
+        "Each case is value and gradient, except for the best path. The column *memory* is the time to read the",
+        "inputs once and to write the gradients once to new memory. The column *exponentials* is the time of the",
+        "exponentials that the algorithm needs. The longer of the two is a bound, computed from rates of torch",
+        "operators on the same threads:",
+        f"{per_ns['read']:.1f} bytes read per ns, {per_ns['write']:.1f} bytes written per ns,"
+        f" {per_ns['exp']:.1f} exponentials per ns.",
+        "bellmax computes exponentials faster than torch, so some rows are below the bound.",
+        "",
+        "*Repeated* is the time of calls that follow each other. *After a pause* is the time of calls after 6 ms",
+        "without computation, when threads sleep and caches are cold. Calls inside a training loop are closer to the",
+        "second case.",
+        *table("case | memory: | exponentials: | repeated: | repeated / bound: | after a pause:", lines),
     ]
 
 
@@ -159,13 +162,13 @@ def main() -> None:
     parser = command_line(__doc__, "limits", 20)
     args = parser.parse_args()
     torch.manual_seed(0)
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
 
     def rate() -> dict[str, float]:
-        found.update(rates(args.repeats))
-        return found
+        measured.update(rates(args.repeats))
+        return measured
 
-    results = collect({"machine": machine, "near": lambda: near(args.repeats, rate), "rates": lambda: found})
+    results = collect({"machine": machine, "near": lambda: near(args.repeats, rate), "rates": lambda: measured})
     report(args.output, "limits", results, markdown(results))
 
 

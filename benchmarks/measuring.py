@@ -1,7 +1,8 @@
-"""Shared by all benchmarks: interleaved timing, peak memory, the machine, tables, the command line.
+"""Helpers of all benchmarks: interleaved timing, peak memory, the machine, tables, the command line.
 
-Importable without torch, for peers in a separate environment. Importing it keeps freed memory in the process, for all
-alike: a virtual machine may give large blocks back to its host, and then a gradient of 134 MB takes nine times as long.
+The module can be imported without torch, for libraries in a separate environment. Importing it tells glibc to keep
+freed memory in the process, for all libraries. Otherwise a virtual machine may return large blocks to its host, and a
+gradient of 134 MB takes nine times as long.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ Run = Callable[[], object]
 Times = dict[str, float]
 Row = dict[str, Any]
 SECONDS = 1.0  # for the repeats of each run
+UNITS = "Times are in milliseconds, minimum / median over repeated calls, for float32."
+LABELS = {
+    "good loop": "PyTorch loop",
+    "plain loop": "PyTorch loop, indexed",
+    "anti-diagonals": "PyTorch, anti-diagonals",
+    "torch": "torch ctc_loss",
+    "entmax": "PyTorch loop with entmax",
+    "reference": "reference backend",
+    "softmax": "softmax attention",
+}
 MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**28}  # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
 
 
@@ -35,14 +46,14 @@ def keep_memory() -> None:
             mallopt(parameter, value)
 
 
-if "--memory" not in sys.argv:  # where peaks are measured
+if "--memory" not in sys.argv:  # a process that measures peak memory must return freed memory
     keep_memory()
 
 
 def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> dict[str, Times]:
     """Milliseconds of each run: minimum and median over interleaved repeats, after one warm-up.
 
-    A run is repeated at least twice, and no longer once its repeats have taken ``seconds``.
+    A run is repeated at least twice. It is not repeated again once its repeats have taken ``seconds``.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
@@ -56,12 +67,12 @@ def measure(runs: dict[str, Run], repeats: int, seconds: float = math.inf) -> di
 
 
 def ratio(slow: Times, fast: Times) -> float:
-    """The ratio of medians."""
+    """Ratio of medians."""
     return slow["median"] / fast["median"]
 
 
 def forget_peak() -> int:
-    """Resident memory now, in KB; :func:`peak` counts from here on. Linux only."""
+    """Reset the peak that :func:`peak` returns, and return the resident memory in KB. Linux only."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 
@@ -73,13 +84,13 @@ def peak() -> int:
 
 
 def in_own_process(script: str | Path, *arguments: str, python: str | Path = sys.executable) -> str:
-    """The output of ``script`` run with these arguments."""
+    """Run ``script`` with these arguments in a new process, and return its output."""
     done = subprocess.run([python, script, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
 def collect(tables: dict[str, Callable[[], object]]) -> dict[str, object]:
-    """Make the tables one by one, and print their names."""
+    """Call the functions one by one, print their names, and return their results."""
     results = {}
     for name, make in tables.items():
         print(f"{name} …", file=sys.stderr)
@@ -104,17 +115,27 @@ def machine() -> dict[str, object]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
-    return {"processor": model, "python": platform.python_version(), "torch": torch.__version__, **bx.backend_info()}
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    return {"processor": model, **versions, **bx.backend_info(), "keeps_memory": sys.platform == "linux"}
 
 
-def heading(title: str, m: dict[str, object]) -> list[str]:
-    """The first lines of a page of results."""
-    return [
-        f"# {title}",
-        "",
-        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']}.",
-        "float32; milliseconds, minimum / median. Made by `make bench`, with freed memory kept.",
-    ]
+def heading(name: str, m: dict[str, object], arguments: str = "", units: str = UNITS) -> list[str]:
+    """First lines of a table: the command that reproduces it, the machine, the units."""
+    lines = [f"Reproduce with `python benchmarks/{name}.py{arguments}`. Machine: {described(m)}.", "", units]
+    if not m.get("keeps_memory", True):
+        lines.append("In contrast to the other tables, the process returned freed memory to the system.")
+    return lines
+
+
+def described(m: dict[str, object]) -> str:
+    """The machine and the main versions, in one line."""
+    threads = f"{m['threads']} thread{'' if m['threads'] == '1' else 's'}"
+    return f"{m['processor']}, {threads}, {m['instructions']}, Python {m['python']}, torch {m['torch']}"
+
+
+def installed(peers: dict[str, str | None]) -> str:
+    """Names and versions of the other libraries, in one sentence."""
+    return "Versions: " + ", ".join(f"{name} {version or 'not installed'}" for name, version in peers.items()) + "."
 
 
 def cell(times: Times) -> str:
@@ -130,28 +151,33 @@ def factor(number: float) -> str:
 
 
 def nanoseconds(times: Times, count: int) -> str:
-    """The median per item, for ``count`` items."""
+    """Median time per item in nanoseconds, for ``count`` items."""
     return f"{times['median'] * 1e6 / count:.2f}"
 
 
 def slower(row: Row, name: str, peers: dict[str, str | None], than: str = "bellmax") -> str:
-    """The times of a peer, and how many times slower it is."""
+    """Times of another library, and its time divided by the time of bellmax."""
     if name in row:
         return f"{cell(row[name])} ({factor(ratio(row[name], row[than]))})"
     return "not installed" if name in peers and peers[name] is None else "–"
 
 
 def against(rows: list[Row], sizes: str, columns: Sequence[str], peers: dict[str, str | None]) -> list[str]:
-    """A table of bellmax and its rivals; ``sizes`` says what a shape is made of."""
-    header = " | ".join((sizes, "task", "bellmax:", *(f"{name}:" for name in columns)))
+    """A table of bellmax and other implementations; ``sizes`` names the entries of a shape."""
+    header = " | ".join((sizes, "task", "bellmax:", *(f"{label(name)}:" for name in columns)))
     lines = [
         [shown(r["shape"]), r["task"], cell(r["bellmax"]), *(slower(r, name, peers) for name in columns)] for r in rows
     ]
     return table(header, lines)
 
 
+def label(name: str) -> str:
+    """The name of another implementation, as tables and figures show it."""
+    return LABELS.get(name, name)
+
+
 def table(columns: str, rows: list[list[str]]) -> list[str]:
-    """A Markdown table; ``columns`` are separated by "|", and those that end in ":" are aligned to the right."""
+    """A Markdown table. ``columns`` are separated by "|"; a column that ends in ":" is aligned to the right."""
     names = [name.strip() for name in columns.split("|")]
     rule = ["---:" if name.endswith(":") else "---" for name in names]
     cells = [[name.removesuffix(":") for name in names], *rows]
@@ -160,10 +186,10 @@ def table(columns: str, rows: list[list[str]]) -> list[str]:
 
 
 def command_line(description: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
-    """The options of every benchmark."""
+    """A parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--output", type=Path, default=Path("docs/benchmarks"), help=f"folder for {name}.json and {name}.md"
+        "--output", type=Path, default=Path("docs/benchmarks"), help=f"folder for {name}.json and tables/{name}.md"
     )
     parser.add_argument(
         "--repeats", type=int, default=repeats, help=f"runs of each task after the first (default: {repeats})"
@@ -173,9 +199,9 @@ def command_line(description: str | None, name: str, repeats: int) -> argparse.A
 
 
 def report(output: Path, name: str, results: dict[str, object], page: list[str]) -> None:
-    """Write the results as JSON and as a page, and print the page."""
+    """Write the results to NAME.json and the table to tables/NAME.md, and print the table."""
     text = "\n".join(page) + "\n"
-    output.mkdir(parents=True, exist_ok=True)
+    (output / "tables").mkdir(parents=True, exist_ok=True)
     (output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (output / f"{name}.md").write_text(text)
+    (output / "tables" / f"{name}.md").write_text(text)
     print(text)

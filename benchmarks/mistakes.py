@@ -1,6 +1,7 @@
-"""Derivatives of peers that are wrong: each against differences of the peer's own function, and ours beside it.
+"""Measure the error of derivatives of other libraries that are wrong, and of bellmax for the same function.
 
-A loss is differenced for its gradient, a gradient for its Hessian product. Peers that are not installed are left out.
+A gradient is compared with finite differences of the loss of the library. A Hessian product is compared with finite
+differences of the gradient of the library. Libraries that are not installed are left out.
 
     python benchmarks/mistakes.py
 """
@@ -35,64 +36,72 @@ def hessian_product(loss: Loss, x: Tensor, z: Tensor) -> Tensor:
 
 
 def slope(function: Loss, x: Tensor, z: Tensor) -> Tensor:
-    """The derivative along z, by differences."""
+    """Directional derivative along z, by central differences."""
     step = STEP[x.dtype]
     return (function(x + step * z) - function(x - step * z)) / (2 * step)
 
 
-def error(found: Tensor, wanted: Tensor) -> str:
-    return f"{100 * float((found - wanted).norm() / wanted.norm()):.2g} %"
+def error(computed: Tensor, expected: Tensor) -> str:
+    """Norm of the error relative to the norm of ``expected``, in percent."""
+    return f"{100 * float((computed - expected).norm() / expected.norm()):.2g} %"
 
 
 def of_gradient(losses: Sequence[Loss], x: Tensor) -> list[str]:
-    """How far ⟨gradient, z⟩ is off along a few directions z, for the peer and for ours."""
+    """Error of ⟨gradient, z⟩ over 20 random directions z for each loss. The first loss is differenced."""
     directions = [torch.randn_like(x) for _ in range(20)]
-    wanted = torch.stack([slope(losses[0], x, z) for z in directions])
-    return [error(torch.stack([(gradient(loss, x) * z).sum() for z in directions]), wanted) for loss in losses]
+    expected = torch.stack([slope(losses[0], x, z) for z in directions])
+    return [error(torch.stack([(gradient(loss, x) * z).sum() for z in directions]), expected) for loss in losses]
 
 
 def of_hessian(theirs: Loss, ours: Loss, x: Tensor) -> list[str]:
+    """Error of the Hessian product in a random direction, for another library and for bellmax."""
     z = torch.randn_like(x)
-    wanted = slope(lambda at: gradient(theirs, at), x, z)
-    return [error(hessian_product(loss, x, z), wanted) for loss in (theirs, ours)]
+    expected = slope(lambda at: gradient(theirs, at), x, z)
+    return [error(hessian_product(loss, x, z), expected) for loss in (theirs, ours)]
 
 
 def transducers() -> dict[str, tuple[Loss, Loss, Tensor]]:
     logits, targets = torch.randn(3, 12, 6, 8), torch.randint(1, 8, (3, 5)).int()
     lengths = torch.full((3,), 12).int(), torch.full((3,), 5).int()
-    found: dict[str, tuple[Loss, Loss, Tensor]] = {}
+    cases: dict[str, tuple[Loss, Loss, Tensor]] = {}
     if loss := peer("warprnnt_numba", "RNNTLossNumba"):
         criterion = loss(blank=0, reduction="sum")
-        found["warprnnt_numba"] = (
+        cases["warprnnt_numba"] = (
             lambda x: criterion(x.log_softmax(-1), targets, *lengths).sum(),
             lambda x: -bx.Transducer.from_logits(x, targets).value.sum(),
             logits,
         )
     if audio := peer("torchaudio.functional", "rnnt_loss"):
-        given = targets, *lengths, 0
-        found["torchaudio rnnt_loss"] = (
-            lambda x: audio(x, *given, reduction="sum"),
-            lambda x: ours_for_torchaudio.rnnt_loss(x, *given, reduction="sum"),
+        arguments = targets, *lengths, 0
+        cases["torchaudio rnnt_loss"] = (
+            lambda x: audio(x, *arguments, reduction="sum"),
+            lambda x: ours_for_torchaudio.rnnt_loss(x, *arguments, reduction="sum"),
             logits,
         )
-    return found
+    return cases
 
 
 def main() -> None:
     torch.manual_seed(0)
     log_probs, targets = torch.randn(20, 2, 6, dtype=torch.float64).log_softmax(-1), torch.randint(1, 6, (2, 5))
-    given = targets, (20, 20), (5, 5)
+    arguments = targets, (20, 20), (5, 5)
     losses = [
-        lambda x: ctc_loss(x, *given, reduction="sum"),
-        lambda x: ours_for_torch.ctc_loss(x, *given, reduction="sum"),
+        lambda x: ctc_loss(x, *arguments, reduction="sum"),
+        lambda x: ours_for_torch.ctc_loss(x, *arguments, reduction="sum"),
     ]
-    rows = [["torch ctc_loss, gradient in log_probs", *of_gradient(losses, log_probs)]]
+    rows = [["torch ctc_loss, gradient with respect to log_probs", *of_gradient(losses, log_probs)]]
     rows += [[f"{name}, Hessian product", *of_hessian(*problem)] for name, problem in transducers().items()]
     if decoder := peer("deepblast.nw", "NeedlemanWunschDecoder"):
         scores, gaps = torch.randn(2, 2, 5, 6, dtype=torch.float64)
         align = decoder("softmax")
-        rows.append(["DeepBLAST, gradient in the gaps", *of_gradient([lambda x: align(scores, x).sum()], gaps), "–"])
-    print("| what | theirs is off by | ours is off by |", "| --- | --- | --- |", sep="\n")
+        rows.append(
+            [
+                "DeepBLAST, gradient with respect to the gap scores",
+                *of_gradient([lambda x: align(scores, x).sum()], gaps),
+                "–",
+            ]
+        )
+    print("| derivative | error of the library | error of bellmax |", "| --- | --- | --- |", sep="\n")
     for row in rows:
         print("|", " | ".join(row), "|")
 

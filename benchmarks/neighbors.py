@@ -1,7 +1,7 @@
-"""Neighbours and clusters of time series, on sets of the UCR archive, and what very many series would cost.
+"""Measure nearest neighbors and clusters of time series of the UCR archive, and estimate the cost of many more series.
 
-DATA is a folder with a folder for each set: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not. Everything runs
-on one thread.
+DATA is a folder with a folder for each dataset: NAME/NAME_TRAIN.tsv and NAME/NAME_TEST.tsv, gzipped or not. All calls
+use one thread.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from measuring import (
     command_line,
     factor,
     heading,
+    installed,
     machine,
     measure,
     ratio,
@@ -39,14 +40,14 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.fused import Concatenated, NeighborSearch
 from bellmax.sklearn import DTWKMeans
 
-BAND = 5  # percent of the length
+BAND = 5  # percent of the length of the series
 CLUSTERED = "CBF", "GunPoint", "ECG200"
 STARTS = 3
 GAMMA = 1.0
 PEERS = "dtaidistance", "tslearn"
-MANY = 4000, 128  # series and their length, from which the costs of more are estimated
-NEIGHBOURS = 10
-PAIRS = 500  # series whose pairs are all computed
+MANY = 4000, 128  # number and length of the series from which costs are estimated
+NEIGHBORS = 10
+PAIRS = 500  # series of the distance matrix
 CORES = 64
 
 
@@ -57,17 +58,17 @@ def read(folder: Path, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return values[:, 0], values[:, 1:]
 
 
-# --- neighbours
+# --- neighbors
 
 
 def search(folder: Path, repeats: int) -> Row:
-    """The nearest training series of each test series."""
+    """Find the nearest training series of each test series."""
     (_, train), (_, test) = read(folder, "TRAIN"), read(folder, "TEST")
     length = train.shape[1]
     band = math.ceil(BAND * length / 100)
     exact = bx.dtw_neighbors(test, train, k=1, band=band)
     values = bx.dtw_cdist(test, train, band=band, omega="hard")
-    assert exact.indices.squeeze(1).equal(values.argmin(1)), f"{folder.name}: another neighbour is nearer"
+    assert exact.indices.squeeze(1).equal(values.argmin(1)), f"{folder.name}: another neighbor is nearer"
     torch.testing.assert_close(exact.distances.squeeze(1), values.min(1).values, rtol=1e-9, atol=1e-9)
     xs, ys = (torch.tensor(series, dtype=torch.float32) for series in (test, train))
     runs: dict[str, Run] = {
@@ -84,7 +85,7 @@ def search(folder: Path, repeats: int) -> Row:
 
 
 def share_of_cells(xs: Tensor, ys: Tensor, band: int) -> float:
-    """Of those in the band of all pairs, how many were computed."""
+    """Share of the cells in the band that the search computes, over all pairs."""
     kernel = BACKENDS["native"].fused.neighbors
     queries, candidates = (
         Concatenated(side.reshape(-1, 1), torch.arange(0, side.numel() + 1, side.shape[1])) for side in (xs, ys)
@@ -100,7 +101,7 @@ def share_of_cells(xs: Tensor, ys: Tensor, band: int) -> float:
 
 
 def cluster(folder: Path, starts: int) -> list[Row]:
-    """k-means from the same centers, as many as there are classes: what it reaches, and seconds."""
+    """Run k-means from given centers, one per class: objective and seconds of each implementation."""
     labels, flat = read(folder, "TRAIN")
     series = flat[:, :, None]
     count = len(np.unique(labels))
@@ -108,7 +109,7 @@ def cluster(folder: Path, starts: int) -> list[Row]:
     for seed in range(starts):
         init = series[np.random.default_rng(seed).choice(len(series), count, replace=False)]
         row: Row = {"set": folder.name, "series": len(series), "clusters": count, "start": seed}
-        for name, model in models(count, init).items():
+        for name, model in make_models(count, init).items():
             begun = time.perf_counter()
             centers = model.fit(series).cluster_centers_
             row[name] = {"seconds": time.perf_counter() - begun, "objective": objective(series, centers)}
@@ -116,26 +117,26 @@ def cluster(folder: Path, starts: int) -> list[Row]:
     return rows
 
 
-def models(count: int, init: NDArray[Any], **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"bellmax": DTWKMeans(count, init=init, gamma=GAMMA, **options)}
-    with warnings.catch_warnings(action="ignore"):  # about h5py
+def make_models(count: int, init: NDArray[Any], **options: Any) -> dict[str, Any]:
+    estimators: dict[str, Any] = {"bellmax": DTWKMeans(count, init=init, gamma=GAMMA, **options)}
+    with warnings.catch_warnings(action="ignore"):  # tslearn warns if h5py is missing
         kmeans = peer("tslearn.clustering", "TimeSeriesKMeans", "fit")
     if kmeans is not None:
         soft = {"metric": "softdtw", "metric_params": {"gamma": GAMMA}}
-        found["tslearn"] = kmeans(count, init=init.copy(), **soft, **options)
-    return found
+        estimators["tslearn"] = kmeans(count, init=init.copy(), **soft, **options)
+    return estimators
 
 
 def objective(series: NDArray[Any], centers: NDArray[Any]) -> float:
-    """The sum of soft-DTW from the nearest center, in float64."""
+    """Sum of soft-DTW between each series and its nearest center, in float64."""
     return float(bx.dtw_cdist(series, centers, gamma=GAMMA).min(1).values.sum())
 
 
-# --- very many
+# --- many series
 
 
 def costs(count: int, repeats: int) -> Row:
-    """Nanoseconds a pair, of random walks."""
+    """Nanoseconds per pair of random walks."""
     length = MANY[1]
     walks = torch.randn(count, length).cumsum(1)
     walks = (walks - walks.mean(1, keepdim=True)) / walks.std(1, keepdim=True)
@@ -143,10 +144,10 @@ def costs(count: int, repeats: int) -> Row:
     runs: dict[str, Run] = {
         "all pairs": lambda: bx.dtw_cdist(some, omega="hard"),
         "all pairs in the band": lambda: bx.dtw_cdist(some, omega="hard", band=band),
-        "neighbours in the band": lambda: bx.dtw_neighbors(walks, k=NEIGHBOURS, band=band),
+        "neighbors in the band": lambda: bx.dtw_neighbors(walks, k=NEIGHBORS, band=band),
     }
     times = measure(runs, repeats, SECONDS)
-    pairs = dict.fromkeys(runs, len(some) * (len(some) + 1) / 2) | {"neighbours in the band": count * (count - 1)}
+    pairs = dict.fromkeys(runs, len(some) * (len(some) + 1) / 2) | {"neighbors in the band": count * (count - 1)}
     return {
         "series": count,
         "length": length,
@@ -155,14 +156,24 @@ def costs(count: int, repeats: int) -> Row:
     }
 
 
+CALLS = {
+    "all pairs": "`dtw_cdist`",
+    "all pairs in the band": "`dtw_cdist`, band",
+    "neighbors in the band": "`dtw_neighbors`, band",
+}
+
+
 def estimates(measured: Row) -> list[list[str]]:
+    """Rows of the table of estimates for 10⁵ and 10⁶ series."""
     lines = []
     for count in (10**5, 10**6):
         for name, each in measured["nanoseconds"].items():
             is_matrix = name.startswith("all pairs")
             hours = each * count**2 / (2 if is_matrix else 1) / 3.6e12
-            size = 4 * count**2 if is_matrix else 12 * NEIGHBOURS * count
-            lines.append([f"{count:,}", name, f"{each:,.0f}", f"{hours:,.1f}", f"{hours / CORES:,.2f}", in_bytes(size)])
+            size = 4 * count**2 if is_matrix else 12 * NEIGHBORS * count
+            lines.append(
+                [f"{count:,}", CALLS[name], f"{each:,.0f}", f"{hours:,.1f}", f"{hours / CORES:,.2f}", in_bytes(size)]
+            )
     return lines
 
 
@@ -181,7 +192,7 @@ def in_bytes(size: int) -> str:
 
 def markdown(results: dict[str, Any]) -> list[str]:
     peers, many = results["peers"], results["costs"]
-    found = [
+    searches = [
         [
             row["set"],
             *(str(row[name]) for name in ("queries", "series", "length", "band")),
@@ -193,34 +204,41 @@ def markdown(results: dict[str, Any]) -> list[str]:
         for row in results["search"]
     ]
     return [
-        *heading("Neighbours and clusters of time series", results["machine"]),
-        "One thread. " + ", ".join(f"{name} {version}" for name, version in peers.items() if version) + ".",
+        *heading("neighbors", results["machine"], " DATA"),
+        installed(peers),
         "",
-        "## Neighbours",
+        "### Nearest neighbors",
         "",
-        f"The nearest training series of each test series, hard DTW, a band of {BAND} % of the length. *Cells* are",
-        "those that were computed, of all in the band of all pairs. In float64, neighbours and distances equal those",
-        "of all pairs. dtaidistance computes all pairs in C, in float64.",
+        f"The nearest training series of each test series under hard DTW with a band of {BAND} % of the length.",
+        "`dtw_neighbors` skips pairs and cells that cannot contribute. The column *cells* is the share of the cells",
+        "in the band that it computes. `dtw_cdist` and dtaidistance compute all pairs, dtaidistance in C and in",
+        "float64. A number in brackets is the time divided by the time of `dtw_neighbors` (medians). In float64,",
+        "`dtw_neighbors` returns the same neighbors and distances as `dtw_cdist`.",
         *table(
-            "set | queries: | series: | length: | band: | cells: | neighbours: | `dtw_cdist`: | dtaidistance:", found
+            "dataset | queries: | series: | length: | band: | cells: | `dtw_neighbors`: | `dtw_cdist`: | dtaidistance:",
+            searches,
         ),
         "",
-        "## k-means",
+        "### k-means",
         "",
-        f"`DTWKMeans` and tslearn's `TimeSeriesKMeans` with soft-DTW, γ = {GAMMA:g}: the training series in float64,",
-        "as many clusters as classes, and the same random series as first centers. The objective is the sum of",
-        "soft-DTW from the nearest center: lower is better.",
+        f"`DTWKMeans` and `TimeSeriesKMeans` of tslearn with soft-DTW and γ = {GAMMA:g}, in float64. There is one",
+        "cluster per class, and both start from the same random series. The objective is the sum of soft-DTW between",
+        "each series and its nearest center. Lower is better. The ratio is the time of tslearn divided by the time of",
+        "bellmax.",
         *table(
-            "set | series: | clusters: | start: | bellmax: | tslearn: | bellmax, s: | tslearn, s: | ratio:",
+            "dataset | series: | clusters: | start: | objective, bellmax: | objective, tslearn:"
+            " | bellmax, s: | tslearn, s: | ratio:",
             [clustered(row) for row in results["clusters"]],
         ),
         "",
-        "## Very many series",
+        "### Estimates for many series",
         "",
-        f"Estimated from {many['series']:,} random walks of length {many['length']} (all pairs: from {PAIRS}). The",
-        f"band is {many['band']}, and there are {NEIGHBOURS} neighbours. The more series there are, the more pairs the",
-        "search skips, which is left out of account. *Result* is what is kept: 4 bytes a pair, 12 a neighbour.",
-        *table(f"series: | call | ns a pair: | hours of a core: | hours of {CORES} cores: | result:", estimates(many)),
+        f"The time per pair is measured with {many['series']:,} random walks of length {many['length']} (`dtw_cdist`:",
+        f"with {PAIRS}). The band is {many['band']}, and the search returns {NEIGHBORS} neighbors. With more series",
+        "the search skips more pairs, which the estimate ignores. *Result* is the size of the result: 4 bytes per",
+        "pair, 12 bytes per",
+        "neighbor.",
+        *table(f"series: | call | ns per pair: | hours, 1 core: | hours, {CORES} cores: | result:", estimates(many)),
     ]
 
 
@@ -241,15 +259,15 @@ def clustered(row: Row) -> list[str]:
 
 def main() -> None:
     parser = command_line(__doc__, "neighbors", repeats=10)
-    parser.add_argument("data", type=Path, help="folder of the sets")
-    parser.add_argument("--quick", action="store_true", help="few sets, series and repeats, to see that it works")
+    parser.add_argument("data", type=Path, help="folder of the datasets")
+    parser.add_argument("--quick", action="store_true", help="few datasets, series and repeats, to see that it works")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     quick, repeats = args.quick, 2 if args.quick else args.repeats
     folders = sorted(path for path in args.data.iterdir() if path.is_dir())
     sets = [args.data / name for name in (CLUSTERED[:1] if quick else CLUSTERED)]
-    for model in models(2, np.eye(2, 3)[:, :, None], max_iter=1).values():  # so that all is compiled
+    for model in make_models(2, np.eye(2, 3)[:, :, None], max_iter=1).values():  # numba compiles at the first call
         model.fit(np.random.default_rng(0).normal(size=(4, 3, 1)))
     tables = {
         "search": lambda: [search(folder, repeats) for folder in (folders[:2] if quick else folders)],

@@ -1,4 +1,4 @@
-"""The cost of each Ω: value and gradient of every structure, relative to negentropy."""
+"""Measure the cost of each Ω: value and gradient of every structure, relative to negentropy."""
 
 from __future__ import annotations
 
@@ -119,10 +119,11 @@ def markdown(results: Row) -> list[str]:
         for row in results["omegas"]
     ]
     return [
-        *heading("Cost of each Ω", results["machine"]),
+        *heading("omegas", results["machine"]),
         "",
-        "Value and gradient of random scores, whole Python calls. The first column of numbers is the time of negentropy.",
-        "The other columns are the time of an Ω divided by the time of negentropy (ratio of medians).",
+        "Each call computes the value and the gradient of random scores, including all Python code. The column",
+        "*negentropy* is a time. The other columns are the time of an Ω divided by the time of negentropy (ratio of",
+        "medians).",
         *table(" | ".join(["structure", "negentropy:", *(f"{name}:" for name in others)]), lines),
     ]
 

@@ -1,7 +1,4 @@
-"""The overview page of the benchmarks: figures of all ratios, growth, memory, the machine and the peers.
-
-It is made from the results of the other benchmarks. It also fills the table of the README.
-"""
+"""Write the overview page of the benchmarks, its figures, and the table of the README, from the other results."""
 
 from __future__ import annotations
 
@@ -11,47 +8,84 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
-from measuring import Row, Times, factor, ratio, shown, table
+from measuring import Row, Times, described, factor, label, ratio, shown, table
 
 NAMES = "dag", "chain", "dtw", "ctc", "lattices", "trees", "attention", "ner", "translation", "overhead", "limits"
-COLOURS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
+COLORS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 PLAIN = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 8, "svg.hashsalt": "bellmax"}
-Panels = dict[str, dict[str, dict[str, float]]]  # title, row, peer: how many times slower the peer is
+Panels = dict[str, dict[str, dict[str, float]]]  # title, row, library: its time divided by the time of bellmax
 
 TITLES = {
+    "layers": "Training steps and attention layers",
     "chain-dense": "Chains from dense potentials, negentropy",
-    "chain-scores": "Chains from scores, negentropy",
+    "chain-scores": "Chains from emissions and transitions, negentropy",
     "chain-l2": "Chains from dense potentials, l2",
     "dtw-costs": "DTW from costs, negentropy",
     "dtw-series": "DTW from series, values",
     "ctc": "CTC, negentropy",
-    "layers": "Layers, and steps of training with them",
-    "dag": "Any graph: kernels against the reference backend in plain torch",
+    "dag": "DAG, native kernels and reference backend",
 }
-README = (  # label in the README, file, table, shape, task, peer
-    ("pytorch-crf, likelihood from scores", "chain", "scores", (64, 128, 32), "value and gradient", "pytorch-crf"),
-    ("torch-struct, dense potentials", "chain", "dense", (64, 128, 32), "value and gradient", "torch-struct"),
-    ("a good loop in plain torch, the same", "chain", "dense", (64, 128, 32), "value and gradient", "good loop"),
-    ("entmax's sparsemax in that loop, l2", "chain", "l2", (64, 128, 32), "value and gradient", "entmax"),
-    ("tslearn, soft-DTW from costs", "dtw", "costs", (32, 256, 256), "value and gradient", "tslearn"),
-    ("pysdtw, soft-DTW from costs", "dtw", "costs", (8, 1024, 1024), "value and gradient", "pysdtw"),
-    ("torch's ctc_loss", "ctc", "torch", (32, 400, 32, 60), "value and gradient", "torch"),
-    (
-        "dtaidistance in C, hard DTW of all pairs of series, one thread",
-        "dtw",
-        "collections",
-        (128, 128),
-        None,
-        "dtaidistance",
+NOTES = {
+    "layers": (
+        "Structured attention does more work than softmax attention, so its bars point to the left. The training steps"
+        " are whole steps (forward, backward, clipping, update) of a tagger and of a translator."
     ),
-    ("the same, of series of eight steps", "dtw", "collections", (128, 8), None, "dtaidistance"),
+    "chain-dense": (
+        "A shape is (batch, steps, states). torch-struct is written for GPUs: its parallel scan does more arithmetic"
+        " than a loop."
+    ),
+    "chain-scores": (
+        "A shape is (batch, steps, states). For pytorch-crf and TorchCRF, a private method computes the log-partition"
+        " function, because their public loss also scores the tags. With *large scores*, transitions range over more"
+        " than 100."
+    ),
+    "chain-l2": (
+        "A shape is (batch, steps, states). The PyTorch loop calls `sparsemax` of the entmax package at each step."
+    ),
+    "dtw-costs": "A shape is (batch, length of the first series, length of the second series).",
+    "dtw-series": (
+        "A shape is (pairs, length, length) or, for distance matrices, (series, length). The other libraries compute in"
+        " float64."
+    ),
+    "ctc": "A shape is (batch, frames, classes, labels).",
+    "dag": (
+        "The reference backend is written in PyTorch and runs if bellmax was installed without a compiler. The graph"
+        " has 2000 layers of 4 nodes."
+    ),
+}
+README = (  # task in the README, shape in the README, file, table, shape, task, library
+    (
+        "Chain, log-partition function and gradient: PyTorch loop",
+        "(B,T,S) = (64,128,32)",
+        ("chain", "dense", (64, 128, 32), "value and gradient", "good loop"),
+    ),
+    (
+        "Soft-DTW from costs and gradient: tslearn",
+        "(B,N,M) = (32,256,256)",
+        ("dtw", "costs", (32, 256, 256), "value and gradient", "tslearn"),
+    ),
+    (
+        "CTC loss and gradient: torch `ctc_loss`",
+        "(B,T,V,L) = (32,400,32,60)",
+        ("ctc", "torch", (32, 400, 32, 60), "value and gradient", "torch"),
+    ),
+    (
+        "Distance matrix, hard DTW, one thread: dtaidistance (C, float64)",
+        "128 series of length 128",
+        ("dtw", "collections", (128, 128), None, "dtaidistance"),
+    ),
+    (
+        "Distance matrix, hard DTW, one thread: dtaidistance (C, float64)",
+        "128 series of length 8",
+        ("dtw", "collections", (128, 8), None, "dtaidistance"),
+    ),
 )
-DOCS = "https://github.com/bellmax/bellmax/blob/main/docs/benchmarks"  # a package index shows the README, too
 BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.DOTALL)
 
 
@@ -61,91 +95,91 @@ BETWEEN = re.compile(r"(?<=<!-- ratios -->\n).*?(?=<!-- end of ratios -->)", re.
 def panels(results: dict[str, Any]) -> dict[str, Panels]:
     """All ratios, by figure."""
     chain, dtw = results["chain"], results["dtw"]
-    spread = [{**row, "shape": f"{shown(row['shape'])}, spread 100"} for row in chain["spread"]]
+    spread = [{**row, "shape": f"{shown(row['shape'])}, large scores"} for row in chain["spread"]]
     return {
+        "layers": of_layers(results),
         "chain-dense": by_task(chain["dense"]),
         "chain-scores": by_task([*chain["scores"], *spread]),
         "chain-l2": by_task(chain["l2"]),
         "dtw-costs": by_task(dtw["costs"]),
         "dtw-series": of_series(dtw["series"], dtw["aeon"]["rows"]) | of_collections(dtw["collections"]),
         "ctc": by_task(results["ctc"]["torch"]),
-        "layers": of_layers(results),
         "dag": of_graphs(results["dag"]["against_reference"]),
     }
 
 
 def by_task(rows: Iterable[Row]) -> Panels:
-    found: Panels = {}
+    panels: Panels = {}
     for row in rows:
-        label = row["shape"] if isinstance(row["shape"], str) else shown(row["shape"])
-        found.setdefault(row["task"], {})[label] = {
+        shape = row["shape"] if isinstance(row["shape"], str) else shown(row["shape"])
+        panels.setdefault(row["task"], {})[shape] = {
             name: ratio(times, row["bellmax"])
             for name, times in row.items()
             if isinstance(times, dict) and not name.startswith("bellmax")
         }
-    return found
+    return panels
 
 
 def of_series(rows: Iterable[Row], aeon: Iterable[Row]) -> Panels:
     alone = {tuple(row["shape"]): row["aeon"] for row in aeon}
-    found: Panels = {}
+    panels: Panels = {}
     for row in rows:
         threads = f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
         if row["threads"] == 1 and tuple(row["shape"]) in alone:
             row = {**row, "aeon": alone[tuple(row["shape"])]}
         for kind, peers in {"soft": ("tslearn", "aeon"), "hard": ("dtaidistance", "librosa")}.items():
-            own = {name: ratio(row[name], row[f"bellmax, {kind}"]) for name in peers if name in row}
-            if own:
-                found.setdefault(f"{kind}, {threads}", {})[shown(row["shape"])] = own
-    return found
+            ratios = {name: ratio(row[name], row[f"bellmax, {kind}"]) for name in peers if name in row}
+            if ratios:
+                panels.setdefault(f"{kind} DTW, {threads}", {})[shown(row["shape"])] = ratios
+    return panels
 
 
 def of_collections(rows: Iterable[Row]) -> Panels:
-    found: Panels = {}
+    panels: Panels = {}
     for row in rows:
-        title = f"all pairs, hard, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
-        found.setdefault(title, {})[shown(row["shape"])] = {"dtaidistance": ratio(row["dtaidistance"], row["bellmax"])}
-    return found
+        title = f"distance matrix, hard DTW, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+        panels.setdefault(title, {})[shown(row["shape"])] = {"dtaidistance": ratio(row["dtaidistance"], row["bellmax"])}
+    return panels
 
 
 def of_layers(results: dict[str, Any]) -> Panels:
-    found: Panels = {}
+    panels: Panels = {}
+    for row in results["ner"]["rows"]:
+        if row["crf"] == "pytorch-crf":
+            peer: Times = row["step"]
+        else:
+            name = f"{row['crf'].removeprefix('bellmax, ')}, {row['loss']}, {row['size']} sentences"
+            panels.setdefault("training step of a tagger", {})[name] = {"pytorch-crf": ratio(peer, row["step"])}
+    for row in results["translation"]["rows"]:
+        if row["attention"] == "dot-negentropy":
+            softmax: Times = row["step"]
+        else:
+            name = f"{row['attention']}, size {row['size']}"
+            panels.setdefault("training step of a translator", {})[name] = {"softmax": ratio(softmax, row["step"])}
     for part, title in {"step": "attention, scores to weights", "module": "attention, whole module"}.items():
         for row in results["attention"][part]:
             if row["layer"] == "softmax":
                 plain: Times = row["both"]
             else:
-                label = f"{row['layer']}, {shown(row['shape'])}{', mask' if row['masked'] else ''}"
-                found.setdefault(f"{title}, and back", {})[label] = {"softmax": ratio(plain, row["both"])}
-    for row in results["ner"]["rows"]:
-        if row["crf"] == "pytorch-crf":
-            peer: Times = row["step"]
-        else:
-            label = f"{row['crf'].removeprefix('bellmax, ')}, {row['loss']}, {row['size']} sentences"
-            found.setdefault("step of a tagger", {})[label] = {"pytorch-crf": ratio(peer, row["step"])}
-    for row in results["translation"]["rows"]:
-        if row["attention"] == "dot-negentropy":
-            softmax: Times = row["step"]
-        else:
-            label = f"{row['attention']}, size {row['size']}"
-            found.setdefault("step of a translator", {})[label] = {"softmax": ratio(softmax, row["step"])}
-    return found
+                name = f"{row['layer']}, {shown(row['shape'])}{', mask' if row['masked'] else ''}"
+                panels.setdefault(f"{title}, with gradients", {})[name] = {"softmax": ratio(plain, row["both"])}
+    return panels
 
 
 def of_graphs(rows: Iterable[Row]) -> Panels:
-    found: Panels = {}
+    panels: Panels = {}
     for row in rows:
-        label = f"{row['omega']}, {row['task']}"
-        found.setdefault(f"batch of {row['batch']}", {})[label] = {"reference": row["ratio"]}
-    return found
+        name = f"{row['omega']}, {row['task']}"
+        panels.setdefault(f"batch of {row['batch']}", {})[name] = {"reference": row["ratio"]}
+    return panels
 
 
 # --- figures
 
 
 def draw_ratios(panels: Panels) -> Figure:
-    """A bar for each ratio, starting at 1×: to the right if the peer is slower, to the left if it is faster."""
-    peers = list(dict.fromkeys(peer for rows in panels.values() for own in rows.values() for peer in own))
+    """A bar for each ratio, starting at 1×: to the right if bellmax is faster, to the left if it is slower."""
+    peers = list(dict.fromkeys(peer for rows in panels.values() for ratios in rows.values() for peer in ratios))
     titles = list(panels)
     pairs = [titles[start : start + 2] for start in range(0, len(titles), 2)]
     heights = [max(_height(panels[title]) for title in pair) for pair in pairs]
@@ -157,26 +191,25 @@ def draw_ratios(panels: Panels) -> Figure:
         for ax, title in zip(axes, pair, strict=False):
             _bars(ax, panels[title], peers)
             ax.set_title(title, fontsize=9, loc="left")
-    handles = [figure.axes[0].barh(0, 0, color=COLOURS[n], label=peer) for n, peer in enumerate(peers)]
+    handles = [figure.axes[0].barh(0, 0, color=COLORS[n], label=label(peer)) for n, peer in enumerate(peers)]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(peers), frameon=False)
     return figure
 
 
 def _height(rows: dict[str, dict[str, float]]) -> float:
-    return 0.6 + 0.16 * sum(max(len(own), 1.4) for own in rows.values())
+    return 0.6 + 0.16 * sum(max(len(ratios), 1.4) for ratios in rows.values())
 
 
 def _bars(ax: Axes, rows: dict[str, dict[str, float]], peers: Sequence[str]) -> None:
-    place, ticks = 0.0, []
-    for label, own in rows.items():
-        ticks.append((place + (len(own) - 1) / 2, label))
-        for peer, times in own.items():
-            ax.barh(place, times - 1, left=1, height=0.9, color=COLOURS[peers.index(peer)])
-            ax.annotate(
-                f" {factor(times)} ", (max(times, 1), place), ha="left", va="center", fontsize=6, annotation_clip=False
-            )
-            place += 1
-        place += 0.6
+    position, ticks = 0.0, []
+    for name, ratios in rows.items():
+        ticks.append((position + (len(ratios) - 1) / 2, name))
+        for peer, times in ratios.items():
+            ax.barh(position, times - 1, left=1, height=0.9, color=COLORS[peers.index(peer)])
+            end = max(times, 1), position
+            ax.annotate(f" {factor(times)} ", end, ha="left", va="center", fontsize=6, annotation_clip=False)
+            position += 1
+        position += 0.6
     ax.set_yticks(*zip(*ticks, strict=True), fontsize=7)
     ax.invert_yaxis()
     ax.set_xscale("log")
@@ -190,7 +223,7 @@ def _bars(ax: Axes, rows: dict[str, dict[str, float]], peers: Sequence[str]) -> 
 
 
 def draw_growth(results: dict[str, Any]) -> Figure:
-    """Time against size; grey lines show linear growth."""
+    """Time against size. Gray lines show linear growth."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     axes = figure.subplots(1, 3)
     graph, chain, dtw = (results[name]["growth"] for name in ("dag", "chain", "dtw"))
@@ -198,14 +231,14 @@ def draw_growth(results: dict[str, Any]) -> Figure:
         _curve(axes[0], task, [(row["edges"], row[task]) for row in graph])
     for axis in dict.fromkeys(row["axis"] for row in chain):
         for form in ("dense", "scores"):
-            own = [(row["edges"], row[form]) for row in chain if row["axis"] == axis]
-            _curve(axes[1], f"{form}, {axis} grows", own)
+            points = [(row["edges"], row[form]) for row in chain if row["axis"] == axis]
+            _curve(axes[1], f"{form}, {axis} grows", points)
     for task in ("value", "value and gradient", "Hessian product"):
         _curve(axes[2], task, [(row["shape"][0] * row["shape"][1] ** 2, row[task]) for row in dtw])
     for ax, title, what in zip(
         axes,
-        ("Any graph", "Chains, value and gradient", "DTW"),
-        ("edges", "edges", "cells of costs"),
+        ("DAG", "Chains, value and gradient", "DTW"),
+        ("edges", "edges", "cells of the cost matrices"),
         strict=True,
     ):
         ax.set(xscale="log", yscale="log", xlabel=what)
@@ -219,14 +252,14 @@ def draw_growth(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def _curve(ax: Axes, label: str, points: Sequence[tuple[int, Times]]) -> None:
+def _curve(ax: Axes, name: str, points: Sequence[tuple[int, Times]]) -> None:
     number = len(ax.get_legend_handles_labels()[0])
     xs, ys = [size for size, _ in points], [times["median"] for _, times in points]
-    ax.plot(xs, ys, "o-", markersize=3, linewidth=1.2, color=COLOURS[number], label=label)
+    ax.plot(xs, ys, "o-", markersize=3, linewidth=1.2, color=COLORS[number], label=name)
 
 
 def draw_memory(results: dict[str, Any]) -> Figure:
-    """Memory of one call in a separate process, in MB."""
+    """Memory of one call in a new process, in MB."""
     rows = {}
     for row in results["chain"]["memory"]:
         rows[f"chain, {row['form']}, {shown(row['shape'])}"] = row
@@ -236,17 +269,12 @@ def draw_memory(results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(7, 0.5 * len(rows) + 1), layout="constrained")
     ax = figure.subplots()
     for place, row in enumerate(rows.values()):
-        for n, what in enumerate(("inputs", "outputs", "beyond")):
+        for n, (what, name) in enumerate({"inputs": "inputs", "outputs": "outputs", "beyond": "workspace"}.items()):
             if what in row:
-                label = what if not place else None
-                ax.barh(place + 0.27 * (n - 1), max(row[what], 0.1), height=0.25, color=COLOURS[n], label=label)
-                ax.text(
-                    max(row[what], 0.1),
-                    place + 0.27 * (n - 1),
-                    f" {row[what]:.{1 if row[what] < 10 else 0}f}",
-                    va="center",
-                    fontsize=6,
-                )
+                length, position = max(row[what], 0.1), place + 0.27 * (n - 1)
+                ax.barh(position, length, height=0.25, color=COLORS[n], label=None if place else name)
+                number = f" {row[what]:.{1 if row[what] < 10 else 0}f}"
+                ax.text(length, position, number, va="center", fontsize=6)
     ax.set(xscale="log", xlabel="MB")
     ax.set_xlim(0.1, 10 * max(row["inputs"] for row in rows.values()))
     ax.set_yticks(range(len(rows)), list(rows), fontsize=7)
@@ -259,72 +287,95 @@ def draw_memory(results: dict[str, Any]) -> Figure:
 
 
 def markdown(results: dict[str, Any]) -> list[str]:
-    m = results["chain"]["machine"]
     peers = {**results["chain"]["peers"], **results["dtw"]["peers"], "aeon": results["dtw"]["aeon"]["version"]}
+    versions = ", ".join(f"{name} {version}" for name, version in peers.items() if version)
+    steps = panels(results)["layers"]["training step of a tagger"]
+    gains = [entry["pytorch-crf"] for entry in steps.values()]
     lines = [
         "# Benchmarks",
         "",
-        "    make bench",
+        "This page compares the time of bellmax with the time of other libraries on a CPU. [All",
+        "measurements](tables.md) has the times in milliseconds, and more benchmarks.",
         "",
-        "installs the peers, measures everything on these pages and writes them. Run it on an otherwise idle machine.",
-        "Each page names its machine; for chains it is",
-        f"{m['processor']}, {m['threads']} threads, {m['instructions']}; Python {m['python']}, torch {m['torch']};",
-        ", ".join(f"{name} {version}" for name, version in peers.items() if version) + ".",
+        "## How to read the numbers",
         "",
-        "A ratio says how many times slower a peer is, by the medians of whole Python calls in float32, interleaved in",
-        "one process. Bars to the left of 1×: bellmax is slower. All times: " + ", ".join(_pages()) + ".",
+        "Each number is the time of another library divided by the time of bellmax. Above 1×, bellmax is faster.",
+        "Below 1×, the other library is faster. In the figures, a bar that starts at 1× and points to the right means",
+        "that bellmax is faster. A bar that points to the left means that bellmax is slower. The scale is",
+        "logarithmic.",
+        "",
+        "- **Machine**: " + described(results["chain"]["machine"]) + ". No GPU was used.",
+        *wrap(f"- **Versions**: {versions}.", 100, subsequent_indent="  "),
+        "- **Times** are medians of repeated calls, which include all Python code. All libraries are interleaved in",
+        "  one process, except aeon, which needs a separate environment.",
+        "- **Precision** is float32, unless the text says otherwise. dtaidistance computes in float64.",
+        "- **Memory**: the process keeps freed memory for all libraries (`mallopt` of glibc). In a normal process,",
+        "  calls with large outputs are slower, because the system must provide new memory for each call.",
+        "- **torch-struct** is written for GPUs. On a CPU, its parallel scan does more arithmetic than a loop.",
+        "- **pytorch-crf**: the ratios of chains time its private method for the log-partition function. A whole",
+        f"  training step gains {min(gains):.1f}–{max(gains):.1f}×, because the CRF is a small share of the step.",
+        "",
+        "To repeat all measurements on an idle machine, clone the repository and run:",
+        "",
+        "```bash",
+        "make bench",
+        "```",
         "",
         "## Overview",
         "",
-        "Ratios over all shapes and tasks. The last column counts the cases in which the peer is faster than bellmax.",
-        *table("benchmark | peer | minimum: | median: | maximum: | faster:", list(summary(panels(results)))),
+        "Ratios over all shapes and tasks of each benchmark. The last column counts the cases in which the other",
+        "library is faster than bellmax.",
+        *table("benchmark | compared with | minimum: | median: | maximum: | below 1×:", list(summary(panels(results)))),
     ]
     for name, title in TITLES.items():
-        lines += ["", f"## {title}", "", f"![How many times slower the others are]({name}.svg)"]
+        alt = f"Bar chart, {title}: time of other implementations divided by the time of bellmax, by task and shape"
+        lines += ["", f"## {title}", "", *wrap(NOTES[name], 100), "", f"![{alt}]({name}.svg)"]
     lines += [
         "",
         "## Growth",
         "",
-        "Grey lines show linear growth.",
+        "Time of bellmax against the size of the problem, on logarithmic scales. Gray lines show linear growth.",
         "",
-        "![Time against size](growth.svg)",
+        "![Three line charts: milliseconds against edges of DAGs, edges of chains, and cells of DTW](growth.svg)",
         "",
         "## Memory",
         "",
-        "One call in a separate process: value and gradient, or the value only in the last row. *Beyond* is the peak",
-        "minus inputs and outputs. DTW from series does not build the cost matrix.",
+        "Memory of value and gradient, measured in a new process. The last row is the value only. *Workspace* is the",
+        "peak minus inputs and outputs. From series, DTW does not build the cost matrix.",
         "",
-        "![Memory of inputs, outputs and beyond](memory.svg)",
+        "![Bar chart: MB of inputs, outputs and workspace for chains and DTW](memory.svg)",
     ]
     return lines
 
 
-def _pages() -> Iterable[str]:
-    titles = {"dag": "any graph", "chain": "chains", "dtw": "DTW", "ctc": "CTC"}
-    titles |= {"ner": "a tagger", "translation": "a translator"}
-    return (f"[{titles.get(name, name)}]({name}.md)" for name in NAMES)
-
-
 def summary(figures: dict[str, Panels]) -> Iterable[list[str]]:
-    for name, own in figures.items():
-        found: dict[str, list[float]] = {}
-        for rows in own.values():
+    for name, panels in figures.items():
+        by_peer: dict[str, list[float]] = {}
+        for rows in panels.values():
             for entry in rows.values():
                 for peer, times in entry.items():
-                    found.setdefault(peer, []).append(times)
-        for peer, ratios in found.items():
-            slower = f"{sum(times < 1 for times in ratios)} of {len(ratios)}"
+                    by_peer.setdefault(peer, []).append(times)
+        for peer, ratios in by_peer.items():
+            below = f"{sum(times < 1 for times in ratios)} of {len(ratios)}"
             numbers = (factor(of(ratios)) for of in (min, statistics.median, max))
-            yield [TITLES[name], peer, *numbers, slower]
+            yield [TITLES[name], label(peer), *numbers, below]
 
 
 def readme_table(results: dict[str, Any]) -> str:
-    lines = []
-    for what, name, part, shape, task, peer in README:
+    steps = panels(results)["layers"]["training step of a tagger"]
+    sizes = [row["size"] for row in results["ner"]["rows"] if row["crf"] == "pytorch-crf"]
+    gains = (factor(steps[f"negentropy, surrogate, {size} sentences"]["pytorch-crf"]) for size in sizes)
+    lines = [
+        [
+            "Training step of a tagger (LSTMs and a CRF): pytorch-crf",
+            " / ".join(map(str, sizes)) + " sentences",
+            " / ".join(gains),
+        ]
+    ]
+    for what, shown_shape, (name, part, shape, task, peer) in README:
         row = next(r for r in results[name][part] if tuple(r["shape"]) == shape and r.get("task") == task)
-        ours = row["bellmax" if "bellmax" in row else "bellmax, hard"]
-        lines.append([what, shown(shape), factor(ratio(row[peer], ours)), f"[{name}]({DOCS}/{name}.md)"])
-    return "\n".join(table("| shape | slower by: | page", lines)[1:]) + "\n"
+        lines.append([what, shown_shape, factor(ratio(row[peer], row["bellmax"]))])
+    return "\n".join(table("task | shape | time of the other library ÷ time of bellmax:", lines)[1:]) + "\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Chains and DTW by bellmax and by other means: plain torch, and peers from PyPI where they are installed."""
+"""Chains and DTW by bellmax, by PyTorch code, and by other libraries if they are installed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ CHAIN_PEERS = ("torch-struct", "pytorch-crf", "TorchCRF", "entmax", "jax")
 DTW_PEERS = ("tslearn", "pysdtw", "dtaidistance", "librosa")
 Shape = tuple[int, int, int]  # batch, and: steps, states of chains; lengths of both series of DTW
 
-os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # its OpenMP is a second one, and slows torch's operators
+os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # a second OpenMP runtime slows torch's operators
 warnings.filterwarnings("ignore", ".*arg_constraints", UserWarning)  # torch-struct
 
 
 @dataclass
 class Rival:
-    """A way to compute the values of a batch from ``inputs``, which require gradients."""
+    """An implementation that computes the values of a batch from ``inputs``, which require gradients."""
 
     inputs: Sequence[Tensor]
     value: Callable[[], Tensor]
-    path: Callable[[], Sequence[Tensor]] | None = None  # the gradient of the value, differentiable; autograd's if None
+    path: Callable[[], Sequence[Tensor]] | None = None  # differentiable gradient of the value; None: autograd
     decode: Run | None = None
     skips: tuple[str, ...] = ()
 
@@ -42,7 +42,7 @@ class Rival:
         return torch.autograd.grad(self.value().sum(), self.inputs)
 
     def runs(self) -> dict[str, Run]:
-        """The tasks that it can do in reasonable time."""
+        """Runs of the tasks, without those in ``skips``."""
         z = [torch.randn_like(x) for x in self.inputs]
 
         def value() -> object:
@@ -74,7 +74,7 @@ def compare(
 
 
 def check(runs: dict[str, dict[str, Run]]) -> None:
-    """Check that all agree on the value, and that our gradient is finite."""
+    """Check that all implementations have the same value, and that the gradient of bellmax is finite."""
     value = runs["bellmax"]["value"]()
     for name, run in runs.items():
         if name != NEGENTROPY:
@@ -90,22 +90,22 @@ def check_value(name: str, value: Any, expected: Any) -> None:
 
 
 def versions(peers: Sequence[str]) -> dict[str, str | None]:
-    """The versions of the peers; None if not installed."""
-    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    """Versions of the libraries, None if not installed."""
+    installed = {package.name: package.version for package in importlib.metadata.distributions()}
     return {name: installed.get(name) for name in peers}
 
 
 def peer(module: str, name: str, method: str = "__call__") -> Any:
     """The attribute ``name`` of ``module``, or None if it is missing or has no such method.
 
-    pytorch-crf installs ``torchcrf`` and TorchCRF installs ``TorchCRF``: where file names ignore case, the later of the
-    two overwrites the other, and the method shows which one is installed.
+    pytorch-crf installs ``torchcrf`` and TorchCRF installs ``TorchCRF``. On file systems that ignore case, the second
+    installation overwrites the first, and the method shows which of the two is installed.
     """
     try:
-        found = getattr(importlib.import_module(module), name)
+        attribute = getattr(importlib.import_module(module), name)
     except ImportError:
         return None
-    return found if hasattr(found, method) else None
+    return attribute if hasattr(attribute, method) else None
 
 
 def jitted(name: str, inputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def jitted(name: str, inputs: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def dense(shape: Shape, *, slow: Sequence[str]) -> dict[str, Rival]:
-    """``slow``: which of "torch.compile" and "torch-struct" take part."""
+    """``slow`` selects which of "torch.compile" and "torch-struct" are measured."""
     theta = random_potentials(shape)
-    size = shape[1] * theta.numel()  # theta[:, t] has a gradient of the size of theta, T times
+    size = shape[1] * theta.numel()  # the gradient of each theta[:, t] has the size of theta
     rivals = {
         "bellmax": ours(theta, "negentropy"),
         "good loop": Rival([theta], lambda: good_loop(theta), decode=lambda: viterbi(theta)),
@@ -140,7 +140,7 @@ def dense(shape: Shape, *, slow: Sequence[str]) -> dict[str, Rival]:
 
 
 def sparse(shape: Shape) -> dict[str, Rival]:
-    """Rivals under the squared l2 norm, and bellmax under negentropy for comparison."""
+    """Implementations under the squared l2 norm, and bellmax under negentropy for comparison."""
     theta = random_potentials(shape)
     rivals = {"bellmax": ours(theta, "l2"), NEGENTROPY: ours(theta, "negentropy")}
     if sparsemax := peer("entmax", "sparsemax"):
@@ -205,7 +205,7 @@ def viterbi(theta: Tensor) -> Tensor:
 
 
 def torch_struct(theta: Tensor) -> Rival:
-    """torch-struct has no scores of the first step: they are added to those of the second."""
+    """torch-struct has no potentials of the first step, so they are added to the potentials of the second step."""
     chain = peer("torch_struct", "LinearChainCRF")
     potentials = theta.detach()[:, 1:].clone()
     potentials[:, 0] += theta.detach()[:, 0, None, :, 0]
@@ -261,7 +261,7 @@ def other_torch_crf(crf: Any, emissions: Tensor, transitions: Tensor, start: Ten
 
 
 def soft_dtws() -> dict[str, Callable[[Tensor], Tensor]]:
-    """By name: from costs to values (B), with γ = 1."""
+    """By name: functions from costs (B, N, M) to values (B,), with γ = 1."""
     rivals = {"bellmax": lambda cost: bx.DTW(cost).value, "anti-diagonals": soft_dtw}
     if loss := peer("tslearn.metrics", "SoftDTWLossPyTorch"):
         of_costs = loss(dist_func=lambda cost, _: cost)
@@ -275,7 +275,7 @@ def soft_aligned(shape: Shape) -> dict[str, Rival]:
     cost = random_cost(shape)
     rivals = {name: Rival([cost], functools.partial(value, cost)) for name, value in soft_dtws().items()}
     for name in {"tslearn", "pysdtw"} & rivals.keys():
-        rivals[name].skips = ("Hessian product",)  # wrong
+        rivals[name].skips = ("Hessian product",)  # wrong, or an error
     return {**rivals, "bellmax": our_dtw(cost, "negentropy")}
 
 
@@ -297,9 +297,9 @@ def our_dtw(cost: Tensor, omega: str) -> Rival:
 
 
 def soft_dtw(cost: Tensor) -> Tensor:
-    """One anti-diagonal of the whole batch at a time.
+    """soft-DTW in PyTorch, one anti-diagonal of the whole batch at a time.
 
-    ``last`` and ``before`` are the two previous ones, (rows, B), with a row that no path reaches at either end.
+    ``last`` and ``before`` are the two previous anti-diagonals (rows, B), with an unreachable row at both ends.
     """
     batch, rows, columns = cost.shape
     cells, sizes = anti_diagonals(rows, columns)
@@ -307,7 +307,7 @@ def soft_dtw(cost: Tensor) -> Tensor:
     last, before = torch.cat((edge, edge)), torch.cat((torch.zeros_like(edge), edge))
     for k, diagonal in enumerate(cost.flatten(1).T.index_select(0, cells).split(sizes)):
         size = len(diagonal)
-        # Once the first row is past, a diagonal starts a row below the one before it.
+        # After the last column, each anti-diagonal starts one row below the previous one.
         a, b = int(k >= columns), int(k >= columns) + int(k > columns)
         parents = torch.stack((before[b : b + size], last[a : a + size], last[a + 1 : a + 1 + size]))
         before, last = last, torch.cat((edge, parents.logsumexp(0) - diagonal, edge))
@@ -316,16 +316,16 @@ def soft_dtw(cost: Tensor) -> Tensor:
 
 @functools.cache
 def anti_diagonals(rows: int, columns: int) -> tuple[Tensor, list[int]]:
-    """The cells of a flattened matrix, by anti-diagonals, and the size of each of these."""
+    """Cells of a flattened matrix sorted by anti-diagonal, and the size of each anti-diagonal."""
     diagonal = (torch.arange(rows).unsqueeze(-1) + torch.arange(columns)).flatten()
     return diagonal.argsort(stable=True), diagonal.bincount().tolist()
 
 
-# --- DTW from series of numbers to values: of all pairs, since dtaidistance has threads for that only
+# --- DTW from series to values, for all pairs: the threads of dtaidistance share pairs only
 
 
 def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
-    """If not ``parallel``, also those that take one pair at a time."""
+    """Runs for all pairs. Unless ``parallel``, libraries that take one pair per call are included."""
     x, y = random_series(shape)
     ours = all_pairs(shape)
     soft: dict[str, Run] = {"bellmax, soft": lambda: bx.dtw(*ours)}
@@ -345,7 +345,7 @@ def aligned_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
 
 
 def collected_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
-    """All pairs of a collection of K series of one length."""
+    """Distance matrices of K series of one length."""
     count, length = shape
     series = np.random.default_rng(0).normal(size=(count, length)).cumsum(1)
     ours = torch.tensor(series, dtype=torch.float32)
@@ -358,6 +358,6 @@ def collected_series(shape: Shape, *, parallel: bool) -> dict[str, Run]:
 
 
 def all_pairs(shape: Shape) -> tuple[Tensor, Tensor]:
-    """(B, N, 1) and (B, M, 1) in float32."""
+    """All pairs of two families of series, shapes (B, N, 1) and (B, M, 1), in float32."""
     x, y = (torch.tensor(series, dtype=torch.float32).unsqueeze(-1) for series in random_series(shape))
     return x.repeat_interleave(len(y), 0), y.repeat(len(x), 1, 1)

@@ -1,6 +1,7 @@
-"""Draw 64 samples in the decoded form, and score them: from the decoded form, and through events.
+"""Measure drawing samples in the decoded form, and their log-probabilities from decoded forms and from events.
 
-All calls are on one distribution, whose forward sweep is done. A row gives the minimum and the median of its runs.
+The forward sweep of each distribution is done before the first call. A row gives the minimum and the median of its
+runs.
 """
 
 from __future__ import annotations
@@ -71,12 +72,16 @@ def markdown(results: Row) -> list[str]:
         for r in results["samples"]
     ]
     return [
-        *heading("Samples", results["machine"]),
+        *heading("samples", results["machine"]),
         "",
-        f"Whole Python calls for {DRAWS} samples of each member of a batch (B,T,S), (B,T,V) or (B,N,M). In brackets,",
-        "how many times the time of drawing them (ratio of medians). `log_prob` of a decoded form reads one number for",
-        "each edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
-        *table("structure | Ω | draw: | log_prob of the decoded form: | encode, and log_prob of events:", lines),
+        f"Each call draws or scores {DRAWS} samples for each member of the batch. A shape is (B,T,S) for chains,",
+        "(B,T,V) for CTC and (B,N,M) for DTW. The forward sweep is done before. A number in brackets is the time",
+        "divided by the time of drawing the samples (medians). `log_prob` of a decoded form reads one number for each",
+        "edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
+        *table(
+            "structure | Ω | `sample_decoded`: | `log_prob` of decoded forms: | `encode` and `log_prob` of events:",
+            lines,
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""A training step, as in the applications."""
+"""The training step of the applications, for benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bellmax_apps.training import clip_gradients
 
 
 def training_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Forward, backward, clipping, update."""
+    """Return a function that runs forward, backward, clipping and update."""
 
     def run() -> None:
         optimizer.zero_grad()

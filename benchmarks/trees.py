@@ -1,6 +1,6 @@
-"""Trees against torch-struct and loops in plain torch: time, other Ω, growth with the words, any hypergraph.
+"""Compare trees with torch-struct and PyTorch loops: time, other Ω, growth with the length, stored hypergraphs.
 
-Every comparison runs in one process, interleaved; a row gives the minimum and the median of its runs.
+All calls are interleaved in one process. A row gives the minimum and the median of its runs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from measuring import (
     command_line,
     factor,
     heading,
+    installed,
     machine,
     measure,
     nanoseconds,
@@ -40,8 +41,9 @@ GROWTH, QUICK_GROWTH = (10, 20, 40, 80, 160), (5, 10)
 GROWTH_BATCH = 8
 OMEGAS = {"negentropy": bx.Negentropy(), "l2": bx.SquaredL2(), "sparsemax": bx.Tsallis(2), "entmax": bx.Tsallis(1.5)}
 STORED, QUICK_STORED = (40, 85, 182), (12,)  # words: 10 thousand, a hundred thousand and a million edges
-LOW = -1e30  # for no tree, where −∞ would give NaN
+LOW = -1e30  # score of an impossible item: −∞ would give NaN
 PEERS = ("torch-struct",)
+KINDS = {"spans": "constituency", "arcs": "dependency"}
 
 
 def scores_of(shape: Shape, root: int = 0) -> Tensor:
@@ -73,16 +75,17 @@ def spans(shape: Shape) -> dict[str, Rival]:
 
 
 class ByWidth:
-    """Items of one kind, (widths, places, B): those that begin, or end, where a span of the next width can.
+    """Items of one kind, shape (widths, positions, B), by the first or by the last position of the item.
 
-    By their first word the widest are last, by their last word they are first: so sums over splits are plain.
+    By first position, the widest items are at the end. By last position, the widest are at the beginning. So the items
+    of both sides of all splits can be added without flipping.
     """
 
     def __init__(self, items: Tensor, by_last: bool) -> None:
         self.items, self.by_last = items, by_last
 
     def cut(self) -> None:
-        """Forget the place that a span of the next width does not have."""
+        """Drop the position that items of the next width cannot have."""
         self.items = self.items[:, 1:] if self.by_last else self.items[:, :-1]
 
     def add(self, items: Tensor) -> None:
@@ -91,7 +94,7 @@ class ByWidth:
 
 
 def inside(scores: Tensor) -> Tensor:
-    """All spans of one width at a time."""
+    """Inside algorithm of spans, all spans of one width at a time."""
     by_place = scores.permute(1, 2, 0)
     words = by_place.diagonal().T
     first, last = ByWidth(words.unsqueeze(0), by_last=False), ByWidth(words.unsqueeze(0), by_last=True)
@@ -132,11 +135,11 @@ def arcs(shape: Shape) -> dict[str, Rival]:
 
 
 def eisner(arcs: Tensor) -> Tensor:
-    """Eisner's items of one width at a time, for a single root."""
+    """Eisner's algorithm for a single root, all items of one width at a time."""
     by_place = arcs.permute(1, 2, 0)
     places = len(by_place)
     zeros, root = torch.zeros_like(by_place[:1]), torch.zeros(places, 1)
-    root[0] = LOW  # is not a modifier, and has one itself
+    root[0] = LOW  # the root is not a modifier and has only one
     right, right_by_last = ByWidth(zeros, by_last=False), ByWidth(zeros, by_last=True)
     left, left_by_last = ByWidth(zeros, by_last=False), ByWidth(zeros, by_last=True)
     forth, back = ByWidth(zeros[:0], by_last=False), ByWidth(zeros[:0], by_last=True)
@@ -183,7 +186,7 @@ def growth(sizes: tuple[int, ...], repeats: int) -> list[Row]:
 
 
 def stored(sizes: tuple[int, ...], repeats: int) -> list[Row]:
-    """All brackets of a sentence as a hypergraph like any other, with a weight for each edge."""
+    """All binary trees of a sentence as a stored `bx.Hypergraph`, with a weight for each edge."""
     rows: list[Row] = []
     for words in sizes:
         edges = bracketings(words)
@@ -206,7 +209,7 @@ def of_graph(graph: bx.Hypergraph, weights: Tensor) -> Rival:
 
 
 def bracketings(words: int) -> np.ndarray:
-    """Rows (span, its left part, its right part), and (word, −1, −1)."""
+    """Rows (span, left part, right part) for spans of several words, and (word, −1, −1) for words."""
     number = np.zeros((words, words), dtype=np.int64)
     number[np.triu_indices(words)] = np.arange(words * (words + 1) // 2)
     i, k, j = np.ogrid[:words, :words, :words]
@@ -221,42 +224,49 @@ def bracketings(words: int) -> np.ndarray:
 
 def markdown(results: dict) -> list[str]:
     return [
-        *heading("Trees", results["machine"]),
+        *heading("trees", results["machine"]),
+        installed(results["peers"]),
         "",
-        "Whole Python calls with fresh outputs, without padding. After a peer's times, in brackets, how many times",
-        "slower it is (ratio of medians). The good loop is plain torch, all spans of one width at a time, in log",
-        "space, with derivatives by autograd. The Hessian product includes the gradient. A dash: not there.",
+        "A shape (B,n) is B sentences of n words, without padding. A number in brackets is the time of the other",
+        "implementation divided by the time of bellmax (medians). Above 1×, bellmax is faster. Calls include all",
+        "Python code and allocate their outputs. The PyTorch loop computes all spans of one width at a time in log",
+        "space, and autograd computes its derivatives. torch-struct is written for GPUs. The Hessian product includes",
+        "the gradient. A dash means not supported.",
         "",
-        "## Spans",
+        "### Constituency trees",
+        "",
+        "`bx.SpanTrees`.",
         *against(results["spans"], SIZES, ("good loop", "torch-struct"), results["peers"]),
         "",
-        "## Arcs",
+        "### Dependency trees",
         "",
-        "With a single root.",
+        "`bx.DependencyTrees` with a single root.",
         *against(results["arcs"], SIZES, ("good loop", "torch-struct"), results["peers"]),
         "",
-        "## Other Ω",
+        "### Other Ω",
         "",
-        "In brackets, how many times the time of negentropy, which runs in exp space; others run on the stored graph.",
+        "A number in brackets is the time divided by the time of negentropy. Under negentropy, the kernels compute",
+        "with exponentiated scores. Under another Ω, they compute on a stored hypergraph.",
         *sparse_table(results["sparse"]),
         "",
-        "## Growth",
+        "### Growth",
         "",
-        f"Value and gradient of {GROWTH_BATCH} sentences; ns/split is from the median, for each way to split a span.",
+        f"Value and gradient of {GROWTH_BATCH} sentences. A split is a way to divide a span into two. The time per",
+        "split is from the median.",
         *table(
-            "trees | words: | bellmax: | ns/split:",
+            "trees | words: | bellmax: | ns per split:",
             [
-                [r["kind"], f"{r['words']}", cell(r["bellmax"]), nanoseconds(r["bellmax"], r["splits"])]
+                [KINDS[r["kind"]], f"{r['words']}", cell(r["bellmax"]), nanoseconds(r["bellmax"], r["splits"])]
                 for r in results["growth"]
             ],
         ),
         "",
-        "## Any hypergraph",
+        "### Stored hypergraphs",
         "",
-        "All brackets of one sentence as a `bx.Hypergraph`, with a weight for each edge. ns/tail is from the median of",
-        "value and gradient.",
+        "All binary trees of one sentence as a `bx.Hypergraph`, with a weight for each edge. *Build* is the time to",
+        "construct the hypergraph. The time per tail is from the median of value and gradient.",
         *table(
-            "edges: | tails: | build: | value: | value and gradient: | Hessian product: | ns/tail:",
+            "edges: | tails: | build: | value: | value and gradient: | Hessian product: | ns per tail:",
             [
                 [
                     f"{r['edges']}",
@@ -275,7 +285,7 @@ def sparse_table(rows: list[Row]) -> list[str]:
     first, *others = OMEGAS
     lines = [
         [
-            r["kind"],
+            KINDS[r["kind"]],
             shown(r["shape"]),
             r["task"],
             cell(r[first]),

@@ -1,8 +1,10 @@
-"""The README and the page of benchmarks state the measured numbers."""
+"""The README and the pages of benchmarks state the measured numbers."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +38,21 @@ def test_page_states_the_measured_numbers(page: ModuleType) -> None:
     for picture in (*page.TITLES, "growth", "memory"):
         assert f"({picture}.svg)" in text
         assert (RESULTS / f"{picture}.svg").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
+def test_tables_state_the_measured_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    text = (RESULTS / f"tables/{name}.md").read_text(encoding="utf-8")
+    assert text == "\n".join(importlib.import_module(name).markdown(results)) + "\n"
+
+
+def test_one_page_has_all_tables() -> None:
+    text = (RESULTS / "tables.md").read_text(encoding="utf-8")
+    included = re.findall(r'^    --8<-- "benchmarks/tables/(\w+)\.md"$', text, re.MULTILINE)
+    tables = sorted(path.stem for path in (RESULTS / "tables").glob("*.md"))
+    assert sorted(included) == tables == sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
 def test_every_peer_is_drawn_including_faster_ones(page: ModuleType) -> None:
