@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 
+import pytest
 import torch
 from support.inside import modes
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import bellmax as bx
 
 PREDICATES = ("is_eager", "is_readable", "is_checked", "is_plain", "is_transformed", "needs_grad")
 
@@ -39,6 +43,13 @@ def flags_under(transform: Callable[..., object], *args: object) -> list[bool]:
     return results[0]
 
 
+def trace(function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced: Callable[..., Tensor] = torch.jit.trace(function, x, check_trace=False)
+    return traced
+
+
 def test_table_of_predicates() -> None:
     x, ones = torch.ones(3, requires_grad=True), torch.ones(3)
     rows = {"eager": flags(x), "meta device": flags(torch.ones(3, device="meta", requires_grad=True))}
@@ -58,6 +69,7 @@ def test_table_of_predicates() -> None:
     rows["tensor subclass"] = flags(ones.as_subclass(Subclass).requires_grad_())
     with PassThrough():
         rows["another dispatch mode"] = flags(x)
+    rows["torch.jit.trace"] = flags_under(trace, x)
     assert modes.__doc__ is not None
     _, header, table, _ = re.split(r"\n=[= ]+\n", modes.__doc__)
     starts = [header.index(name) for name in PREDICATES]
@@ -65,3 +77,26 @@ def test_table_of_predicates() -> None:
     assert {name.partition(":")[0] for name in rows} == documented.keys()
     for name, row in rows.items():
         assert row == documented[name.partition(":")[0]], name
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: bx.Chain.from_scores(x, torch.zeros(3, 3)).value, (2, 5, 3)),
+        (lambda x: bx.Chain.from_scores(x, torch.zeros(3, 3)).decode(), (2, 5, 3)),
+        (lambda x: bx.CTC(x, torch.tensor([1, 2])).spans(), (2, 5, 3)),
+        (lambda x: bx.DependencyTrees(x).expected_path, (2, 4, 4)),
+        (lambda x: bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(x).decode(), (9, 4)),
+        (lambda x: bx.dtw(x, x.flip(1)), (2, 5, 3)),
+        (lambda x: bx.dtw_cdist(x), (4, 5, 3)),
+        (lambda x: bx.dtw_neighbors(x, k=1).indices, (4, 5, 3)),
+    ],
+    ids=["value", "decode", "CTC", "trees", "graph", "dtw", "dtw_cdist", "dtw_neighbors"],
+)
+def test_a_traced_function_computes_new_results(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
+    """torch.jit.trace records operators, not kernels that write into empty tensors."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, *shape, generator=generator)
+    result = trace(function, x)(y)
+    torch.testing.assert_close(result, function(y))
+    assert not torch.equal(result, function(x))

@@ -17,6 +17,7 @@ fake tensor in its mode                      True         True                  
 fake tensor outside its mode       True      True         True                  True            True
 tensor subclass                    True      True         True                  True            True
 another dispatch mode                        True         True        True      True            True
+torch.jit.trace                              True         True        True      True            True
 =================================  ========  ===========  ==========  ========  ==============  ==========
 
 ``tests/test_modes.py`` checks it. A fake tensor has no values although ``is_readable`` is True: operators handle it
@@ -58,8 +59,8 @@ def is_checked(x: Tensor) -> bool:
 
 
 def is_eager() -> bool:
-    """True if operations run when they are called: no torch.compile, torch.func or dispatch mode is active."""
-    if torch.compiler.is_compiling():
+    """True if operations run when they are called: no compilation, tracing, torch.func or dispatch mode is active."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
     return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
@@ -101,7 +102,7 @@ def is_plain(tensors: Iterable[Tensor]) -> bool:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """True under torch.compile, torch.func, forward mode or a dispatch mode, or if a tensor is of a subclass.
+    """True under torch.compile, tracing, torch.func, forward mode or a dispatch mode, or for a tensor subclass.
 
     Callers must then run kernels through operators, and must not read values.
     """

@@ -1,4 +1,4 @@
-"""Fused kernel: nearest neighbours under hard DTW, by lower bounds and sweeps that stop early."""
+"""Fused kernel: nearest neighbors under hard DTW, by lower bounds and sweeps that stop early."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from bellmax.backends.fused import Nearest, NeighborSearch
 from bellmax.backends.native.loading import call, contiguous
+from bellmax.modes import is_transformed
 from bellmax.regularizers import Kernel
 
 
@@ -13,7 +14,9 @@ class NativeNeighbors:
     """The k nearest series of a collection."""
 
     def supports(self, problem: NeighborSearch) -> bool:
-        return problem.omega == Kernel("hard") and problem.queries.elements.dtype in (torch.float32, torch.float64)
+        elements = problem.queries.elements
+        has_kernel = problem.omega == Kernel("hard") and elements.dtype in (torch.float32, torch.float64)
+        return has_kernel and not is_transformed(elements)
 
     def run(self, problem: NeighborSearch) -> Nearest:
         elements, excluded, k = problem.queries.elements, problem.excluded, problem.k
