@@ -123,7 +123,8 @@ def heading(name: str, m: dict[str, object], arguments: str = "", units: str = U
     """First lines of a table: the command that reproduces it, the machine, the units."""
     lines = [f"Reproduce with `python benchmarks/{name}.py{arguments}`. Machine: {described(m)}.", "", units]
     if not m.get("keeps_memory", True):
-        lines.append("In contrast to the other tables, the process returned freed memory to the system.")
+        lines.append("In the other benchmarks, the process keeps freed memory. In this benchmark, it returned freed")
+        lines.append("memory to the system, so calls with large outputs can take longer.")
     return lines
 
 

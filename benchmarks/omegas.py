@@ -9,6 +9,7 @@ from dag import layered
 from measuring import SECONDS, Row, cell, collect, command_line, factor, heading, machine, measure, ratio, report, table
 
 import bellmax as bx
+from bellmax.nn import CTCLoss
 
 OMEGAS: dict[str, str | bx.Regularizer] = {
     "negentropy": "negentropy",
@@ -19,7 +20,7 @@ OMEGAS: dict[str, str | bx.Regularizer] = {
     "hard": "hard",
 }
 Omega = str | bx.Regularizer
-Make = Callable[[Omega], bx.PathDistribution]
+Make = Callable[[Omega], torch.Tensor]
 Problem = tuple[torch.Tensor, Make]
 
 
@@ -29,59 +30,64 @@ def random(*shape: int) -> torch.Tensor:
 
 def chain(*shape: int) -> Problem:
     potentials = random(*shape, shape[-1])
-    return potentials, lambda omega: bx.Chain(potentials, omega=omega)
+    return potentials, lambda omega: bx.Chain(potentials, omega=omega).value
 
 
 def scores(*shape: int) -> Problem:
     emissions, transitions = random(*shape), torch.randn(shape[-1], shape[-1])
-    return emissions, lambda omega: bx.Chain.from_scores(emissions, transitions, omega=omega)
+    return emissions, lambda omega: bx.Chain.from_scores(emissions, transitions, omega=omega).value
 
 
 def dtw(*shape: int) -> Problem:
     cost = torch.rand(shape, requires_grad=True)
-    return cost, lambda omega: bx.DTW(cost, omega=omega)
+    return cost, lambda omega: bx.DTW(cost, omega=omega).value
 
 
 def ctc(batch: int, frames: int, classes: int, labels: int) -> Problem:
     log_probs = torch.randn(batch, frames, classes).log_softmax(-1).requires_grad_()
     targets = torch.randint(1, classes, (batch, labels))
-    return log_probs, lambda omega: bx.CTC(log_probs, targets, omega=omega)
+    return log_probs, lambda omega: bx.CTC(log_probs, targets, omega=omega).value
+
+
+def ctc_loss(batch: int, frames: int, classes: int, labels: int) -> Problem:
+    logits, targets = random(batch, frames, classes), torch.randint(1, classes, (batch, labels))
+    return logits, lambda omega: CTCLoss(omega=omega)(logits, targets)
 
 
 def monotonic(*shape: int) -> Problem:
     tokens = random(*shape)
-    return tokens, lambda omega: bx.MonotonicAlignment(tokens, omega=omega)
+    return tokens, lambda omega: bx.MonotonicAlignment(tokens, omega=omega).value
 
 
 def transducer(batch: int, frames: int, labels: int, classes: int) -> Problem:
     logits, targets = random(batch, frames, labels + 1, classes), torch.randint(1, classes, (batch, labels))
-    return logits, lambda omega: bx.Transducer.from_logits(logits, targets, omega=omega)
+    return logits, lambda omega: bx.Transducer.from_logits(logits, targets, omega=omega).value
 
 
 def alignment(*shape: int) -> Problem:
     pairs = random(*shape)
-    return pairs, lambda omega: bx.SequenceAlignment(pairs, gap_open=-2.0, gap_extend=-0.5, omega=omega)
+    return pairs, lambda omega: bx.SequenceAlignment(pairs, gap_open=-2.0, gap_extend=-0.5, omega=omega).value
 
 
 def segments(batch: int, steps: int, durations: int, labels: int) -> Problem:
     emissions, rest = random(batch, steps, labels), (torch.randn(durations, labels), torch.randn(labels, labels))
-    return emissions, lambda omega: bx.SemiMarkov.from_scores(emissions, *rest, omega=omega)
+    return emissions, lambda omega: bx.SemiMarkov.from_scores(emissions, *rest, omega=omega).value
 
 
 def spans(batch: int, words: int) -> Problem:
     brackets = random(batch, words, words)
-    return brackets, lambda omega: bx.SpanTrees(brackets, omega=omega)
+    return brackets, lambda omega: bx.SpanTrees(brackets, omega=omega).value
 
 
 def heads(batch: int, words: int) -> Problem:
     arcs = random(batch, words + 1, words + 1)
-    return arcs, lambda omega: bx.DependencyTrees(arcs, omega=omega)
+    return arcs, lambda omega: bx.DependencyTrees(arcs, omega=omega).value
 
 
 def graph(layers: int, width: int) -> Problem:
     dag = bx.DAG(layered(layers, width))
     weights = random(dag.num_edges)
-    return weights, lambda omega: dag.paths(weights, omega=omega)
+    return weights, lambda omega: dag.paths(weights, omega=omega).value
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -89,6 +95,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "`Chain` (B,T,S) = (64,128,32)": lambda: chain(64, 128, 32),
     "`DTW` (B,N,M) = (32,256,256)": lambda: dtw(32, 256, 256),
     "`CTC` (B,T,V,L) = (32,400,32,60)": lambda: ctc(32, 400, 32, 60),
+    "`nn.CTCLoss` (B,T,V,L) = (32,400,32,60)": lambda: ctc_loss(32, 400, 32, 60),
+    "`nn.CTCLoss` (B,T,V,L) = (32,400,128,60)": lambda: ctc_loss(32, 400, 128, 60),
     "`Transducer` (B,T,U,V) = (8,100,20,50)": lambda: transducer(8, 100, 20, 50),
     "`MonotonicAlignment` (B,T,J) = (16,800,200)": lambda: monotonic(16, 800, 200),
     "`SequenceAlignment` (B,N,M) = (16,200,200)": lambda: alignment(16, 200, 200),
@@ -105,7 +113,7 @@ def compare(names: list[str], repeats: int) -> list[Row]:
         scores, make = PROBLEMS[name]()
 
         def run(omega: Omega, scores: torch.Tensor = scores, make: Make = make) -> None:
-            torch.autograd.grad(make(omega).value.sum(), scores)
+            torch.autograd.grad(make(omega).sum(), scores)
 
         runs = {label: lambda omega=omega, run=run: run(omega) for label, omega in OMEGAS.items()}
         rows.append({"name": name, **measure(runs, repeats, SECONDS)})
@@ -124,7 +132,11 @@ def markdown(results: Row) -> list[str]:
         "Each call computes the value and the gradient of random scores, including all Python code. The column",
         "*negentropy* is a time. The other columns are the time of an Ω divided by the time of negentropy (ratio of",
         "medians).",
+        "",
+        "<!-- --8<-- [start:table] -->",
         *table(" | ".join(["structure", "negentropy:", *(f"{name}:" for name in others)]), lines),
+        "",
+        "<!-- --8<-- [end:table] -->",
     ]
 
 

@@ -313,7 +313,7 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "  calls with large outputs are slower, because the system must provide new memory for each call.",
         "- **torch-struct** is written for GPUs. On a CPU, its parallel scan does more arithmetic than a loop.",
         "- **pytorch-crf**: the ratios of chains time its private method for the log-partition function. A whole",
-        f"  training step gains {min(gains):.1f}–{max(gains):.1f}×, because the CRF is a small share of the step.",
+        f"  training step is {min(gains):.1f}–{max(gains):.1f} times faster: the CRF is a small share of the step.",
         "",
         "To repeat all measurements on an idle machine, clone the repository and run:",
         "",
