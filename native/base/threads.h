@@ -185,7 +185,7 @@ void take_turns(std::int64_t count, int threads, Make make, Body body) {
     });
 }
 
-// How far each of several neighbours is. Those who wait fail with one that has failed, since it will never come.
+// How far each of several neighbors is. Those who wait fail with one that has failed, since it will never come.
 class Progress {
     struct alignas(64) Counter {
         std::atomic<std::int64_t> done{0};

@@ -42,7 +42,7 @@ public:
     }
 };
 
-// A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbours: lines as long as
+// A block of rows of one pair under dynamic time warping, and what it exchanges with its neighbors: lines as long as
 // the rows of the pair. At the end of the arguments: the rows, the columns and the band of the pair, the first row and
 // column of the block, Ω, threads.
 template <class S>
@@ -99,7 +99,7 @@ struct Block : LatticeProblem {
         need(tape_size == 0 || tape_size == lattices().tape_size(*this), "the tape does not fit the block");
         tape = tape_size ? numbers : nullptr;
     }
-    // A line, which may have any length where there is no neighbour.
+    // A line, which may have any length where there is no neighbor.
     template <class T>
     T* read_line(Call& call, bool has_neighbour) const {
         T* const line = call.array<T>({has_neighbour ? pair[1] : any_size});

@@ -63,7 +63,7 @@ bool dtw_neighbors(Call& call) {
     need(p.features >= 1 && (p.power == 1 || p.power == 2) && p.band >= 0, "the cost or the band is out of range");
     for (int64_t q = 0; q < p.x.count; ++q) {
         need(p.k >= 1 && p.k <= p.y.count - (p.without[q] >= 0) && p.without[q] < p.y.count,
-             "there are fewer neighbours");
+             "there are fewer neighbors");
     }
     static const NeighborsKernels<S> best = BELLMAX_BEST(neighbors_kernels<S>());
     return run(best.search, p, nearest, indices, cells);

@@ -133,7 +133,7 @@ struct Sentences {
     int64_t sentence[lanes_of<double>], length[lanes_of<double>];
 };
 
-// Tables of numbers N for the items of each kind. The two parts of a number are neighbours in memory, or in two halves
+// Tables of numbers N for the items of each kind. The two parts of a number are neighbors in memory, or in two halves
 // of a row if there is one lane. A row has an odd number of blocks, so that a column is spread over all cache sets.
 template <class N, int block>
 class Tables {
@@ -176,7 +176,7 @@ __attribute__((always_inline)) inline void add_products(N* sums, const double* a
     for (int m = 0; m < block; ++m) sums[m] = own[m];
 }
 
-// For one sentence, a vector holds neighbours in m, or in t.
+// For one sentence, a vector holds neighbors in m, or in t.
 template <int block>
 __attribute__((always_inline)) inline void add_products(Plain<double>* sums, const double* a, const double* b,
                                                         Strides by, int64_t count) {
@@ -224,7 +224,7 @@ template <class Model, class N>
 class Chart {
     using V = typename N::V;
     using Mask = typename N::Mask;
-    using ScoreVector = Vec<double>;  // of all lanes, or of neighbours in a row if there is one lane
+    using ScoreVector = Vec<double>;  // of all lanes, or of neighbors in a row if there is one lane
     static constexpr int W = N::lanes, all = lanes_of<double>, columns = all / W;
     static constexpr int block = W > 1 ? 8 / N::parts : 8;  // columns whose sums stay in registers
     static constexpr int64_t tile = 16;                     // rows that read the same columns one after another

@@ -49,7 +49,7 @@ LATTICE_INLINE inline void for_each_of(int count, Body body) {
 }
 
 // Nodes of two numbers. What no path reaches has a whole far below any other. Wholes may wrap for scores too large for
-// them, which `has_room` finds out afterwards; so they are added as unsigned numbers.
+// them, which `has_room` finds out later; so they are added as unsigned numbers.
 struct TwoNumbers {
     using Real = float;
     using Number = float;

@@ -92,7 +92,7 @@ class StripSweeps {
         return masses + kept_line(i) * kinds;
     }
 
-    // The rows that a strip has in common with its neighbours; `masses`, if the sweep goes back.
+    // The rows that a strip has in common with its neighbors; `masses`, if the sweep goes back.
     LATTICE_APART void look_around(const Own& own, const Strip& strip, Number* masses) const {
         const auto border = [&](int64_t i) {
             return typename Own::Border{f.region.first(i), f.region.last(i), line(i),

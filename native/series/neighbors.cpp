@@ -301,7 +301,7 @@ class Searcher {
     std::vector<Place> order;
     Pace pace;
 
-    // A candidate whose bound is above this cannot be a neighbour.
+    // A candidate whose bound is above this cannot be a neighbor.
     double limit(const std::vector<Place>& found) const {
         return int64_t(found.size()) < p.k ? infinity<double> : found.front().first * slack;
     }

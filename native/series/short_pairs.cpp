@@ -1,6 +1,6 @@
 // Pairs of short series, one a lane: costs are computed as they are needed, and nothing but a row of values is kept.
 //
-// A cell waits for its left neighbour; a few vectors of pairs side by side keep the processor busy meanwhile.
+// A cell waits for its left neighbor; a few vectors of pairs side by side keep the processor busy meanwhile.
 #include "short_pairs.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // A unit of work of a chain: one sequence, with the states in the lanes ("along"), or as many sequences as there are
 // lanes ("across"), which wastes none where states are few.
 //
-// - The nodes of a step are groups, a vector each: of W neighbouring states along, of one state of W sequences across.
+// - The nodes of a step are groups, a vector each: of W neighboring states along, of one state of W sequences across.
 // - The edges into a state are a row of vectors: of the previous states, in whole vectors and a rest, or a vector for
 //   each of them across. So a group has W rows along, and one across.
 #pragma once
