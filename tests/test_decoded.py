@@ -733,3 +733,11 @@ def test_gradients_of_a_chain_by_name() -> None:
     assert all(torch.equal(a, b) for a, b in zip(by_name.values(), by_position, strict=True))
     slope = p.directional_derivative(z)
     assert torch.allclose(slope, p.directional_derivative((None, z["transitions"], None, None)))
+
+
+def test_log_prob_of_the_k_best_paths_says_how_to_move_k() -> None:
+    p = bx.Chain.from_scores(torch.randn(4, 5, 3), torch.randn(3, 3))
+    _, paths = p.topk_decoded(2)
+    with pytest.raises(ValueError, match=r"got \(4, 2, 5\). If it is of topk_decoded, pass path.movedim\(1, 0\)"):
+        p.log_prob(paths)
+    assert p.log_prob(paths.movedim(1, 0)).shape == (2, 4)

@@ -369,7 +369,7 @@ def test_losses(omega: bx.Regularizer, backend: str) -> None:
         losses.surrogate(p, torch.full((3, 9), 0.5).masked_fill(torch.arange(9) < 1, 0))
     with pytest.raises(ValueError, match="target must be a single derivation of the goal"):
         losses.relaxed(p, partial)
-    with pytest.raises(ValueError, match="none of its paths has a finite score"):
+    with pytest.raises(ValueError, match="allows no path of finite score"):
         losses.surrogate(p, torch.zeros(9))
 
 
@@ -432,7 +432,7 @@ def test_names_and_edges_of_derivations() -> None:
         (
             [(0, ()), (2, (0, 1, 3))],
             None,
-            "must derive every node, but none leads to 1, 3. If X is a leaf, add the edge .X, ...$",
+            "must derive every node, but no edge leads to 1, 3. If 1 is a leaf, add the edge .1, ...$",
         ),
         ([(0, ()), (1, (0, 3))], 3, r"must hold nodes below num_nodes = 3, got \(1, \(0, 3\)\) at row 1"),
         ([(0, ()), (-1, (0,))], None, r"must hold nodes >= 0, got \(-1, \(0,\)\) at row 1"),
@@ -512,7 +512,7 @@ def test_many_derivations(backend: str) -> None:
     assert counts[:, 0].std() > 4
     assert p.expected_path.tolist() == [128, 128, *[2.0 ** (depth - 1 - n) for n in range(1, depth)]]
     large = bx.Hypergraph([(0, ()), *[(n, (n - 1, n - 1)) for n in range(1, 60)]]).derivations(torch.zeros(60))
-    with pytest.raises(ValueError, match="derivations must have at most 100000000 edges to be drawn, got up to"):
+    with pytest.raises(ValueError, match="sampled derivations must have at most 100000000 edges, got up to"):
         large.sample()
 
 
@@ -595,9 +595,7 @@ def test_a_wrong_goal_is_named() -> None:
         bx.Hypergraph([*DEAD[:1], *CHART])
     with pytest.raises(ValueError, match="goal must be a node of the edges, got 'S'"):
         bx.Hypergraph(CHART, goal="S")
-    with pytest.raises(
-        ValueError, match=r"must derive every node, but none leads to \?\. If X is a leaf, add the edge \(X, \(\)\)$"
-    ):
+    with pytest.raises(ValueError, match=r"but no edge leads to \?\. If \? is a leaf, add the edge \(\?, \(\)\)$"):
         bx.Hypergraph(CHART + DEAD, goal="none")
     with pytest.raises(ValueError, match="must not form a cycle"):
         bx.Hypergraph(CHART + DEAD, goal="loop")

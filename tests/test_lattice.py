@@ -280,7 +280,7 @@ def test_losses_take_paths_of_the_first_score(backend: str) -> None:
         assert 0 <= loss(p, best) < loss(p, third)
     wrong = torch.zeros_like(best)
     wrong[0, 2] = 1
-    with pytest.raises(ValueError, match="target must be a path that p can take"):
+    with pytest.raises(ValueError, match="target allows no path of finite score"):
         bx.losses.path_nll(p, wrong)
 
 
@@ -376,7 +376,7 @@ def test_costs_are_minimised(backend: str) -> None:
         ([bx.Move(1, 0), bx.Move(0, 0, 1, 0)], "move 1, .0, 0. from state 1 to 0, stays in its cell"),
         ([bx.Move(-1, 0)], "move 0, .-1, 0. from state 0 to 0, must not go back"),
         ([bx.Move(1, 0, 0, 2)], "move 0, .1, 0. from state 0 to 2, must be between states from 0 to 1"),
-        ([bx.Move(1, 0, 0, 0)], "end must be reached by moves, but none leads from the start into state 1"),
+        ([bx.Move(1, 0, 0, 0)], "end must be reached by moves, but no moves lead from the start to state 1"),
     ],
 )
 def test_invalid_declarations(moves: list[bx.Move], message: str) -> None:
@@ -387,7 +387,7 @@ def test_invalid_declarations(moves: list[bx.Move], message: str) -> None:
 def test_tensors_that_do_not_fit() -> None:
     affine = RECURSIONS["affine gaps"].lattice
     t = RECURSIONS["affine gaps"].tensors(4, 5)
-    with pytest.raises(ValueError, match="tensors must be extend, match, open; 'open' is missing"):
+    with pytest.raises(ValueError, match="tensors must have the keys extend, match, open; 'open' is missing"):
         affine.paths({"match": t["match"], "extend": 0.0})
     with pytest.raises(ValueError, match="got 'opening'"):
         affine.paths(t | {"opening": 0.0})
@@ -638,3 +638,10 @@ def test_a_side_that_no_tensor_has_under_vmap_and_compile(backend: str) -> None:
     close(torch.compile(value, backend="aot_eager", fullgraph=True)(worth), value(worth))
     with pytest.raises(ValueError, match=r"grid\[1\] must be a Python number: no tensor has the number of columns"):
         torch.func.vmap(value)(worth, torch.tensor([3, 4, 5]))
+
+
+def test_a_lattice_without_scores_counts_paths() -> None:
+    p = bx.Lattice([bx.Move(1, 0), bx.Move(0, 1)]).paths({}, grid=(3, 4))
+    assert p.num_paths == 10
+    torch.testing.assert_close(p.value.exp(), torch.tensor(10.0))
+    assert bx.Lattice([bx.Move(1, 0)]).paths({}, grid=(3, 1)).decode().shape == (3, 4)

@@ -233,6 +233,8 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: DTWKMeans(9).fit(X), "n_clusters must be from 1 to the number of series, n_samples=6, got 9"
     yield lambda: DTWKMeans(2, init="best").fit(X), "init must be a collection or one of 'k-means\\+\\+', 'random'"
     yield lambda: DTWKMeans(2, init=np.zeros((3, 5))).fit(X), r"init must have shape \(2, length, 1\), got \(3, 5, 1\)"
+    unequal = [np.zeros(4), np.zeros(5)]
+    yield lambda: DTWKMeans(2, init=unequal).fit(X), r"init must hold series of equal length, got lengths \[4, 5\]"
     yield lambda: DTWKernel(length_scale="auto").fit(X), "length_scale must be 'scale' or a number > 0, got 'auto'"
     yield lambda: DTWKernel(length_scale=0.0).fit(X), "length_scale must be 'scale' or a number > 0, got 0.0"
 

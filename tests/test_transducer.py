@@ -264,7 +264,7 @@ def test_pruning_keeps_the_likely_path_and_respects_lengths() -> None:
         (TARGETS + 2, {}, r"targets must hold labels from 0 to 3, got 4 at \(0, 0\)"),
         (TARGETS.float(), {}, "targets must hold integers"),
         (TARGETS, {"blank": 4}, "blank must be from 0 to 3, got 4"),
-        (TARGETS, {"blank": -1}, "blank must be from 0 to 3, got -1"),
+        (TARGETS, {"blank": -1}, "blank must be from 0 to 3, got -1. For the last class, pass blank=3"),
         (TARGETS, {"lengths": ([4, 4, 0], [1, 1, 1])}, r"lengths\[0\] must be from 1 to 4, got 0"),
         (TARGETS, {"lengths": ([4, 4, 4], [1, 4, 1])}, r"lengths\[1\] must be from 0 to 3, got 4"),
     ],

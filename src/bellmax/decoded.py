@@ -181,8 +181,13 @@ class DecodedForm:
         try:
             shape = torch.broadcast_shapes(decoded.shape[: decoded.ndim - dims], batch_shape)
         except RuntimeError:
-            got = tuple(decoded.shape)
-            raise ValueError(f"{name} must broadcast to the batch shape {tuple(batch_shape)}, got {got}") from None
+            n = len(batch_shape)
+            hint = (
+                f". If it is of topk_decoded, pass {name}.movedim({n}, 0)" if decoded.shape[:n] == batch_shape else ""
+            )
+            raise ValueError(
+                f"{name} must broadcast to the batch shape {tuple(batch_shape)}, got {tuple(decoded.shape)}{hint}"
+            ) from None
         integers: Tensor = decoded.to(torch.int64)
         return integers.expand(shape + sizes)
 

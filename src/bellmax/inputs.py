@@ -1,6 +1,6 @@
 """Conversion and validation of user data: arrays, lists, integers and rows of a pandas frame become tensors.
 
-pandas is never imported: a frame is recognised by its attribute ``iloc``.
+pandas is never imported: a frame is recognized by its attribute ``iloc``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Mask: TypeAlias = "Tensor | NDArray[Any] | Sequence[Any]"
 def check_tensor(name: str, value: object) -> Tensor:
     """Return ``value``. Raises ``ValueError`` if it is not a tensor: a silent conversion would lose gradients."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}: torch.as_tensor({name}) makes one")
+        if isinstance(value, str):
+            raise ValueError(f"{name} must be a tensor, got a str: convert its letters to integers")
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}: pass torch.as_tensor({name})")
     return value
 
 
@@ -49,7 +51,8 @@ def check_band(band: float | None) -> None:
         raise ValueError(f"band must be at least 0, got {band}")
     if 0 < band < 1:
         raise ValueError(
-            f"band must be a number of steps, 0 or at least 1, got {band}: for a share of N steps give int({band} * N)"
+            f"band must be a number of steps, 0 or at least 1, got {band}: for a fraction of N steps, "
+            f"pass int({band} * N)"
         )
 
 
@@ -63,7 +66,9 @@ def as_tensor(name: str, numbers: object) -> Tensor:
             raise ValueError(f"{name} must hold real numbers, got dtype {numbers.dtype}")
         return numbers
     if isinstance(numbers, np.ma.MaskedArray):
-        raise ValueError(f"{name} must be an array without a mask, got a masked array: fill it or cut it")
+        raise ValueError(
+            f"{name} must be an array without a mask, got a masked array: fill its masked entries, or remove them"
+        )
     if isinstance(numbers, np.ndarray) and numbers.dtype.kind == "O" and numbers.ndim:
         numbers = list(numbers)
     if isinstance(numbers, list | tuple) and any(isinstance(entry, Tensor) for entry in numbers):
@@ -154,7 +159,7 @@ def as_collection(name: str, series: object) -> list[Tensor]:
     return [_one_series(f"{name}[{k}]", numbers) for k, numbers in enumerate(series)]
 
 
-TRANSPOSE = "as in aeon and sktime, give X.swapaxes(1, 2), or x.T of each series"
+TRANSPOSE = "as in aeon and sktime, pass X.swapaxes(1, 2), or x.T of each series"
 """Advice in error messages for series of the layout (channels, time)."""
 
 _MAX_SUSPICIOUS_STEPS, _SUSPICIOUS_RATIO = 16, 4  # the ratio of features to steps
@@ -244,7 +249,7 @@ def as_sample_shape(sample_shape: object) -> torch.Size:
     """Return the shape of samples. Raises ``ValueError`` if it is a number or contains anything but integers."""
     if isinstance(sample_shape, int):
         raise ValueError(
-            f"sample_shape must be a tuple, got {sample_shape}: for {sample_shape} samples, give ({sample_shape},)"
+            f"sample_shape must be a tuple, got {sample_shape}: for {sample_shape} samples, pass ({sample_shape},)"
         )
     try:
         return torch.Size(cast(Sequence[int], sample_shape))

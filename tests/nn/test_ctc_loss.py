@@ -180,7 +180,7 @@ def test_errors() -> None:
         CTCLoss()(torch.zeros(3), torch.tensor([1]))
     with pytest.raises(ValueError, match="targets must not hold the blank, got 0"):
         CTCLoss()(torch.zeros(3, 2), torch.tensor([0]))
-    with pytest.raises(ValueError, match=r"must broadcast, got .*'lengths\[1\]': \(2,\)"):
+    with pytest.raises(ValueError, match=r"must broadcast, got shapes .*'lengths\[1\]': \(2,\)"):
         CTCLoss()(torch.zeros(3, 4, 2), torch.ones(3, 1).long(), lengths=([4, 4], [1, 1]))
     with pytest.raises(TypeError, match="use gamma="):
         CTCLoss(temperature=2.0)

@@ -167,6 +167,14 @@ def test_errors(x: Tensor, y: Tensor, lengths: object, message: str) -> None:
             layer(x, y, lengths=lengths)
 
 
+def test_channels_before_time_are_refused() -> None:
+    x = torch.randn(8, 1, 50)
+    with pytest.raises(ValueError, match=r"got \(8, 1, 50\) and \(8, 1, 50\), series of one step.*pass x.mT and y.mT"):
+        DTWLoss()(x, x)
+    assert DTWLoss()(x.mT, x.mT).isfinite()
+    assert DTWLoss()(x[..., :1], x[..., :1]).isfinite()
+
+
 @pytest.mark.parametrize("shape", [(8, 50), (8, 40)])
 def test_series_without_a_feature_dimension_are_refused(shape: tuple[int, int]) -> None:
     hint = r"x and y must have shape \(batch, length, features\), got \(8, 50\) .*unsqueeze\(-1\).*unsqueeze\(0\)"

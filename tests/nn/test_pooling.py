@@ -60,7 +60,7 @@ def test_repr_and_errors() -> None:
     assert repr(SmoothedMax("l2", 1)) == "SmoothedMax(omega=SquaredL2(gamma=1.0), dim=1)"
     with pytest.raises(ValueError, match=r"x must have a dimension 2, got shape \(3, 4\)"):
         SmoothedMax(dim=2)(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match=r"x must have an entry along dim -1, got shape \(3, 0\)"):
+    with pytest.raises(ValueError, match=r"x must have at least one entry along dim -1, got shape \(3, 0\)"):
         SmoothedMax()(torch.zeros(3, 0))
     with pytest.raises(ValueError, match=r"x must be floating point, got dtype torch\.int64"):
         SmoothedMax()(torch.zeros(3, dtype=torch.int64))

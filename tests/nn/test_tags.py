@@ -74,8 +74,20 @@ def test_prefixes_without_a_type() -> None:
         (["O", "b-X"], "IOB2", r"got 'b-X'"),
         (["O", "B-X", "O"], "IOB2", r"labels must differ from each other, got 'O' twice"),
         ([], "IOB2", r"labels must hold at least one label"),
+        ({0: "O", 1: "B-X"}, "IOB2", r"labels must be a sequence of strings, such as list\(id2label.values\(\)\)"),
+        (["LABEL_0", "LABEL_1"], "IOB2", r"got 'LABEL_0'. These are the default names in transformers: pass id2label"),
+        (["O", "B-X"], "iob2", r"got 'iob2'; iob2 is called IOB2 here"),
     ],
 )
 def test_errors(labels: list[str], scheme: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        tag_constraints(labels, scheme)
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme", "unused"),
+    [(["O", "B-X", "I-Y"], "IOB2", "I-Y"), (["O", "B-X"], "IOBES", "B-X"), (["O", "E-X", "S-X"], "IOBES", "E-X")],
+)
+def test_a_label_that_no_sequence_can_contain_is_named(labels: list[str], scheme: str, unused: str) -> None:
+    with pytest.warns(UserWarning, match=f"no sequence of the scheme '{scheme}' can contain '{unused}'"):
         tag_constraints(labels, scheme)

@@ -31,10 +31,11 @@ class _Warping(Smoothed):
 
 
 class DTWLoss(_Warping):
-    """Smoothed dynamic time warping of two series, or a divergence based on it: :func:`bellmax.dtw` as a module.
+    """Soft-DTW loss of two batches of series, or a divergence based on it: :func:`bellmax.dtw` as a module.
 
     Args:
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`: a name, a function or a module. Default
             "sqeuclidean".
         divergence: None (the default) for the value, which can be negative and is not minimal at x = y; or "debiased",
@@ -47,7 +48,7 @@ class DTWLoss(_Warping):
             mean over a batch. Default None, no normalization.
         step_weights: Factors that multiply the cost, one for each kind of move, as in :class:`bellmax.DTW`.
         step_penalties: Terms that are added to the cost, one for each kind of move, as in :class:`bellmax.DTW`. A
-            parameter is learnt.
+            parameter is learned.
         open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
         open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
 
@@ -86,7 +87,8 @@ class DTWLoss(_Warping):
         """Return the loss: a scalar, or a tensor of the batch shape if ``reduction`` is "none".
 
         Two matrices with several columns raise ``ValueError``, since they can be a batch of univariate series or one
-        pair of multivariate series.
+        pair of multivariate series. Batches of series of one step with several features raise ``ValueError``, since
+        their layout is likely (batch, channels, time).
 
         Args:
             x: The first series, (..., N, D). For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one
@@ -101,6 +103,11 @@ class DTWLoss(_Warping):
                 f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}. For "
                 "univariate series (batch, length), pass x.unsqueeze(-1) and y.unsqueeze(-1); for one pair of series "
                 "(length, features), pass x.unsqueeze(0) and y.unsqueeze(0)"
+            )
+        if x.ndim == y.ndim == 3 and x.shape[1] == y.shape[1] == 1 < x.shape[2]:
+            raise ValueError(
+                f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}, series "
+                "of one step: for (batch, channels, time), pass x.mT and y.mT"
             )
         return dtw_of_series(
             x,
@@ -124,10 +131,11 @@ class DTWLoss(_Warping):
 
 
 class DTWAlignment(_Warping):
-    """The expected alignment of two series, ∇DTW_Ω, as a layer: the probability that each pair of elements is matched.
+    """A layer that computes the expected DTW alignment of two series, the probability that each pair is matched.
 
     Args:
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`: a name, a function or a module. Default
             "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band around the diagonal, as in :class:`bellmax.DTW`. Default None, no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,7 +14,12 @@ from bellmax.names import answers_near_misses
 
 
 class TagConstraints(NamedTuple):
-    """Constraints on sequences of S tags, as bool tensors."""
+    """Constraints on sequences of S tags, which :func:`tag_constraints` returns.
+
+    >>> constraints = tag_constraints(["O", "B-PER", "I-PER"])
+    >>> constraints.ends
+    tensor([True, True, True])
+    """
 
     transitions: Tensor
     """(S, S) ``[current, previous]``, True if the current tag may follow the previous tag."""
@@ -78,7 +84,7 @@ class TagNames:
     def _is_valid(self, tags: Sequence[int], scheme: str) -> bool:
         """True if another tagging scheme has all labels and allows the sequence of tags."""
         try:
-            allowed = tag_constraints(self.labels, scheme)
+            allowed = _constraints(self.labels, scheme)
         except ValueError:  # the scheme does not have all labels
             return False
         is_valid_inside = all(bool(allowed.transitions[b, a]) for a, b in pairwise(tags))
@@ -148,20 +154,38 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
     tensor([ True,  True, False])
     """
     if scheme not in _SCHEMES:
-        hint = f"; {scheme} is called {_OTHER_SCHEMES[scheme]} here" if scheme in _OTHER_SCHEMES else ""
+        upper = str(scheme).upper()
+        name = _OTHER_SCHEMES.get(upper, upper if upper in _SCHEMES else None)
+        hint = f"; {scheme} is called {name} here" if name else ""
         raise ValueError(f"scheme must be one of {', '.join(map(repr, _SCHEMES))}, got {scheme!r}{hint}")
     if not labels:
         raise ValueError("labels must hold at least one label, got none")
+    if not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels must be a sequence of strings, such as list(id2label.values()), got {labels!r}")
     if len(set(labels)) < len(labels):
         duplicate = next(label for n, label in enumerate(labels) if label in labels[:n])
         raise ValueError(f"labels must differ from each other, got {duplicate!r} twice")
+    constraints = _constraints(labels, scheme)
+    unused = [label for label, is_used in zip(labels, _are_used(constraints), strict=True) if not is_used]
+    if unused:
+        warnings.warn(
+            f"no sequence of the scheme {scheme!r} can contain {unused[0]!r} with these labels: a label or the scheme "
+            "may be wrong",
+            stacklevel=3,
+        )
+    return constraints
+
+
+def _constraints(labels: Sequence[str], scheme: str) -> SchemeConstraints:
+    """Return the constraints of a scheme. Raises ``ValueError`` if a label has a prefix that the scheme lacks."""
     prefixes = _SCHEMES[scheme]
     tags = []
     for label in labels:
         prefix, dash, kind = label.partition("-")
         if label != "O" and (prefix not in prefixes or (dash and not kind)):
             valid = ", ".join(repr(f"{p}-…") for p in prefixes)
-            raise ValueError(f"labels of scheme {scheme!r} must be 'O', {valid} or a prefix alone, got {label!r}")
+            hint = ". These are the default names in transformers: pass id2label" if label.startswith("LABEL_") else ""
+            raise ValueError(f"labels of scheme {scheme!r} must be 'O', {valid} or a prefix alone, got {label!r}{hint}")
         tags.append((_OUTSIDE if label == "O" else prefixes[prefix], kind))
     # Explicitly on the CPU: a model that is built on the meta device needs these values, too.
     constraints = SchemeConstraints(
@@ -171,6 +195,16 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
     )
     constraints.labels, constraints.scheme = tuple(labels), scheme
     return constraints
+
+
+def _are_used(constraints: TagConstraints) -> list[bool]:
+    """Return for each label True if an allowed sequence contains it."""
+    transitions, from_start, to_end = constraints
+    for _ in from_start:
+        from_start = from_start | (transitions & from_start).any(-1)
+        to_end = to_end | (transitions.T & to_end).any(-1)
+    used: list[bool] = (from_start & to_end).tolist()
+    return used
 
 
 def _may_follow(current: tuple[_Prefix, str], previous: tuple[_Prefix, str]) -> bool:

@@ -38,7 +38,7 @@ class _Centers(SeriesEstimator):
         return distances
 
     def _barycenter(self, series: Series, init: Tensor, max_iter: int) -> Tensor:
-        """Return the barycenter (length, features) of series, optimised from ``init``."""
+        """Return the barycenter (length, features) of series, optimized from ``init``."""
         return dtw_barycenter(series, init=init, max_iter=max_iter, **self._measure_options())
 
 
@@ -57,24 +57,25 @@ class _Run(NamedTuple):
 
 
 class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, _Centers):
-    """k-means clustering of series with barycenters under a smoothed DTW.
+    """k-means clustering of time series with DTW barycenters as centers.
 
-    It minimises the inertia Σ dtw(x, nearest center).
+    It minimizes the inertia Σ dtw(x, nearest center), the sum over all series x.
 
     Args:
         n_clusters: The number of clusters, default 8.
         init: "k-means++" (the default), "random", or the initial centers as a collection of ``n_clusters`` series of
-            one length.
+            equal length.
         n_init: The number of starts, default 1. The result with the lowest inertia is used. Ignored if ``init`` is a
             collection.
         max_iter: The maximum number of iterations, default 50. Each iteration assigns all series and updates all
             centers.
-        max_iter_barycenter: The number of L-BFGS iterations of a center's update, default 10.
+        max_iter_barycenter: The maximum number of L-BFGS iterations for each update of a center, default 10.
         tol: The relative decrease of the inertia below which to stop, default 1e-6.
         length: The length of the centers, default the median length of the series.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
-        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`bellmax.Regularizer`.
         gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
         divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default), distances and the inertia can be
             negative.
@@ -139,7 +140,11 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         """Return the centers (n_clusters, length, features) of a new start, by the parameter ``init``."""
         length = self._center_length(series)
         if not isinstance(self.init, str):
-            centers = torch.stack(as_collection("init", self.init)).to(series[0])
+            initial = as_collection("init", self.init)
+            lengths = [len(center) for center in initial]
+            if len(set(lengths)) > 1:
+                raise ValueError(f"init must hold series of equal length, got lengths {lengths}")
+            centers = torch.stack(initial).to(series[0])
             if len(centers) != self.n_clusters or centers.shape[2] != self._features:
                 needed = f"({self.n_clusters}, length, {self._features})"
                 raise ValueError(f"init must have shape {needed}, got {tuple(centers.shape)}")
@@ -231,14 +236,15 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
 
 
 class DTWBarycenterClassifier(ClassifierMixin, _Centers):
-    """Classification by the nearest class barycenter.
+    """Nearest-centroid classifier of time series, with one DTW barycenter per class.
 
     Args:
         length: The length of the barycenters, default the median length of the series.
         max_iter_barycenter: The maximum number of L-BFGS iterations for a barycenter, default 100.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
-        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`bellmax.Regularizer`.
         gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
         divergence: The divergence, as in :func:`bellmax.dtw`. Default None.
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.

@@ -20,18 +20,19 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimator):
-    """Kernel matrix exp(−D(x/ℓ, y/ℓ)) of series x and the series y of ``fit``, for ``SVC(kernel="precomputed")``.
+    """Transformer to a matrix of DTW kernels, for estimators such as ``SVC(kernel="precomputed")``.
 
-    With the default parameters, D is the debiased soft-DTW at γ = 1, and the kernel is positive definite: it is the
-    normalised global alignment kernel. For other costs, Ω and divergences, positive definiteness is not proven.
+    The kernel of a series x and a series y of ``fit`` is exp(−D(x/ℓ, y/ℓ)). With the default parameters, D is the
+    debiased soft-DTW at γ = 1. The kernel is then positive definite: it is the normalized global alignment kernel. For
+    other costs, Ω and divergences, there is no proof that the kernel is positive definite.
 
     Args:
         length_scale: The bandwidth ℓ > 0. Series are divided by it. With "scale" (the default), ℓ² is the variance of
             the elements, summed over the features, times the median length.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
-        omega: A :class:`bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax" at smoothing
-            strength 1, or "hard" for classical DTW.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax" or "l2" with γ = 1, "hard" for
+            classical DTW, or a :class:`bellmax.Regularizer`.
         divergence: The divergence, as in :func:`bellmax.dtw`. Default "debiased".
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
         verbose: If nonzero, show a progress bar, which needs ``pip install 'bellmax[progress]'``. Default 0.

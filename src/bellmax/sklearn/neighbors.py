@@ -1,4 +1,4 @@
-"""Nearest neighbours under DTW: classification, regression, and sparse graphs for other estimators."""
+"""Nearest neighbors under DTW: classification, regression, and sparse graphs for other estimators."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Neighbors(SeriesEstimator):
         Both arrays have shape (n, n_neighbors). Distances are sums of costs, without a square root.
 
         Args:
-            X: The collection of queries. If None (the default), search the neighbours of each series of ``fit`` among
+            X: The collection of queries. If None (the default), search the neighbors of each series of ``fit`` among
                 the other series.
-            n_neighbors: The number of neighbours, default the parameter of the estimator.
+            n_neighbors: The number of neighbors, default the parameter of the estimator.
             return_distance: If False, return the indices only. Default True.
 
         """
@@ -57,11 +57,11 @@ class _Neighbors(SeriesEstimator):
     def kneighbors_graph(
         self, X: Collection | None = None, n_neighbors: int | None = None, mode: str = "connectivity"
     ) -> csr_matrix:
-        """Return the neighbours as a sparse matrix (n, n_samples_fit_), for estimators with ``metric="precomputed"``.
+        """Return the neighbors as a sparse matrix (n, n_samples_fit_), for estimators with ``metric="precomputed"``.
 
         Args:
             X: The collection of queries, as in :meth:`kneighbors`.
-            n_neighbors: The number of neighbours, default the parameter of the estimator.
+            n_neighbors: The number of neighbors, default the parameter of the estimator.
             mode: The entries of the matrix: ones for "connectivity" (the default), distances for "distance".
 
         """
@@ -74,7 +74,7 @@ class _Neighbors(SeriesEstimator):
 
 
 class _Voting(_Neighbors):
-    """Base class of the estimators that average the targets of the nearest neighbours."""
+    """Base class of the estimators that average the targets of the nearest neighbors."""
 
     weights: str
 
@@ -95,7 +95,7 @@ class _Voting(_Neighbors):
         self._store_parameters(locals())
 
     def _weighted_neighbors(self, X: Collection) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return weights, which sum to 1 in each row, and indices of the neighbours, each (n, n_neighbors)."""
+        """Return weights, which sum to 1 in each row, and indices of the neighbors, each (n, n_neighbors)."""
         check_choice("weights", self.weights, ("uniform", "distance"))
         distances, indices = self.kneighbors(X)
         if self.weights == "uniform":
@@ -108,7 +108,9 @@ class _Voting(_Neighbors):
 
 
 class DTWNeighborsClassifier(ClassifierMixin, _Voting):
-    """Classification by a vote of the nearest series. One neighbour under classical DTW is the usual baseline.
+    """k-nearest-neighbor classifier of time series under DTW.
+
+    With the defaults, it is 1-NN under classical DTW, the usual baseline.
 
     Args:
         n_neighbors: The number of series that vote, default 1.
@@ -150,7 +152,9 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
 
 
 class DTWNeighborsRegressor(RegressorMixin, _Voting):
-    """Regression by the mean target of the nearest series, with the parameters of :class:`DTWNeighborsClassifier`.
+    """k-nearest-neighbor regressor of time series under DTW.
+
+    The prediction is the mean target of the nearest series. See :class:`DTWNeighborsClassifier` for the parameters.
 
     >>> model = DTWNeighborsRegressor(2).fit([[0, 1, 2, 1], [5, 5, 6], [0, 1, 1]], [1.0, 7.0, 2.0])
     >>> model.predict([[0, 2]])
@@ -164,7 +168,7 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
         return self
 
     def predict(self, X: Collection) -> NDArray[np.float64]:
-        """Return the weighted mean of the neighbours' targets, (n,)."""
+        """Return the weighted mean of the neighbors' targets, (n,)."""
         check_is_fitted(self)
         weights, indices = self._weighted_neighbors(X)
         means: NDArray[np.float64] = (weights * self._targets[indices]).sum(1)
@@ -172,15 +176,15 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
 
 
 class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Neighbors):
-    """The sparse graph of nearest series, for DBSCAN, UMAP, t-SNE and others with ``metric="precomputed"``.
+    """Transformer to a sparse graph of nearest series, for DBSCAN, UMAP or t-SNE with ``metric="precomputed"``.
 
-    As in scikit-learn's ``KNeighborsTransformer``, if you transform the series of ``fit``, the first neighbour of each
-    series is the series itself, or an equal one. So with ``mode="distance"``, rows have n_neighbors + 1 entries. This
-    holds for hard DTW and for divergences. Smoothed DTW without a divergence can be negative, which most estimators
-    reject.
+    If you transform the series of ``fit``, the first neighbor of each series is the series itself, or an equal one, as
+    in scikit-learn's ``KNeighborsTransformer``. So with ``mode="distance"``, rows have n_neighbors + 1 entries. This
+    holds for hard DTW and for divergences. Distances of soft-DTW without a divergence can be negative, which most
+    estimators reject.
 
     Args:
-        n_neighbors: The number of neighbours, default 5.
+        n_neighbors: The number of neighbors, default 5.
         mode: The entries of the matrix: "distance" (the default), or "connectivity" for ones.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.

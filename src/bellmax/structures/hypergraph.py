@@ -44,27 +44,26 @@ _MAX_EDGES = 10**8  # of a derivation, since a sample has a number for each
 
 
 class Hypergraph(StoredGraph):
-    """An acyclic hypergraph with one goal, a node that is not a tail of any edge.
+    """An acyclic hypergraph with one goal node, for grammars, parse charts and other programs whose paths branch.
 
-    A derivation of a node consists of one of the edges into the node, and a derivation of each tail of this edge. An
-    edge without tails is a derivation of its head.
+    An edge leads from any number of tail nodes to one head node. A derivation of a node consists of one of the edges
+    into the node, and a derivation of each tail of this edge. An edge without tails is a derivation of its head.
 
     Args:
-        edges: The edges (head, tails) in any order. Tails are a tuple or a list, and may repeat. Nodes are integers or
-            names. A name is any hashable object; names are numbered in the order of their first appearance.
-            Alternatively, integers (E, 1 + A): a row has a head and its tails, padded with −1.
+        edges: The edges (head, tails) in any order. Tails are a tuple or a list of nodes, which may repeat. Nodes are
+            integers or names. A name is any hashable object. Names are numbered in the order of their first appearance.
+            Alternatively, integers (E, 1 + A), where each row has a head and its tails, padded with −1.
         num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
             are integers.
         weight_of: The number of each edge's weight, integers (E,). Edges with the same number share a weight. By
             default, every edge has a separate weight.
         goal: The node to derive, by default the only node that is not the tail of an edge.
 
-    If you pass ``goal``, edges that are in none of its derivations are pruned, such as the dead items of a chart. A
-    pruned edge still has a number and a weight, but no derivation uses it and its gradient is 0.
+    If ``goal`` is passed, edges that are in none of its derivations are pruned, such as the unused items of a chart. A
+    pruned edge still has a number and a weight, but no derivation uses it, and its gradient is 0. The attribute
+    ``nodes`` lists the names of the nodes.
 
-    The constructor sorts the nodes, and all calls reuse this order. ``nodes`` lists the names of the nodes.
-
-    There are two ways to bracket three words, and the second has the better pair:
+    For example, there are two ways to bracket three words:
 
     >>> import bellmax as bx
     >>> words = [("a", ()), ("b", ()), ("c", ())]
@@ -133,10 +132,12 @@ class Hypergraph(StoredGraph):
 
     @property
     def num_edges(self) -> int:
+        """The number E of edges."""
         return self.heads.shape[0]
 
     @property
     def num_weights(self) -> int:
+        """The number W of weights, which is E unless edges share weights."""
         return self._num_weights
 
     @property
@@ -149,7 +150,7 @@ class Hypergraph(StoredGraph):
 
     @property
     def by_edge(self) -> Hypergraph:
-        """The same hypergraph with a separate weight for each edge."""
+        """This hypergraph with a separate weight for each edge."""
         if self.weight_of is None:
             return self
         other = object.__new__(Hypergraph)
@@ -157,7 +158,7 @@ class Hypergraph(StoredGraph):
         return other
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the same hypergraph on another device."""
+        """Return this hypergraph on another device."""
         moved = super().to(device)
         moved.weight_of = None if self.weight_of is None else self.weight_of.to(device)
         return moved
@@ -175,21 +176,27 @@ class Hypergraph(StoredGraph):
 
         Args:
             weights: The scores (..., E) of the edges, or (..., W) if edges share weights. −∞ removes an edge.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a
-                sparse Ω, prefer "sparsemax": "l2" also penalizes large derivations.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes large derivations.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
             minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best derivation has the
                 least cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
 
+        >>> h = Hypergraph([("a", ()), ("b", ()), ("ab", ("a", "b"))])
+        >>> h.derivations(torch.tensor([1.0, 2.0, 0.5])).value
+        tensor(3.5000)
         """
         return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def derivation_edges(self, derivation: Tensor | list[Any]) -> list[Any]:
-        """Return the edges (head, tails) of a derivation, by name; nested lists for several derivations.
+        """Return the list of edges (head, tails) of a derivation, by name. Several derivations give nested lists.
 
-        A derivation is an event (..., E), or the numbers of its edges in nested lists, as ``decode()`` returns them.
-        For an event, the first edge leads to the goal. Then come all edges below its first tail, and so on. If a
-        derivation has no edges, its list is empty.
+        The first edge leads to the goal. All edges below its first tail follow, then all edges below its second tail,
+        and so on. If a derivation has no edges, its list is empty.
+
+        Args:
+            derivation: An event (..., E), or the numbers of the edges in nested lists, as ``decode()`` returns them.
+
         """
         if isinstance(derivation, list):
             edges = self.edges
@@ -235,7 +242,7 @@ class Hypergraph(StoredGraph):
         ones = torch.ones(self.num_weights, dtype=wide_dtype(self.device), device=self.device)
         most = float(self.derivations(ones, omega="hard").value)
         if most > _MAX_EDGES:
-            raise ValueError(f"derivations must have at most {_MAX_EDGES} edges to be drawn, got up to {most:.10g}")
+            raise ValueError(f"sampled derivations must have at most {_MAX_EDGES} edges, got up to {most:.10g}")
         return int(most)
 
     @cached_property
@@ -364,11 +371,15 @@ def _flatten(name: str, value: Any, depth: int, num_edges: int) -> tuple[list[in
 
 
 class Derivations(GraphPaths):
-    """The distribution over the derivations of a :class:`Hypergraph`.
+    """The distribution over the derivations of a :class:`Hypergraph`, which :meth:`Hypergraph.derivations` returns.
 
     An event counts how often a derivation uses each edge, (E,). If edges share weights, it counts how often the
-    derivation uses each weight, (W,); the events of :attr:`by_edge` count the edges. The decoded form is a list of edge
-    numbers, or nested lists for a batch.
+    derivation uses each weight, (W,), and only the events of :attr:`by_edge` count the edges. The decoded form is a
+    list of edge numbers, or nested lists for a batch.
+
+    >>> p = Hypergraph([("a", ()), ("a", ()), ("aa", ("a", "a"))]).derivations(torch.tensor([1.0, 0.0, 0.0]))
+    >>> p.expected_path  # the two edges to "a" are used twice in total
+    tensor([1.4621, 0.5379, 1.0000])
     """
 
     _graph: Hypergraph
@@ -392,11 +403,12 @@ class Derivations(GraphPaths):
 
     @property
     def hypergraph(self) -> Hypergraph:
+        """The hypergraph."""
         return self._graph
 
     @property
     def by_edge(self) -> Derivations:
-        """The same distribution with a separate weight for each edge, so that an event counts edges, (E,)."""
+        """This distribution with a separate weight for each edge, so that an event counts edges, (E,)."""
         weight_of = self._graph.weight_of
         if weight_of is None:
             return self
@@ -529,9 +541,11 @@ def _check_derived(head: NDArray[np.int64], is_used: NDArray[np.bool_], names: S
     is_underived = is_used.copy()
     is_underived[head] = False
     if is_underived.any():
-        nodes = name_nodes(np.flatnonzero(is_underived), names)
+        nodes = np.flatnonzero(is_underived)
+        leaf = name_nodes(nodes[:1], names)
         raise ValueError(
-            f"edges must derive every node, but none leads to {nodes}. If X is a leaf, add the edge (X, ())"
+            f"edges must derive every node, but no edge leads to {name_nodes(nodes, names)}. "
+            f"If {leaf} is a leaf, add the edge ({leaf}, ())"
         )
 
 

@@ -55,7 +55,7 @@ class _NamedTerm:
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """The score of a move, a node, a start or an end: a sum of tensor entries, each selected by the cell (i, j).
+    """A formula for the score of a move, a node, a start or an end, evaluated in each cell (i, j).
 
     To make a score, call :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`at_class`, :func:`gather`,
     :func:`cell_label`, :func:`cell_class` or :func:`pair`. You can add scores to each other and to numbers, and
@@ -112,22 +112,54 @@ def as_score(score: ScoreLike | None) -> Score:
 
 
 def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [i + rows, j + columns] of a tensor (..., N, M)."""
+    """Score that reads entry [i + rows, j + columns] of a tensor (..., N, M).
+
+    Args:
+        name: The name of the tensor, a key of the mapping that :meth:`bellmax.Lattice.paths` takes.
+        rows: The offset of the row, default 0. It is often −1, since a grid has one more row than a sequence.
+        columns: The offset of the column, default 0.
+
+    >>> cell("cost", -1, -1)
+    cost[i-1, j-1]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns)), ()),))
 
 
 def row(name: str, rows: int = 0) -> Score:
-    """The entry [i + rows] of a tensor (..., N)."""
+    """Score that reads entry [i + rows] of a tensor (..., N).
+
+    Args:
+        name: The name of the tensor.
+        rows: The offset of the row, default 0.
+
+    >>> row("bonus", -1)
+    bonus[i-1]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows),), ()),))
 
 
 def column(name: str, columns: int = 0) -> Score:
-    """The entry [j + columns] of a tensor (..., M)."""
+    """Score that reads entry [j + columns] of a tensor (..., M).
+
+    Args:
+        name: The name of the tensor.
+        columns: The offset of the column, default 0.
+
+    >>> column("bonus", -1)
+    bonus[j-1]
+    """
     return Score((_NamedTerm(name, (Axis("j", columns),), ()),))
 
 
 def scalar(name: str) -> Score:
-    """A tensor (...): the same number in every cell."""
+    """Score that is one number in every cell, from a tensor of the batch shape or a number.
+
+    Args:
+        name: The name of the tensor.
+
+    >>> -2 * scalar("gap")
+    -2.0 * gap
+    """
     return Score((_NamedTerm(name, (), ()),))
 
 
@@ -139,28 +171,79 @@ def _constant_axis(name: str, number: int) -> Axis:
 
 
 def at_class(name: str, *classes: int, rows: int = 0) -> Score:
-    """The entry [i + rows, *classes] of a tensor (..., N, V) or (..., N, U, V): one class, or duration and class."""
+    """Score that reads entry [i + rows, *classes] of a tensor (..., N, V), at a constant class.
+
+    If a tensor (..., N, U, V) has two dimensions after the rows, such as duration and class, pass two numbers.
+
+    Args:
+        name: The name of the tensor.
+        classes: The constant index of each dimension after the rows.
+        rows: The offset of the row, default 0.
+
+    >>> at_class("log_probs", 0, rows=-1)  # class 0, such as the blank
+    log_probs[i-1, 0]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows), *(_constant_axis(name, c) for c in classes)), ()),))
 
 
 def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [i + rows, y[j + columns]] of a tensor (..., N, V), for labels y (..., M) of the columns."""
+    """Score that reads entry [i + rows, y[j + columns]] of a tensor (..., N, V), at the label of the column.
+
+    Args:
+        name: The name of the tensor.
+        labels: The name of the labels y, integers (..., M).
+        rows: The offset of the row, default 0.
+        columns: The offset of the column, default 0.
+
+    >>> gather("log_probs", "targets", -1, -1)
+    log_probs[i-1, targets[j-1]]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows), Axis("y", columns)), (labels,)),))
 
 
 def cell_label(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), for labels y (..., M) of the
-    columns."""
+    """Score that reads entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), at the column's label.
+
+    Args:
+        name: The name of the tensor.
+        labels: The name of the labels y, integers (..., M).
+        rows: The offset of the row, default 0.
+        columns: The offset of the column, default 0.
+
+    >>> cell_label("logits", "targets", columns=-1)
+    logits[i, j-1, targets[j-1]]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), Axis("y", columns)), (labels,)),))
 
 
 def cell_class(name: str, number: int, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [i + rows, j + columns, number] of a tensor (..., N, M, V): one class."""
+    """Score that reads entry [i + rows, j + columns, number] of a tensor (..., N, M, V), at a constant class.
+
+    Args:
+        name: The name of the tensor.
+        number: The class.
+        rows: The offset of the row, default 0.
+        columns: The offset of the column, default 0.
+
+    >>> cell_class("logits", 0, rows=-1)
+    logits[i-1, j, 0]
+    """
     return Score((_NamedTerm(name, (Axis("i", rows), Axis("j", columns), _constant_axis(name, number)), ()),))
 
 
 def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
-    """The entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), with labels x of rows and y of columns."""
+    """Score that reads entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), at the labels of row and column.
+
+    Args:
+        name: The name of the matrix, such as a substitution matrix.
+        x: The name of the labels of the rows, integers (..., N).
+        y: The name of the labels of the columns, integers (..., M).
+        rows: The offset of the row, default 0.
+        columns: The offset of the column, default 0.
+
+    >>> pair("matrix", "a", "b", -1, -1)
+    matrix[a[i-1], b[j-1]]
+    """
     return Score((_NamedTerm(name, (Axis("x", rows), Axis("y", columns)), (x, y)),))
 
 
@@ -169,18 +252,21 @@ def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
 
 @dataclass(frozen=True)
 class Move:
-    """A move by (di, dj) between states: from (i − di, j − dj, source) to (i, j, target).
+    """A move of a :class:`Lattice` from cell (i − di, j − dj), state ``source``, to cell (i, j), state ``target``.
 
     Args:
-        di: The number of rows, at least 0.
-        dj: The number of columns, at least 0. A move that stays in its cell must lead to a higher state.
-        source: The state that the move leaves, default 0. A tuple of states stands for one move from each.
+        di: The number of rows that the move advances, at least 0.
+        dj: The number of columns that the move advances, at least 0. If both are 0, the move must lead to a higher
+            state.
+        source: The state that the move leaves, default 0. A tuple of states stands for one move from each state.
         target: The state that the move enters, default 0.
         score: The score of the move, default 0, read at the cell (i, j) where the move arrives. If the score has no
             entry for a cell, the move does not exist there.
         where: A mask that allows the move where it is True: :func:`row`, :func:`column` or :func:`cell` of a bool
             tensor. A string is the name of a mask of columns. By default the move is allowed everywhere.
 
+    >>> Move(1, 1, score=cell("cost", -1, -1))
+    Move(1, 1, score=cost[i-1, j-1])
     """
 
     di: int
@@ -223,34 +309,62 @@ def _endpoints(cells: str, states: tuple[States, ...]) -> _Endpoints:
 
 
 def corner(*states: States) -> _Endpoints:
-    """Paths start in the first cell, or end in the last cell, in one of these states.
+    """Let paths start in the first cell, or end in the last cell.
 
-    To give states a score, pass a mapping: ``corner({0: "begin", 1: row("late")})``. :func:`along_row`,
-    :func:`along_column` and :func:`anywhere` take such mappings too.
+    The result is a value for the arguments ``start`` and ``end`` of :class:`bellmax.Lattice`.
+
+    Args:
+        states: The states where paths may start or end, default 0. To give states a score, pass a mapping from states
+            to scores. :func:`along_row`, :func:`along_column` and :func:`anywhere` take such mappings too.
+
+    >>> corner(0, 1), corner({0: "begin", 1: row("late")})
+    (corner(0, 1), corner({0: 'begin', 1: late[i]}))
     """
     return _endpoints("corner", states)
 
 
 def along_row(*states: States) -> _Endpoints:
-    """Paths start in any cell of the first row, or end in any cell of the last row."""
+    """Let paths start in any cell of the first row, or end in any cell of the last row.
+
+    Args:
+        states: The states where paths may start or end, as in :func:`corner`.
+
+    >>> along_row(0)
+    along_row(0)
+    """
     return _endpoints("row", states)
 
 
 def along_column(*states: States) -> _Endpoints:
-    """Paths start in any cell of the first column, or end in any cell of the last column."""
+    """Let paths start in any cell of the first column, or end in any cell of the last column.
+
+    Args:
+        states: The states where paths may start or end, as in :func:`corner`.
+
+    >>> along_column(0)
+    along_column(0)
+    """
     return _endpoints("column", states)
 
 
 def anywhere(*states: States) -> _Endpoints:
-    """Paths start in any cell, or end in any cell."""
+    """Let paths start in any cell, or end in any cell.
+
+    Args:
+        states: The states where paths may start or end, as in :func:`corner`.
+
+    >>> anywhere(0)
+    anywhere(0)
+    """
     return _endpoints("anywhere", states)
 
 
 class Lattice:
-    """A dynamic program on a grid of N × M cells with a few states each, declared by its moves.
+    """A dynamic program on a grid of N × M cells with one or more states each, declared by its moves.
 
-    v(i, j, b) = node score + max_Ω over the moves into (i, j, b) of v(source) + score of the move, and over the start
-    if a path may start there. The value is v at the end, or max_Ω over the ends if there are several.
+    A node is a cell (i, j) with a state b. Its value is v(i, j, b) = node score + max_Ω over the moves into the node of
+    v(source) + move score. If paths may start in the node, the start is one more choice of the max_Ω. The value of the
+    program is v at the end, or max_Ω over the ends if there are several.
 
     Args:
         moves: The moves, a sequence of :class:`Move`.
@@ -262,7 +376,8 @@ class Lattice:
         end: The cells and states where paths end: :func:`corner` (the default), :func:`along_row`,
             :func:`along_column` or :func:`anywhere`.
 
-    The edit distance has costs instead of scores:
+    The edit distance is the least cost of changing one word into another. Its grid has one more row and column than
+    the words have letters:
 
     >>> import bellmax as bx
     >>> from bellmax import lattice as L
@@ -323,7 +438,7 @@ class Lattice:
         _check_reachable(steps, start.states, end.states)
         names = self._names
         if not names.scores:
-            names.terms(0.0 * scalar(_ONE))
+            names.scores[_ONE] = ()
         sizes = len(names.labels), len(names.masks)
         table = Table(self.states, tuple(steps), nodes, start, end, tuple(names.scores), *sizes)
         axes = [axis for _, term, _ in table.reads for axis in term.axes]
@@ -360,28 +475,42 @@ class Lattice:
 
         Args:
             tensors: The scores, labels and masks of the declaration, by name. Scores are tensors or numbers, labels are
-                integer tensors, masks are bool tensors. A tensor without batch dimensions is shared by the batch. A
-                label that is out of range is padding: the entry that it would select does not exist.
+                integer tensors, masks are bool tensors. A tensor without batch dimensions is shared by the batch. An
+                out-of-range label marks padding: moves that would read an entry at this label do not exist.
             grid: A pair (rows, columns) of the numbers of cells, integers of the batch shape. If scores are read with
-                offsets of −1, it is one more than the lengths of the sequences. By default the size of the grid in
-                which every entry is read. If several sizes have this property, ``grid`` is required. If no tensor has
-                a side, it is as long as the longest member, or 1 without ``grid``; under ``torch.compile`` and
-                ``vmap``, pass its length as a Python number.
+                offsets of −1, these numbers are one more than the lengths of the sequences. By default, the size is
+                inferred from the tensors, so that every entry is read. If this leaves several possible sizes, ``grid``
+                is required. If no tensor extends along the rows or the columns, their number is the maximum in
+                ``grid``, or 1 without ``grid``. Under ``torch.compile`` and ``vmap``, pass such a number as a Python
+                number.
             band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. By default
                 there is no band.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
             minimize: If True, treat scores as costs: ``value`` is a smoothed minimum. Default False.
 
+        >>> import bellmax as bx
+        >>> moves = [Move(1, 0), Move(0, 1)]
+        >>> p = Lattice(moves, node=cell("gold")).paths({"gold": torch.tensor([[0.0, 3.0], [1.0, 0.0]])}, omega="hard")
+        >>> p.value
+        tensor(3.)
         """
         return LatticePaths(self, tensors, grid=grid, band=band, omega=omega, gamma=gamma, minimize=minimize)
 
     def dag(self, rows: int, columns: int) -> DAG:
-        """Return the graph of this lattice for grids of up to so many rows and columns.
+        """Return this lattice as a :class:`DAG`, for all grids of at most this size.
 
-        Node 0 is the start, the last node is the end. There is an edge from the start to each node where a path may
-        start, an edge for each move, and an edge to the end from each node where a path may end in a grid of any size
-        up to this one. Nodes that are on no path are left out.
+        Node 0 is the start, and the last node is the end. The graph has an edge from the start to each node where a
+        path may start, and an edge for each move. It also has an edge to the end from each node where a path may end in
+        one of the grids. Nodes that are on no path are left out.
+
+        Args:
+            rows: The maximum number of rows.
+            columns: The maximum number of columns.
+
+        >>> Lattice([Move(1, 0), Move(0, 1)]).dag(2, 2).num_nodes  # four cells, the start and the end
+        6
         """
         graph = graph_of(self._table, rows, columns, torch.device("cpu"))
         return DAG._of_sorted(graph.edges, graph.levels, graph.graph)
@@ -412,7 +541,7 @@ class _Names:
             return None
         terms = (column(where) if isinstance(where, str) else as_score(where)).terms
         if len(terms) != 1 or terms[0].coefficient != 1 or terms[0].labels:
-            raise ValueError("where must be the name of a mask, or row, column or cell of one")
+            raise ValueError("where must be the name of a mask, or L.row(name), L.column(name) or L.cell(name)")
         return self._number(terms[0], self.masks)
 
     def _number(self, term: _NamedTerm, numbered: dict[str, tuple[Axis, ...]]) -> Term:
@@ -428,7 +557,8 @@ class _Names:
         first_axes = numbered.setdefault(term.name, axes)
         if len(first_axes) != len(axes):
             raise ValueError(
-                f"{term.name!r} is read with {len(first_axes)} dimensions in one place and {len(axes)} in another"
+                f"{term.name!r} is declared with {len(first_axes)} dimensions in one score and {len(axes)} in another: "
+                "use different names for different tensors"
             )
         return Term(list(numbered).index(term.name), term.coefficient, axes)
 
@@ -443,7 +573,7 @@ def _check_reachable(steps: Sequence[Step], start: Sequence[int], end: Sequence[
         frontier += new
     for state in end:
         if state not in reached:
-            raise ValueError(f"end must be reached by moves, but none leads from the start into state {state}")
+            raise ValueError(f"end must be reached by moves, but no moves lead from the start to state {state}")
 
 
 class LatticeTargets(Targets):
@@ -472,13 +602,17 @@ class LatticeTargets(Targets):
             bad = has_counts & ~self.p._is_path(sign * counts.abs())
             if bool(bad.any()):
                 member = of_sequence(bad.nonzero()[0].tolist())
-                raise ValueError(f"{name} must hold how often a path uses each entry, got other counts{member}")
+                raise ValueError(
+                    f"{name} must hold the number of times that a path uses each entry, got counts of no path{member}"
+                )
         return allowed
 
     def restrict(self, allowed: Tensor) -> Paths:
         if not self.lattice._sign:
             name = self.lattice.scores[0]
-            raise ValueError(f"a target needs coefficients of one sign wherever {name!r} is read, got both")
+            raise ValueError(
+                f"losses with a target need a score {name!r} with coefficients of one sign, got both signs"
+            )
         first, *rest = self.solver.scores
         closed = first.masked_fill(~allowed, -self.p.sense * self.lattice._sign * math.inf)
         return self.p._with((closed, *rest), self.p.omega)
@@ -626,15 +760,24 @@ class WalkForm(DecodedForm):
 
 
 class LatticePaths(PathDistribution):
-    """The distribution over the paths of a :class:`Lattice`.
+    """The distribution over the paths of a :class:`Lattice`, which :meth:`Lattice.paths` returns.
 
-    An event counts how often a path uses each entry of the first score. ``gradient`` has the expected counts for every
-    score, by name. The decoded form is a walk, which lists the nodes of a path and the moves into them.
+    The event of a path counts how often the path uses each entry of the first score. ``gradient`` maps the name of each
+    score to the expected counts of its entries. The decoded form is a walk: the nodes of the path and the moves into
+    them, see :meth:`best_walk`.
 
-    If a path can use an entry twice (of a matrix read by labels, a row, a scalar), ``support.check`` searches for a
-    path with the counts of an event. This is hard in general, so on a large grid it stops after half a second per
-    event. Then it accepts all counts whose entries are on a path and whose sum is not too large. Losses read a target
-    with such counts as the set of all paths that use no other entries.
+    Some paths can use an entry more than once, for example if a matrix is read by labels. Then ``support.check``
+    searches for a path with the counts of an event. The search takes at most half a second per event. If it finds no
+    answer in this time, it accepts counts whose entries are on a path and whose sum is not too large. The losses read a
+    target with such counts as the set of all paths that use no other entries.
+
+    >>> import bellmax as bx
+    >>> lattice = bx.Lattice([bx.Move(1, 0), bx.Move(0, 1)], node=cell("score"))
+    >>> p = lattice.paths({"score": torch.tensor([[0.0, 1.0], [2.0, 0.0]])})
+    >>> p.best_walk()  # row, column, state, number of the move
+    tensor([[ 0,  0,  0, -1],
+            [ 1,  0,  0,  0],
+            [ 1,  1,  0,  1]])
     """
 
     _target_kind = LatticeTargets
@@ -731,7 +874,7 @@ class LatticePaths(PathDistribution):
         lattice, scores = self.lattice, {}
         if tensors.keys() != lattice._needed:
             unknown, missing = [*tensors.keys() - lattice._needed], [*lattice._needed - tensors.keys()]
-            needed = f"tensors must be {', '.join(sorted(lattice._needed))}"
+            needed = f"tensors must have the keys {', '.join(sorted(lattice._needed))}"
             raise ValueError(f"{needed}; " + (f"{missing[0]!r} is missing" if missing else f"got {unknown[0]!r}"))
         like = next((t for t in tensors.values() if isinstance(t, Tensor) and t.is_floating_point()), torch.empty(0))
         for name, axes in lattice._names.scores.items():
@@ -797,14 +940,14 @@ class LatticePaths(PathDistribution):
     # --- walks
 
     def best_walk(self) -> Tensor:
-        """Return the nodes of the best path, (..., L, 4) int64 [i, j, state, move], padded with −1.
+        """Return the nodes of the best path in order, (..., L, 4) int64 [i, j, state, move], padded with −1.
 
-        ``move`` is the number of the move into the node, −1 for the first node.
+        ``move`` is the number of the move into the node. It is −1 for the first node.
         """
         return self._under(Hard()).sample_walks()
 
     def sample_walks(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the nodes of random paths, (*sample_shape, ..., L, 4) int64, in the form of :meth:`best_walk`."""
+        """Return random paths as nodes, (*sample_shape, ..., L, 4) int64 [i, j, state, move], padded with −1."""
         return self._walks_of(self._sample_compact(sample_shape))
 
     def _walks_of(self, paths: Tensor) -> Tensor:
@@ -816,7 +959,10 @@ class LatticePaths(PathDistribution):
 
     @property
     def marginals(self) -> Tensor:
-        """Probability that a path visits each node, (..., N, M), or (..., N, M, states). Differentiable."""
+        """Probability that a path visits each node, (..., N, M), or (..., N, M, states) for several states.
+
+        Differentiable.
+        """
         (rows, columns), states = self._size, self.lattice.states
         edges, node = self._solver.expanded().expected_edges(), self._program.graph(*self._flat_inputs()).node
         size = rows * columns * states
@@ -928,7 +1074,9 @@ def common_batch(named: Mapping[str, tuple[Tensor, int]]) -> torch.Size:
             first_dims > 1 and first.ndim == first_dims + 1 and all(batch == first.shape[1:2] for batch in batches)
         )
         hint = batch_first_hint(name, is_swapped)
-        raise ValueError(f"the batch dimensions of tensors and lengths must broadcast, got {got}{hint}") from None
+        raise ValueError(
+            f"the batch dimensions of tensors and lengths must broadcast, got shapes {got}{hint}"
+        ) from None
     return shape
 
 

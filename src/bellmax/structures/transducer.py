@@ -76,12 +76,12 @@ class EmissionForm(WalkForm):
 
 
 class Transducer(LatticePaths):
-    """A distribution over the alignments of U labels with T frames, given the scores of blanks and of labels.
+    """A distribution over the alignments of an RNN transducer (RNN-T): U labels with T frames.
 
     At each frame, a path emits zero or more labels and then a blank, which leads to the next frame. The last step is
     the blank of the last frame. The event of a path is a 0/1 tensor (T, U + 1) of its blanks ``[frame, number of labels
     before]``, which determine where the labels are. Its decoded form is the frame that emits each label, (..., U), −1
-    in the padding. Under negentropy and for normalised scores, ``value`` is log p(labels | frames). ``expected_path``
+    in the padding. Under negentropy and for normalized scores, ``value`` is log p(labels | frames). ``expected_path``
     is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is the probability of each label at each
     frame. Both are differentiable.
 
@@ -90,7 +90,8 @@ class Transducer(LatticePaths):
         emit: The score (..., T, U) of label u at each frame.
         lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
             from 0 to U. By default T and U. The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -141,20 +142,20 @@ class Transducer(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Transducer:
-        """Return a transducer from the output of its joint network, which is normalised over the classes.
+        """Return a transducer from the logits of its joint network.
 
-        The log-softmax is not stored. In addition to the joint and its gradient, memory is a few numbers for each pair
-        of a frame and a label.
+        By default, a log-softmax over the classes is applied while the logits are read. Its result is not stored. In
+        addition to the logits and their gradient, memory is a few numbers for each pair of a frame and a label.
 
         Args:
             logits: The output (..., T, U + 1, V) of the joint network.
             targets: The labels (..., U), integers without the blank. Padding may have any values.
             blank: The class of the blank, default 0.
             normalized: If True, use the logits as scores, for example because they are log-probabilities. If False (the
-                default), normalise them with a softmax.
+                default), normalize them with a softmax.
             lengths: A pair (frames, labels), as in :class:`Transducer`.
-            omega: The Ω of the paths: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax",
-                "hard".
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
@@ -191,10 +192,10 @@ class Transducer(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Transducer:
-        """Return a transducer with the additive joint logits[t, u] = am[t] + lm[u], without storing the joint.
+        """Return a transducer with the logits am[t] + lm[u], without storing the sums (T, U + 1, V).
 
-        The normaliser is a matrix product of exponentials. Use it as the first pass of a pruned transducer, as in k2,
-        see :meth:`prune`.
+        Use it as the first pass of a pruned transducer, as in k2, see :meth:`prune`. The softmax over the classes needs
+        only a matrix product of exponentials.
 
         Args:
             am: The scores (..., T, V) of the frames, from the acoustic model.
@@ -202,10 +203,14 @@ class Transducer(LatticePaths):
             targets: The labels (..., U), integers without the blank. Padding may have any values.
             blank: The class of the blank, default 0.
             lengths: A pair (frames, labels), as in :class:`Transducer`.
-            omega: The Ω of the paths: a :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax",
-                "hard". The classes are normalised by a softmax.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`. The classes are normalized by a softmax.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
+        >>> import bellmax as bx
+        >>> am, lm = torch.zeros(4, 5), torch.zeros(3, 5)  # 4 frames, 2 labels, 5 classes
+        >>> bx.Transducer.from_additive(am, lm, torch.tensor([3, 1])).value
+        tensor(-7.3540)
         """
         if check_tensor("am", am).ndim < 2 or 0 in am.shape[-2:]:
             raise ValueError(f"am must have shape (..., T, V), got {tuple(am.shape)}")
@@ -234,7 +239,7 @@ class Transducer(LatticePaths):
     # --- alignments
 
     def best_frames(self) -> Tensor:
-        """Return :meth:`decode`: the frame that emits each label on the best path, (..., U) int64.
+        """Return the frame that emits each label on the best path, (..., U) int64, as :meth:`decode` does.
 
         It is −1 in the padding, and if no path exists.
         """
@@ -249,15 +254,15 @@ class Transducer(LatticePaths):
         return self._decode_units({"emit": self._solver.gradient()[1]})
 
     def prune(self, s_range: int) -> Tensor:
-        """Return the start of a range of label positions for each frame, (..., T) int64, to prune a larger joint.
+        """Return the first label position to keep at each frame, (..., T) int64, for a pruned transducer.
 
-        The range ``start + arange(s_range)`` contains as much of the expected path as possible, so the larger joint is
-        only needed there. The range of the first frame starts at 0, the range of the last frame ends with all labels,
-        and the ranges of adjacent frames overlap, so paths exist. Padding has the range of the last frame. This is the
-        method of k2's pruned transducer (Kuang et al., 2022).
+        Evaluate a larger joint network only at the positions ``start + arange(s_range)`` of each frame. This range
+        contains as much of the expected path as possible. Paths exist within the ranges: the first range starts at 0,
+        adjacent ranges overlap, and the last range ends with all labels. Padding has the range of the last frame. This
+        is the method of k2's pruned transducer (Kuang et al., 2022).
 
         Args:
-            s_range: The number of label positions per frame.
+            s_range: The number of label positions to keep at each frame.
 
         >>> import bellmax as bx
         >>> am, lm = torch.zeros(6, 4), torch.zeros(5, 4)
@@ -269,7 +274,9 @@ class Transducer(LatticePaths):
         needed = 1 + -(-num_labels // num_frames)  # so that ranges overlap and reach the end
         if s_range < 1 or (is_readable(needed) and bool((needed > s_range).any())):
             minimum = int(needed.max()) if needed.numel() and is_readable(needed) else 1
-            raise ValueError(f"s_range must be at least {minimum} for so many labels to a frame, got {s_range}")
+            raise ValueError(
+                f"s_range must be at least {minimum}, so that the ranges reach the last label, got {s_range}"
+            )
         with torch.no_grad():
             cumulative = {name: pad(widen(g).cumsum(-1), (1, 0)) for name, g in self.gradient.items()}
         blanks, emits = cumulative["blank"], cumulative["emit"]
@@ -309,7 +316,8 @@ def _read_targets(
             f"targets must have shape (..., {size}), one label less than scores, got {tuple(targets.shape)}{hint}"
         )
     if not 0 <= blank < classes:
-        raise ValueError(f"blank must be from 0 to {classes - 1}, got {blank}")
+        hint = f". For the last class, pass blank={classes - 1}" if blank == -1 else ""
+        raise ValueError(f"blank must be from 0 to {classes - 1}, got {blank}{hint}")
     device = next(iter(scores.values()))[0].device
     if targets.device != device:
         raise ValueError(f"targets must be on the device of the scores, {device}, got {targets.device}")
