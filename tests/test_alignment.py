@@ -35,7 +35,7 @@ def gap(length: int, opening: float, extending: float) -> float:
 
 
 def score_of(pairs: list[tuple[int, int]], scores: Tensor, mode: str, opening: float, extending: float) -> float:
-    """Score of an alignment by definition: aligned pairs, and a gap between neighbouring pairs in each sequence."""
+    """Score of an alignment by definition: aligned pairs, and a gap between neighboring pairs in each sequence."""
     n, m = scores.shape
     total = sum(float(scores[pair]) for pair in pairs)
     places = pairs if mode == "local" else [(-1, -1), *pairs, (n, m)]

@@ -312,11 +312,11 @@ def test_bad_input_raises_an_error_that_names_it(backend: str) -> None:
         ),
         (lambda: bx.Chain(theta, lengths=torch.tensor([-1, 3])).best_sequence(), "lengths must be from 0 to 3, got -1"),
         (lambda: bx.Chain(bad).value, r"potentials .*got nan at event index \(2, 3, 0\) of batch element 1"),
-        (lambda: p.constrain(torch.ones(3, 4)), "allowed must be bool, got dtype torch.float32"),
+        (lambda: p.constrain(torch.ones(3, 4)), "allowed must be a bool tensor, got dtype torch.float32"),
         (lambda: p.constrain(torch.ones(2, 4) > 0), r"allowed must broadcast to \(2, 3, 4\), got shape \(2, 4\)"),
         (
             lambda: p.sequence_to_path(torch.zeros(2, 5)),
-            r"sequence must be integer of shape \(\.\.\., 3\), got torch.float32",
+            r"sequence must hold integers of shape \(\.\.\., 3\), got torch.float32",
         ),
         (
             lambda: p.log_prob(torch.zeros(2, 3, 4, 4)),

@@ -84,7 +84,7 @@ class Sized(bx.Negentropy):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Doubled, r"project\(x\) must maximise .*another q is better by"),
+        (Doubled, r"project\(x\) must maximize .*another q is better by"),
         (Doubled, r"project\(x\) must be the gradient of"),
         (Unscaled, r"project\(x\) must add up to 1, got"),
         (Negative, r"project\(x\) must be at least 0, got -"),

@@ -225,7 +225,7 @@ def test_a_client_computes_the_same_as_one_process(which: str, request: pytest.F
 
 
 class Closed(Lazy):
-    """A client whose futures can be neither read nor cancelled."""
+    """A client whose futures can be neither read nor canceled."""
 
     def submit(self, function: Any, *arguments: Any) -> Any:
         future = super().submit(function, *arguments)
@@ -377,18 +377,18 @@ def test_a_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     bx.dtw_cdist(xs, checkpoint=checkpoint)
     for others, options in ((xs[1:], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
         with pytest.raises(
-            ValueError, match=r"checkpoint must be the folder of the same series and options, got .*blocks"
+            ValueError, match=r"must be the folder of a call with the same series and options, got .*blocks"
         ):
             bx.dtw_cdist(others, checkpoint=checkpoint, **options)
     for k, name in ((1, "one"), (2, "one")):
         if k == 1:
             bx.dtw_neighbors(xs, k=k, checkpoint=tmp_path / name)
         else:
-            with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
+            with pytest.raises(ValueError, match="must be the folder of a call with the same series and options"):
                 bx.dtw_neighbors(xs, k=k, checkpoint=tmp_path / name)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="checkpoint must be a new or empty folder, or what the same call left, got"):
+    with pytest.raises(ValueError, match="a new or empty folder, or the checkpoint of an equal call, got"):
         bx.dtw_cdist(xs, checkpoint=tmp_path / "mine")
     with pytest.raises(ValueError, match="checkpoint must be a folder, got the file"):
         bx.dtw_cdist(xs, checkpoint=tmp_path / "mine" / "thesis.tex")
@@ -408,7 +408,7 @@ class Power:
 def test_another_cost_of_the_same_name_has_another_fingerprint(function: Any, tmp_path: Path) -> None:
     function(series(), cost=Power(1), checkpoint=tmp_path)
     function(series(), cost=Power(1), checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
+    with pytest.raises(ValueError, match="must be the folder of a call with the same series and options"):
         function(series(), cost=Power(3), checkpoint=tmp_path)
 
 
@@ -427,7 +427,7 @@ def test_where_the_sides_part_tells_calls_apart() -> None:
     assert collections.pairs_job(xs, band=2).fingerprint() == collections.pairs_job(xs, band=2.0).fingerprint()
 
 
-DAMAGED = "is damaged, or another call or version wrote it: remove it, and its block is computed again"
+DAMAGED = "is damaged, or another call or version wrote it: remove it and repeat the call to compute the block again"
 
 
 @pytest.mark.parametrize("what", [b"", b"no tensor", b"bellmax 1 \n"])
@@ -516,7 +516,7 @@ def test_blocks_of_an_old_format_are_computed_again(tmp_path: Path) -> None:
 def test_a_fingerprint_of_other_bytes_is_refused(tmp_path: Path) -> None:
     bx.dtw_cdist(series(), checkpoint=tmp_path)
     (tmp_path / "fingerprint").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="checkpoint must be the folder of the same series and options"):
+    with pytest.raises(ValueError, match="must be the folder of a call with the same series and options"):
         bx.dtw_cdist(series(), checkpoint=tmp_path)
 
 
@@ -588,16 +588,16 @@ def test_tasks_name_the_block_that_failed(tmp_path: Path) -> None:
         tasks[5].run()
     with pytest.raises(ValueError, match=r"function must be bx.dtw_cdist or bx.dtw_neighbors, got <function dtw "):
         bx.cluster.plan(bx.dtw, series(), checkpoint=tmp_path / "b")
-    with pytest.raises(ValueError, match="out must be given to the call that collects the blocks, not to plan"):
+    with pytest.raises(ValueError, match="plan takes no out: pass out to the call that collects the blocks"):
         bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "b", out=torch.empty(18, 18))
-    with pytest.raises(ValueError, match="cost must be a function that can be pickled, such as one of a module: "):
+    with pytest.raises(ValueError, match="cost must be picklable, such as a function defined in a module: "):
         bx.cluster.plan(bx.dtw_cdist, series(), checkpoint=tmp_path / "b", cost=lambda x, y: Power(1)(x, y))
     (tmp_path / "a" / "job.pickle").write_bytes(b"")
     with pytest.raises(ValueError, match=LOST):
         load_job(tmp_path / "a", tasks[0].fingerprint)
 
 
-LOST = "job.pickle is missing or damaged, or another call or version wrote it: remove it, and make the plan again"
+LOST = "job.pickle is missing or damaged, or another call or version wrote it: remove it, and call plan again"
 
 
 def test_a_flipped_bit_in_a_job_is_refused_before_it_is_unpickled(

@@ -27,8 +27,9 @@ def test_outputs_are_checked(tmp_path: Path) -> None:
     check_outputs({"--output": old}, [recording], force=True)
     for same in (recording, link, tmp_path / "x/../rec.wav"):
         assert refused({"--output": same}, force=True).endswith("which is an input")
-    assert refused({"--output": new, "--plot": new}).endswith("which is that of --output")
-    assert refused({"--output": old}) == f"{old} exists: add --force to replace it, or name another file with --output"
+    assert refused({"--output": new, "--plot": new}).endswith("which is the file of --output")
+    message = "exists: add --force to replace it, or choose another file with --output"
+    assert refused({"--output": old}) == f"{old} {message}"
     assert refused({"--output": tmp_path / "no/x.csv"}).startswith("--output must be in a folder that exists, got ")
     assert refused({"--output": tmp_path}).startswith("--output must name a file, got the folder")
     assert refused({"--plot": tmp_path / "x.pgn"}).startswith("--plot must end in .png, .svg, got ")

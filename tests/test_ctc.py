@@ -348,11 +348,11 @@ ERRORS: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
     "no frame at all": (lambda x, y: bx.CTC(x[:0], y), "with T, V >= 1"),
     "batches": (
         lambda x, y: bx.CTC(x.expand(2, 5, 4), y.expand(3, 2)),
-        r"must broadcast, got \{'log_probs': \(2, 5, 4\), 'targets': \(3, 2\)\}",
+        r"must broadcast, got shapes \{'log_probs': \(2, 5, 4\), 'targets': \(3, 2\)\}",
     ),
     "batch of lengths": (
         lambda x, y: bx.CTC(x, y.expand(3, 2), lengths=([5, 5], [2, 2])),
-        r"must broadcast, got .*'targets': \(3, 2\), 'lengths\[0\]': \(2,\)",
+        r"must broadcast, got shapes .*'targets': \(3, 2\), 'lengths\[0\]': \(2,\)",
     ),
     "time first": (
         lambda x, y: bx.CTC(x.expand(9, 5, 4), y.expand(5, 2)),

@@ -223,7 +223,7 @@ def test_proposition_2_convex(name: str, problem, share: float) -> None:
 
 
 def bounds(omega: bx.Regularizer, size: int) -> tuple[float, float]:
-    """Least and greatest Ω on the simplex: at its centre and at its vertices."""
+    """Least and greatest Ω on the simplex: at its center and at its vertices."""
     centre, vertex = torch.full((size,), 1 / size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)[0]
     return float(omega.gamma * omega.penalty(centre)), float(omega.gamma * omega.penalty(vertex))
 
@@ -684,7 +684,7 @@ def test_expand(kind: str, backend: str) -> None:
     single = p[0, 0].expand([5])
     torch.testing.assert_close(single.value, p.value[0, 0].expand(5))
     assert single.sample((2,)).shape == (2, 5, *p.event_shape)
-    with pytest.raises(ValueError, match=r"batch_shape must expand \(2, 3\), got \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"batch_shape must be a shape to which \(2, 3\) expands, got \(3, 2\)"):
         p.expand((3, 2))
 
 
@@ -725,11 +725,11 @@ def test_support_and_its_enumeration(kind: str, backend: str) -> None:
 
 def test_enumeration_of_different_or_too_many_paths() -> None:
     theta = torch.zeros(2, 4, 3, 3)
-    with pytest.raises(ValueError, match="needs equally many paths in the batch, got 9 to 81"):
+    with pytest.raises(ValueError, match="needs the same number of paths for each batch member, got 9 to 81"):
         bx.Chain(theta, lengths=[2, 4]).enumerate_support()
     with pytest.raises(ValueError, match="lists up to 100000 paths, got 531441"):
         bx.Chain(torch.zeros(12, 3, 3)).enumerate_support()
-    with pytest.raises(ValueError, match="needs the same paths throughout the batch"):
+    with pytest.raises(ValueError, match="needs the same paths for each batch member"):
         bx.Chain(theta, mask=[[1, 1, 0, 0], [0, 0, 1, 1]]).enumerate_support(expand=False)
 
 

@@ -902,7 +902,7 @@ def test_bad_input_is_named(backend: str) -> None:
         ),
         (lambda: p.topk(0), "k must be at least 1, got 0"),
         (lambda: p.support_paths(max_paths=9), "max_paths is 9, but the support holds 25 paths"),
-        (lambda: p.alignment_to_path(torch.zeros(5, 3).long()), r"alignment must be integer of shape .* \(5, 3\)"),
+        (lambda: p.alignment_to_path(torch.zeros(5, 3).long()), r"alignment must hold integers of shape .* \(5, 3\)"),
         (lambda: p.alignment_to_path(torch.tensor([[0, 0], [1, 4]])), r"got \(1, 4\) at \(1,\)"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -218,7 +218,7 @@ def test_barycenter_of_frames_and_lists() -> None:
         (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=[3, None]), "lengths must hold (numbers|integers)"),
         (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=["3", "2"]), "lengths must hold numbers, got dtype <U1"),
         (lambda: bx.Chain(torch.zeros(2, 4, 2, 2), lengths=[[3], [2, 1]]), "lengths must be a rectangular array"),
-        (lambda: CRF(2, constraints=3), "constraints must hold transitions, starts and ends, got 3"),
+        (lambda: CRF(2, constraints=3), r"constraints must be a triple \(transitions, starts, ends\), got 3"),
         (lambda: bx.dtw_barycenter(ROWS, "abc"), "weights must hold numbers"),
         (lambda: bx.dtw_cdist({"a": X}), "xs must be a collection of series, got a dict"),
         (lambda: bx.dtw_cdist("abc"), "xs must be a collection of series, got a str"),

@@ -1,4 +1,4 @@
-"""The equalities of docs/migrate/time-series.md, against tslearn and dtaidistance where they are installed, in float64."""
+"""The equalities of docs/migrate/time-series.md in float64, with tslearn and dtaidistance if they are installed."""
 
 from __future__ import annotations
 

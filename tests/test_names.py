@@ -202,7 +202,7 @@ def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("method", ["sample", "sample_decoded", "sample_sequences"])
 def test_a_number_of_samples_says_the_shape(method: str) -> None:
     draw = getattr(bx.Chain(torch.zeros(2, 2, 2)), method)
-    with pytest.raises(ValueError, match=r"sample_shape must be a tuple, got 10: for 10 samples, give \(10,\)"):
+    with pytest.raises(ValueError, match=r"sample_shape must be a tuple, got 10: for 10 samples, pass \(10,\)"):
         draw(10)
     with pytest.raises(ValueError, match="sample_shape must be a tuple of integers, got 'ab'"):
         draw("ab")

@@ -101,21 +101,21 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     xs, path = series(*LENGTHS), tmp_path / "pairs.npy"
     bx.dtw_cdist(xs, out=path)
     for others, options in ((xs[1:] + xs[:1], {}), (xs, {"gamma": 2.0}), (xs, {"band": 3})):
-        with pytest.raises(ValueError, match=r"out must be the path of the same series and options, got .*pairs\.npy"):
+        with pytest.raises(ValueError, match=r"out must be the path of a call with the same series and options"):
             bx.dtw_cdist(others, out=path, **options)
     for damaged in (b"\xff\xfe\n", b"half a fingerprin"):
         (tmp_path / "pairs.npy.blocks").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"which holds others: remove it and pairs\.npy\.blocks, or give another"):
+        with pytest.raises(ValueError, match=r"of another call: remove it and pairs\.npy\.blocks, or pass another"):
             bx.dtw_cdist(xs, out=path)
     foreign = tmp_path / "mine.npy"
     np.save(foreign, np.arange(3))
-    with pytest.raises(ValueError, match="out must be a path at which there is nothing yet"):
+    with pytest.raises(ValueError, match="out must be a new path, or the path of an equal call"):
         bx.dtw_cdist(xs, out=foreign)
     assert np.load(foreign).tolist() == [0, 1, 2]
 
 
 BUSY = (
-    r"out must be a path that no other call writes to, got .*pairs\.npy: wait for the other call, or give another path"
+    r"out must be a path that no other call writes to, got .*pairs\.npy: wait for the other call, or pass another path"
 )
 
 

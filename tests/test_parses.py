@@ -406,8 +406,8 @@ def test_lists_of_spans_as_targets() -> None:
         ),
         (lambda: bx.SpanTrees(torch.zeros(4, 4), labels=0), "labels must be True or False, got 0"),
         (lambda: bx.DependencyTrees(torch.zeros(1, 1)), r"arcs must have shape \(\.\.\., n \+ 1, n \+ 1\) with n >= 1"),
-        (lambda: bx.DependencyTrees(torch.zeros(4, 4), lengths=4), r"lengths must be from 1 to 3, got .* 4"),
-        (lambda: bx.SpanTrees(torch.zeros(2, 3, 3), lengths=[1, 0]), r"lengths must be from 1 to 3, got .* 0"),
+        (lambda: bx.DependencyTrees(torch.zeros(4, 4), lengths=4), r"lengths must be from 1 to 3, got 4$"),
+        (lambda: bx.SpanTrees(torch.zeros(2, 3, 3), lengths=[1, 0]), r"lengths must be from 1 to 3, got 0 of seq"),
         (lambda: bx.SpanTrees(torch.zeros(2, 3, 3), lengths=[1, 1, 1]), r"lengths must have the batch shape \(2,\)"),
         (lambda: bx.SpanTrees(torch.full((3, 3), math.nan)).value, r"scores must be finite or -inf, got nan"),
         (
@@ -499,7 +499,7 @@ def test_a_grammar_is_learnt() -> None:
     for _ in range(60):
         optimizer.zero_grad()
         p = bx.SpanTrees(scorer(words[train]), lengths=lengths[train])
-        # Trees of the grammar are binary, except for one ternary rule, which may be binarised in two ways.
+        # Trees of the grammar are binary, except for one ternary rule, which may be binarized in two ways.
         loss = bx.losses.surrogate(p, _compatible(gold[train], lengths[train]))
         loss.backward()
         optimizer.step()

@@ -148,7 +148,7 @@ def test_labels_of_other_integers_are_cast(name: str, dtype: torch.dtype) -> Non
 def test_no_labels(name: str) -> None:
     call, frames = WITH_LABELS[name], [5, 3]
     none = value_of(call(torch.tensor([[0, 99], [-1, 0]]), lengths=(frames, [0, 0])))
-    if name in ("CTC", "ctc_loss", "forced_align"):  # unnormalised scores
+    if name in ("CTC", "ctc_loss", "forced_align"):  # unnormalized scores
         assert not none.any()
     elif name in ("from_logits", "from_additive"):
         close(none, -torch.tensor(frames) * math.log(4))
@@ -162,9 +162,9 @@ def test_sequences_and_lengths_that_do_not_fit_raise() -> None:
     for name, sequences in (("a", (a + 3, b)), ("a", (a - 1, b)), ("b", (a, b + 3)), ("b", (a, b - 3))):
         with pytest.raises(ValueError, match=f"{name} must hold labels from 0 to 3, got"):
             align(MATRIX, *sequences)
-    with pytest.raises(ValueError, match=r"must broadcast, got \{.*'lengths\[0\]': \(3,\)"):
+    with pytest.raises(ValueError, match=r"must broadcast, got shapes \{.*'lengths\[0\]': \(3,\)"):
         align(MATRIX, a, b, lengths=([3, 3, 3], [2, 2, 2]))
-    with pytest.raises(ValueError, match=r"must broadcast, got \{'matrix': \(4, 4\), 'a': \(2, 3\), 'b': \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"broadcast, got shapes \{'matrix': \(4, 4\), 'a': \(2, 3\), 'b': \(3, 2\)"):
         align(MATRIX, a, b.repeat(2, 1)[:3])
     with pytest.raises(ValueError, match="a must be on the potentials' device cpu, got meta"):
         align(MATRIX, a.to("meta"), b)

@@ -32,8 +32,8 @@ def series(*shape: int, requires_grad: bool = False) -> Tensor:
 @pytest.mark.parametrize(
     ("route", "kernel", "call"),
     [
-        ("neighbour search", "dtw_neighbors", lambda: bx.dtw_cdist(series(9, 70), omega="hard")),
-        ("neighbour search", "dtw_neighbors", lambda: bx.dtw_cdist(series(9, 20), omega="hard", band=3)),
+        ("neighbor search", "dtw_neighbors", lambda: bx.dtw_cdist(series(9, 70), omega="hard")),
+        ("neighbor search", "dtw_neighbors", lambda: bx.dtw_cdist(series(9, 20), omega="hard", band=3)),
         ("short pairs", "dtw_short_pairs", lambda: bx.dtw_cdist(series(9, 20))),
         ("short pairs", "dtw_short_pairs", lambda: bx.dtw_cdist(series(9, 20), omega="hard")),
         ("short pairs", "dtw_short_pairs", lambda: bx.dtw_cdist(series(9, 20), gamma=torch.tensor(0.5))),
@@ -72,7 +72,7 @@ def test_one_node_is_one_node(backend: str) -> None:
 @needs_kernels
 @pytest.mark.parametrize(
     ("device", "missing"),
-    [("cpu", set()), ("mps", {"long pairs"}), ("meta", {"neighbour search", "short pairs", "long pairs"})],
+    [("cpu", set()), ("mps", {"long pairs"}), ("meta", {"neighbor search", "short pairs", "long pairs"})],
 )
 def test_the_table_lists_the_routes_of_a_backend(device: str, missing: set[str]) -> None:
     lines = bx.backend_info(device, routes=True)["dtw_routes"].splitlines()

@@ -1,4 +1,4 @@
-"""Labels on trees against enumeration of labellings, and against chains."""
+"""Labels on trees against enumeration of labelings, and against chains."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from bellmax import losses
 
 
 class Enumerated(NamedTuple):
-    """One tree with one set of scores, solved by listing its labellings."""
+    """One tree with one set of scores, solved by listing its labelings."""
 
     value: float
-    labellings: Array  # (labellings, V)
+    labellings: Array  # (labelings, V)
     probabilities: Array
 
     @property

@@ -1,4 +1,4 @@
-"""Valid inputs of each reader of files, and checks of its behaviour on changed inputs."""
+"""Valid inputs of each reader of files, and checks of its behavior on changed inputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Folder:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)
         for slot in self.slots:
-            slot.read(folder)  # also triggers late imports of libraries, which are not misbehaviour
+            slot.read(folder)  # also triggers late imports of libraries, which are not misbehavior
 
     @property
     def seeds(self) -> list[bytes]:

@@ -32,7 +32,7 @@ def test_common_characters_are_drawn_without_a_warning(
 
 
 def test_colour_fonts_are_left_out() -> None:
-    """Matplotlib cannot draw colour fonts."""
+    """Matplotlib cannot draw color fonts."""
     coloured, plain = "NotoColorEmoji-Regular.ttf", "NotoEmoji-Regular.ttf"
     assert figures.useful([f"a/{coloured}", f"a/{plain}", "Symbola_hint.ttf"]) == ["Symbola_hint.ttf", f"a/{plain}"]
 

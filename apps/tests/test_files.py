@@ -100,7 +100,7 @@ def test_a_byte_order_mark_is_removed(tmp_path: Path, text: str) -> None:
 def test_texts_of_json() -> None:
     assert texts({"words": ["a", "é"]}, "words") == ["a", "é"]
     for wrong in ("ab", ["a", 1], {"a": 1}, None):
-        with pytest.raises(ValueError, match=r"^words must be a list of texts$"):
+        with pytest.raises(ValueError, match=r"^words must be a list of strings$"):
             texts({"words": wrong}, "words")
     with pytest.raises(ValueError, match="surrogates not allowed"):
         texts({"words": ["\ud800"]}, "words")

@@ -1,8 +1,8 @@
 """Differentiable dynamic programming for PyTorch.
 
-Each distribution has ``value``, ``expected_path``, ``best_path``, ``topk``, ``sample``, ``log_prob`` and ``entropy``.
-``decode`` returns the best path in the user's terms, such as tags, and ``log_prob`` and the losses take such paths.
-Distributions over structures:
+Each structure is a distribution with ``value``, ``expected_path``, ``decode``, ``topk``, ``sample``, ``log_prob`` and
+``entropy``. ``decode`` returns the best path in the terms of the structure, such as tags or index pairs. ``log_prob``
+and the losses accept these paths. Structures:
 
 - sequences: ``Chain`` (CRF, HMM), ``SemiMarkov`` (segments with durations)
 - alignments: ``DTW``, ``SequenceAlignment`` (Needleman–Wunsch, Smith–Waterman), ``MonotonicAlignment``
@@ -10,15 +10,15 @@ Distributions over structures:
 - trees: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree)
 - your own: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
 
-For graphs with cycles, ``BeliefPropagation`` computes approximate beliefs; it is not a distribution.
+For graphs with cycles, ``BeliefPropagation`` computes approximate marginals. It is not a distribution.
 
 Functions: ``dtw``, ``dtw_cdist``, ``dtw_neighbors``, ``dtw_barycenter``, ``viterbi``.
 
-Smoothing Ω: ``Negentropy`` (softmax), ``Tsallis`` (sparsemax, entmax), ``SquaredL2``, ``Hard``, and ``Regularizer`` for
-your own, with ``check_regularizer``.
+Regularizers Ω: ``Negentropy`` (softmax), ``Tsallis`` (sparsemax, entmax), ``SquaredL2`` and ``Hard``. To write
+your own, subclass ``Regularizer`` and test it with ``check_regularizer``.
 
 Modules: ``losses``, ``nn`` (layers), ``sklearn`` (estimators), ``compat`` (the interfaces of other libraries),
-``plots``, ``cluster``.
+``plots`` (figures), ``cluster`` (job arrays), ``onnx`` (export).
 
 Settings: ``use_backend``, ``backend_info``.
 """

@@ -20,11 +20,11 @@ _TOLERANCE = 1e-5
 
 
 def check_regularizer(omega: Regularizer) -> None:
-    """Test the three methods of a regularizer, and report every mistake.
+    """Test the three methods of a custom regularizer, and report every mistake.
 
     The tests use γ = 1 and random vectors of several sizes, with ties and with −∞. They check that:
 
-    - ``project`` returns probability vectors, which maximise ⟨q, x⟩ − ``penalty(q)`` and are the gradient of the
+    - ``project`` returns probability vectors, which maximize ⟨q, x⟩ − ``penalty(q)`` and are the gradient of the
       maximum;
     - ``jacobian_product`` is the derivative of ``project``, is symmetric, and is differentiable in q;
     - an additional entry of −∞ changes nothing.
@@ -102,9 +102,9 @@ def _output_failures(omega: Regularizer, x: Tensor, y: Tensor) -> Iterator[str]:
 
 
 def _projection_failures(omega: Regularizer, x: Tensor, q: Tensor, weights: Tensor) -> Iterator[str]:
-    """Test that q = project(x) maximises ⟨q, x⟩ − Ω(q), and is the gradient of the maximum.
+    """Test that q = project(x) maximizes ⟨q, x⟩ − Ω(q), and is the gradient of the maximum.
 
-    ``weights``, positive and of x's shape, are normalised to random competitors of q.
+    ``weights``, positive and of x's shape, are normalized to random competitors of q.
     """
 
     def objective(p: Tensor, at: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _projection_failures(omega: Regularizer, x: Tensor, q: Tensor, weights: Tens
     competitors = torch.cat([q + distance * (corners - q) for distance in (1.0, 0.1, 0.01)])
     gain = max((objective(competitor, x) - objective(q, x)).max().item() for competitor in competitors)
     if gain > _TOLERANCE:
-        yield f"project(x) must maximise <q, x> - penalty(q), but another q is better by {gain:.4g}"
+        yield f"project(x) must maximize <q, x> - penalty(q), but another q is better by {gain:.4g}"
     differences = torch.stack(
         [
             objective(omega.project(x + step), x + step) - objective(omega.project(x - step), x - step)

@@ -1,7 +1,7 @@
-"""Calls as lists of tasks, for schedulers such as Slurm job arrays or joblib.
+"""Distance matrices and nearest neighbors as lists of tasks, for schedulers such as Slurm job arrays or joblib.
 
-For a Dask client or a ``concurrent.futures`` executor, ``bx.dtw_cdist`` and ``bx.dtw_neighbors`` have the argument
-``client``. For all other schedulers, :func:`plan` cuts a call into tasks.
+If you have a Dask client or a ``concurrent.futures`` executor, pass it as ``client`` to ``bx.dtw_cdist`` or
+``bx.dtw_neighbors``. For all other schedulers, :func:`plan` splits a call into tasks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,23 @@ _JOBS: dict[Any, Callable[..., Job]] = {dtw_cdist: pairs_job, dtw_neighbors: nei
 
 @dataclass(frozen=True)
 class Task:
-    """One block of a call. It is small and can be pickled, since the series are in the folder."""
+    """One block of a call, which :func:`plan` returns.
+
+    A task is small and can be pickled, since the series are in the folder ``checkpoint``.
+
+    >>> import tempfile, bellmax as bx
+    >>> tasks = bx.cluster.plan(bx.dtw_cdist, [[0, 1], [0, 2]], checkpoint=tempfile.mkdtemp())
+    >>> isinstance(tasks[0], Task)
+    True
+    >>> tasks[0].run()
+    """
 
     checkpoint: Path
     fingerprint: str
     block: Block
 
     def run(self) -> None:
-        """Compute the block and write it to the folder, unless it is there already."""
+        """Compute the block and write it to the folder. If the block is there already, do nothing."""
         folder = Folder(self.checkpoint, self.fingerprint)
         if folder.has(self.block):
             return
@@ -56,13 +65,13 @@ def _load(checkpoint: Path, fingerprint: str) -> Job:
         is_right = False
     if not is_right:
         raise ValueError(
-            f"{path} is missing or damaged, or another call or version wrote it: remove it, and make the plan again"
+            f"{path} is missing or damaged, or another call or version wrote it: remove it, and call plan again"
         )
     return job
 
 
 def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike[str], **options: Any) -> list[Task]:
-    """Cut a call of ``bx.dtw_cdist`` or ``bx.dtw_neighbors`` into tasks.
+    """Split a call of ``bx.dtw_cdist`` or ``bx.dtw_neighbors`` into tasks for a cluster.
 
     Run all tasks, and then make the same call with ``checkpoint`` to collect the result.
 
@@ -74,7 +83,7 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
         options: The keyword arguments of the call, except ``out``, ``client`` and ``progress``.
 
     Returns:
-        The tasks, the same list for each call. A task whose block is in the folder does nothing.
+        A list of :class:`Task`. Equal calls return equal lists. A task whose block is in the folder does nothing.
 
     >>> import tempfile
     >>> import bellmax as bx
@@ -89,7 +98,7 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
     if not callable(function) or function not in _JOBS:
         raise ValueError(f"function must be bx.dtw_cdist or bx.dtw_neighbors, got {function!r}")
     for name in {"out", "client", "progress"} & options.keys():
-        raise ValueError(f"{name} must be given to the call that collects the blocks, not to plan")
+        raise ValueError(f"plan takes no {name}: pass {name} to the call that collects the blocks")
     job = _JOBS[function](*args, **options)
     path, fingerprint = Path(checkpoint).absolute(), job.fingerprint()
     Folder(path, fingerprint)
@@ -104,5 +113,5 @@ def _save(path: Path, job: Job, fingerprint: str) -> None:
     try:
         content = pickle.dumps(job)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ValueError(f"cost must be a function that can be pickled, such as one of a module: {error}") from error
+        raise ValueError(f"cost must be picklable, such as a function defined in a module: {error}") from error
     write_sealed(path, content, fingerprint)

@@ -30,26 +30,41 @@ if TYPE_CHECKING:
 
 
 _MAX_ENUMERATED = 100_000
-COUNTS_VARY = "the variance of counts is not known: p.sample((n,)).var(0) estimates it"
+COUNTS_VARY = "variance is not available if a path can use an entry twice: estimate it with p.sample((n,)).var(0)"
 USES_UNITS_TWICE = "most_accurate needs paths that use each unit at most once, but a path can use a unit twice here"
 
 
 class PathDistribution(Distribution):
-    """A distribution over the paths of a graph: the random walk Q(θ) from the end node back to the start (section 3.3).
+    """A distribution over the paths of a dynamic program, the base class of all structures.
 
-    ``event_shape`` is the shape of one path, an indicator over the potentials. The other dimensions are the batch.
+    Do not call the constructor. Use a structure, such as :class:`Chain` or :class:`DTW`, which inherits the methods
+    below. In shapes, ... is the batch shape, and *event is the shape of one path as a 0/1 tensor. A path has two forms:
+
+    - the *event*, a 0/1 tensor of the shape of the potentials, in floating point or bool;
+    - the *decoded form*, integers in the terms of the structure, such as tags or index pairs, see :meth:`decode`.
+
+    The probability of a path is the product of its choices in a random walk Q(θ) from the end node back to the start
+    (section 3.3 of the paper). At each node, the walk chooses a parent with the probabilities ∇max_Ω.
+
+    >>> import bellmax as bx
+    >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 2.0], [0.0, 0.0]]), torch.eye(2))
+    >>> p.batch_shape, p.event_shape
+    (torch.Size([]), torch.Size([3, 2, 2]))
+    >>> p.decode(), p.log_prob(p.decode()).exp()
+    (tensor([1, 1, 1]), tensor(0.3890))
 
     Args:
-        program: The program.
-        scores: Its scores by the names that error messages use, each with its number of dimensions after the batch:
-            tensors (..., *own), floating point, −∞ for an edge that does not exist. A score without further dimensions
+        program: The dynamic program.
+        scores: A mapping from the name of each score to a pair: a floating point tensor (..., *own), and its number of
+            dimensions after the batch. An entry of −∞ is an edge that does not exist. A score without batch dimensions
             is shared by the batch.
-        integers: The index of the program, (..., *own) each, or shared by the batch if the program says so.
+        integers: The index tensors of the program, (..., *own) each, or shared by the batch.
         batch_shape: The batch shape.
-        event_shape: The shape of a path.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        event_shape: The shape of one path.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        minimize: If True, the scores are costs.
+        minimize: If True, treat the scores as costs. Default False.
 
     """
 
@@ -117,7 +132,7 @@ class PathDistribution(Distribution):
 
     @property
     def omega(self) -> Regularizer:
-        """Ω, with its γ."""
+        """The regularizer Ω, with its strength γ."""
         return self._solver.omega
 
     @property
@@ -127,17 +142,17 @@ class PathDistribution(Distribution):
 
     @property
     def sense(self) -> int:
-        """1 if the program is a max over scores, −1 if it is a min over costs."""
+        """The direction of the optimization: 1 for a max over scores, −1 for a min over costs."""
         return self._solver.sense
 
     @property
     def potentials(self) -> Tensor:
-        """θ, (..., *event): scores, or costs if the program is a min."""
+        """The potentials θ, (..., *event): scores, or costs if the program is a min."""
         return self._solver.scores[0]
 
     @property
     def scores(self) -> dict[str, Tensor]:
-        """The scores by name."""
+        """The scores of the program: a mapping from names to tensors, without the constants."""
         return self._by_name(self._scores)
 
     @property
@@ -190,15 +205,21 @@ class PathDistribution(Distribution):
 
     @property
     def value(self) -> Tensor:
-        """DP_Ω(θ), of the batch shape: convex in θ, differentiable to any order. −∞ if no path exists.
+        """Smoothed maximum DP_Ω(θ) over all paths, of the batch shape.
 
-        If the program is a min over costs, it is the smoothed least cost, concave, and +∞ if no path exists.
+        Under negentropy with γ = 1, it is the log-partition function. It is convex in θ and differentiable to any
+        order. If no path exists, it is −∞. If the program is a min over costs, it is the smoothed minimum, which is
+        concave in θ, and +∞ if no path exists.
+
+        >>> import bellmax as bx
+        >>> bx.Chain(torch.zeros(3, 2, 2)).value.exp()  # eight sequences of score 0
+        tensor(8.)
         """
         return self._solver.value()
 
     @property
     def expected_path(self) -> Tensor:
-        """∇DP_Ω(θ), of the shape of the potentials: the mean of the distribution, differentiable."""
+        """Expected path ∇DP_Ω(θ), the mean of the distribution, of the shape of the potentials. Differentiable."""
         return self._expected_path().to(self.dtype)
 
     def _expected_path(self) -> Tensor:
@@ -210,7 +231,9 @@ class PathDistribution(Distribution):
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """∇DP_Ω with respect to each score, by name: the expected number of uses of each entry. Differentiable.
+        """Gradient of the value with respect to each score: a mapping from names to tensors. Differentiable.
+
+        An entry is the expected number of times that a path uses the entry of the score.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.zeros(3, 2), torch.zeros(2, 2))
@@ -221,17 +244,32 @@ class PathDistribution(Distribution):
         return self._by_name([g.to(self.dtype) for g in self._solver.gradient()])
 
     def directional_derivative(self, z: Any) -> Tensor:
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape.
+        """Return the derivative ⟨∇DP_Ω(θ), z⟩ of the value in the direction z, of the batch shape.
 
-        z is a mapping from names of scores to tensors that broadcast to them, or a tensor for the first score. If a
-        mapping leaves out a name, z is 0 for this score.
+        Args:
+            z: A mapping from names of scores to tensors that broadcast to the scores, or a tensor for the first score.
+                If a mapping leaves out a name, the direction of this score is 0.
+
+        >>> import bellmax as bx
+        >>> p = bx.DTW(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), omega="hard")
+        >>> p.directional_derivative(torch.ones(2, 2))  # the best alignment visits two cells
+        tensor(2.)
         """
         return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Any) -> Any:
-        """∇²DP_Ω(θ) z: tensors by name if z is a mapping, or a tensor for the first score if z is a tensor.
+        """Return the product ∇²DP_Ω(θ) z of the Hessian of the value with a direction z.
 
-        z is as in :meth:`directional_derivative`.
+        If z is a tensor, the result is a tensor of the shape of the first score. If z is a mapping, the result is a
+        mapping from the names of all scores to tensors.
+
+        Args:
+            z: The direction, as in :meth:`directional_derivative`.
+
+        >>> import bellmax as bx
+        >>> p = bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2))  # two parallel edges
+        >>> p.hessian_product(torch.tensor([1.0, 0.0]))
+        tensor([ 0.2500, -0.2500])
         """
         products = [p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z))]
         return products[0] if isinstance(z, Tensor) else self._by_name(products)
@@ -245,7 +283,7 @@ class PathDistribution(Distribution):
             return [self._like(name, z[name] if isinstance(z, Mapping) else z, scores[0])]
         directions = {names[0]: z} if isinstance(z, Tensor) else dict(z)
         for name in directions.keys() - set(names):
-            raise ValueError(f"z must name scores out of {', '.join(names)}, got {name!r}")
+            raise ValueError(f"the keys of z must be names of scores, out of {', '.join(names)}, got {name!r}")
         pairs = zip(names, scores, strict=True)
         return [self._like(n, directions[n], s) if n in directions else torch.zeros_like(s) for n, s in pairs]
 
@@ -257,12 +295,22 @@ class PathDistribution(Distribution):
     # --- single paths
 
     def best_path(self) -> Tensor:
-        """The highest-scoring path under θ as a 0/1 tensor of the potentials' shape; zeros if no path exists."""
+        """Return the highest-scoring path as an event, a 0/1 tensor of the potentials' shape.
+
+        If no path exists, it is 0. :meth:`decode` returns the path in the terms of the structure.
+
+        >>> import bellmax as bx
+        >>> bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5])).best_path()
+        tensor([1., 0., 1., 0.])
+        """
         return self._under(Hard()).expected_path
 
     @property
     def mode(self) -> Tensor:
-        """The most probable path as a 0/1 tensor. It is the best path for negentropy, not in general."""
+        """The most probable path as a 0/1 tensor of the potentials' shape.
+
+        Under negentropy, it is the highest-scoring path. Under another Ω, the two can differ.
+        """
         if type(self.omega) is Negentropy:
             return self.best_path()
         edges = self._solver.most_probable().expected_edges()
@@ -270,9 +318,18 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best paths under θ: scores (..., k), best first, and paths (..., k, *event).
+        """Return the k best paths: scores (..., k), best first, and events (..., k, *event).
 
-        Past the number of paths, scores are −∞ (costs +∞) and paths 0. Scores are differentiable.
+        If there are fewer than k paths, the other scores are −∞ (costs +∞) and the other events are 0. The scores are
+        differentiable.
+
+        Args:
+            k: The number of paths, at least 1.
+
+        >>> import bellmax as bx
+        >>> scores, paths = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5])).topk(2)
+        >>> scores
+        tensor([2.0000, 1.5000])
         """
         scores, edges = self._solver.expanded().best_edges(k)
         return self.sense * scores + 0, self._events_of(edges)  # no -0
@@ -285,10 +342,11 @@ class PathDistribution(Distribution):
     # --- paths in the decoded form
 
     def decode(self) -> Tensor:
-        """Return the highest-scoring path under θ in the decoded form, which the structure's page describes.
+        """Return the highest-scoring path in the decoded form, such as tags, index pairs or spans.
 
-        The form is a tensor of integers with the batch shape first, padded with −1, or nested lists. If no path exists,
-        it is padding only. :meth:`log_prob`, :meth:`encode`, ``support.check`` and the losses take it.
+        The docstring of each structure describes its decoded form: a tensor of integers with the batch shape first,
+        padded with −1, or nested lists. If no path exists, all entries are padding. :meth:`log_prob`, :meth:`encode`,
+        ``support.check`` and the losses accept the decoded form.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
@@ -303,16 +361,28 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return paths drawn from the distribution in the decoded form, (*sample_shape, ..., *own)."""
+        """Return random paths in the decoded form, with ``sample_shape`` before the batch shape.
+
+        Args:
+            sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
+
+        >>> import bellmax as bx
+        >>> bx.Chain(torch.zeros(4, 3, 2, 2)).sample_decoded((10,)).shape  # 10 samples, batch of 4, 3 steps
+        torch.Size([10, 4, 3])
+        """
         decoded: Tensor = self._form.of_compact(self._sample_compact(sample_shape))
         return decoded
 
     @answers_near_misses
     def topk_decoded(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best paths under θ: scores (..., k), best first, and paths in the decoded form, (..., k, *own).
+        """Return the k best paths in the decoded form, best first, and their scores (..., k).
 
-        If there are fewer than k paths, the other scores are −∞ (costs +∞) and the other paths are padding only. The
-        scores have no gradient; use :meth:`log_prob` or :meth:`topk`.
+        The scores come first. The dimension k of the paths follows the batch shape. If there are fewer than k paths,
+        the other scores are −∞ (costs +∞) and the other paths are padding. The scores have no gradient. For a gradient,
+        use :meth:`topk` or :meth:`log_prob`.
+
+        Args:
+            k: The number of paths, at least 1.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
@@ -330,9 +400,18 @@ class PathDistribution(Distribution):
         return scores, form.of_compact(paths.movedim(dims, 0)).movedim(0, dims)
 
     def encode(self, decoded: Any) -> Tensor:
-        """Return the events (..., *event) of paths in the decoded form.
+        """Convert paths in the decoded form to events, 0/1 tensors (..., *event).
 
         Raises ``ValueError`` if one of them is not a path.
+
+        Args:
+            decoded: Paths in the decoded form, as :meth:`decode` and :meth:`sample_decoded` return them.
+
+        >>> import bellmax as bx
+        >>> bx.MonotonicAlignment(torch.zeros(3, 2)).encode(torch.tensor([1, 2]))  # frames per token
+        tensor([[1., 0.],
+                [0., 1.],
+                [0., 1.]])
         """
         p, tensor = self._read_decoded("decoded", decoded)
         p._form.check("decoded", tensor)
@@ -347,12 +426,12 @@ class PathDistribution(Distribution):
         return (self if batch == self.batch_shape else self.expand(batch)), tensor
 
     def most_accurate(self) -> Tensor:
-        """Return the path with the least expected Hamming distance from a random path, in the decoded form.
+        """Return the path with the smallest expected Hamming distance from a random path, in the decoded form.
 
-        The distance counts the units that one of two paths has and the other has not: tags, index pairs, labels of
-        frames, segments, spans, heads, edges. For alignments, gaps are not units. With the probability μ of each unit,
-        the answer is the best path if each unit scores 2μ − 1 and all other scores are 0. A path that is forbidden
-        stays forbidden. For a chain without forbidden transitions, it is ``marginals.argmax(-1)``.
+        This is minimum Bayes risk decoding. The Hamming distance of two paths is the number of units that only one of
+        them has. Units are tags, index pairs, labels of frames, segments, spans, heads or edges. Gaps are not units. If
+        μ is the probability of a unit, the result is the best path for the scores 2μ − 1. It is never a forbidden path.
+        For a chain without forbidden transitions, it is ``marginals.argmax(-1)``.
 
         Raises ``ValueError`` if a path can use a unit more than once.
 
@@ -396,12 +475,15 @@ class PathDistribution(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The expected path."""
+        """The expected path, a synonym of :attr:`expected_path`."""
         return self.expected_path
 
     @property
     def variance(self) -> Tensor:
-        """Variance of the indicator of each edge. Raises ``NotImplementedError`` if paths can use an edge twice."""
+        """Variance of each entry of an event, of the shape of the potentials.
+
+        Raises ``NotImplementedError`` if a path can use an entry twice.
+        """
         if self._solver.program.max_count > 1:
             raise NotImplementedError(COUNTS_VARY)
         path = self.expected_path
@@ -409,7 +491,15 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Paths drawn from the distribution: (*sample_shape, ..., *event), 0/1; zeros if no path exists."""
+        """Return random paths as events, 0/1 tensors (*sample_shape, ..., *event). If no path exists, they are 0.
+
+        Args:
+            sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
+
+        >>> import bellmax as bx
+        >>> bx.DTW(torch.zeros(4, 3, 2)).sample((10,)).shape
+        torch.Size([10, 4, 3, 2])
+        """
         shape = as_sample_shape(sample_shape)
         events = self._solver.events(self._solver.sample(shape.numel())).movedim(len(self.batch_shape), 0)
         return events.reshape(shape + self.batch_shape + self.event_shape).to(self.dtype)
@@ -421,10 +511,19 @@ class PathDistribution(Distribution):
         return paths.reshape(*shape, *self.batch_shape, *paths.shape[2:])
 
     def log_prob(self, path: Any) -> Tensor:
-        """Log-probability of ``path``, in the decoded form or as an event (..., *event). Differentiable in θ and γ.
+        """Return the log-probability of paths, of the batch shape. Differentiable in θ and γ.
 
-        Integers are read as the decoded form, and floating point or bool tensors as an event. Dimensions before the
-        batch are kept, so samples can be passed. Raises ``ValueError`` if ``path`` is not a path.
+        If the distribution gives a path probability 0, the result is −∞. Raises ``ValueError`` if ``path`` is not a
+        path.
+
+        Args:
+            path: Paths in the decoded form (integers or nested lists), or events (..., *event) in a floating point or
+                bool dtype. Sample dimensions before the batch are allowed, and the result has them too.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
+        >>> p.log_prob(torch.tensor([0, 1])).exp()
+        tensor(0.6439)
         """
         if self._form.matches(path):
             p, tensor = self._read_decoded("path", path)
@@ -444,30 +543,39 @@ class PathDistribution(Distribution):
         return log_prob
 
     def entropy(self) -> Tensor:
-        """Shannon entropy of the path, Σ ē_i H(q_i), of the batch shape. Differentiable in θ and γ."""
+        """Return the Shannon entropy of the distribution over paths, of the batch shape. Differentiable in θ and γ.
+
+        >>> import bellmax as bx
+        >>> bx.Chain(torch.zeros(3, 2, 2)).entropy().exp()  # eight equally probable sequences
+        tensor(8.)
+        """
         fine = self._solver.expanded()
         log_q = fine.log_transitions()
         return 0 - inner(_without_rounding(fine.expected_edges(), log_q), log_q, fine.edge_dims)
 
     @property
     def log_num_paths(self) -> Tensor:
-        """Logarithm of the number of paths of finite score, of the batch shape, float64 if the device has it."""
+        """Logarithm of the number of paths with a finite score, shape (...).
+
+        It is float64, or float32 on a device without float64.
+        """
         return self.sense * self._solver.unweighted(Negentropy()).value()
 
     @property
     def num_paths(self) -> Tensor:
-        """Number of paths of finite score, of the batch shape: exact to about 10¹², then to 14 digits.
+        """Number of paths of finite score, of the batch shape.
 
-        It is float64. On a device without float64 it is float32, and exact to about 10⁴.
+        It is float64: exact up to about 10¹², and accurate to 14 digits beyond. On a device without float64 it is
+        float32, and exact up to about 10⁴.
         """
         return self.log_num_paths.exp().round()
 
     @property
     def max_marginals(self) -> Tensor:
-        """Score of the best path that uses each entry of an event, (..., *event); −∞ if no path uses the entry.
+        """Score of the best path through each entry of an event, (..., *event), without gradient.
 
-        Paths are compared by their scores θ, whatever Ω. If the scores are costs, the best path has the least cost, and
-        the result is +∞ if no path uses the entry. It has no gradient.
+        If no path uses an entry, it is −∞. The scores θ decide which path is best, and Ω has no influence. If the
+        scores are costs, the best path has the least cost, and unused entries are +∞.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]))
@@ -479,17 +587,16 @@ class PathDistribution(Distribution):
 
     @property
     def node_values(self) -> Tensor:
-        """Value of each node under Ω in the forward recursion of the program.
+        """Value of each node in the forward recursion under Ω, without gradient.
 
-        A chain has the shape (..., T, S), without the end scores. :class:`DTW` and other lattices have the shape
-        (..., N, M) of their grid, or (..., N, M, states) if there are several states. A :class:`DAG` or a
-        :class:`Hypergraph` has the shape (..., num_nodes), in the order of ``nodes``.
+        For a chain, the shape is (..., T, S), and end scores are not included. For :class:`DTW` and other lattices, it
+        is the shape (..., N, M) of the grid, or (..., N, M, states) for several states. For a :class:`DAG` or a
+        :class:`Hypergraph`, it is (..., num_nodes), in the order of ``nodes``.
 
-        Values have no gradient. They are −∞ (+∞ for costs) at nodes that no path from the start reaches, at masked
-        steps, at pruned nodes, and outside of the lengths and the band. Raises ``NotImplementedError`` for
-        segmentations, tree models and parses.
+        Values are −∞ (+∞ for costs) at nodes that no path from the start reaches, at masked steps, at pruned nodes, and
+        outside of the lengths and the band. Raises ``NotImplementedError`` for segmentations, tree models and parses.
 
-        The accumulated cost matrix of DTW:
+        For DTW, the result is the accumulated cost matrix:
 
         >>> import bellmax as bx
         >>> bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]), omega="hard").node_values
@@ -499,16 +606,27 @@ class PathDistribution(Distribution):
         return self._solver.node_values()
 
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
-        """Every path of positive probability, most probable first: paths (K, ..., *event), probabilities (K, ...).
+        """Return all paths of positive probability, most probable first, and their probabilities.
 
-        K is the largest number of paths in the batch; shorter lists are padded with 0. Raises ``ValueError`` if K is
-        more than ``max_paths``.
+        The paths are events (K, ..., *event), and the probabilities have the shape (K, ...). K is the largest number
+        of such paths in the batch. Shorter lists are padded with 0. Raises ``ValueError`` if K exceeds ``max_paths``.
+
+        Args:
+            max_paths: The maximum of K, default 1000.
+
+        >>> import bellmax as bx
+        >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 3.0]]), torch.zeros(2, 2), omega="sparsemax")
+        >>> paths, probabilities = p.support_paths()
+        >>> probabilities
+        tensor([0.7500, 0.2500])
         """
         surviving = self._solver.most_probable()
         counts = surviving.unweighted(Negentropy()).value().exp().round()
         most = float(counts.max()) if counts.numel() else 0.0
         if most > max_paths:
-            raise ValueError(f"max_paths is {max_paths}, but the support holds {most:.10g} paths")
+            raise ValueError(
+                f"max_paths is {max_paths}, but the support holds {most:.10g} paths: increase max_paths, or use topk"
+            )
         k = int(most)
         log_probs, edges = surviving.best_edges(max(k, 1))
         paths = self._events_of(edges).movedim(len(self.batch_shape), 0)[:k]
@@ -516,22 +634,36 @@ class PathDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The paths of the graph, as torch.distributions describes a support: ``p.support.check(path)``."""
+        """The set of all paths, as a torch constraint: ``p.support.check(path)`` is True if ``path`` is a path."""
         return _Paths(self)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Every path of finite score, (K, ..., *event), in the same order for equal graphs.
+        """Return all paths of finite score as events, (K, ..., *event).
 
-        All members of a batch must have the same number of paths; :meth:`support_paths` pads instead, and lists only
-        the paths of positive probability. Without ``expand`` the batch dimensions are 1, and all members must have the
-        same paths.
+        Two distributions over the same graph list the paths in the same order. Raises ``ValueError`` if the members of
+        a batch have different numbers of paths. To list only paths of positive probability, with padding, use
+        :meth:`support_paths`.
+
+        Args:
+            expand: If True (the default), the result has the batch shape. If False, each batch dimension is 1, and all
+                members must have the same paths.
+
+        >>> import bellmax as bx
+        >>> bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.zeros(4)).enumerate_support()
+        tensor([[1., 0., 1., 0.],
+                [0., 1., 0., 1.]])
         """
         counts = self.num_paths
         least, most = (float(counts.min()), float(counts.max())) if counts.numel() else (0.0, 0.0)
         if most > _MAX_ENUMERATED:
-            raise ValueError(f"enumerate_support lists up to {_MAX_ENUMERATED} paths, got {most:.10g}")
+            raise ValueError(
+                f"enumerate_support lists up to {_MAX_ENUMERATED} paths, got {most:.10g}: use topk or sample instead"
+            )
         if least < most:
-            raise ValueError(f"enumerate_support needs equally many paths in the batch, got {least:g} to {most:g}")
+            raise ValueError(
+                "enumerate_support needs the same number of paths for each batch member, got "
+                f"{least:g} to {most:g}: use support_paths, which pads"
+            )
         batch_dims, k = len(self.batch_shape), int(most)
         edges = self._solver.expanded().unweighted(Hard()).best_edges(max(k, 1))[1]
         paths = self._events_of(edges).movedim(batch_dims, 0)[:k]
@@ -540,24 +672,26 @@ class PathDistribution(Distribution):
         first = paths.flatten(1, batch_dims)[:, :1] if batch_dims else paths
         first = first.reshape(k, *[1] * batch_dims, *self.event_shape)
         if not bool((paths == first).all()):
-            raise ValueError("enumerate_support(expand=False) needs the same paths throughout the batch")
+            raise ValueError("enumerate_support(expand=False) needs the same paths for each batch member")
         return first
 
     # --- torch habits
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``; nothing is copied."""
+        """Return this distribution with its batch dimensions expanded to ``batch_shape``, without a copy."""
         shape = torch.Size(batch_shape)
         try:
             expanded = torch.broadcast_shapes(self.batch_shape, shape) == shape
         except RuntimeError:
             expanded = False
         if not expanded:
-            raise ValueError(f"batch_shape must expand {tuple(self.batch_shape)}, got {tuple(shape)}")
+            raise ValueError(
+                f"batch_shape must be a shape to which {tuple(self.batch_shape)} expands, got {tuple(shape)}"
+            )
         return self._by(self._solver.expand(shape))
 
     def __getitem__(self, index: Any) -> Self:
-        """The distribution of some members of the batch, by any index of torch into the batch dimensions.
+        """Return the distribution of some members of the batch, for any index that torch accepts.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(4, 5, 2, 2))[1:3].batch_shape
@@ -580,7 +714,14 @@ class PathDistribution(Distribution):
         return (self[member] for member in range(self.batch_shape[0]))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same distribution on another device or in another floating point type, as ``Tensor.to`` takes them."""
+        """Return this distribution on another device or in another floating point dtype.
+
+        It takes the arguments of ``torch.Tensor.to``.
+
+        >>> import bellmax as bx
+        >>> bx.Chain(torch.zeros(3, 2, 2)).to(torch.float64).value.dtype
+        torch.float64
+        """
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype must be floating point, got {dtype}")
@@ -596,7 +737,7 @@ class PathDistribution(Distribution):
         return self._by(solver)
 
     def detach(self) -> Self:
-        """The same distribution without gradients."""
+        """Return this distribution without gradients."""
         return self._by(self._solver.map(lambda t, dims: t.detach(), self.batch_shape, shared=True))
 
     def __copy__(self) -> Self:
@@ -605,7 +746,7 @@ class PathDistribution(Distribution):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """An independent copy, whose scores are leaves of their own."""
+        """Return an independent copy, whose scores are new leaves."""
 
         def clone(t: Tensor, dims: int) -> Tensor:
             return t.detach().clone().requires_grad_(t.requires_grad)
@@ -682,7 +823,7 @@ class _Paths(constraints.Constraint):
         return len(self._p.event_shape)
 
     def check(self, value: Any) -> Tensor:
-        """(...): True if an event, or a path in the decoded form, is a path of the graph, whatever its score."""
+        """Return True if an event, or a path in the decoded form, is a path of the graph. Scores are ignored."""
         if self._p._form.matches(value):
             p, tensor = self._p._read_decoded("value", value)
             return p._form.is_path(tensor)

@@ -11,15 +11,19 @@ from bellmax.series.routes import describe_routes
 
 @answers_near_misses
 def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) -> dict[str, str]:
-    """The backend that runs on a device under an Ω that ships with bellmax, and the state of the others.
+    """Return a dictionary that tells which backend runs on a device, and which backends are available.
 
-    The backends are ``native`` (compiled kernels on the CPU), ``triton`` (kernels for GPUs), ``detour`` (the CPU
-    fallback: tensors are copied to the CPU, and the results back) and ``reference`` (plain torch, on the device).
+    The key ``str(device)`` has the name of the backend for an Ω that ships with bellmax. The backends are:
+
+    - ``native``: compiled kernels on the CPU;
+    - ``triton``: kernels for GPUs;
+    - ``detour``: the CPU fallback, which copies tensors to the CPU and the results back;
+    - ``reference``: plain torch on the device.
 
     Args:
         device: The device, default "cpu".
-        routes: If True, add "dtw_routes": how ``bx.dtw`` and ``bx.dtw_cdist`` compute pairs of series on this device.
-            The first route whose conditions all hold is taken.
+        routes: If True, add the key "dtw_routes", a text that lists how ``bx.dtw`` and ``bx.dtw_cdist`` compute pairs
+            of series on this device. The first route whose conditions all hold is taken. Default False.
 
     >>> import bellmax as bx
     >>> sorted(bx.backend_info())

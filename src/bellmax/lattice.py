@@ -1,6 +1,6 @@
-"""The words that declare a :class:`bellmax.Lattice`: where a score is read, and where paths start and end.
+"""Functions that declare a :class:`bellmax.Lattice`: which tensor entry is a score, and where paths start and end.
 
-In a cell (i, j), a word reads one entry of a tensor, which :meth:`bellmax.Lattice.paths` takes by name:
+In a cell (i, j), a score reads one entry of a tensor. Pass the tensors to :meth:`bellmax.Lattice.paths` by name:
 
 >>> import torch, bellmax as bx
 >>> from bellmax import lattice as L

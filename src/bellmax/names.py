@@ -51,7 +51,7 @@ RENAMED = {
         "along_column": "bellmax.lattice.along_column",
         "along_row": "bellmax.lattice.along_row",
         "anywhere": "bellmax.lattice.anywhere",
-        "apps": "bellmax_apps, a second distribution",
+        "apps": "bellmax_apps, a separate package",
         "cell": "bellmax.lattice.cell",
         "column": "bellmax.lattice.column",
         "corner": "bellmax.lattice.corner",

@@ -1,6 +1,6 @@
 """Export of :meth:`bellmax.nn.CRF.decode` to ONNX, to run without torch and bellmax.
 
-The module needs ``onnxscript``, as :func:`torch.onnx.export` does. bellmax never imports the module itself.
+The module needs the package ``onnxscript``, as :func:`torch.onnx.export` does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ op: Any = opset18  # Any: its annotations exclude Python numbers, which it accep
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the ``custom_translation_table`` for :func:`torch.onnx.export`.
+    """Return the argument ``custom_translation_table`` for :func:`torch.onnx.export`.
 
-    It covers ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`, with a mask, with
-    lengths or with neither. The batch size and the number of steps can be dynamic. onnxruntime needs at least one
-    step. The exported graph adds scores in float64 and does not validate them.
+    The table translates ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`, with a
+    mask, with lengths or with neither. The batch size and the number of steps can be dynamic. onnxruntime needs at
+    least one step. The exported graph adds scores in float64 and does not validate them.
     """
     return {torch.ops.bellmax.topk.default: _topk}
 

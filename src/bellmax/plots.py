@@ -1,4 +1,4 @@
-"""Figures. Needs the extra ``bellmax[plots]``."""
+"""Figures of alignments and graphs, drawn with matplotlib (``pip install 'bellmax[plots]'``)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
 
 def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None) -> Axes:
-    """Draw a graph with the probability of each edge under ``p``: wider is more probable, dashed is exactly 0.
+    """Draw a graph with the probability of each edge, and return the axes.
+
+    Wider edges are more probable. Edges with probability 0 are dashed.
 
     Args:
-        p: A distribution with an empty batch shape.
+        p: The distribution that :meth:`bellmax.DAG.paths` returns, without batch dimensions.
         ax: The axes to draw on. Default None: a new figure.
         labels: The names of the nodes, default their indices.
 
@@ -41,14 +43,16 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     from matplotlib.figure import Figure
 
     if len(p.batch_shape):
-        raise ValueError(f"p must have an empty batch shape, got {tuple(p.batch_shape)}")
+        raise ValueError(
+            f"p must have no batch dimensions, got batch shape {tuple(p.batch_shape)}: index it, such as p[0]"
+        )
     ax = ax or Figure().subplots()
     positions = _node_positions(p.dag.levels)
     num_parallel: dict[tuple[int, int], int] = {}
     for (parent, child), probability in zip(p.dag.edges.tolist(), p.expected_path.tolist(), strict=True):
         nth = num_parallel.get((parent, child), 0)
         num_parallel[parent, child] = nth + 1
-        # Edges that skip levels, and all but the first of several parallel edges, curve away from the centre line.
+        # Edges that skip levels, and all but the first of several parallel edges, curve away from the center line.
         bend = 0.3 * nth + 0.15 * (p.dag.levels[child] - p.dag.levels[parent] - 1).item()
         outwards = -1 if positions[parent, 1] + positions[child, 1] >= 0 else 1
         _draw_edge(ax, positions[parent], positions[child], probability, outwards * bend)
@@ -101,12 +105,13 @@ def alignment(
     y: Tensor | NDArray[np.floating] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the soft alignment of two series, with the alignment of lowest cost on top (figure 1 of the paper).
+    """Draw the expected alignment of two series, with the alignment of least cost on top, and return the axes.
 
-    Darker is more probable. Cells with positive probability have a border. Cells with probability 0 are white.
+    Darker cells are more probable. Cells with positive probability have a border. Cells with probability 0 are white.
+    Figure 1 of the paper is such a figure.
 
     Args:
-        dtw: A distribution with an empty batch shape.
+        dtw: A :class:`bellmax.DTW` without batch dimensions.
         x: The first series, (N,) or (N, D), drawn on the left from top to bottom. Not drawn if None.
         y: The second series, (M,) or (M, D), drawn above. Not drawn if None.
         ax: The axes to draw on. Default None: a new figure.
@@ -123,7 +128,9 @@ def alignment(
     from matplotlib.patheffects import withStroke
 
     if len(dtw.batch_shape):
-        raise ValueError(f"dtw must have an empty batch shape, got {tuple(dtw.batch_shape)}")
+        raise ValueError(
+            f"dtw must have no batch dimensions, got batch shape {tuple(dtw.batch_shape)}: index it, such as dtw[0]"
+        )
     ax = ax or Figure(layout="constrained").subplots()
     rows, columns = dtw.lengths.tolist()
     path = dtw.expected_path.detach().cpu().double().numpy()[:rows, :columns]
@@ -173,7 +180,7 @@ def _draw_margin(ax: Axes, side: int, values: NDArray[np.float64]) -> None:
 def _cell_borders(is_inside: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
     """Return line segments, each an array (2, 2) of two points (x, y), around the cells where ``is_inside`` (N, M).
 
-    Segments are as long as possible, and neighbouring cells share theirs: overlapping lines would be darker.
+    Segments are as long as possible, and neighboring cells share theirs: overlapping lines would be darker.
     """
     segments = []
     for is_transposed, cells in ((False, is_inside), (True, is_inside.T)):

@@ -1,6 +1,6 @@
 """Smoothed max operators (section 2 of the paper).
 
-A regularizer Ω turns the max of a vector x into max_Ω(x) = max over q in the simplex of ⟨q, x⟩ − Ω(q). The maximiser
+A regularizer Ω turns the max of a vector x into max_Ω(x) = max over q in the simplex of ⟨q, x⟩ − Ω(q). The maximizer
 q = ∇max_Ω(x) is a probability vector. Since max_{γΩ}(x) = γ max_Ω(x/γ), the computations need γ = 1 only.
 """
 
@@ -123,23 +123,23 @@ class _Argmax(Function):
 
 
 class Regularizer:
-    """A strongly convex Ω on the simplex, scaled by γ > 0.
+    """Base class of the regularizers Ω, strongly convex functions on the simplex that smooth the max.
 
-    For a custom Ω, subclass it and write three methods *for γ = 1, along the last dimension*:
+    To write your own Ω, subclass :class:`Regularizer` and define three methods *for γ = 1, along the last dimension*:
 
     - ``penalty(q)`` returns Ω(q), from shape (..., D) to (...).
-    - ``project(x)`` returns the maximiser q of ⟨q, x⟩ − Ω(q), shape (..., D). x has maximum 0 and may contain −∞.
+    - ``project(x)`` returns the maximizer q of ⟨q, x⟩ − Ω(q), shape (..., D). x has maximum 0 and may contain −∞.
     - ``jacobian_product(q, y)`` returns J_Ω(q) y: the derivative of ``project``, at an x with projection q, along y.
 
-    The base class derives the rest: max, argmax, min, argmin and their derivatives of any order, with γ as a number or
-    a tensor. Every dynamic program of this library accepts such an Ω and runs it on the reference backend. Test the
-    three methods with :func:`bellmax.check_regularizer`.
+    The base class derives the other methods: ``max``, ``argmax``, ``min``, ``argmin`` and their derivatives of any
+    order. Every dynamic program of this library accepts such an Ω and runs it on the reference backend. Test the three
+    methods with :func:`bellmax.check_regularizer`.
 
-    Two regularizers are equal if they have the same class and equal parameters; a tensor equals only itself.
+    Two regularizers are equal if they have the same class and equal parameters. A tensor γ equals only itself.
 
     Args:
-        gamma: The smoothing strength, > 0, default 1. A tensor can be learnt. It broadcasts against the batch: the
-            shape of x without ``dim``, or the batch shape of a dynamic program.
+        gamma: The smoothing strength γ > 0, default 1. A tensor can be learned. It broadcasts to the batch: the shape
+            of x without ``dim``, or the batch shape of a dynamic program.
 
     For example, the Gini entropy of sparsemax:
 
@@ -244,7 +244,7 @@ class Regularizer:
     def _scaled(self, x: Tensor, dim: int) -> Tensor:
         """Return x/γ with ``dim`` moved to the end: the input of the functions that work at γ = 1."""
         if x.ndim and not x.shape[dim]:
-            raise ValueError(f"x must have an entry along dim {dim}, got shape {tuple(x.shape)}")
+            raise ValueError(f"x must have at least one entry along dim {dim}, got shape {tuple(x.shape)}")
         return divide_by_gamma(_floating_scores(x).movedim(dim, -1), self._gamma_column())
 
     def _gamma_column(self) -> Gamma:
@@ -294,7 +294,9 @@ def _power_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
 
 
 class Negentropy(Regularizer):
-    """Ω(q) = γ Σ q log q. Then max_Ω(x) = γ log Σ exp(x/γ), and its gradient is the softmax.
+    """The negative entropy Ω(q) = γ Σ q log q, which turns the max into a log-sum-exp and its gradient into a softmax.
+
+    It is max_Ω(x) = γ log Σ exp(x/γ). The name "negentropy" stands for this Ω.
 
     >>> Negentropy(gamma=0.5).max(torch.tensor([1.0, 1.0]))
     tensor(1.3466)
@@ -327,14 +329,15 @@ class Negentropy(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """Ω(q) = γ (Σ q^α − 1)/(α(α − 1)) with 1 < α ≤ 2. The gradient of max_Ω is α-entmax, which is sparse.
+    """The Tsallis regularizer with exponent 1 < α ≤ 2, whose argmax is α-entmax, which is sparse.
 
-    By name, "entmax" is α = 1.5 and "sparsemax" is α = 2. Ω is 0 at the vertices of the simplex. It tends to
-    :class:`Negentropy` as α → 1, and it equals :class:`SquaredL2` minus γ/2 for α = 2.
+    It is Ω(q) = γ (Σ q^α − 1)/(α(α − 1)), which is 0 at the vertices of the simplex. The name "entmax" stands for
+    α = 1.5, and "sparsemax" for α = 2. As α → 1, Ω tends to :class:`Negentropy`. For α = 2, it is :class:`SquaredL2`
+    minus γ/2.
 
     Args:
-        alpha: The exponent α, default 1.5. Smaller values give denser gradients.
-        gamma: The smoothing strength, > 0, default 1.
+        alpha: The exponent α, default 1.5. A smaller α gives more nonzero entries.
+        gamma: The smoothing strength γ > 0, default 1.
 
     >>> Tsallis(alpha=1.5).argmax(torch.tensor([1.0, 0.0, -4.0]))
     tensor([0.8307, 0.1693, 0.0000])
@@ -373,11 +376,11 @@ class Tsallis(Regularizer):
 
 
 class SquaredL2(Tsallis):
-    """The sparse Ω of the paper, Ω(q) = γ/2 ‖q‖², which also penalizes long paths. Prefer ``Tsallis(2)``.
+    """The sparse regularizer of the paper, Ω(q) = γ/2 ‖q‖², which also penalizes long paths.
 
-    The gradient of max_Ω is sparsemax: the projection of x/γ on the simplex. Ω is γ/2 at a vertex of the simplex, so
-    each node of a path subtracts γ/2 from its score, and longer paths score lower. ``Tsallis(2)``, by name
-    "sparsemax", is this Ω minus γ/2: it has the same gradient at a node, and no such offset.
+    Prefer ``Tsallis(2)``, by name "sparsemax", which is this Ω minus γ/2. Both have the same argmax: the projection of
+    x/γ on the simplex. But ``SquaredL2`` is γ/2 at a vertex of the simplex. So each node of a path subtracts γ/2 from
+    the score of the path, and longer paths score lower. The name "l2" stands for this Ω.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))
@@ -399,7 +402,10 @@ class SquaredL2(Tsallis):
 
 
 class Hard(Regularizer):
-    """Ω = 0: the ordinary max. Its gradient is one-hot at the first maximum, and its Hessian is 0.
+    """No regularization: the ordinary max, as in the Viterbi algorithm.
+
+    Ω is 0. The gradient of the max is one-hot at the first maximum, and its Hessian is 0. The name "hard" stands for
+    this Ω.
 
     >>> Hard().argmax(torch.tensor([1.0, 3.0, 3.0]))
     tensor([0., 1., 0.])

@@ -191,8 +191,8 @@ class Targets:
 
     def why_impossible(self, name: str, allowed: Tensor, impossible: Tensor) -> str:
         """A sentence on the first target that has no path of finite score."""
-        member = of_sequence(impossible.nonzero()[0].tolist())
-        return f"{name} must be a path that p can take, but none of its paths has a finite score{member}"
+        member = subscript(impossible.nonzero()[0].tolist())
+        return f"{name}{member} allows no path of finite score"
 
     # --- the program within a target
 

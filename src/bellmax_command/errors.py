@@ -48,13 +48,13 @@ def check_outputs(
         use = next((use for other, use in uses.items() if other == path.resolve() or _is_same(other, path)), None)
         if use is not None:
             raise ValueError(f"{option} must name another file, got {path}, which is {use}")
-        uses[path.resolve()] = f"that of {option}"
+        uses[path.resolve()] = f"the file of {option}"
         if not path.parent.is_dir():
             raise ValueError(f"{option} must be in a folder that exists, got {path}")
         if path.is_dir():
             raise ValueError(f"{option} must name a file, got the folder {path}")
         if path.exists() and not force:
-            raise ValueError(f"{path} exists: add --force to replace it, or name another file with {option}")
+            raise ValueError(f"{path} exists: add --force to replace it, or choose another file with {option}")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError(f"{option} must name a file that can be written, got {path}")
 

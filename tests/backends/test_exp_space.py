@@ -77,7 +77,7 @@ def test_states_that_cannot_be_reached(batch, states, threads):
     assert_agree((emissions, transitions, start, end))
     single = [t.float() for t in (emissions, transitions, start, end)]
     precise = results([t.double() for t in single], "native")
-    scale = max(float(t.abs().max()) for t in precise)  # cancelled terms had this size
+    scale = max(float(t.abs().max()) for t in precise)  # canceled terms had this size
     for got, wanted in zip(results(single, "native"), precise, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5 * scale)
 

@@ -181,7 +181,9 @@ def test_events_within_lengths(original: ModuleType) -> None:
     event = SemiMarkovCRF.to_event(states, (2, 3), lengths)
     assert event[0].nonzero().tolist() == [[0, 2, 1, 0], [2, 1, 0, 1]]
     assert event[1].nonzero().tolist() == [[0, 1, 0, 1]]
-    with pytest.raises(ValueError, match="sequence must have steps below K = 2, got 2"):
+    with pytest.raises(
+        ValueError, match="sequence must have a state at least every K - 1 = 1 positions, got a distance of 2"
+    ):
         SemiMarkovCRF.to_event(states, (2, 2))
     with pytest.raises(ValueError, match=r"sequence must begin with a state, got \[-1\]"):
         SemiMarkovCRF.to_event(torch.tensor([[-1, 0]]), (2, 2))

@@ -1,5 +1,5 @@
 """A Triton driver for an emulated GPU. Kernels are compiled as for a real GPU. :mod:`gpu.machine` executes their PTX
-on the memory of CPU tensors. Specialisation, cache and order of arguments are Triton's.
+on the memory of CPU tensors. Specialization, cache and order of arguments are Triton's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Log(list[Launch]):
 
 
 class _Unwritten(TorchFunctionMode):
-    """Fills uninitialised memory with NaN, and records which of its bytes no kernel has written since."""
+    """Fills uninitialized memory with NaN, and records which of its bytes no kernel has written since."""
 
     def __init__(self) -> None:
         super().__init__()

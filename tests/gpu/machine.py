@@ -53,7 +53,7 @@ class Machine:
         self._runs = [[self._decode(instruction) for instruction in block.body] for block in module.blocks]
 
     def run(self, arguments: Sequence[Any], written: Mapping[int, NDArray[np.bool_]] | None = None) -> Report:
-        """Launch the kernel. Arrays are pointers; ``written`` maps an argument to the mask of its initialised bytes."""
+        """Launch the kernel. Arrays are pointers; ``written`` maps an argument to the mask of its initialized bytes."""
         threads = self.threads
         threads.start()
         pointers = [i for i, argument in enumerate(arguments) if isinstance(argument, np.ndarray)]

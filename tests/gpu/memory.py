@@ -1,4 +1,4 @@
-"""Memory that checks every access for bounds, uninitialised reads and races.
+"""Memory that checks every access for bounds, uninitialized reads and races.
 
 A race is two unordered accesses to one address by different threads, one of them a write of another value. A
 barrier orders the warps of a block, a barrier of a warp its lanes; nothing orders blocks.
@@ -164,8 +164,8 @@ class Shared(Memory):
 class Global(Memory):
     """Arrays at separate addresses with their real alignment.
 
-    Overlapping arrays share memory. ``written`` holds the masks of initialised bytes of some arrays; other arrays are
-    initialised.
+    Overlapping arrays share memory. ``written`` holds the masks of initialized bytes of some arrays; other arrays are
+    initialized.
     """
 
     SPACING = np.uint64(40)

@@ -77,7 +77,7 @@ def test_an_uninitialised_tape_is_detected() -> None:
             run_sums(tape)
         tape.copy_(torch.ones(2, 50))
         run_sums(tape)
-        run_sums(run_sums(tape))  # a kernel initialised it
+        run_sums(run_sums(tape))  # a kernel initialized it
         half = torch.empty(2, 50)
         sums[(1,)](tape, half, 50, BLOCK=64)
         run_sums(half[:1])

@@ -58,7 +58,7 @@ def test_hypergraphs(weight_of: list[int] | None, omega: str, launches: Log) -> 
 
 
 def test_shared_weights_and_separate_weights_of_one_graph(launches: Log) -> None:
-    """The levels of a graph whose edges share weights are not those of the graph of its edges."""
+    """A graph whose edges share weights and the graph of its edges have different levels."""
     shared = index(brackets([0, 1, 0, 2, 3, 1, 1, 4, 0]))
     assert_sweeps("dag", [torch.randn(2, 5)], shared, bx.Negentropy())
     assert_sweeps("dag", [torch.randn(2, 9)], shared[:5], bx.Negentropy())

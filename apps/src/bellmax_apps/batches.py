@@ -18,7 +18,7 @@ def batches_of(
     """Split sequences into batches. A sequence of more than ``tokens`` tokens is a batch by itself.
 
     Args:
-        order: Indices of the sequences. Neighbours should have similar lengths.
+        order: Indices of the sequences. Neighbors should have similar lengths.
         lengths: Number of tokens of each sequence.
         tokens: Maximum number of tokens in a batch, with padding.
         sequences: Maximum number of sequences in a batch.

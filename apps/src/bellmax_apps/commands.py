@@ -20,25 +20,29 @@ import bellmax_apps.training as training
 from bellmax_apps.files import write_json
 from bellmax_apps.runs import train_all
 
-Run = Annotated[Path, typer.Argument(help="The folder that 'train' wrote.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run, which 'train' wrote.")]
 RunFolder = Annotated[Path, typer.Option(help="Folder to write the run to.")]
 TableFolder = Annotated[Path, typer.Option(help="Folder for the runs, table.md and table.json.")]
-Epochs = Annotated[int, typer.Option(help="Maximum number of epochs.")]
+Epochs = Annotated[int, typer.Option(help="Maximum number of epochs (passes over the training data).")]
 Minutes = Annotated[float | None, typer.Option(help="Start no new epoch after this many minutes of training.")]
 Optimizer = Annotated[str, typer.Option(help="Optimizer: sgd or adamw.")]
 StepSize = Annotated[float, typer.Option(help="Learning rate.")]
-Decay = Annotated[float, typer.Option(help="Factor for the learning rate after an epoch without a new best score.")]
-CoolDown = Annotated[int, typer.Option(help="Number of last epochs in which the learning rate decays nearly to 0.")]
+Decay = Annotated[
+    float, typer.Option(help="Factor by which the learning rate decays after an epoch without a new best score.")
+]
+CoolDown = Annotated[int, typer.Option(help="Number of final epochs in which the learning rate decays to nearly 0.")]
 Tokens = Annotated[int, typer.Option(help="Maximum batch size in tokens, with padding.")]
 Dropout = Annotated[float, typer.Option(help="Dropout probability.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Random seed, repeatable. Default 0.")]
-Resume = Annotated[
-    bool, typer.Option(help="Resume the run from its last epoch. Only epochs and minutes may differ from before.")
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", help="Random seed, default 0. Repeat the option for several seeds.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what was written before.")]
-Split = Annotated[str, typer.Option(help="train, dev or test.")]
-Jobs = Annotated[int, typer.Option(help="Number of runs in parallel.")]
+Resume = Annotated[
+    bool, typer.Option(help="Resume the run after its last finished epoch. Only --epochs and --minutes may change.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output of an earlier command.")]
+Split = Annotated[str, typer.Option(help="Part of the data: train, dev or test.")]
+Jobs = Annotated[int, typer.Option(help="Number of runs to train in parallel.")]
 
 
 _COMMAND = "    bellmax "
@@ -78,13 +82,13 @@ def train_into(
 
     """
     if resume and force:
-        raise ValueError("either --resume or --force may be given: --resume continues a run, --force replaces it")
+        raise ValueError("--resume and --force exclude each other: --resume continues a run, --force replaces it")
     if output.resolve() == data.resolve():
-        raise ValueError(f"output must be another folder than the data, got {output}")
+        raise ValueError(f"--output must not be the folder of the data, got {output}")
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first and not (resume or force or training.is_empty(output)):
         raise ValueError(
-            f"{output} holds a run already: add --resume to go on with it or --force to replace it, or name another "
+            f"{output} already holds a run: add --resume to continue it or --force to replace it, or choose another "
             "folder"
         )
     if resume and training.is_begun(output):
@@ -106,9 +110,9 @@ def train_into(
 def _after_interrupt(run: Path) -> str:
     """Advice on an interrupted run, which depends on how far it got."""
     if training.is_usable(run):
-        return f"interrupted: {run} can be used as it is, or resumed with --resume"
+        return f"interrupted: {run} can be used now, or continued with --resume"
     if training.is_begun(run):
-        return f"interrupted: {run}: no epoch was finished; continue with --resume"
+        return f"interrupted: {run} has no finished epoch yet; continue with --resume"
     return "interrupted before the training began: run the same command again"
 
 

@@ -20,7 +20,7 @@ PICTURES = ".png", ".svg", ".pdf", ".jpg"
 def useful(paths: Iterable[str]) -> list[str]:
     """Select the font files with Chinese, Japanese and Korean characters, or with emoji.
 
-    Colour fonts are left out, since matplotlib cannot draw them.
+    Color fonts are left out, since matplotlib cannot draw them.
 
     >>> useful(["NotoSerif-Regular.ttf", "NotoColorEmoji-Regular.ttf", "NotoSansCJK-Regular.ttc"])
     ['NotoSansCJK-Regular.ttc']

@@ -167,7 +167,7 @@ def texts(data: Any, name: str) -> list[str]:
     """The entry ``name`` of JSON data. Raises ``ValueError`` if it is not a list of valid text."""
     entry = data[name]
     if not isinstance(entry, list) or not all(isinstance(text, str) for text in entry):
-        raise ValueError(f"{name} must be a list of texts")
+        raise ValueError(f"{name} must be a list of strings")
     "".join(entry).encode()  # raises if a text is not valid Unicode
     return entry
 

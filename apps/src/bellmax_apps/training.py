@@ -149,11 +149,13 @@ class Config:
         ]
         if differ:
             raise ValueError(
-                f"{run} was begun with {'; '.join(differ)}: leave this out, or name another folder "
+                f"{run} was started with {'; '.join(differ)}: omit these options, or choose another folder "
                 f"(only {' and '.join(CHANGEABLE)} may change)"
             )
         if not is_old and saved.fingerprint != self.fingerprint:
-            raise ValueError(f"{run} was begun with other data: to go on, the files of train and dev must be the same")
+            raise ValueError(
+                f"{run} was started with other data: to continue, the files of train and dev must be the same"
+            )
         changed = {name: getattr(self.settings, name) for name in CHANGEABLE}
         return replace(saved, settings=replace(saved.settings, **changed), fingerprint=self.fingerprint)
 
@@ -180,7 +182,7 @@ class Task(Protocol, Generic[B]):
 
     model: nn.Module
     metric: str
-    """Entry of ``evaluate`` to maximise."""
+    """Entry of ``evaluate`` to maximize."""
 
     def batches(self, epoch: int) -> Sequence[B]:
         """Batches of an epoch. A repeated epoch has the same batches."""
@@ -194,7 +196,7 @@ class Task(Protocol, Generic[B]):
         ...
 
     def items(self, batch: B) -> int:
-        """Number of items in a batch. The loss that is minimised is the mean over items."""
+        """Number of items in a batch. The loss that is minimized is the mean over items."""
         ...
 
     def tokens(self, batch: B) -> int:

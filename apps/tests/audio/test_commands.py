@@ -63,7 +63,7 @@ def test_aligns(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_steps")
 def test_align_uses_trained_weights(data: Path, tmp_path: Path) -> None:
-    assert "44 weights learnt on 2 pieces" in run("train", data, "--output", tmp_path / "w.json")
+    assert "44 weights learned on 2 pieces" in run("train", data, "--output", tmp_path / "w.json")
     piece = data / "two/two"
     options = ["--weights", tmp_path / "w.json", "--out", tmp_path / "a.csv"]
     assert "8 events" in run("align", f"{piece}.wav", f"{piece}.mid", *options)
@@ -97,7 +97,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "pieces/one.json").unlink()
     for changed, why in (
         ({"rows": two["rows"]}, "'pieces' is missing"),
-        (two | {"pieces": "others"}, "it has other recordings than the folder of the data"),
+        (two | {"pieces": "others"}, "its recordings differ from the recordings in the data folder"),
     ):
         (tmp_path / "pieces/two.json").write_text(json.dumps(changed))
         output = " ".join(run("evaluate", data, "--output", tmp_path, status=2).split())
@@ -126,7 +126,7 @@ def test_evaluates_and_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.M
         (["align", "WAV", "MIDI", "--weights", "MIDI"], "one.mid cannot be read as JSON"),
         (
             ["align", "WAV", "MIDI", "--weights", "MIDI", "--features", "chroma"],
-            "--weights cannot be used with --features chroma, which has none",
+            "--weights cannot be used with --features chroma, which has no weights",
         ),
         (
             ["align", "WAV", "MIDI", "--output", "no/such/x.csv"],

@@ -157,7 +157,7 @@ def test_tags_the_lines_before_one_that_is_not_utf8(trained: Path) -> None:
 def test_defaults_match_the_page_of_results() -> None:
     page = Path(__file__).parents[2] / "results/ner.md"
     lines = page.read_text().replace("\\\n", "").splitlines()
-    command = next(line for line in lines if line.startswith("    bellmax ner table"))
+    command = next(line for line in lines if line.startswith("bellmax ner table"))
     options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
     config = tagging.Config()
     for name in ("epochs", "optimizer", "step_size", "decay"):
@@ -165,7 +165,7 @@ def test_defaults_match_the_page_of_results() -> None:
     assert (str(config.sentences), str(config.word_size)) == (options["sentences"], options["word-size"])
     assert str(inspect.signature(commands.table).parameters["warm_up"].default) == options["warm-up"]
     omegas = ", ".join(re.findall(r"--omega (\S+)", command))
-    assert f"Default {omegas}." in " ".join(run("table", "--help").replace("│", " ").split())
+    assert f"Default: {omegas}." in " ".join(run("table", "--help").replace("│", " ").split())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -176,7 +176,7 @@ def test_resumed_equals_uninterrupted(few: Path, tmp_path: Path, optimizer: str)
     run("train", few, "--output", tmp_path / "b", "--epochs", 3, "--resume")
     assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     output = run("train", few, "--output", tmp_path / "b", status=2)
-    assert "holds a run already: add --resume" in output
+    assert "already holds a run: add --resume" in output
 
 
 def test_resuming_refuses_other_settings_or_data(few: Path, tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_resuming_refuses_other_settings_or_data(few: Path, tmp_path: Path) -> N
     before = (folder / "last.pt").read_bytes()
     again = ["train", few, "--output", folder, "--resume"]
     output = " ".join(run(*again, "--optimizer", "adamw", "--word-size", 16, "--omega", "l2", status=2).split())
-    assert "was begun with omega negentropy, got l2; optimizer sgd, got adamw: leave this out" in output
+    assert "was started with omega negentropy, got l2; optimizer sgd, got adamw: omit these options" in output
     assert "(only epochs and minutes may change)" in output
     other = corpus.write(tmp_path / "other", {"train": 5, "dev": 3, "test": 3})
-    assert "was begun with other data" in run("train", other, *again[2:], status=2)
-    assert "either --resume or --force" in run(*again, "--force", status=2)
+    assert "was started with other data" in run("train", other, *again[2:], status=2)
+    assert "--resume and --force exclude each other" in run(*again, "--force", status=2)
     assert (folder / "last.pt").read_bytes() == before
     assert "after 1 epochs" in run(*again)  # as many as before
     assert "after 2 epochs" in run(*again, "--epochs", 2, *SMALL)
@@ -203,10 +203,10 @@ def test_resumes_if_vectors_determine_the_word_size(few: Path, tmp_path: Path) -
     command = ["train", few, "--output", tmp_path / "run", "--word-size", 9, "--resume", "--embeddings"]
     run(*command, vectors, "--epochs", 1)
     assert "after 2 epochs" in run(*command, vectors, "--epochs", 2)
-    assert "others.vec: leave this out" in " ".join(run(*command, others, status=2).split())
+    assert "others.vec: omit these options" in " ".join(run(*command, others, status=2).split())
     run("train", few, "--output", tmp_path / "none", "--epochs", 1, *SMALL)
     command[3] = tmp_path / "none"
-    assert "none was begun with embeddings None, got " in " ".join(run(*command, vectors, status=2).split())
+    assert "none was started with embeddings None, got " in " ".join(run(*command, vectors, status=2).split())
 
 
 def test_runs_of_older_versions_can_be_resumed(few: Path, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_bad_input_is_reported_before_training(few: Path, tmp_path: Path) -> Non
         run("train", data, "--output", folder, status=2).split()
     )
     assert not folder.exists()
-    assert "output must be another folder" in run("train", data, "--output", data, "--force", status=2)
+    assert "must not be the folder of the data" in run("train", data, "--output", data, "--force", status=2)
 
 
 def test_a_diverging_loss_suggests_a_smaller_learning_rate(few: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_run_interrupted_in_the_second_epoch_can_be_used(
 
     monkeypatch.setattr(tagging.NamedEntities, "batches", interrupted)
     output = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "can be used as it is, or resumed with --resume" in output
+    assert "can be used now, or continued with --resume" in output
     assert "F1" in run("evaluate", tmp_path / "run", few)
 
 
@@ -307,8 +307,8 @@ def test_a_run_interrupted_before_the_first_epoch_cannot_be_used(
 
     monkeypatch.setattr(tagging, "NamedEntities", interrupted)
     output = run("train", few, "--output", tmp_path / "run", *SMALL, status=130)
-    assert "run: no epoch was finished; continue with --resume" in " ".join(output.split())
-    assert "holds a run already" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
+    assert "run has no finished epoch yet; continue with --resume" in " ".join(output.split())
+    assert "already holds a run" in run("train", few, "--output", tmp_path / "run", *SMALL, status=2)
 
 
 def test_a_run_interrupted_in_the_first_epoch_starts_again(
@@ -339,7 +339,7 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     with monkeypatch.context() as patch:
         patch.setattr(tagging.NamedEntities, "batches", interrupted)
         output = " ".join(run("train", few, "--output", folder, *options, status=130).split())
-    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in output
+    assert f"interrupted: {folder} has no finished epoch yet; continue with --resume" in output
     for command in (["tag", folder], ["evaluate", folder, few], ["plot", folder, "Rome"]):
         assert (
             f"{folder} has no weights, since no epoch was finished: continue with 'bellmax ner train --resume'"
@@ -347,7 +347,7 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
         )
     before = (folder / "config.json").read_bytes()
     output = run("train", few, "--output", folder, "--resume", "--gamma", 3, status=2)
-    assert "was begun with gamma 10.0, got 3.0" in " ".join(output.split())
+    assert "was started with gamma 10.0, got 3.0" in " ".join(output.split())
     run("train", few, "--output", folder, "--resume")
     assert (folder / "config.json").read_bytes() == before
     run("train", few, "--output", tmp_path / "whole", *options)
@@ -422,7 +422,7 @@ def test_table_is_written_and_resumed(few: Path, tmp_path: Path) -> None:
     assert "| l2 | 2 | surrogate | 3 | " in text
     output = " ".join(run(*options, "--step-size", 0.5, "--jobs", 1, status=2).split())
     assert "failed (see log.txt there): Error: " in output
-    assert "was begun with step_size 0.1, got 0.5: leave this out" in output
+    assert "was started with step_size 0.1, got 0.5: omit these options" in output
     assert (tmp_path / "table.md").read_text() == text
 
 

@@ -174,7 +174,7 @@ def test_a_nonbreaking_space_belongs_to_a_token(tmp_path):
 def test_unknown_types_are_reported_with_file_and_line(tmp_path):
     path = tmp_path / "dev.tsv"
     path.write_text("Ann\tB-PER\n\nit\tO\nfilm\tB-NEW\n")
-    with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag 'B-NEW' has a type .* which are LOC, PER"):
+    with pytest.raises(ValueError, match=r"dev.tsv, line 4: the tag 'B-NEW' has a type .* whose types are LOC, PER"):
         read(path, kinds={"PER", "LOC"})
 
 
@@ -207,8 +207,8 @@ def test_corpus_converts_words_letters_and_tags_to_indices(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"words": "abc"}, "words must be a list of texts"),
-        ({"letters": [1]}, "letters must be a list of texts"),
+        ({"words": "abc"}, "words must be a list of strings"),
+        ({"letters": [1]}, "letters must be a list of strings"),
         ({"words": ["\ud800"]}, "surrogates not allowed"),
         ({"labels": []}, "labels must be O, and B-, I-, E- and S- of each type, got []"),
         ({"labels": ["O", "B-A", "I-A", "0-A", "S-A"]}, "labels must be O, and B-, I-, E- and S- of each type"),

@@ -82,15 +82,15 @@ def test_resumed_equals_uninterrupted(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path / "b", "--epochs", 1, *small)
     run("train", data, "--output", tmp_path / "b", "--epochs", 2, "--resume")
     assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert "holds a run already" in run("train", data, "--output", tmp_path / "b", status=2)
+    assert "already holds a run" in run("train", data, "--output", tmp_path / "b", status=2)
 
 
 def test_resuming_refuses_other_settings(data: Path, tmp_path: Path) -> None:
     run("train", data, "--output", tmp_path, "--epochs", 1, *SMALL)
     output = run("train", data, "--output", tmp_path, "--resume", *L2, "--source", "en", status=2)
     message = (
-        f"{tmp_path} was begun with source fr, got en; attention dot, got structured; omega negentropy, got l2: "
-        "leave this out"
+        f"{tmp_path} was started with source fr, got en; attention dot, got structured; omega negentropy, got l2: "
+        "omit these options"
     )
     assert message in " ".join(output.split())
 
@@ -111,7 +111,7 @@ def test_a_run_of_version_0_2_can_be_used_and_resumed(data: Path, trained: Path,
 def test_defaults_match_the_page_of_results() -> None:
     page = Path(__file__).parents[2] / "results/translation.md"
     lines = page.read_text().replace("\\\n", "").splitlines()
-    command = next(line for line in lines if line.startswith("    bellmax translation table"))
+    command = next(line for line in lines if line.startswith("bellmax translation table"))
     options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
     config = translating.Config()
     assert (str(config.size), str(config.tokens)) == (options["size"], options["tokens"])
@@ -227,7 +227,7 @@ def test_a_run_interrupted_in_the_first_epoch_keeps_its_settings(
     with monkeypatch.context() as patch:
         patch.setattr(Translating, "batches", interrupted)
         output = " ".join(run("train", data, "--output", folder, *options, status=130).split())
-    assert f"interrupted: {folder}: no epoch was finished; continue with --resume" in output
+    assert f"interrupted: {folder} has no finished epoch yet; continue with --resume" in output
     output = " ".join(run("translate", folder, text="", status=2).split())
     assert f"{folder} has no weights, since no epoch was finished: continue with 'bellmax translation train" in output
     before = (folder / "config.json").read_bytes()

@@ -57,7 +57,7 @@ def test_text_survives_a_round_trip_through_token_ids(tmp_path, pieces):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"words": [', '"words": [0, ', "words must be a list of texts"),
+        ('"words": [', '"words": [0, ', "words must be a list of strings"),
         ('"words": [', '"words": ["a", ', "words must begin with <pad>, <s>, </s>, <unk>"),
         ('\\"unk_token\\":\\"<unk>', '\\"unk_token\\":\\"<no>', "pieces and words must have the same texts"),
         ('"dog</w>"', '"dig</w>"', "pieces and words must have the same texts"),

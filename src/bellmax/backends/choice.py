@@ -42,7 +42,12 @@ _request = _Request()
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Run everything built inside the ``with`` on one backend. A structure keeps the backend it was built with.
+    """Return a context manager that selects the backend of all structures built inside the ``with``.
+
+    A structure keeps the backend with which it was built.
+
+    Args:
+        name: The name of a backend, as in :func:`bellmax.backend_info`, such as "reference".
 
     >>> import bellmax as bx
     >>> with bx.use_backend("reference"):
@@ -78,7 +83,7 @@ def _warn_slow() -> None:
     """Warn that the kernels are missing, once per process."""
     warnings.warn(
         f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): "
-        "using the reference backend: same results, but tens to hundreds of times slower",
+        "it uses the reference backend, with the same results, but tens to hundreds of times slower",
         RuntimeWarning,
         stacklevel=2,
     )

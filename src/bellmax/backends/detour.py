@@ -124,9 +124,9 @@ class _DifferentiableOnCpu(_FusedOnCpu[_Problem, _Result], Generic[_Problem, _Re
 def _warn() -> None:
     """Warn about the copies, once per process."""
     warnings.warn(
-        "bellmax has no kernels for this device: tensors are copied to the CPU, swept by its kernels, and the results "
-        'copied back. To save the copies move tensors with tensor.cpu(); bx.use_backend("reference") stays on the '
-        "device, in plain torch",
+        "bellmax has no kernels for this device and uses the CPU fallback: it copies the tensors to the CPU, runs its "
+        "CPU kernels, and copies the results back. To avoid the copies, move the tensors with tensor.cpu(). To stay on "
+        'the device in plain torch, which is slower, use bx.use_backend("reference")',
         RuntimeWarning,
         stacklevel=2,
     )

@@ -207,4 +207,4 @@ class FusedKernels:
     pair_costs: DifferentiableKernel[PairCosts, Tensor, None] | None = None
     """Costs (B, N, M) of matching the elements of small pairs of series."""
     neighbors: FusedKernel[NeighborSearch, Nearest] | None = None
-    """Nearest neighbours under hard DTW."""
+    """Nearest neighbors under hard DTW."""

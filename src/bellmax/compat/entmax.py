@@ -1,6 +1,6 @@
 """A replacement for ``entmax`` 1.3: sparsemax, 1.5-entmax and α-entmax.
 
-Differences from the original: a row that is all −∞ gives zeros, where the original crashes or gives NaN. Second
+Differences from the original: if a row is all −∞, the result is 0, where the original crashes or gives NaN. Second
 derivatives, ``torch.func`` and forward mode work.
 """
 
@@ -14,14 +14,15 @@ __all__ = ["Entmax15", "EntmaxBisect", "Sparsemax", "entmax15", "entmax_bisect",
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803  the original's names
-    """Return the projection of X on the simplex along ``dim``, of X's shape.
+    """Return sparsemax of X along ``dim``, of X's shape: the projection of X on the simplex.
 
-    Unlike in the original, a row that is all −∞ gives zeros. Second derivatives, ``torch.func`` and forward mode work.
+    Unlike in the original, the result of a row that is all −∞ is 0. Second derivatives, ``torch.func`` and forward mode
+    work.
 
     Args:
         X: A floating point tensor of any shape.
-        dim: The dimension to normalise, default the last.
-        k: Ignored. In the original, a guess of the support size, which does not change the result.
+        dim: The dimension to normalize, default the last.
+        k: Ignored. In the original, it is a guess of the support size, which does not change the result.
 
     >>> import torch
     >>> sparsemax(torch.tensor([1.5, 1.0, 0.0]))
@@ -55,7 +56,7 @@ def entmax_bisect(
     Args:
         X: A floating point tensor of any shape.
         alpha: The number α with 1 < α ≤ 2, default 1.5. The value 2 is sparsemax.
-        dim: The dimension to normalise, default the last.
+        dim: The dimension to normalize, default the last.
         n_iter: Ignored. α = 1.5 and 2 are solved exactly, others to the precision of the dtype.
         ensure_sum_one: Ignored. The result always sums to 1.
 
@@ -77,7 +78,7 @@ def _check_alpha(alpha: float) -> float:
 
 
 class Sparsemax(nn.Module):
-    """:func:`sparsemax` as a module.
+    """Module that computes :func:`sparsemax` along a dimension.
 
     >>> import torch
     >>> Sparsemax(dim=0)(torch.tensor([1.5, 1.0, 0.0]))
@@ -89,11 +90,12 @@ class Sparsemax(nn.Module):
         self.dim, self.k = dim, k
 
     def forward(self, X: Tensor) -> Tensor:  # noqa: N803
+        """Return sparsemax of X along ``dim``, of X's shape."""
         return sparsemax(X, self.dim, self.k)
 
 
 class Entmax15(nn.Module):
-    """:func:`entmax15` as a module.
+    """Module that computes :func:`entmax15` along a dimension.
 
     >>> import torch
     >>> Entmax15()(torch.tensor([1.0, 0.0, -4.0]))
@@ -105,11 +107,12 @@ class Entmax15(nn.Module):
         self.dim, self.k = dim, k
 
     def forward(self, X: Tensor) -> Tensor:  # noqa: N803
+        """Return 1.5-entmax of X along ``dim``, of X's shape."""
         return entmax15(X, self.dim, self.k)
 
 
 class EntmaxBisect(nn.Module):
-    """:func:`entmax_bisect` as a module.
+    """Module that computes :func:`entmax_bisect` along a dimension.
 
     >>> import torch
     >>> EntmaxBisect(alpha=2)(torch.tensor([1.5, 1.0, 0.0]))
@@ -121,4 +124,5 @@ class EntmaxBisect(nn.Module):
         self.alpha, self.dim, self.n_iter = alpha, dim, n_iter
 
     def forward(self, X: Tensor) -> Tensor:  # noqa: N803
+        """Return α-entmax of X along ``dim``, of X's shape."""
         return entmax_bisect(X, self.alpha, self.dim, self.n_iter)

@@ -12,11 +12,12 @@ __all__ = ["maximum_path"]
 
 
 def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the best monotone alignment of tokens with frames: 0/1, of ``value``'s shape and dtype, without gradient.
+    """Return the best monotonic alignment of tokens with frames, as ``monotonic_align.maximum_path`` does.
 
-    Every frame has one token, and every token has at least one frame. The first frame has the first token, and the last
-    frame the last token. Unlike in the original, ``value`` may be on any device, and −∞ forbids a pair. If there are
-    more tokens than frames, the result is 0.
+    The result is a 0/1 tensor of the shape and dtype of ``value``, without gradient. Every frame has one token, and
+    every token has at least one frame. The first frame has the first token, and the last frame has the last token.
+    Unlike in the original, ``value`` may be on any device, and −∞ forbids a pair. If there are more tokens than frames,
+    the result is 0.
 
     Args:
         value: The score (B, T_x, T_y) ``[token, frame]`` of each pair. VITS puts frames before tokens. Call

@@ -32,8 +32,8 @@ def ctc_loss(
 
     Differences from torch:
 
-    - The gradient is the derivative of the loss with respect to ``log_probs``. torch adds exp(log_probs) to it, which
-      cancels if ``log_probs`` is the output of ``log_softmax``, so there the two agree.
+    - The gradient is the derivative of the loss with respect to ``log_probs``. torch adds exp(log_probs) to it. If
+      ``log_probs`` is the output of ``log_softmax``, the additional term cancels, and both gradients agree.
     - The loss is differentiable to any order, and by forward mode.
     - Log-probabilities may be −∞. A target without an alignment has loss +∞ and gradient 0, not NaN.
     - A blank, or a label out of range, in the targets raises ``ValueError``. Padding is not checked.
@@ -72,7 +72,9 @@ def ctc_loss(
 
 
 class CTCLoss(nn.Module):
-    """:func:`ctc_loss` as a module, with the arguments of ``torch.nn.CTCLoss``.
+    """CTC loss as a module, with the arguments of ``torch.nn.CTCLoss``.
+
+    It calls :func:`ctc_loss`, which lists the differences from torch.
 
     >>> loss = CTCLoss(blank=2, reduction="sum")
     >>> loss(torch.zeros(4, 3).log_softmax(-1), torch.tensor([[0, 1]]), (4,), (2,))

@@ -30,9 +30,10 @@ __all__ = ["HMM", "AlignmentCRF", "DependencyCRF", "LinearChainCRF", "SemiMarkov
 
 
 class StructDistribution(Distribution):
-    """Base class of all distributions: a :class:`PathDistribution` with the methods of the original.
+    """Base class of all distributions of this module, with the methods of torch-struct's ``StructDistribution``.
 
-    The original's properties are properties here, including ``entropy``. Differences from the original, in all classes:
+    The original's properties are properties here, including ``entropy``. These differences from the original hold for
+    all classes:
 
     - The maximum of ``lengths`` may be less than N.
     - A potential of −∞ forbids an entry, without NaN. If it forbids all structures, the partition is −∞.
@@ -308,7 +309,10 @@ class SemiMarkovCRF(StructDistribution):
         is_step = has_state[:, 1:] if lengths is None else has_state[:, 1:] & (position[1:] < lengths.unsqueeze(-1))
         distance = position[1:] - previous
         if bool((distance[is_step] >= num_distances).any()):
-            raise ValueError(f"sequence must have steps below K = {num_distances}, got {int(distance[is_step].max())}")
+            raise ValueError(
+                f"sequence must have a state at least every K - 1 = {num_distances - 1} positions, got a distance of "
+                f"{int(distance[is_step].max())}"
+            )
         shape = batch, positions - 1, num_distances, states, states
         event = torch.zeros(shape, dtype=torch.int64, device=sequence.device)
         index = torch.where(is_step)[0], previous[is_step], distance[is_step]

@@ -84,7 +84,14 @@ def forced_align(
 
 @dataclass
 class TokenSpan:
-    """The frames start ≤ t < end of a token, and the mean of their scores."""
+    """A token of an alignment, which :func:`merge_tokens` returns.
+
+    The token has the frames from ``start`` to ``end`` − 1, and ``score`` is the mean score of these frames.
+
+    >>> span = TokenSpan(token=1, start=2, end=5, score=0.5)
+    >>> len(span)
+    3
+    """
 
     token: int
     start: int
@@ -96,19 +103,21 @@ class TokenSpan:
 
 
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
-    """Merge repeated labels and remove blanks: return the tokens of an alignment with their frames.
+    """Return the tokens of an alignment with their frames, after merging repeats and removing blanks.
 
-    It has the arguments and results of ``torchaudio.functional.merge_tokens``.
+    ``torchaudio.functional.merge_tokens`` has these arguments and results, too.
 
     Args:
         tokens: The label (T,) of each frame, such as the result of :func:`forced_align` for one sequence.
         scores: The log-probability or probability (T,) of each frame.
         blank: The class of the blank, default 0.
 
+    >>> merge_tokens(torch.tensor([0, 1, 1, 0, 2]), torch.tensor([0.5, 0.25, 0.75, 1.0, 0.5]))
+    [TokenSpan(token=1, start=1, end=3, score=0.5), TokenSpan(token=2, start=4, end=5, score=0.5)]
     """
     if tokens.ndim != 1 or scores.shape != tokens.shape:
         got = f"{tuple(tokens.shape)} and {tuple(scores.shape)}"
-        raise ValueError(f"tokens and scores must have one shape (T,), got {got}")
+        raise ValueError(f"tokens and scores must both have shape (T,), got {got}")
     if not len(tokens):
         return []
     values, counts = torch.unique_consecutive(tokens, return_counts=True)
@@ -127,10 +136,10 @@ def rnnt_loss(
     reduction: str = "mean",
     fused_log_softmax: bool = True,
 ) -> Tensor:
-    """Return the transducer loss −log p(targets), as ``torchaudio.functional.rnnt_loss`` does.
+    """Return the RNN transducer loss −log p(targets), with the arguments of ``torchaudio.functional.rnnt_loss``.
 
-    The loss has the dtype of the logits. Unlike in torchaudio, second derivatives are correct, integers may have any
-    integer type, and labels are checked on the CPU.
+    The loss has the dtype of the logits. Differences from torchaudio: second derivatives are correct, integers may have
+    any integer type, and labels are checked on the CPU.
 
     Args:
         logits: The output (B, T, U + 1, V) of the joint network.
@@ -141,7 +150,7 @@ def rnnt_loss(
         clamp: The bound of the gradient: if positive, the gradient of each sequence's loss is clamped to
             [−clamp, clamp], and there is no second derivative. Default −1.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
-        fused_log_softmax: If True (the default), normalise the logits. If False, they are log-probabilities.
+        fused_log_softmax: If True (the default), normalize the logits. If False, they are log-probabilities.
 
     >>> logits = torch.zeros(1, 4, 3, 5, requires_grad=True)
     >>> targets, frames, labels = torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])
@@ -171,7 +180,9 @@ def rnnt_loss(
 
 
 class RNNTLoss(nn.Module):
-    """:func:`rnnt_loss` as a layer, with the arguments of ``torchaudio.transforms.RNNTLoss``.
+    """RNN transducer loss as a module, with the arguments of ``torchaudio.transforms.RNNTLoss``.
+
+    It calls :func:`rnnt_loss`, which lists the differences from torchaudio.
 
     >>> logits = torch.zeros(1, 4, 3, 5, requires_grad=True)
     >>> RNNTLoss()(logits, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]))

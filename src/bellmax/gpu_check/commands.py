@@ -30,14 +30,16 @@ _Result = TypeVar("_Result", checking.Check, timing.Time)
 @app.callback(invoke_without_command=True)
 def gpu(
     output: Annotated[
-        Path, typer.Option(help="Report to write as JSON. A second file has the same name and ends in .md.")
+        Path,
+        typer.Option(help="Report to write, in JSON. A second file with the ending .md has the same results as text."),
     ] = Path("gpu.json"),
     force: Annotated[bool, typer.Option(help="Replace an older report.")] = False,
     times: Annotated[bool, typer.Option(help="Time the kernels as well.")] = True,
 ) -> None:
-    """Check every kernel against plain torch in float64, time it, and write a report to paste into an issue.
+    """Check and time every GPU kernel, and write a report to paste into an issue.
 
-    Without a GPU, some of the checks run in Triton's interpreter on the CPU, and nothing is timed.
+    The reference is plain torch in float64.
+    Without a GPU, some checks run in Triton's interpreter on the CPU, and nothing is timed.
     """
     with report_errors():
         markdown = output.with_suffix(".md")

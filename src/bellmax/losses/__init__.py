@@ -1,23 +1,29 @@
-"""Losses for learning potentials from paths (section 5 of the paper). All are at least 0.
+"""Losses for learning potentials from paths (section 5 of the paper). All losses are at least 0.
 
 A loss takes a distribution over paths ``p`` and a target. The target has one of these forms:
 
 - a path in the decoded form of ``p``, which :meth:`PathDistribution.decode` returns: integers such as tags, index
   pairs, segments, spans or heads, or nested lists of edge numbers for hypergraphs;
 - a path as an event: a 0/1 tensor of the shape of the potentials, bool or floating point;
-- a set of paths: a 0/1 tensor of the shape of the potentials, which allows every path that only uses entries with a 1
-  (partial labels);
-- for chains, states (..., T) int64 in which −1 allows any state, or allowed states (..., T, S) bool. The label −100
-  masks its step, as if ``p`` were built without it;
-- for labels on a tree, labels (..., V) int64 in which −1 and −100 allow any label. For dependency trees, heads in which
-  −1 allows any head;
+- a set of paths (partial labels): a 0/1 tensor of the shape of the potentials, which allows every path that only uses
+  entries with a 1;
+- for chains, states (..., T) int64, or allowed states (..., T, S) bool. A label of −1 allows any state. A label of −100
+  masks its step, as if ``p`` were built without the step;
+- for a :class:`TreeModel`, labels (..., V) int64, where −1 and −100 allow any label;
+- for dependency trees, heads (..., n) int64, where −1 allows any head;
 - for hypergraphs and lattices, the number of times that a derivation or a path uses each weight.
 
-Targets at masked steps and in the padding are ignored. Raises ``ValueError`` if ``p`` has no path within the target.
+Targets at masked steps and in the padding are ignored. If ``p`` has no path within the target, a loss raises
+``ValueError``.
 
-``reduction`` is "none" for a loss of the batch shape, "sum", "mean" for the mean over the batch, or, for chains,
-"token_mean" for the mean over the unmasked steps. A sequence without unmasked steps has loss 0 and does not count in
-the mean.
+The argument ``reduction`` has these values:
+
+- "none": no reduction, the loss has the batch shape;
+- "mean": the mean over the batch;
+- "sum": the sum over the batch;
+- "token_mean" (chains only): the sum over the batch, divided by the number of unmasked steps.
+
+A sequence without unmasked steps has loss 0 and does not count in the mean.
 """
 
 from typing import TYPE_CHECKING

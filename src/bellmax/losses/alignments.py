@@ -15,10 +15,11 @@ from bellmax.tensors import promote_half
 
 @answers_near_misses
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """‖L(Y − Y_true)ᵀ‖²_F with L the lower triangular matrix of ones and Y the soft alignment (section 5.3).
+    """Return the area between the expected alignment of a :class:`DTW` and a target alignment (section 5.3).
 
-    It compares the cumulative sums of Y and Y_true along each row. If both alignments have one cell in each row, it is
-    the area between them: N times their :func:`mean_absolute_deviation`. It is convex in Y.
+    The loss is ‖L(Y − Y_true)ᵀ‖²_F, where L is the lower triangular matrix of ones and Y is the expected alignment: it
+    compares the cumulative sums of Y and Y_true along each row. It is convex in Y. If both alignments have one cell in
+    each row, it is N times their :func:`mean_absolute_deviation`.
 
     Args:
         p: The :class:`DTW` distribution.
@@ -43,15 +44,16 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
 
 @answers_near_misses
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
-    """The mean over rows of \\|column of a − column of b\\| for two alignments, of the batch shape.
+    """Return the mean distance of two alignments along the columns, averaged over the rows, of the batch shape.
 
-    The column of a row is the mean over its cells. If each row of both alignments has one cell (such as one note for
-    each frame of a recording), the result is :func:`alignment_area` divided by the number of rows. Otherwise the two
-    differ, since the area also depends on the number of cells in a row.
+    The distance in a row is the absolute difference of the mean columns of both alignments. If each row of both
+    alignments has one cell, such as one note for each frame of a recording, the result is :func:`alignment_area`
+    divided by the number of rows. Otherwise the two differ, since the area also depends on the number of cells in a
+    row.
 
     Args:
-        a: An alignment: a path (..., N, M), hard or soft, or index pairs (..., L, 2) int64 padded with −1.
-        b: The other alignment, in either form. Rows without a cell in both alignments do not count.
+        a: An alignment (..., N, M), 0/1 or soft, or index pairs (..., L, 2) int64 padded with −1.
+        b: The other alignment, in either form. Rows in which neither alignment has a cell do not count.
 
     >>> mean_absolute_deviation(torch.tensor([[0, 0], [1, 0], [2, 1]]), torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(0.3333)
@@ -60,12 +62,14 @@ def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
     (column_a, has_a), (column_b, has_b) = _columns(a, rows), _columns(b, rows)
     if column_a.shape != column_b.shape:
         raise ValueError(
-            f"a and b must be of the same batch, got {tuple(column_a.shape[:-1])} and {tuple(column_b.shape[:-1])}"
+            f"a and b must have the same batch shape, got {tuple(column_a.shape[:-1])} and {tuple(column_b.shape[:-1])}"
         )
     if is_readable(has_a) and is_readable(has_b) and bool((has_a != has_b).any()):
         *batch, row = (has_a != has_b).nonzero()[0].tolist()
         lacking = "b" if bool(has_a[(*batch, row)]) else "a"
-        raise ValueError(f"a and b must have the same rows, but {lacking} has no cell in row {row}{of_sequence(batch)}")
+        raise ValueError(
+            f"a and b must have cells in the same rows, but {lacking} has none in row {row}{of_sequence(batch)}"
+        )
     return (column_a - column_b).abs().sum(-1) / has_a.sum(-1).clamp(min=1)
 
 

@@ -18,18 +18,20 @@ from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 @answers_near_misses
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Δ(target, ∇DP_Ω(θ)): the distance of the expected path from the target (sections 5.1 and 5.2). Not convex.
+    """Return the distance of the expected path from the target, Δ(target, ∇DP_Ω(θ)) in sections 5.1 and 5.2.
+
+    The loss is not convex. It depends on the structure, the expected path E and the target path Y:
 
     - Chains: the sum over the unmasked steps of KL(target ‖ marginals) for negentropy, and of ½‖target − marginals‖²
-      for every other Ω, for which KL could be infinite. If a step allows several states, its target is the nearest
+      for every other Ω, since KL could be infinite. If a step allows several states, its target is the nearest
       distribution over these states. If a step allows all states, it adds 0.
-    - Graphs: −Σ log E over the edges of the target path for negentropy, ½‖E − Y‖² for every other Ω.
-    - Alignments: ½‖E − Y‖². For negentropy, Σ KL(Y ‖ E) over all cells, each as a Bernoulli variable (visited or not).
-      Cells outside of Y must count, since an alignment can visit all cells of Y and more.
+    - Graphs: −Σ log E over the edges of the target path for negentropy, and ½‖E − Y‖² for every other Ω.
+    - Alignments: the sum over all cells of the binary KL divergence between "visited in Y" and P(visited) for
+      negentropy, and ½‖E − Y‖² for every other Ω.
 
-    For graphs and alignments, the target must be one path. Logarithms stay finite: the probability of an entry is
-    clamped to the smallest normal number of its dtype, and the probability that a cell is not visited to the machine
-    epsilon.
+    For graphs and alignments, the target must be one path. Logarithms stay finite: the probability of an entry is at
+    least the smallest normal number of its dtype, and the probability that a cell is not visited is at least the
+    machine epsilon.
 
     Args:
         p: The distribution over paths.
@@ -60,7 +62,7 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
 
 @answers_near_misses
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
-    """⟨∇DP_Ω(θ), C⟩: the expected cost of a path of p, which is the risk if the cost is linear in the path.
+    """Return the expected cost ⟨∇DP_Ω(θ), C⟩ of a random path of p, for minimum risk training.
 
     Args:
         p: The distribution over paths.
@@ -80,11 +82,11 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 
 @answers_near_misses
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """−log p_{θ,Ω}(target), where a set of paths has the sum of their probabilities.
+    """Return the negative log-likelihood of the target under p, −log p(target).
 
-    Under negentropy, it is :func:`surrogate` divided by γ. Under another Ω, it is a different loss and not convex. If a
-    sparse Ω gives the target probability 0, the loss is +∞ without a gradient; in this case, start the training with
-    :func:`surrogate`.
+    For partial labels, it is the likelihood of all paths within the target. Under negentropy, the loss is
+    :func:`surrogate` divided by γ. Under another Ω, it is not convex. If a sparse Ω gives the target probability 0, the
+    loss is +∞ without a gradient. In this case, start the training with :func:`surrogate`.
 
     Args:
         p: The distribution over paths.

@@ -17,20 +17,22 @@ from bellmax.tensors import without_rounding_below_zero
 
 @answers_near_misses
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
-    """DP_Ω(θ + C) − DP_Ω(θ restricted to the target), the convex loss of section 5.1 for every Ω.
+    """Return the surrogate loss, the usual training loss for every Ω; under negentropy, a negative log-likelihood.
+
+    The loss is DP_Ω(θ + C) − DP_Ω(θ restricted to the target) ≥ 0 (section 5.1 of the paper). It is convex in θ if the
+    target is one path, but not in general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) −
+    DTW_Ω(θ − C). If the allowed cells form one alignment, only this alignment counts, even if a diagonal shortcut would
+    also fit.
 
     The paper subtracts the score ⟨Y, θ⟩ of the target. For a full path, the difference is a constant that Ω adds along
-    the path; with it, the least loss is 0 under :class:`SquaredL2` too. The loss is convex in θ for full paths, but not
-    in general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) − DTW_Ω(θ − C).
-
-    If the allowed cells form one alignment, only that alignment counts, even if a diagonal shortcut would also fit.
+    the path. The constant makes the minimum of the loss 0 under :class:`SquaredL2`, too.
 
     Args:
         p: The distribution over paths, with its Ω.
         target: The target, in one of the forms described in :mod:`bellmax.losses`.
-        cost: The cost C ≥ 0 of each entry, of the shape of the potentials, or (..., T, S) for chains, default 0. It is
-            the margin by which other paths must be worse. At masked steps it may contain NaN. The ``step_weights`` of a
-            DTW also multiply C.
+        cost: The cost C ≥ 0 of each entry, of the shape of the potentials, or (..., T, S) for chains, default 0. The
+            cost of a path is the margin by which its score must be below the target's score. C may contain NaN at
+            masked steps. The ``step_weights`` of a DTW also multiply C.
         reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
@@ -64,10 +66,15 @@ def surrogate_of(
 
 @answers_near_misses
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The loss of conditional random fields: :func:`surrogate` under :class:`Negentropy` with the γ of p.
+    """Return the loss of a conditional random field (CRF): γ times the negative log-likelihood of the target.
 
-    It is γ times the negative log-likelihood of the target. For partial labels, this is the likelihood of all paths
-    within the target.
+    It is :func:`surrogate` under :class:`Negentropy` with the γ of ``p``, whatever the Ω of ``p``. For partial labels,
+    it is the likelihood of all paths within the target.
+
+    Args:
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
     >>> crf_nll(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # one of eight
@@ -82,7 +89,15 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 def structured_hinge(
     p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
 ) -> Tensor:
-    """The hinge loss with the margin :func:`hamming_cost`: :func:`surrogate` under :class:`Hard`, for any Ω of p.
+    """Return the structured hinge loss, the loss of a max-margin model (structured SVM) with the Hamming distance.
+
+    It is :func:`surrogate` under :class:`Hard` with the margin :func:`hamming_cost`, whatever the Ω of ``p``.
+
+    Args:
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        weight: The weight of a mistake in :func:`hamming_cost`, default 1.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
     >>> structured_hinge(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, 1]))  # all three may be wrong
@@ -93,7 +108,14 @@ def structured_hinge(
 
 @answers_near_misses
 def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The score of the best path minus the score of the target: :func:`surrogate` under :class:`Hard`, for any Ω of p.
+    """Return the loss of the structured perceptron: the score of the best path minus the score of the target.
+
+    It is :func:`surrogate` under :class:`Hard`, whatever the Ω of ``p``.
+
+    Args:
+        p: The distribution over paths.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`.
+        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -105,9 +127,10 @@ def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str
 
 @answers_near_misses
 def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-    """Return the cost C for which ⟨C, Y⟩ is the number of entries of a path Y that are not in the target.
+    """Return the cost of each mistake: 1 for each entry that is not in the target, 0 for the others.
 
-    The entries are states (..., T, S) for chains, and otherwise edges or cells.
+    The sum of these costs over the entries of a path is the number of its entries that are not in the target. The
+    result has the shape (..., T, S) of the states for chains, and the shape of the potentials for other structures.
 
     Args:
         p: The distribution over paths.

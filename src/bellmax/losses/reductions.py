@@ -16,7 +16,7 @@ def check_reduction(p: PathDistribution, reduction: str) -> None:
     check_distribution(p)
     check_choice("reduction", reduction, _REDUCTIONS)
     if reduction == "token_mean" and not p._targets.has_steps:
-        raise ValueError(f"reduction='token_mean' is for chains, got a {type(p).__name__}")
+        raise ValueError(f"reduction='token_mean' is only for chains, got a {type(p).__name__}")
 
 
 def reduce(targets: Targets, loss: Tensor, reduction: str) -> Tensor:

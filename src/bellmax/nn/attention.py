@@ -21,25 +21,27 @@ from bellmax.tensors import Gamma, Tensors, inner, promote_half, read_gamma
 
 
 class SegmentationAttention(Smoothed):
-    """Attention to segments of a sequence of keys: a chain over the keys, each of which is attended to (1) or not (0).
+    """Structured attention to segments of the keys, from a chain with two states per key.
 
-    For a query z and keys x_1 … x_K the potentials are θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j, where s is a learned
-    score and T is a learned (2, 2) ``[current, previous]`` matrix of transitions. The state before the first key is 0.
-    The weights are the marginal probabilities of state 1, divided by their sum. Transitions that favour staying in a
-    state group the weights into segments. The transitions are initialized to 0, which makes the keys independent.
+    Each key is in state 1 (attended to) or in state 0. For a query z and keys x_1 … x_K, the potentials are
+    θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j. Here s is a learned score, and T is a learned (2, 2)
+    ``[current, previous]`` matrix of transitions. The state before the first key is 0. The weights are the marginal
+    probabilities of state 1, divided by their sum. If the transitions favor staying in a state, the weights form
+    segments. The transitions are initialized to 0, which makes the keys independent.
 
-    If every key is masked, or all marginals are 0 (possible under a sparse Ω), the weights of the query, its context
-    and all gradients through them are 0. A sum of marginals below about 1e-31 in float32 is taken as 0.
+    If every key is masked, or if all marginals are 0 (possible under a sparse Ω), the weights of the query, its context
+    and all gradients through them are 0. A sum of marginals below about 1e-31 in float32 counts as 0.
 
     Args:
         query_size: The number of features of a query.
         key_size: The number of features of a key.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". The paper trains
-            with γ = 2 for negentropy and γ = 10 for l2, since under l2 most gradients are 0 if γ is small.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`. The paper trains with γ = 2 for negentropy and γ = 10 for l2, since under l2 most
+            gradients are 0 if γ is small.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        bilinear: If True, s is the bilinear form z·W x of the paper. If False, s is the additive score v·tanh(A z +
-            B x + b) of Bahdanau et al. with ``key_size`` hidden units, which needs memory for every query, key and
-            hidden unit.
+        bilinear: If True (the default), s is the bilinear form z·W x of the paper. If False, s is the additive score
+            v·tanh(A z + B x + b) of Bahdanau et al. with ``key_size`` hidden units. It needs memory for every query,
+            key and hidden unit.
 
     >>> import bellmax as bx
     >>> _ = torch.manual_seed(0)
@@ -90,14 +92,14 @@ class SegmentationAttention(Smoothed):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend to the keys, for each query independently.
+        """Return the context and the attention weights of each query.
 
         Args:
             queries: Queries (..., Q, query_size).
             keys: Keys (..., K, key_size).
             values: Values (..., K, V), default the keys.
             mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN, and
-                get weight and gradient 0. The keys before and after a masked key become neighbours.
+                get weight and gradient 0. The keys before and after a masked key become neighbors.
 
         Returns:
             The context (..., Q, V), which is the weighted sum of the values, and the weights (..., Q, K), which sum to

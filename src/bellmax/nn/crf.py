@@ -23,7 +23,7 @@ _LOSSES = "surrogate", "relaxed"
 
 
 class CRF(Smoothed):
-    """A linear-chain CRF layer: it learns the scores of tag transitions, computes a loss, and decodes.
+    """A linear-chain CRF layer, which learns transition scores, computes a loss and decodes tags.
 
     The score of a sequence of tags is the sum of its emissions and of three parameters: ``transition_scores`` (S, S)
     ``[current, previous]`` for adjacent tags, ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last
@@ -37,8 +37,8 @@ class CRF(Smoothed):
 
     Args:
         num_tags: The number S of tags.
-        omega: A :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". If γ is a
-            parameter, it is learnt.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`~bellmax.Regularizer`. If γ is a parameter, it is learned.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         constraints: The result of :func:`tag_constraints`, or a custom triple: bool transitions (S, S)
             ``[current, previous]``, starts (S,) and ends (S,), True where allowed. Forbidden sequences are never
@@ -137,7 +137,7 @@ class CRF(Smoothed):
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
-        """Return the distribution over sequences of tags for emissions (..., T, S): samples, entropy and so on."""
+        """Return the :class:`bellmax.Chain` of the emissions (..., T, S), for samples, entropy and other methods."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
@@ -162,20 +162,20 @@ class CRF(Smoothed):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> Tensor:
-        """Return the loss of the tags, >= 0. Each sequence has one loss.
+        """Return the loss of the gold tags, which is at least 0.
 
-        Raises ``ValueError`` if the constraints forbid the tags. Under ``torch.compile`` and on a GPU, values are not
-        checked, and the loss is infinite instead.
+        Each sequence has one loss, and ``reduction`` combines them. Raises ``ValueError`` if the constraints forbid the
+        tags. On a GPU and under ``torch.compile``, values are not checked, and the loss is infinite instead.
 
         Args:
             emissions: The score (..., T, S) of each tag at each step.
-            tags: Integers (..., T), −1 where the tag is unknown; or bool (..., T, S), True for each tag that may be
-                right.
-            mask: Bool or 0/1 integers (..., T), True at the steps to keep. Default None: all steps.
-            lengths: Integers of the batch shape, instead of a mask.
-            ignore_index: The tag of steps that are masked, exactly as if their mask were False. Default −100.
-            reduction: "mean" (the default) or "sum" over sequences, "token_mean" over unmasked steps, or "none" for the
-                batch shape. A fully masked sequence has loss 0 and does not count in the mean.
+            tags: The gold tags, integers (..., T), −1 where the tag is unknown. Alternatively, a bool tensor
+                (..., T, S) that is True for each tag that may be right.
+            mask: A mask of the steps to keep, bool or 0/1 integers (..., T). Default None: all steps.
+            lengths: The number of steps to keep at the beginning, integers of the batch shape, instead of a mask.
+            ignore_index: The tag that masks its step, exactly as if the mask were False there. Default −100.
+            reduction: "mean" (the default) or "sum" over the sequences, "token_mean" over the unmasked steps, or "none"
+                for the batch shape. A fully masked sequence has loss 0 and does not count in the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
@@ -197,10 +197,12 @@ class CRF(Smoothed):
         shape = check_tensor("tags", tags).shape
         if tags.dtype == torch.bool:
             if shape != emissions.shape:
-                raise ValueError(f"tags of sets must have shape {tuple(emissions.shape)}, got {tuple(shape)}")
+                raise ValueError(
+                    f"bool tags must have the shape of the emissions, {tuple(emissions.shape)}, got {tuple(shape)}"
+                )
         elif tags.is_floating_point() or tags.is_complex() or shape != emissions.shape[:-1]:
-            needed, got = tuple(emissions.shape[:-1]), f"{tags.dtype} of shape {tuple(shape)}"
-            raise ValueError(f"tags must be integers of shape {needed} or bool sets, got {got}")
+            needed = f"integers of shape {tuple(emissions.shape[:-1])} or bool of shape {tuple(emissions.shape)}"
+            raise ValueError(f"tags must be {needed}, got {tags.dtype} of shape {tuple(shape)}")
 
     @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
@@ -240,7 +242,7 @@ def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, nu
         return TagConstraints(*(torch.ones(shape, dtype=torch.bool, device="cpu") for shape in shapes.values()))
     if not isinstance(constraints, tuple | list) or len(constraints) != 3:
         got = f"{len(constraints)} entries" if isinstance(constraints, tuple | list) else f"{constraints!r}"
-        raise ValueError(f"constraints must hold transitions, starts and ends, got {got}")
+        raise ValueError(f"constraints must be a triple (transitions, starts, ends), got {got}")
     for (name, shape), allowed in zip(shapes.items(), constraints, strict=True):
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != shape:
             is_tensor = isinstance(allowed, Tensor)
@@ -250,6 +252,6 @@ def _check_constraints(constraints: TagConstraints | Sequence[Tensor] | None, nu
             )
         if allowed.is_meta:
             raise ValueError(
-                f"{name} of constraints must have values, got a tensor on the meta device: give device='cpu'"
+                f"{name} of constraints must have values, got a tensor on the meta device: make it with device='cpu'"
             )
     return TagConstraints(*(allowed.detach().to("cpu", copy=True) for allowed in constraints))

@@ -18,11 +18,12 @@ from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_h
 
 
 class CTCLoss(Smoothed):
-    """CTC loss for scores of labels at frames: Σ_t max_Ω(θ_t) − DP_Ω(θ | target) ≥ 0.
+    """CTC loss of target labels, for logits (..., T, V) of labels at frames.
 
-    DP_Ω is the smoothed max over the alignments of the target, see :class:`bellmax.CTC`. Under negentropy, the loss is
-    −log p(target) after ``log_softmax``, the usual CTC loss. Under a sparse Ω, the gradient argmax_Ω(θ_t) − posterior
-    is sparse at each frame. Scores need not be normalised: adding a constant to a frame does not change the loss.
+    Unlike ``torch.nn.CTCLoss``, it is batch-first and applies the log-softmax itself. The loss is
+    Σ_t max_Ω(θ_t) − DP_Ω(θ | target) ≥ 0, where DP_Ω is the smoothed max over the alignments of the target, see
+    :class:`bellmax.CTC`. Under negentropy, it is the usual CTC loss −log p(target). Under a sparse Ω, the gradient
+    argmax_Ω(θ_t) − posterior is sparse at each frame. If you add a constant to a frame, the loss does not change.
 
     Args:
         blank: The class of the blank, default 0.
@@ -30,9 +31,9 @@ class CTCLoss(Smoothed):
             labels, at least 1, and averaged over the batch.
         zero_infinity: If True, replace infinite losses by 0. The loss is infinite if a target needs more frames than
             there are, or if all its alignments have score −∞. Its gradient is 0 either way. Default False.
-        omega: A :class:`~bellmax.Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". Under "l2",
-            where Ω is γ/2 at a vertex, the minimum of the loss is γ/2; under the others it is 0. If γ is a parameter,
-            it is learnt.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`~bellmax.Regularizer`. Under "l2", where Ω is γ/2 at a vertex, the minimum of the loss is γ/2; under
+            the others it is 0. If γ is a parameter, it is learned.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> from bellmax.nn import CTCLoss
@@ -61,9 +62,9 @@ class CTCLoss(Smoothed):
 
     @answers_near_misses
     def distribution(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> CTC:
-        """Return the distribution over alignments of the targets, for scores normalised by max_Ω of each frame.
+        """Return the :class:`bellmax.CTC` of the normalized scores, for posteriors, alignments and samples.
 
-        It gives posteriors, best labels, samples and so on. See :meth:`forward` for the arguments.
+        At each frame, max_Ω of the scores is subtracted. See :meth:`forward` for the arguments.
         """
         if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
             needed = "floating point of shape (..., T, V) with T, V >= 1"
@@ -79,11 +80,11 @@ class CTCLoss(Smoothed):
 
     @answers_near_misses
     def forward(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
-        """Return the loss, >= 0.
+        """Return the loss, which is at least 0.
 
         Args:
-            scores: The score θ (..., T, V) of each label at each frame.
-            targets: Integers (..., L), without the blank, or (1, L) for one target that the whole batch shares.
+            scores: The score θ (..., T, V) of each label at each frame. Logits need no ``log_softmax``.
+            targets: The target labels, integers (..., L) without the blank. Pass (1, L) to share a target in the batch.
             lengths: A pair (frames, labels) of integers, each of the batch shape or one number. By default T and L.
         """
         p = self.distribution(scores, targets, lengths=lengths)

@@ -11,14 +11,15 @@ from bellmax.tensors import Gamma
 
 
 class SmoothedMax(Smoothed):
-    """Smoothed max pooling: max_Ω over a dimension.
+    """Smoothed max pooling over a dimension, such as log-sum-exp pooling.
 
-    As γ → 0, the result tends to the max. As γ grows, it tends to the mean, up to an additive constant. The gradient is
-    distributed over all entries under negentropy, and over few entries near the maximum under a sparse Ω. Entries of −∞
-    are ignored. Under negentropy, n equal entries give their value plus γ log n.
+    As γ → 0, the result tends to the max. As γ grows, it tends to the mean, up to an additive constant. Under
+    negentropy, all entries get a gradient. Under a sparse Ω, only a few entries near the maximum get a gradient.
+    Entries of −∞ are ignored. Under negentropy, n equal entries give their value plus γ log n.
 
     Args:
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         dim: The dimension to pool over, default the last.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 

@@ -15,13 +15,14 @@ from bellmax.tensors import Gamma
 
 
 class Smoothed(nn.Module):
-    """A module with an Ω. If γ is a tensor, it is a buffer of the module. If γ is a parameter, it is learnt.
+    """A module with an Ω. If γ is a tensor, it is a buffer of the module. If γ is a parameter, it is learned.
 
     If an optimizer moves γ below 0, the next use raises ``ValueError``. To keep γ above 0, learn its logarithm: use
     ``torch.nn.utils.parametrize`` with a module that takes the exponential.
 
     Args:
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch, bellmax as bx

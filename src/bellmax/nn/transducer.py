@@ -14,16 +14,17 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 class TransducerLoss(Smoothed):
-    """Transducer loss: −DP_Ω of the normalised scores. Under negentropy, it is the usual −log p(targets | frames).
+    """RNN transducer loss (RNN-T) of target labels, for the logits (..., T, U + 1, V) of the joint network.
 
-    Under the other Ω of bellmax and γ ≤ 1, each smoothed max is at most the log-sum-exp. So the loss is an upper bound
-    of −log p, and at least 0. Under negentropy with γ > 1, it can be negative. The proof that the loss of
-    :class:`CTCLoss` is nonnegative for any convex Ω does not cover transducers.
+    The loss is −DP_Ω of the log-softmax of the logits. Under negentropy with γ = 1, it is the usual
+    −log p(targets | frames). Under the other Ω of bellmax with γ ≤ 1, it is an upper bound of −log p, so it is at least
+    0. Under negentropy with γ > 1, it can be negative.
 
     Args:
         blank: The class of the blank, default 0.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import torch, bellmax as bx
@@ -53,9 +54,8 @@ class TransducerLoss(Smoothed):
 
         Args:
             logits: The output (..., T, U + 1, V) of the joint network, before log-softmax.
-            targets: Integers (..., U), without the blank.
-            lengths: A pair (frames, labels) of the numbers of frames and of labels, each of the batch shape. By
-                default T and U.
+            targets: The target labels, integers (..., U) without the blank.
+            lengths: A pair (frames, labels) of integers, each of the batch shape or one number. By default T and U.
 
         """
         p = Transducer.from_logits(logits, targets, blank=self.blank, lengths=lengths, omega=self.omega)

@@ -26,7 +26,7 @@ def reject_entries(name: str, theta: Tensor, bad: Tensor, absent: float = -math.
     batch, *event = bad.nonzero()[0].tolist()
     raise ValueError(
         f"{name} must be finite or {absent:+}, got {theta[(batch, *event)].item()} at event index {tuple(event)} "
-        f"of batch element {batch} (batch flattened)"
+        f"of batch element {batch} (counted over all batch dimensions)"
     )
 
 
@@ -62,7 +62,7 @@ def check_lengths(name: str, lengths: Tensor, least: int, most: int, hint: str =
         batch = int(((lengths < least) | (lengths > most)).nonzero()[0])
         raise ValueError(
             f"{name} must be from {least} to {most}, got {int(lengths[batch])} for batch element {batch} "
-            f"(batch flattened){hint}"
+            f"(counted over all batch dimensions){hint}"
         )
 
 

@@ -140,7 +140,7 @@ class LatticeProgram(Program):
                 score = array.expand(bad.shape)[batch, i, j].item()
                 raise ValueError(
                     f"{names} must be finite or {self.table.absent:+}, got {score} at cell {(i, j)} of batch element "
-                    f"{batch} (batch flattened)"
+                    f"{batch} (counted over all batch dimensions)"
                 )
 
     def lengths(self, theta: Tensors, index: Tensors) -> Tensor:

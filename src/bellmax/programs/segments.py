@@ -243,9 +243,9 @@ def check_size(shape: Sequence[int], dtype: torch.dtype) -> None:
     """Raise ``ValueError`` if a tensor of a number for each segment would take more than 1 GB."""
     if (size := torch.Size(shape).numel() * dtype.itemsize) > _MAX_BYTES:
         raise ValueError(
-            f"this result needs a tensor of shape {tuple(shape)}, {size / 1e9:.1f} GB, with a number for each segment, "
-            "and the limit is 1 GB: use value, gradient, marginals, best_segments, sample_segments, or pass segments "
-            "(..., L, 3) instead of events"
+            f"this method needs a number for each segment, a tensor of shape {tuple(shape)}, {size / 1e9:.1f} GB, but "
+            "the limit is 1 GB: use value, gradient, marginals, best_segments or sample_segments instead, or pass "
+            "segments (..., L, 3) instead of events"
         )
 
 

@@ -1,4 +1,4 @@
-"""Time series: the warped distance of two, of all pairs, the nearest neighbours and the barycenter of a collection."""
+"""Time series: the warped distance of two, of all pairs, the nearest neighbors and the barycenter of a collection."""
 
 from bellmax.series.barycenter import dtw_barycenter
 from bellmax.series.collections import dtw_cdist

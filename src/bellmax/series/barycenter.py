@@ -35,27 +35,29 @@ def dtw_barycenter(
     max_iter: int = 100,
     tol: float = 1e-6,
 ) -> Tensor:
-    """The series z that minimizes Σ_k w_k dtw(z, x_k), by L-BFGS.
+    """Return the barycenter of a collection of series: the series z that minimizes Σ_k w_k dtw(z, x_k).
 
-    The objective is not convex, so the result depends on the first z. Under "hard" the objective also has kinks, at
-    which the search may stop early; a small γ gives better results.
+    The optimizer is L-BFGS. The objective is not convex, so the result depends on the initial z. Under "hard", the
+    objective also has kinks, where the search may stop early. Start at several series,
+    such as the medoid, and keep the lowest sum.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        weights: Weights (K,), at least 0, default equal. Only their ratios matter.
-        init: The first z, (L, D) or (L,). By default, the weighted mean of the series, each stretched linearly to
+        weights: The weights w (K,), at least 0, default equal. Only their ratios matter.
+        init: The initial z, (L, D) or (L,). By default, the weighted mean of the series, each stretched linearly to
             ``length``.
         length: The length L of z. By default, the length of ``init``, or the median length of the series.
         cost: The cost of matching two elements, as in :func:`dtw`.
-        band: Half the width of a band around the diagonal, as in :class:`DTW`.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        divergence: A divergence, as in :func:`dtw`. With None, the bias of a smooth Ω flattens z.
+        divergence: A divergence, as in :func:`dtw`. With None (the default), the bias of a smooth Ω flattens z.
         max_iter: The maximum number of iterations.
-        tol: The search stops when no entry of the gradient is larger.
+        tol: The tolerance: the search stops if no entry of the gradient is larger.
 
     Returns:
-        z, (L, D), without gradient.
+        The barycenter z, (L, D), without gradient.
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 3.0, 0.0, 0.0])]

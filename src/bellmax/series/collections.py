@@ -62,7 +62,9 @@ def _check_numbers(labelled: list[tuple[str, Tensor]]) -> None:
         if missing.any():
             step, feature = missing.nonzero()[0].tolist()
             index = f"[{step}]" if series.shape[1] == 1 else f"[{step}, {feature}]"
-            raise ValueError(f"{name} must hold no NaN but padding at its end in an array, got one at {name}{index}")
+            raise ValueError(
+                f"{name} must hold no NaN, except padding at the end of a series in an array, got NaN at {name}{index}"
+            )
 
 
 def single_gamma(measure: Measure) -> Measure:
@@ -125,36 +127,37 @@ def dtw_cdist(
     max_cells: int = CELLS,
     progress: bool = False,
 ) -> Any:
-    """:func:`dtw` of every series of ``xs`` with every series of ``ys``, which may have any lengths.
+    """Return the matrix of :func:`dtw` between all series of ``xs`` and all series of ``ys``, of any lengths.
 
     The result is differentiable. To save memory, the backward pass computes the cost matrices again. If no gradient is
-    recorded, the call needs no memory but the result: 4 bytes for each pair in float32.
+    recorded, the call needs memory only for the result: 4 bytes for each pair in float32.
 
     Args:
-        xs: K series. Either a sequence of series, each (N_k, D) or (N_k,): tensors, arrays or lists. Or a tensor or
-            array (K, N, D) or (K, N), or a pandas frame with a series in each row, where NaN at the end of a series
-            is padding. Transpose data of layout (cases, channels, time) first: ``X.swapaxes(1, 2)``.
+        xs: K series: either a sequence of tensors, arrays or lists, each (N_k, D) or (N_k,); or a tensor or array
+            (K, N, D) or (K, N); or a pandas frame with a series in each row. In a tensor, an array or a frame, NaN at
+            the end of a series is padding. If the layout is (cases, channels, time), pass ``X.swapaxes(1, 2)``.
         ys: L series, in the same formats, default ``xs``. In that case each pair is computed once, so a cost function
             must be symmetric.
         cost: The cost of matching two elements, as in :func:`dtw`.
-        band: Half the width of a band around the diagonal, as in :class:`DTW`.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1, the same for all pairs. Only valid if ``omega`` is a string.
-        divergence: A divergence, as in :func:`dtw`. The terms of a single series are computed once.
-        out: The destination of the result, without gradients. Either a tensor, an array, a memory map or another object
-            of shape (K, L) whose blocks can be assigned, such as a zarr array. Or a path that ends with ".npy" (a file)
-            or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is interrupted, the same call
-            resumes it: finished blocks are listed in a file next to it, which ends with ".blocks". Raises
-            ``ValueError`` if another call writes to the path at the same time.
-        client: A client whose workers compute the blocks, without gradients: a ``dask.distributed.Client``, which sends
-            the series to each worker once (``pip install 'bellmax[cluster]'``), or a ``concurrent.futures.Executor``.
-        checkpoint: A folder for finished blocks, without gradients. If a call is interrupted, the same call resumes it.
+        divergence: A divergence, as in :func:`dtw`. Default None.
+        out: The destination of the result, without gradients. Either an object of shape (K, L) whose blocks can be
+            assigned, such as a tensor, an array, a memory map or a zarr array. Or a path that ends in ".npy" (a file)
+            or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is interrupted, repeat it to
+            resume: a file with the suffix ".blocks" lists the finished blocks. Raises ``ValueError`` if another call
+            writes to the path at the same time.
+        client: A client whose workers compute the blocks, without gradients: a ``dask.distributed.Client`` (install
+            ``bellmax[cluster]``) or a ``concurrent.futures.Executor``. Dask sends the series to each worker once.
+        checkpoint: A folder for finished blocks, without gradients. If a call is interrupted, repeat it to resume.
             Raises ``ValueError`` if the file of a block is damaged.
-        max_cells: The number of cells of cost matrices to hold at a time, unless a single pair has more.
+        max_cells: The maximum number of cells of cost matrices in memory at a time. A single pair may have more.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
     Returns:
-        (K, L): a tensor, or ``out``, or the memory map or zarr array at that path.
+        A matrix (K, L): a tensor, or ``out``, or the memory map or zarr array at the path ``out``.
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])]

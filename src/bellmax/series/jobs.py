@@ -298,12 +298,14 @@ class Folder:
         is_used = any(not entry.name.startswith(mark.name) for entry in path.iterdir())
         if not mark.exists():
             if is_used:
-                raise ValueError(f"checkpoint must be a new or empty folder, or what the same call left, got {path}")
+                raise ValueError(
+                    f"checkpoint must be a new or empty folder, or the checkpoint of an equal call, got {path}"
+                )
             create(mark, fingerprint.encode())
         if mark.read_bytes() != fingerprint.encode():
             raise ValueError(
-                f"checkpoint must be the folder of the same series and options, got {path}, which holds blocks of "
-                "others: remove it, or give another"
+                f"checkpoint must be the folder of a call with the same series and options, got {path}, which holds "
+                "blocks of another call: remove the folder, or pass another"
             )
 
     def _file(self, block: Block) -> Path:
@@ -328,7 +330,8 @@ class Folder:
             is_whole = False
         if not is_whole:
             raise ValueError(
-                f"{file} is damaged, or another call or version wrote it: remove it, and its block is computed again"
+                f"{file} is damaged, or another call or version wrote it: remove it and repeat the call to compute "
+                "the block again"
             )
         return results
 

@@ -1,4 +1,4 @@
-"""The nearest neighbours of each series in a collection."""
+"""The nearest neighbors of each series in a collection."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ def dtw_neighbors(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Neighbors:
-    """The k series of ``ys`` that are nearest to each series of ``xs``, by DTW or a smoothed form of it.
+    """Return the k nearest neighbors of each series of ``xs`` among the series of ``ys``, under classical or soft-DTW.
 
-    The result is exact: the same as :func:`dtw_cdist` and a stable sort. Classical DTW (``omega="hard"``, the default
-    here) with the cost "sqeuclidean", "cityblock" or, for one feature, "euclidean" uses lower bounds (LB_Kim, and
-    LB_Keogh in both directions) and abandons a pair as soon as it is too far. This takes a small fraction of the time
-    for all pairs, and less if the ``band`` is narrow. For other costs, other Ω and divergences all pairs are computed,
-    without a matrix of all of them in memory. Bounds would not help there: the lower bound of soft-DTW, hard − γ
-    log(number of alignments), is far below its value.
+    The result is exact: it equals :func:`dtw_cdist` followed by a stable sort. The default is classical DTW,
+    ``omega="hard"``. For the costs "sqeuclidean", "cityblock" and, for one feature, "euclidean", the search uses lower
+    bounds (LB_Kim, and LB_Keogh in both directions) and early abandoning. It takes a small fraction of the time for all
+    pairs, and less if the ``band`` is narrow. For other costs, other Ω and divergences, all pairs are computed, but the
+    matrix is not stored.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        ys: L series, in the same formats, default ``xs``. In that case no series is a neighbour of itself.
-        k: The number of neighbours, from 1 to L, or to K − 1 without ``ys``.
+        ys: L series, in the same formats, default ``xs``. In that case no series is a neighbor of itself.
+        k: The number of neighbors, from 1 to L, or to K − 1 without ``ys``.
         cost: The cost of matching two elements, as in :func:`dtw`.
-        band: Half the width of a band around the diagonal, as in :class:`DTW`.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
+        omega: The regularizer Ω: "hard" (the default), "negentropy", "sparsemax", "entmax", "l2", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        divergence: A divergence, as in :func:`dtw`.
-        client: A client whose workers search for some series at a time, as in :func:`dtw_cdist`.
-        checkpoint: A folder for finished blocks. If a call is interrupted, the same call resumes it.
+        divergence: A divergence, as in :func:`dtw`. Default None.
+        client: A client whose workers do the search, as in :func:`dtw_cdist`.
+        checkpoint: A folder for finished blocks. If a call is interrupted, repeat it to resume.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
 
     Returns:
-        ``distances`` (K, k), without gradient, in the units of :func:`dtw` (no square root), nearest first, and
-        ``indices`` (K, k) int64 into ``ys``. If distances are equal, the lower index comes first.
+        The named tuple ``Neighbors``: ``distances`` (K, k), nearest first, without gradient and without a square root,
+        and ``indices`` (K, k) int64 into ``ys``. If distances are equal, the lower index comes first.
 
     >>> import bellmax as bx
     >>> xs = [[0, 1, 2, 1], [0, 0, 1, 2, 1], [5, 5], [4, 6, 5]]
@@ -117,7 +117,7 @@ _Search = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 class _NeighborsJob(Job):
-    """Distances and indices of the nearest neighbours. A block is some queries and all candidates."""
+    """Distances and indices of the nearest neighbors. A block is some queries and all candidates."""
 
     def __init__(self, measure: Measure, left: list[Tensor], right: list[Tensor], k: int) -> None:
         super().__init__(measure, left, right)

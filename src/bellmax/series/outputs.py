@@ -95,12 +95,12 @@ class AtPath(Given):
         first, *blocks = [line for line in text.splitlines(keepends=True) if line.endswith("\n")] or [""]
         if blocks and not path.exists():
             raise ValueError(
-                f"out must be what the same call left, got {path}, which is not there: remove {self._list}"
+                f"{path} is missing, but its list of finished blocks exists: remove {self._list} to start again"
             )
         if first != f"{fingerprint}\n":
             raise ValueError(
-                f"out must be the path of the same series and options, got {path}, which holds others: "
-                f"remove it and {self._list.name}, or give another path"
+                f"out must be the path of a call with the same series and options, got {path}, which holds the result "
+                f"of another call: remove it and {self._list.name}, or pass another path"
             )
         self._list.write_text("".join([first, *blocks]))  # drops a line that was cut off
         self._finished = set(blocks)
@@ -148,13 +148,13 @@ def _list_of(path: Path) -> Path:
 def _locked(path: Path) -> Iterator[None]:
     """Lock the list of blocks of a path, which is created if it does not exist."""
     if path.exists() and not _list_of(path).exists():
-        raise ValueError(f"out must be a path at which there is nothing yet, or what the same call left, got {path}")
+        raise ValueError(f"out must be a new path, or the path of an equal call, got {path}, which exists")
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(_list_of(path)))
         except BlockingIOError:
             raise ValueError(
-                f"out must be a path that no other call writes to, got {path}: wait for the other call, or give "
+                f"out must be a path that no other call writes to, got {path}: wait for the other call, or pass "
                 "another path"
             ) from None
         yield

@@ -46,41 +46,47 @@ def dtw(
     normalize: str | None = None,
     reduction: str = "none",
 ) -> Tensor:
-    """Smoothed dynamic time warping of series x and y, or a divergence based on it; twice differentiable in both.
+    """Return the soft-DTW of series x and y (smoothed dynamic time warping), or a divergence based on it.
 
-    The value DTW_Ω(x, y) is biased: its minimum is not at x = y, and it may be negative. The divergences subtract the
-    bias, f(x, y) − f(x, x)/2 − f(y, y)/2, and are exactly 0 at x = y:
+    The result is twice differentiable in both series. For classical DTW, pass ``omega="hard"``. The result is a sum of
+    costs, squared distances by default, without a square root.
 
-    - "debiased": f is DTW_Ω, the value;
+    The value DTW_Ω(x, y) is biased: its minimum is not at x = y, and it can be negative. A divergence removes this
+    bias. It is f(x, y) − f(x, x)/2 − f(y, y)/2, which is exactly 0 at x = y:
+
+    - "debiased": f is the value DTW_Ω;
     - "sharp": f is the cost ⟨E, C⟩ of the expected alignment E = ∇DTW_Ω(C), without the term of Ω;
     - "mean_cost": f is the mean cost of all alignments, the limit of "sharp" under negentropy as γ → ∞.
 
-    "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band (Blondel, Mensch,
-    Vert, 2021): exp(−DTW_Ω) is then a positive definite kernel. For another γ, divide the series by √γ and multiply the
-    result by γ. There is no proof for other costs, and a sparse Ω does give negative values, as in the last example.
+    The divergence "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band
+    (Blondel, Mensch, Vert, 2021). For another γ, divide the series by √γ and multiply the result by γ. There is no
+    proof for other costs. Under a sparse Ω, the divergence can be negative, as in the last example.
 
     Args:
-        x: Series (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list, a pandas row. A matrix is
-            one series (N, D); for a batch of univariate series (B, N), pass ``x.unsqueeze(-1)``. Lists are read as
-            NumPy reads them, and integers take the floating point type of the other series.
-        y: Series (..., M, D) or (M,), in the same formats. Batch dimensions broadcast.
-        cost: The cost of matching two elements: "sqeuclidean" ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock" ‖x − y‖₁;
-            "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean" δ + log(2 − e^−δ)
-            with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that returns (..., N, M). Where a distance
-            has a kink, at equal points, its gradient is 0.
-        lengths: A pair, the lengths of x and the lengths of y: integers that broadcast with the batch, or one number,
-            from 1 to N and from 1 to M. Padding past the end may hold NaN, and gets no gradient.
-        band: Half the width of a band around the diagonal, as in :class:`DTW`, for every term of a divergence.
-        step_weights: Factors of the cost for moves along the diagonal, along x and along y, as in :class:`DTW`.
-        step_penalties: Terms that are added for each of these moves, as in :class:`DTW`.
-        open_begin: If True, x may be matched with a part of y that begins anywhere.
-        open_end: If True, x may be matched with a part of y that ends anywhere.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        x: The first series (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list or a pandas row.
+            A matrix is one series (N, D). For a batch of univariate series (B, N), pass ``x.unsqueeze(-1)``. Integers
+            take the floating point type of the other series.
+        y: The second series (..., M, D) or (M,), in the same formats as x. Batch dimensions broadcast.
+        cost: The cost of matching two elements: "sqeuclidean" (the default) ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock"
+            ‖x − y‖₁; "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean"
+            δ + log(2 − e^−δ) with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that returns (..., N, M).
+            At equal points, where a distance has a kink, its gradient is 0.
+        lengths: A pair (lengths of x, lengths of y), each integers that broadcast with the batch or one number, from 1
+            to N and from 1 to M. By default N and M. The rest is padding: it may contain NaN and gets no gradient.
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`, for every term of a divergence.
+            Default None, no band.
+        step_weights: Factors that multiply the cost of diagonal moves, moves along x and moves along y, as in
+            :class:`DTW`. Default 1.
+        step_penalties: Terms that are added to the cost of each of these moves, as in :class:`DTW`. Default 0.
+        open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
+        open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string. A tensor broadcasts with the batch.
-        divergence: None for the value, "debiased", "sharp" or "mean_cost".
-        normalize: None for the sum along the alignment, which grows with the lengths; "path" to divide the result by
-            the expected number of matches of x with y; "length" to divide it by N + M, the sum of both lengths.
-        reduction: Reduction over the batch: "none", "mean" or "sum".
+        divergence: None (the default) for the value, or "debiased", "sharp" or "mean_cost".
+        normalize: None (the default) for the sum along the alignment, which grows with the lengths; "path" to divide
+            the result by the expected number of matches; "length" to divide it by N + M, the sum of both lengths.
+        reduction: The reduction over the batch: "none" (the default), "mean" or "sum".
 
     Returns:
         A tensor of the batch shape, or a number, in the widest dtype of the arguments.

@@ -155,7 +155,7 @@ def _values_of_distribution(measure: Measure, batch: Batch) -> Tensor:
 
 ROUTES = (
     Route(
-        "neighbour search",
+        "neighbor search",
         Tile,
         "all pairs of two collections",
         "neighbors",

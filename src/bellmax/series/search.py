@@ -1,4 +1,4 @@
-"""The search for nearest neighbours under hard DTW, which computes few cells and no cost matrices."""
+"""The search for nearest neighbors under hard DTW, which computes few cells and no cost matrices."""
 
 from __future__ import annotations
 

@@ -176,39 +176,41 @@ class AlignmentForm(WalkForm):
 
 
 class SequenceAlignment(LatticePaths):
-    """A distribution over the alignments of two sequences of N and M elements, given the score of each pair.
+    """A distribution over sequence alignments with affine gaps, as in Needleman–Wunsch, Smith–Waterman and Gotoh.
 
-    An alignment pairs elements in order. The other elements are in gaps. Its score is the sum of ``scores`` over its
-    pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L elements, as in parasail and Biopython. (For
-    BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.)
+    An alignment pairs elements of two sequences in order. The other elements are in gaps. The score of an alignment is
+    the sum of ``scores`` over its pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L elements, as in
+    parasail and Biopython. For BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and
+    ``gap_extend=-x``.
 
-    If a gap of rows and a gap of columns are adjacent, the rows come first, so each alignment is one path. The event of
-    an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2), with one −1 for an
-    element in a gap, see :meth:`best_alignment`. ``expected_path`` (..., N, M) is the probability of each pair, and is
-    differentiable.
+    The event of an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2), where
+    one −1 marks an element in a gap, see :meth:`best_alignment`. ``expected_path`` (..., N, M) is the probability of
+    each pair. It is differentiable. If a gap of rows and a gap of columns are adjacent, the rows come first, so each
+    alignment is one path.
 
-    For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favours few gaps.
+    For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favors few gaps.
 
     Args:
         scores: The score (..., N, M) of each pair. −∞ forbids a pair.
         gap_open: Score of the first element of a gap, default −11: a number ≤ 0 or a tensor that broadcasts to the
-            batch shape. It is added, so a penalty is negative. A tensor can be learnt, and may be positive.
+            batch shape. It is added, so a penalty is negative. A tensor can be learned, and may be positive.
         gap_extend: Score of each additional gap element, default −1: a number ≤ 0 or a tensor.
         row_gaps: A pair (open, extend) of scores for gaps of rows, instead of ``gap_open`` and ``gap_extend``. Each is
             a number or a tensor (..., N): the score of row i as the first or as a further element of a gap.
         column_gaps: A pair (open, extend) of scores for gaps of columns, each a number or a tensor (..., M).
         mode: "global" (the default) aligns all of both sequences. "local" aligns one section of each sequence, from a
             first pair to a last pair. "semiglobal" aligns all of both sequences, but gaps at both ends are free. If
-            both sequences have a gap at the same end, only one of the two gaps is free. Such an alignment is more than
-            one path.
+            both sequences have a gap at the same end, only one of the two gaps is free, and the alignment corresponds
+            to more than one path.
         lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M. The rest
             is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    A local alignment has at least one pair, even if no score is positive. ``gradient`` has the expected number of uses
-    of each score that was passed: "scores", "matrix", "gap_open", "gap_extend", "row_open", "row_extend",
-    "column_open", "column_extend".
+    A local alignment has at least one pair, even if no score is positive. ``gradient`` maps the name of each score that
+    was passed to the expected number of its uses. The names are "scores", "matrix", "gap_open", "gap_extend",
+    "row_open", "row_extend", "column_open" and "column_extend".
 
     >>> import bellmax as bx
     >>> a, b = "GATTACA", "GCATGCA"
@@ -265,13 +267,13 @@ class SequenceAlignment(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> SequenceAlignment:
-        """Return the distribution over alignments of two sequences of letters, with a substitution matrix.
+        """Return the distribution over alignments of two sequences of letters, scored by a substitution matrix.
 
         Events, ``expected_path`` and ``gradient["scores"]`` have shape (..., N, M).
 
         Args:
             matrix: The substitution matrix (A, A) or (..., A, A) ``[letter of a, letter of b]``, such as BLOSUM62. It
-                can be learnt. ``p.gradient["matrix"]`` is the expected number of each pair of letters.
+                can be learned. ``p.gradient["matrix"]`` is the expected number of each pair of letters.
             a: The first sequence (..., N), integers from 0 to A − 1. Padding may have any values.
             b: The second sequence (..., M), integers from 0 to A − 1. Padding may have any values.
             gap_open: Score of the first element of a gap, default −11.
@@ -280,7 +282,8 @@ class SequenceAlignment(LatticePaths):
             column_gaps: A pair (open, extend) of scores by column, as in :class:`SequenceAlignment`.
             mode: "global" (the default), "local" or "semiglobal", as in :class:`SequenceAlignment`.
             lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
@@ -344,7 +347,7 @@ class SequenceAlignment(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return :meth:`decode`: the pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
+        """Return the index pairs (i, j) of the best alignment in order, (..., N + M, 2) int64, as :meth:`decode` does.
 
         If one index is −1, the other element is in a gap. (−1, −1) is padding. Elements outside a local alignment, and
         free gaps of a semiglobal alignment, are not listed.
@@ -352,7 +355,7 @@ class SequenceAlignment(LatticePaths):
         return self.decode()
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: random alignments, (*sample_shape, ..., N + M, 2) int64."""
+        """Return random alignments as index pairs, (*sample_shape, ..., N + M, 2) int64, padded with −1."""
         return self.sample_decoded(sample_shape)
 
     @property

@@ -42,19 +42,19 @@ class _MessageGraph(NamedTuple):
 
 
 class BeliefPropagation:
-    """Belief propagation along the edges of a graph of V nodes, for a fixed number of iterations.
+    """Loopy belief propagation on a graph of V nodes, for a fixed number of iterations.
 
-    On a tree, the beliefs are the marginals if there are at least as many iterations as edges on the longest path. On a
-    graph with cycles, they are an approximation. The iterations are plain torch operations, which autograd can
-    differentiate to any order.
+    The beliefs approximate the marginal probabilities of the states of each node. On a tree, they are exact if there
+    are at least as many iterations as edges on the longest path. The iterations are plain torch operations, which
+    autograd can differentiate to any order. Call the object with the scores to get the beliefs.
 
     Args:
-        edges: The two nodes of each edge, (E, 2), each pair once, in either order.
+        edges: The two nodes of each edge, integers (E, 2). Each pair of nodes occurs once, in either order.
 
     >>> import bellmax as bx
     >>> triangle = bx.BeliefPropagation([(0, 1), (1, 2), (2, 0)])
     >>> unary = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])          # node 0 prefers state 0
-    >>> agree = torch.tensor([[1.0, 0.0], [0.0, 1.0]])                      # neighbours prefer equal states
+    >>> agree = torch.tensor([[1.0, 0.0], [0.0, 1.0]])                      # neighbors prefer equal states
     >>> triangle(unary, agree, iterations=20).beliefs
     tensor([[0.7681, 0.2319],
             [0.6649, 0.3351],
@@ -83,9 +83,9 @@ class BeliefPropagation:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Beliefs:
-        """Return the beliefs after ``iterations`` updates of all messages.
+        """Return the :class:`Beliefs` after ``iterations`` updates of all messages.
 
-        They are computed immediately, so later in-place changes of the scores have no effect.
+        The beliefs are computed at once, so later in-place changes of the scores have no effect.
 
         Args:
             unary: The score (..., V, K) of each state at each node. −∞ forbids a state.
@@ -94,7 +94,8 @@ class BeliefPropagation:
             iterations: The number of updates of each message, default 10. Messages start at 0.
             damping: The weight of the old message in an update, 0 ≤ damping < 1, default 0. Positive values help if
                 messages do not converge.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         """
         self._check(unary, pairwise, iterations, damping)
@@ -204,11 +205,17 @@ def _unsqueeze_gamma(gamma: Gamma, dims: int) -> Gamma:
 
 
 class Beliefs:
-    """The result of :class:`BeliefPropagation`.
+    """The approximate marginals that :class:`BeliefPropagation` returns.
 
-    The beliefs of node u are the solution of DP_Ω on its *computation tree*: all walks into u, with as many steps as
-    there were iterations (without damping). Different nodes have different trees. So under a sparse Ω, the beliefs of
-    two nodes can be inconsistent.
+    The beliefs of node u are the marginals of u in its *computation tree*. Without damping, the tree consists of all
+    walks of the graph that end in u and have as many steps as there were iterations. Different nodes have different
+    trees. So under a sparse Ω, the beliefs of two nodes can be inconsistent.
+
+    >>> import bellmax as bx
+    >>> edge = bx.BeliefPropagation([(0, 1)])
+    >>> edge(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.zeros(2, 2)).beliefs
+    tensor([[0.7311, 0.2689],
+            [0.5000, 0.5000]])
     """
 
     def __init__(self, messages: _Messages, omega: Regularizer, dtype: torch.dtype) -> None:

@@ -90,7 +90,7 @@ class ScoredChainTargets(SequenceTargets):
 
 
 class Chain(SequencePaths):
-    """A distribution over sequences of T states out of S, for a batch of sequences of different lengths.
+    """A distribution over sequences of T states out of S: a linear-chain CRF or a hidden Markov model.
 
     The event of a path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. The first step has no
     previous state: only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state. The decoded form is
@@ -101,9 +101,10 @@ class Chain(SequencePaths):
         lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, in any order, default T.
             The rest is padding: it is ignored, may contain NaN and gets no gradient. A sequence of length 0 has value
             0.
-        mask: The steps that count, instead of ``lengths``: bool or 0/1 integers (..., T). Masked steps (False) can be
-            anywhere. They are skipped: the previous state of a step is the state of the last unmasked step before it.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        mask: The steps to keep, instead of ``lengths``: bool or 0/1 integers (..., T). Steps with False can be anywhere
+            and are skipped: the previous state of a step is the state of the last unmasked step before it.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -151,7 +152,7 @@ class Chain(SequencePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> ScoredChain:
-        """Return a chain whose potentials are sums of scores of states and transitions, without storing potentials.
+        """Return a chain from scores of states and scores of transitions, without storing the (T, S, S) potentials.
 
         Args:
             emissions: The score (..., T, S) of each state at each step.
@@ -160,9 +161,10 @@ class Chain(SequencePaths):
             start: The score (S,) or (..., S) of each state at the first unmasked step, default 0.
             end: The score (S,) or (..., S) of each state at the last unmasked step, default 0.
             lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T.
-            mask: The steps that count, instead of ``lengths``: bool or 0/1 integers (..., T). Masked steps (False) are
-                skipped. The transition into a step leads from the last unmasked step before it.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            mask: The steps to keep, instead of ``lengths``: bool or 0/1 integers (..., T). Steps with False are
+                skipped: the transition into a step leads from the last unmasked step before it.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
@@ -182,11 +184,16 @@ class Chain(SequencePaths):
 
 
 class ScoredChain(Chain):
-    """A chain with scores of states and transitions, made by :meth:`Chain.from_scores`.
+    """A chain with scores of states and scores of transitions, which :meth:`Chain.from_scores` returns.
 
-    A path is an indicator (T, S, S). Only methods that return or take tensors of this shape (``expected_path``,
-    ``topk``, ``log_prob`` of a path, …) create them. ``value``, ``marginals``, the ``*_sequences`` methods, their
+    An event is a 0/1 tensor (T, S, S). Only methods that return or accept events, such as ``expected_path`` and
+    ``topk``, create tensors of this size. ``value``, ``marginals``, ``decode``, the ``*_sequences`` methods, their
     derivatives, and the entropy under negentropy do not.
+
+    >>> import bellmax as bx
+    >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 2.0]]), torch.eye(2))
+    >>> p.emissions.shape, p.decode()
+    (torch.Size([2, 2]), tensor([1, 1]))
     """
 
     _target_kind = ScoredChainTargets
@@ -213,9 +220,10 @@ class ScoredChain(Chain):
         one_for_all = transitions.ndim == 2 and transitions.shape == (states, states)
         by_step = dims == 1 and transitions.shape == (*batch, num_transitions, states, states)
         if not (one_for_all or by_step or (dims == 0 and transitions.shape == (*batch, states, states))):
-            each = f"{(*batch, states, states)} or {(*batch, num_transitions, states, states)}"
+            pair = states, states
+            shapes = " or ".join(dict.fromkeys(map(str, (pair, (*batch, *pair), (*batch, num_transitions, *pair)))))
             raise ValueError(
-                f"transitions must have shape {(states, states)}, {each} for emissions of shape {tuple(shape)}, "
+                f"transitions must have shape {shapes} for emissions of shape {tuple(shape)}, "
                 f"got {tuple(transitions.shape)}"
             )
         if start is None or end is None:
@@ -224,7 +232,8 @@ class ScoredChain(Chain):
         for name, score in (("start", start), ("end", end)):
             needed = (states,) if check_tensor(name, score).ndim == 1 else (*batch, states)
             if score.shape != needed:
-                raise ValueError(f"{name} must have shape {(states,)} or {(*batch, states)}, got {tuple(score.shape)}")
+                shapes = " or ".join(dict.fromkeys((str((states,)), str((*batch, states)))))
+                raise ValueError(f"{name} must have shape {shapes}, got {tuple(score.shape)}")
         scores = {"emissions": (emissions, 2), "transitions": (transitions, 3 if by_step else 2)}
         scores |= {"start": (start, 1), "end": (end, 1)}
         integers = read_steps(lengths, mask, shape[:-1], emissions.device)
@@ -288,17 +297,24 @@ class ScoredChain(Chain):
         return None if marginals is None else autograd.Shortcut(vjp, general).attach(marginals, theta)
 
     def directional_derivative(self, z: Tensor | ScoresLike | Mapping[str, Tensor]) -> Tensor:
-        """⟨∇DP_Ω(θ), z⟩, of the batch shape, in the direction z = (emissions, transitions, start, end).
+        """Return the derivative of the value in the direction z, of the batch shape.
 
-        An entry None stands for 0. A bare tensor z stands for (z, None, None, None). A mapping has tensors by name.
+        Args:
+            z: A tuple (emissions, transitions, start, end), where None stands for 0, or a mapping from these names to
+                tensors. A tensor is the direction of the emissions.
+
         """
         return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Tensor | ScoresLike | Mapping[str, Tensor]) -> Any:
-        """∇²DP_Ω(θ) z for z = (emissions, transitions, start, end), as four tensors of these shapes.
+        """Return the product of the Hessian of the value with a direction z, a tensor for each score.
 
-        An entry None stands for 0. A bare tensor z stands for (z, None, None, None). If z is a mapping by name, so is
-        the result.
+        The result is a tuple (emissions, transitions, start, end), or a mapping by name if z is a mapping.
+
+        Args:
+            z: A tuple (emissions, transitions, start, end), where None stands for 0, or a mapping from these names to
+                tensors. A tensor is the direction of the emissions.
+
         """
         products = [p.to(self.dtype) for p in self._solver.hessian_product(self._direction(z))]
         return self._by_name(products) if isinstance(z, Mapping) else tuple(products)
@@ -307,10 +323,13 @@ class ScoredChain(Chain):
         return self._decode_units({"emissions": self._solver.gradient()[0]})
 
     def entropy(self) -> Tensor:
-        """Shannon entropy of the path, of the batch shape. Differentiable in the scores and γ."""
+        """Return the Shannon entropy of the distribution over sequences, of the batch shape.
+
+        Differentiable in the scores and γ.
+        """
         if type(self.omega) is not Negentropy:
             return super().entropy()
-        # v − ⟨E, θ⟩ is a small difference of large numbers, so the scores are centred first.
+        # v − ⟨E, θ⟩ is a small difference of large numbers, so the scores are centered first.
         dims = ((-1,), (-2, -1), (-1,), (-1,))
         scores = [_centred(widen(score), d) for score, d in zip(self._scores, dims, strict=True)]
         centred = self._solver.with_scores(scores, self.omega)
@@ -332,7 +351,7 @@ class ScoredChain(Chain):
         if isinstance(z, Tensor):
             z = (z, None, None, None)
         if len(z) != 4:
-            raise ValueError(f"z must hold emissions, transitions, start and end, got {len(z)} entries")
+            raise ValueError(f"z must be a tuple (emissions, transitions, start, end), got {len(z)} entries")
         pairs = zip(SCORED_CHAIN.scores, z, self._scores, strict=True)
         return [torch.zeros_like(s) if d is None else self._like(f"{name} of z", d, s) for name, d, s in pairs]
 
@@ -404,9 +423,10 @@ def viterbi(
     omega: str | Regularizer = "negentropy",
     gamma: Gamma | None = None,
 ) -> Tensor:
-    """Vit_Ω: the smoothed maximum of the scores of state sequences, of the batch shape.
+    """Return the smoothed Viterbi score of a chain, Vit_Ω in the paper, of the batch shape.
 
-    It is the value of a :class:`Chain` with these arguments.
+    It is ``Chain(potentials, ...).value``: the smoothed maximum over all state sequences. See :class:`Chain` for the
+    arguments. For the best sequence itself, use ``Chain(...).decode()``.
 
     >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # eight sequences of score 0
     tensor(0.)

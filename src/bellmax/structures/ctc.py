@@ -110,27 +110,29 @@ class FrameForm(WalkForm):
 
 
 class CTC(LatticePaths):
-    """A distribution over the alignments of a target sequence with frames.
+    """A distribution over the CTC alignments (connectionist temporal classification) of a target with frames.
 
-    An alignment assigns each frame a label or the blank. Merging repeats and then removing blanks must give the target,
-    so there is a blank between equal neighbours of the target. The event of an alignment is a 0/1 tensor (T, V) with a
-    1 for each frame. Its decoded form is the label or blank of each frame, (..., T), −1 in the padding. Under
-    negentropy, ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior probability of each label
-    at each frame. Both are differentiable with respect to ``log_probs``.
+    An alignment assigns each frame a label or the blank. Merging repeats and then removing blanks must give the target.
+    So there is a blank between two equal adjacent labels. The event of an alignment is a 0/1 tensor (T, V) with one 1
+    per frame. Its decoded form is the label or blank of each frame, (..., T), −1 in the padding. Under negentropy,
+    ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior probability of each label at each
+    frame. Both are differentiable with respect to ``log_probs``.
 
-    A target needs one frame for each label and one between equal neighbours. If it has fewer frames, its value is −∞
-    and it gets no gradient. If all targets of a batch have more labels than frames and you do not pass ``lengths``, the
-    constructor raises ``ValueError``.
+    A target needs one frame for each label, and one more frame for each pair of equal adjacent labels. If there are
+    fewer frames, the value is −∞ and the gradient is 0. If all targets of a batch have more labels than frames, and
+    ``lengths`` is not passed, the constructor raises ``ValueError``.
 
     Args:
         log_probs: The score (..., T, V) of each label at each frame, usually from ``log_softmax``. −∞ forbids a label.
         targets: The target labels, integers (..., L) from 0 to V − 1 without the blank. The batch dimensions of
-            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. Pad concatenated
-            targets, which torch's ``ctc_loss`` accepts. On a GPU and under ``torch.compile``, values are not checked.
+            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. The concatenated targets
+            of torch's ``ctc_loss`` are not accepted: pad them. On a GPU and under ``torch.compile``, the values are not
+            checked.
         lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
             from 0 to L. By default T and L. The rest is padding: it is ignored, may contain NaN and gets no gradient.
         blank: The class of the blank, default 0.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -226,7 +228,7 @@ class CTC(LatticePaths):
     # --- alignments as labels
 
     def best_labels(self) -> Tensor:
-        """Return :meth:`decode`: the label or blank of each frame on the best path, (..., T) int64.
+        """Return the label or blank of each frame on the best path, (..., T) int64, as :meth:`decode` does.
 
         It is −1 in the padding, and if no path exists.
 
@@ -237,7 +239,7 @@ class CTC(LatticePaths):
         return self.decode()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: labels of frames on random paths, (*sample_shape, ..., T) int64."""
+        """Return the label of each frame on random paths, (*sample_shape, ..., T) int64, −1 in the padding."""
         return self.sample_decoded(sample_shape)
 
     @property
@@ -246,9 +248,15 @@ class CTC(LatticePaths):
         return self.expected_path
 
     def spans(self) -> Tensor:
-        """Return the frames of each target label on the best path, (..., L, 2) int64 [start, end).
+        """Return the span of frames of each target label on the best path, (..., L, 2) int64 [start, end].
 
-        A span is (−1, −1) in the padding, and if no path exists.
+        The label has the frames from ``start`` to ``end`` − 1. The span is (−1, −1) in the padding, and if no path
+        exists.
+
+        >>> import bellmax as bx
+        >>> bx.CTC(torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([1, 2])).spans()
+        tensor([[0, 2],
+                [2, 3]])
         """
         start, count, _ = self._runs(self.best_labels())
         return torch.stack((start, torch.where(start < 0, -1, start + count)), -1)
@@ -257,8 +265,8 @@ class CTC(LatticePaths):
     def confidence(self) -> Tensor:
         """Posterior probability of each target position, averaged over its span, (..., L). Differentiable.
 
-        The spans are from the best path. If a label is repeated, each of its positions has a separate posterior, such
-        as the two l of "hello". If a position has no span, its confidence is 0.
+        The spans are those that :meth:`spans` returns. If a label occurs twice, such as the l of "hello", each of its
+        positions has a separate posterior. If a position has no span, its confidence is 0.
 
         >>> import bellmax as bx
         >>> p = bx.CTC(torch.tensor([0.0, 1.0]).expand(5, 2), torch.tensor([1, 1]))

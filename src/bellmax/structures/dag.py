@@ -37,7 +37,7 @@ Edges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[tuple[Hashable,
 
 
 class DAG(StoredGraph):
-    """A directed acyclic graph with one start node and one end node.
+    """A directed acyclic graph (DAG) with one start node and one end node, for shortest and longest paths.
 
     Args:
         edges: The edges (parent, child) in any order: integers (E, 2), or pairs of names. A name is any hashable
@@ -47,10 +47,9 @@ class DAG(StoredGraph):
         start: The node where paths start, by default the only node without parents.
         end: The node where paths end, by default the only node without children.
 
-    If you pass ``start`` or ``end``, edges that are on no path between them are pruned. A pruned edge still has a
-    number and a weight, but no path uses it and its gradient is 0. The remaining edges must not form a cycle.
-
-    The constructor sorts the nodes, and all calls reuse this order. ``nodes`` lists the names of the nodes.
+    If ``start`` or ``end`` is passed, edges that are on no path between them are pruned. A pruned edge still has a
+    number and a weight, but no path uses it, and its gradient is 0. The remaining edges must not form a cycle. The
+    attribute ``nodes`` lists the names of the nodes.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -116,10 +115,10 @@ class DAG(StoredGraph):
 
     @classmethod
     def from_matrix(cls, theta: Tensor, *, start: int | None = None, end: int | None = None) -> DAG:
-        """Return the graph of a matrix of weights (..., N, N) ``[child, parent]``.
+        """Return a graph with an edge for each entry above −∞ of a matrix (..., N, N) ``[child, parent]``.
 
-        If an entry is −∞ in the whole batch, the graph has no such edge. Edges are numbered row by row;
-        :meth:`matrix_to_edges` reads their weights.
+        If an entry is −∞ in the whole batch, the graph has no such edge. Edges are numbered row by row. To get the
+        weights of the edges from the matrix, call :meth:`matrix_to_edges`.
 
         Args:
             theta: The matrix of weights (..., N, N).
@@ -141,7 +140,7 @@ class DAG(StoredGraph):
     def from_networkx(
         cls, graph: nx.DiGraph[Any], *, start: Hashable | None = None, end: Hashable | None = None
     ) -> DAG:
-        """Return the graph of a networkx DiGraph or MultiDiGraph, with its names.
+        """Return the DAG with the nodes, names and edges of a networkx DiGraph or MultiDiGraph.
 
         Nodes are numbered in the order of ``graph.nodes``, edges in the order of ``graph.edges``.
 
@@ -185,6 +184,7 @@ class DAG(StoredGraph):
 
     @property
     def num_edges(self) -> int:
+        """The number E of edges."""
         return self.edges.shape[0]
 
     @property
@@ -195,7 +195,7 @@ class DAG(StoredGraph):
         return self._depth
 
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
-        """Return the entries of a matrix (..., N, N) ``[child, parent]`` at the edges, (..., E)."""
+        """Return the entry of a matrix (..., N, N) ``[child, parent]`` for each edge, (..., E)."""
         if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
             raise ValueError(
                 f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}"
@@ -205,7 +205,7 @@ class DAG(StoredGraph):
         return values
 
     def edges_to_matrix(self, values: Tensor) -> Tensor:
-        """Return values of edges (..., E) as a matrix (..., N, N) ``[child, parent]``.
+        """Convert a value for each edge (..., E) to a matrix (..., N, N) ``[child, parent]``.
 
         Entries without an edge are 0. Values of parallel edges are added.
         """
@@ -229,12 +229,15 @@ class DAG(StoredGraph):
 
         Args:
             weights: The scores (..., E) of the edges. −∞ removes an edge.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a
-                sparse Ω, prefer "sparsemax": "l2" also penalizes long paths.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes long paths.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
             minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best path has the least
                 cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
 
+        >>> dag = DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
+        >>> dag.paths(torch.zeros(4)).expected_path
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
         """
         return DAGPaths(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
@@ -244,10 +247,12 @@ class DAG(StoredGraph):
         return are_integers(path) and has_fewer
 
     def path_nodes(self, path: Tensor) -> list[Any]:
-        """Return the names of the nodes that a path visits, from start to end; nested lists for several paths.
+        """Return the list of nodes that a path visits, from start to end, by name. Several paths give nested lists.
 
-        A path is an event (..., E), or the numbers of its edges (..., L), as ``decode()`` returns them. If a path has
-        no edges, its list is empty.
+        If a path has no edges, its list is empty.
+
+        Args:
+            path: An event (..., E), or the numbers of the edges (..., L), as ``decode()`` returns them.
 
         >>> dag = DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
         >>> dag.path_nodes(torch.tensor([0, 1, 0, 1])), dag.path_nodes(torch.tensor([1, 3]))
@@ -320,11 +325,15 @@ class EdgeForm(DecodedForm):
 
 
 class DAGPaths(GraphPaths):
-    """The distribution over the paths of a :class:`DAG` from its start to its end.
+    """The distribution over the paths of a :class:`DAG` from start to end, which :meth:`DAG.paths` returns.
 
-    An event is an indicator (E,) over the edges. The decoded form is the numbers of the edges from start to end,
-    (..., L), where L is the length of the longest path. With ``minimize``, the weights are costs, and the program is a
-    min.
+    An event is a 0/1 tensor (E,) of the edges. The decoded form is the numbers of the edges from start to end,
+    (..., L), padded with −1, where L is the length of the longest path. With ``minimize=True``, the weights are costs,
+    and the program is a min.
+
+    >>> p = DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5]))
+    >>> p.decode()
+    tensor([0, 2])
     """
 
     _graph: DAG
@@ -337,6 +346,7 @@ class DAGPaths(GraphPaths):
 
     @property
     def dag(self) -> DAG:
+        """The graph."""
         return self._graph
 
 

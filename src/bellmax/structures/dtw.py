@@ -26,7 +26,7 @@ from bellmax.inputs import (
     check_tensor,
 )
 from bellmax.modes import is_readable
-from bellmax.programs.checks import of_sequence
+from bellmax.programs.checks import subscript
 from bellmax.programs.lattice import LatticeProgram, bands
 from bellmax.regularizers import Regularizer
 from bellmax.solver import Solver, version_of
@@ -206,8 +206,8 @@ class DTWTargets(LatticeTargets):
         member = impossible.nonzero()[0].tolist()
         closed = allowed & (~self._inside | (self.p.potentials == math.inf))
         cells = closed[tuple(member)].nonzero().tolist()
-        where = (f" at cell {tuple(cells[0])}" if cells else "") + of_sequence(member)
-        return f"{name} must be an alignment that p can take, but it has none of finite cost{where}"
+        where = f": cell {tuple(cells[0])} has cost inf, or is outside of the lengths or the band" if cells else ""
+        return f"{name}{subscript(member)} allows no alignment of finite cost{where}"
 
 
 class PairForm(WalkForm):
@@ -257,31 +257,33 @@ class PairForm(WalkForm):
 
 
 class DTW(LatticePaths):
-    """A distribution over the monotone alignments of two series of N and M elements, given the cost of each match.
+    """A distribution over the warping paths of dynamic time warping (DTW), given the cost of each match.
 
-    An alignment leads from cell (0, 0) to cell (N−1, M−1) by moves along the diagonal, down or to the right. Its cost
-    is the sum over the cells that it visits. Its event is an indicator (N, M) over the cells. Its decoded form is index
-    pairs (..., L, 2), padded with −1. The program is a *min*: ``value`` is a smoothed minimum, concave in ``cost``.
-    Ties are broken in favour of the diagonal, then the move from above, then the move from the left.
+    An alignment of series with N and M elements leads from cell (0, 0) to cell (N−1, M−1). Its moves are diagonal, down
+    or to the right. Its cost is the sum over the cells that it visits. Its event is a 0/1 tensor (N, M) of these cells.
+    Its decoded form is index pairs (..., L, 2), padded with −1. The program is a *min*: ``value`` is a smoothed
+    minimum, concave in ``cost``. Ties are broken in favor of the diagonal move, then the move down, then the move to
+    the right.
 
     Args:
         cost: The cost (..., N, M) of each cell, a tensor, an array or nested lists. +∞ forbids a cell.
         lengths: A pair (lengths_a, lengths_b) of integers, each of the batch shape or one number, from 1 to N and from
             1 to M. By default N and M. The last cell of a pair is (length_a − 1, length_b − 1). The rest is padding: it
             is ignored, may contain NaN and gets no gradient.
-        band: The half-width of a Sakoe–Chiba band around the slanted diagonal of each pair. If a pair has lengths N and
-            M, the band contains cell (i, j) iff \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). For N = M that is
-            \\|i − j\\| ≤ band. At least one alignment remains. The band is a number of steps, 0 or at least 1: for a
-            tenth of the length pass int(0.1 * N).
-        step_weights: Three factors of the cost of a cell, for a move into it along the diagonal, from above (i grows)
-            and from the left (j grows): numbers, or a tensor (3,) or (..., 3), which may be learnt. With (2, 1, 1), a
-            diagonal move counts as much as two other moves. The first cell has factor 1.
-        step_penalties: Three numbers that are added to the cost of a move along the diagonal, from above and from the
-            left, or a tensor (3,) or (..., 3).
+        band: The half-width of a Sakoe–Chiba band in steps, 0 or at least 1, default None for no band. For a tenth of
+            the length, pass ``int(0.1 * N)``. If N = M, the band contains the cells with \\|i − j\\| ≤ band. Otherwise
+            it follows the slanted diagonal: \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1), with the lengths N
+            and M of the pair. At least one alignment remains.
+        step_weights: Three factors that multiply the cost of a cell, one for each kind of move into the cell: diagonal,
+            down (i grows), right (j grows). Numbers, or a tensor (3,) or (..., 3), which can be learned. Default 1.
+            With (2, 1, 1), a diagonal move costs as much as two other moves. The first cell has factor 1.
+        step_penalties: Three terms that are added to the cost of each move: diagonal, down, right. Numbers, or a tensor
+            (3,) or (..., 3). Default 0.
         open_begin: If True, an alignment may begin at any cell of the first row, so that the first series is matched
-            with a section of the second.
-        open_end: If True, an alignment may end at any cell of the last row.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            with a section of the second. Default False.
+        open_end: If True, an alignment may end at any cell of the last row. Default False.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -395,11 +397,11 @@ class DTW(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return :meth:`decode`: the index pairs of the alignment of least cost, (..., N + M − 1, 2) int64."""
+        """Return the index pairs of the alignment of least cost, (..., N + M − 1, 2) int64, as :meth:`decode` does."""
         return self.decode()
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: index pairs of random alignments, (*sample_shape, ..., N + M − 1, 2) int64."""
+        """Return random alignments as index pairs, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
         return self.sample_decoded(sample_shape)
 
     @property
@@ -409,7 +411,7 @@ class DTW(LatticePaths):
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """∇DTW_Ω with respect to the cost and, if they were passed, to the step weights and penalties, by name.
+        """Gradient of the value: a mapping with "cost" and, if passed, "step_weights" and "step_penalties".
 
         Differentiable. Without step weights, ``gradient["cost"]`` is the expected path.
         """
@@ -430,10 +432,10 @@ class DTW(LatticePaths):
         return gradients
 
     def alignment_to_path(self, alignment: Tensor) -> Tensor:
-        """Return the path (..., N, M) of index pairs (..., L, 2), padded with −1."""
+        """Convert index pairs (..., L, 2), padded with −1, to an event (..., N, M)."""
         if check_tensor("alignment", alignment).shape[-1:] != (2,) or alignment.is_floating_point():
             got = f"{alignment.dtype} of shape {tuple(alignment.shape)}"
-            raise ValueError(f"alignment must be integer of shape (..., L, 2), got {got}")
+            raise ValueError(f"alignment must hold integers of shape (..., L, 2), got {got}")
         rows, columns = self.event_shape
         i, j = alignment.unbind(-1)
         outside = (i < -1) | (i >= rows) | (j < -1) | (j >= columns) | ((i < 0) != (j < 0))
@@ -460,7 +462,12 @@ class DTW(LatticePaths):
         return [z, *self._solver.move_costs(z, None)] if isinstance(self._solver, StepSolver) else [z]
 
     def hessian_product(self, z: Tensor) -> Tensor:
-        """∇²DTW_Ω(C) z, of the shape of the cost, to which z broadcasts."""
+        """Return the product of the Hessian of the value with a direction z, of the shape of the cost.
+
+        Args:
+            z: The direction, a tensor that broadcasts to the cost.
+
+        """
         product, *move_products = self._solver.hessian_product(self._direction(z))
         if self.step_weights is not None:
             factors = (self.step_weights - 1)[..., None, None].unbind(-3)

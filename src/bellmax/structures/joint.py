@@ -59,7 +59,7 @@ def _logsumexp(x: Tensor) -> Tensor:
 
 
 def finite(norm: Tensor) -> Tensor:
-    """Return the normalisers with −∞ replaced by 0, so that −∞ − norm is −∞ instead of NaN."""
+    """Return the normalizers with −∞ replaced by 0, so that −∞ − norm is −∞ instead of NaN."""
     return norm.masked_fill(norm == -math.inf, 0)
 
 

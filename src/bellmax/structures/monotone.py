@@ -56,22 +56,23 @@ class DurationForm(WalkForm):
 
 
 class MonotonicAlignment(LatticePaths):
-    """A distribution over the monotone alignments of T frames with J tokens.
+    """A distribution over the monotonic alignments of T frames with J tokens, as in text-to-speech.
 
-    Each frame has one token. The first frame has the first token, the last frame has the last token, tokens come in
-    order, and each token has at least one frame. The event of an alignment is a 0/1 tensor (T, J) with a 1 in each
-    frame. Its decoded form is the number of frames of each token, (..., J), 0 in the padding. ``best_path()`` is
-    monotonic alignment search, and ``value`` under negentropy is the forward sum. ``expected_path`` (..., T, J) is the
+    Each frame has one token. Tokens come in order, from the first token at the first frame to the last token at the
+    last frame, and each token has at least one frame. The event of an alignment is a 0/1 tensor (T, J) with one 1 per
+    frame. Its decoded form is the number of frames of each token, (..., J), 0 in the padding. ``decode()`` is monotonic
+    alignment search, and ``value`` under negentropy is the forward-sum objective. ``expected_path`` (..., T, J) is the
     probability of each token at each frame. It is differentiable.
 
-    If a pair has more tokens than frames, it has no alignment, and its value is −∞. Without ``lengths``, more tokens
+    A pair with more tokens than frames has no alignment, and its value is −∞. If ``lengths`` is not passed, more tokens
     than frames raise ``ValueError``.
 
     Args:
         scores: The scores (..., T, J) ``[frame, token]``, usually log-likelihoods. −∞ forbids a token at a frame.
         lengths: A pair (frames, tokens) of integers ≥ 1, each of the batch shape or one number. By default T and J.
             The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -117,9 +118,9 @@ class MonotonicAlignment(LatticePaths):
         return self._lengths
 
     def durations(self) -> Tensor:
-        """Return :meth:`decode`: the number of frames of each token on the best path, (..., J) int64.
+        """Return the number of frames of each token on the best path, (..., J) int64, as :meth:`decode` does.
 
-        It is 0 for padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
+        It is 0 in the padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
         """
         return self.decode()
 

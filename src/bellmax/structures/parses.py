@@ -17,7 +17,7 @@ from bellmax.distribution import PathDistribution
 from bellmax.inputs import Lengths, answers_near_misses, as_lengths, check_tensor
 from bellmax.modes import is_checked
 from bellmax.programs import PROGRAMS
-from bellmax.programs.checks import subscript
+from bellmax.programs.checks import of_sequence, subscript
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.targets import Targets
 from bellmax.tensors import Gamma, wide_dtype
@@ -126,8 +126,8 @@ def _read_lengths(lengths: Lengths | None, words: int, batch: torch.Size, device
     if length.ndim and length.shape != batch:
         raise ValueError(f"lengths must have the batch shape {tuple(batch)}, got {tuple(length.shape)}")
     if is_checked(length) and length.numel() and not 1 <= int(length.min()) <= int(length.max()) <= words:
-        got = f"numbers from {int(length.min())} to {int(length.max())}"
-        raise ValueError(f"lengths must be from 1 to {words}, got {got}")
+        member = ((length < 1) | (length > words)).nonzero()[0].tolist()
+        raise ValueError(f"lengths must be from 1 to {words}, got {int(length[tuple(member)])}{of_sequence(member)}")
     return length.expand(batch)
 
 
@@ -197,13 +197,13 @@ def _numbers_of(spans: Tensor, event: torch.Size) -> Tensor:
 
 
 class SpanTrees(ParseTrees):
-    """A distribution over the binary trees of n words: all ways to bracket a sentence.
+    """A distribution over binary constituency trees of n words: all ways to bracket a sentence.
 
-    A tree has 2n − 1 spans: a span for each word, and a span for each pair of adjacent spans that it joins. The largest
-    span is the whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1
-    tensor (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L).
-    The decoded form is a list of spans, see :meth:`best_tree`. The algorithm is CKY (Cocke, Kasami and Younger), in
-    O(n³). The label of each span is chosen independently, in O(n² L).
+    A tree has 2n − 1 spans: one for each word, and one for each join of two adjacent spans. The largest span is the
+    whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1 tensor
+    (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L). The
+    decoded form is the spans of the tree, see :meth:`best_tree`. The algorithm is CKY (Cocke, Kasami and Younger), in
+    O(n³). With labels, the label of each span is chosen independently, which adds O(n² L).
 
     Args:
         scores: The score (..., n, n) of each span ``[first word, last word]``, or (..., n, n, L) ``[first word, last
@@ -211,7 +211,8 @@ class SpanTrees(ParseTrees):
         labels: If True, the last dimension of ``scores`` is the labels of a span. Default False.
         lengths: The number of words of each sentence, integers of the batch shape or one number, from 1 to n, default
             n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -254,16 +255,16 @@ class SpanTrees(ParseTrees):
         super().__init__("spans", scores, dims, lengths, omega, gamma)
 
     def best_tree(self) -> Tensor:
-        """Return :meth:`decode`: the spans of the best tree, (..., n − 1, 2) int64 [first word, last word].
+        """Return the spans of the best tree, (..., n − 1, 2) int64 [first word, last word], as :meth:`decode` does.
 
-        Spans are sorted by their first word, wide spans before the spans inside them, and padded with −1. Spans of
-        single words are left out, since every tree has them. With labels, single words have a label too, so the form is
-        (..., 2n − 1, 3) [first word, last word, label] and lists them.
+        Spans are sorted by their first word, wide spans before the spans inside them, and padded with −1. Single words
+        are left out, since every tree has them. With labels, the result is (..., 2n − 1, 3) [first word, last word,
+        label] and includes single words.
         """
         return self.decode()
 
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: random trees, (*sample_shape, ..., n − 1, 2) or (…, 2n − 1, 3) int64."""
+        """Return the spans of random trees, (*sample_shape, ..., n − 1, 2) or (*sample_shape, ..., 2n − 1, 3) int64."""
         return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:
@@ -357,11 +358,12 @@ class HeadForm(EventForm):
 
 
 class DependencyTrees(ParseTrees):
-    """A distribution over the projective dependency trees of n words. The head of a word is a word or the root.
+    """A distribution over the projective dependency trees of n words.
 
-    No two arcs cross. The event of a tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and
-    words count from 1. Its decoded form is the head of each word, (..., n), 0 for the root and −1 in the padding. The
-    score of a tree is the sum of the scores of its arcs. The algorithm is Eisner's, in O(n³).
+    Each word has a head, which is another word or the root. In a projective tree, no two arcs cross. The event of a
+    tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and words count from 1. Its decoded
+    form is the head of each word, (..., n), 0 for the root and −1 in the padding. The score of a tree is the sum of the
+    scores of its arcs. The algorithm is Eisner's, in O(n³).
 
     Args:
         arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. The first column and
@@ -369,7 +371,8 @@ class DependencyTrees(ParseTrees):
         single_root: If True (the default), exactly one word has the root as its head. If False, any number of words.
         lengths: The number of words of each sentence without the root, integers of the batch shape or one number, from
             1 to n, default n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -408,17 +411,18 @@ class DependencyTrees(ParseTrees):
 
     @property
     def single_root(self) -> bool:
+        """True if exactly one word has the root as its head."""
         return self._solver.program.name == "arcs_of_one_root"
 
     def _shown_options(self) -> dict[str, object]:
         return {"single_root": self.single_root}
 
     def best_heads(self) -> Tensor:
-        """Return :meth:`decode`: the head of each word in the best tree, (..., n) int64, 0 for the root."""
+        """Return the head of each word in the best tree, (..., n) int64, 0 for the root, as :meth:`decode` does."""
         return self.decode()
 
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: the heads in random trees, (*sample_shape, ..., n) int64."""
+        """Return the heads of random trees, (*sample_shape, ..., n) int64, as :meth:`sample_decoded` does."""
         return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:

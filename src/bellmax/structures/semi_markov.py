@@ -154,17 +154,16 @@ class ScoredSegmentTargets(Targets):
 
 
 class SemiMarkov(PathDistribution):
-    """A distribution over the segmentations of T steps, given the score of each segment.
+    """A distribution over segmentations with explicit durations: a semi-Markov CRF or a hidden semi-Markov model.
 
-    A segmentation cuts the steps into segments of 1 to D steps, each with one of K labels. Adjacent segments may have
-    the same label. Its score is the sum of ``segments`` over its segments, of ``transitions`` over its pairs of
-    adjacent segments, of ``start`` for the first label and of ``end`` for the last label. Its event is the 0/1 tensor
-    (T, D, K) of its segments. Time and memory are O(T(DK + K²)), since segments and transitions are separate edges. For
-    an Ω other than negentropy, the value would be different with one edge for a segment and its transition.
+    A segmentation cuts T steps into segments of 1 to D steps, each with one of K labels. Adjacent segments may have the
+    same label. The score of a segmentation is the sum of the scores of its segments, of the transitions between
+    adjacent segments, of the first label (``start``) and of the last label (``end``). Its event is the 0/1 tensor
+    (T, D, K) of its segments. Its decoded form is segments (..., L, 3), see :meth:`best_segments`.
 
-    :meth:`from_scores` builds the same model from emissions and durations, in memory O(TK).
-
-    The decoded form is segments (..., L, 3) in the form of :meth:`best_segments`.
+    Time and memory are O(T(DK + K²)), since segments and transitions are separate choices. Under an Ω other than
+    negentropy, this factorization is part of the model. To build a model from emissions and durations in memory O(TK),
+    use :meth:`from_scores`.
 
     Args:
         segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
@@ -174,8 +173,8 @@ class SemiMarkov(PathDistribution):
         end: The score (..., K) of the last label, default 0.
         lengths: The number of steps of each sequence, integers of the batch shape or one number, from 1 to T, default
             T. The rest is padding: it is ignored, may contain NaN and gets no gradient.
-        omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For a sparse
-            Ω, prefer "sparsemax": "l2" also penalizes each segment.
+        omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+            :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes each segment.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -237,16 +236,17 @@ class SemiMarkov(PathDistribution):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> ScoredSemiMarkov:
-        """Return a model whose segments score the sum of the emissions of their steps, and a term for their duration.
+        """Return a model from scores of steps and scores of durations.
 
-        On the CPU, time is O(T(DK + K²)). Memory is O(TK) for the value, ``marginals``, ``best_segments``,
-        ``sample_segments``, the surrogate loss of segments and, under negentropy, their ``log_prob``. The gradient and
-        Hessian products take O(DK + K²) more for each sequence. Other methods, other devices and third derivatives need
-        a number for each of the T·D·K segments, and raise ``ValueError`` if these take more than 1 GB.
+        The score of a segment is the sum of the emissions of its steps, plus the score of its duration. On the CPU,
+        time is O(T(DK + K²)). Memory is O(TK) for the value, ``marginals``, ``best_segments``, ``sample_segments``, the
+        surrogate loss of segments and, under negentropy, their ``log_prob``. The gradient and Hessian products take
+        O(DK + K²) more for each sequence. Other methods, other devices and third derivatives need a number for each of
+        the T·D·K segments. They raise ``ValueError`` if these numbers take more than 1 GB.
 
-        A sequence is right-censored if it ends before its last segment does. Then score the last segment by the log
-        survival function, the log-probability of a duration of at least d. If ``durations`` are log-probabilities,
-        pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
+        If a sequence is right-censored, its last segment can be longer than observed. Then score the last segment by
+        the log survival function, the log-probability of a duration of at least d. If ``durations`` are
+        log-probabilities, pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
 
         Args:
             emissions: The score (..., T, K) of each label at each step.
@@ -256,7 +256,8 @@ class SemiMarkov(PathDistribution):
             end: The score (..., K) of the last label, default 0.
             last_durations: The score (..., D, K) of each duration of the last segment, default ``durations``.
             lengths: The number of steps of each sequence, integers of the batch shape or one number, default T.
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard".
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
@@ -285,14 +286,14 @@ class SemiMarkov(PathDistribution):
         return covered_steps(self.expected_path)
 
     def best_segments(self) -> Tensor:
-        """Return :meth:`decode`: the segments of the best path in order, (..., T, 3) int64 [start, end, label].
+        """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], as :meth:`decode` does.
 
         A segment contains the steps from ``start`` to ``end`` − 1. The rest is padded with −1.
         """
         return self.decode()
 
     def sample_segments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: the segments of random paths, (*sample_shape, ..., T, 3) int64."""
+        """Return random segmentations, (*sample_shape, ..., T, 3) int64 [start, end, label], padded with −1."""
         return self.sample_decoded(sample_shape)
 
     def _event_of(self, codes: Tensor) -> Tensor:

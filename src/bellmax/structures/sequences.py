@@ -242,9 +242,14 @@ class StateForm(DecodedForm):
 
 
 class SequencePaths(PathDistribution):
-    """A distribution over sequences of T states out of S; an event is an indicator (T, S, S) over transitions.
+    """A distribution over sequences of T states out of S, the base class of :class:`bellmax.Chain`.
 
-    The first score has the dimensions (..., T, S) of the states, or (..., T, S, S) of the transitions.
+    An event is a 0/1 tensor (T, S, S) ``[t, current, previous]`` of the transitions. The decoded form is the state of
+    each step, (..., T) int64, −1 at masked steps.
+
+    >>> import bellmax as bx
+    >>> isinstance(bx.Chain(torch.zeros(4, 2, 2)), SequencePaths)
+    True
     """
 
     _target_kind = SequenceTargets
@@ -283,7 +288,7 @@ class SequencePaths(PathDistribution):
 
     @property
     def pairwise_marginals(self) -> Tensor:
-        """Joint probability of the states at two neighbouring steps, (..., T−1, S, S). Differentiable.
+        """Joint probability of the states at two neighboring steps, (..., T−1, S, S). Differentiable.
 
         The axes are ``[t, state of t + 1, state of t]``, in the order of the transitions. With a mask, step t is the
         last unmasked step before t + 1. Entries are 0 if step t + 1 is masked or has no unmasked step before it.
@@ -301,23 +306,26 @@ class SequencePaths(PathDistribution):
         return self.expected_path.masked_fill(first, 0)[..., 1:, :, :]
 
     def decode(self) -> Tensor:
-        """Return the states of the highest-scoring path, (..., T) int64; −1 at masked steps and if no path exists."""
+        """Return the states of the highest-scoring path, (..., T) int64.
+
+        They are −1 at masked steps, and if no path exists.
+        """
         return self._solver.topk(1)[1].reshape(*self.batch_shape, self.event_shape[0])
 
     def best_sequence(self) -> Tensor:
-        """Return :meth:`decode`, the states of the highest-scoring path, (..., T) int64; −1 at masked steps."""
+        """Return the states of the highest-scoring path, (..., T) int64, as :meth:`decode` does."""
         return self.decode()
 
     def topk_sequences(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return :meth:`topk_decoded`, the k best paths: scores (..., k), and states (..., k, T), −1 at masked steps.
+        """Return the scores (..., k) and the states (..., k, T) of the k best paths, as :meth:`topk_decoded` does.
 
-        If there are fewer than k paths, the other scores are −∞ and the other states −1. The scores have no gradient;
-        use :meth:`topk` for differentiable scores.
+        States are −1 at masked steps. If there are fewer than k paths, the other scores are −∞ and the other states −1.
+        The scores have no gradient. For a gradient, use :meth:`topk`.
         """
         return self.topk_decoded(k)
 
     def sample_sequences(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: states of random paths, (*sample_shape, ..., T) int64; −1 at masked steps."""
+        """Return the states of random paths, (*sample_shape, ..., T) int64, as :meth:`sample_decoded` does."""
         return self.sample_decoded(sample_shape)
 
     def _most_accurate(self) -> Tensor:
@@ -327,33 +335,38 @@ class SequencePaths(PathDistribution):
         return self._decode_units({first: marginals.unsqueeze(-1)})
 
     def sequence_to_path(self, sequence: Tensor) -> Tensor:
-        """Return the path (..., T, S, S) of states (..., T): a 0/1 tensor, which is 0 at steps with state −1."""
+        """Convert states (..., T) to an event (..., T, S, S), which is 0 at steps with state −1."""
         steps, states = self.event_shape[:2]
         if check_tensor("sequence", sequence).shape[-1:] != (steps,) or sequence.is_floating_point():
             got = f"{sequence.dtype} of shape {tuple(sequence.shape)}"
-            raise ValueError(f"sequence must be integer of shape (..., {steps}), got {got}")
+            raise ValueError(f"sequence must hold integers of shape (..., {steps}), got {got}")
         if is_readable(sequence) and sequence.numel() and not -1 <= int(sequence.min()) <= int(sequence.max()) < states:
             worst = sequence.max() if int(sequence.max()) >= states else sequence.min()
             raise ValueError(f"sequence must hold states from 0 to {states - 1}, or -1, got {int(worst)}")
         return transitions_of(sequence, states).to(self.dtype)
 
     def path_to_sequence(self, path: Tensor) -> Tensor:
-        """Return the states (..., T) int64 of a path (..., T, S, S); −1 at steps without a transition."""
+        """Convert an event (..., T, S, S) to states (..., T) int64, which are −1 at steps without a transition."""
         return states_of(path)
 
     def constrain(self, allowed: Tensor) -> Self:
-        """Return the same program restricted to allowed states, for partial labels or prefixes.
+        """Return the program restricted to allowed states, for partial labels or prefixes.
 
-        Under negentropy, the result is the conditional distribution given that every state is allowed. Under another Ω
-        it is a different distribution, since each max_Ω is then over the allowed states only.
+        Under negentropy, the result is the conditional distribution, given that every state is allowed. Under another
+        Ω, it is a different distribution, since each max_Ω is over the allowed states only.
 
         Args:
             allowed: The allowed states, bool, broadcastable to (..., T, S).
 
+        >>> import bellmax as bx
+        >>> allowed = torch.tensor([[True, True], [False, True]])  # state 1 at the second step
+        >>> bx.Chain(torch.zeros(2, 2, 2)).constrain(allowed).marginals
+        tensor([[0.5000, 0.5000],
+                [0.0000, 1.0000]])
         """
         needed = (*self.batch_shape, *self.event_shape[:2])
         if check_tensor("allowed", allowed).dtype != torch.bool:
-            raise ValueError(f"allowed must be bool, got dtype {allowed.dtype}")
+            raise ValueError(f"allowed must be a bool tensor, got dtype {allowed.dtype}")
         try:
             forbidden = ~allowed.expand(needed)
         except RuntimeError:

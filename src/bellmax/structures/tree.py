@@ -30,7 +30,7 @@ _ANY = -1
 
 
 class TreeProgram(Program):
-    """Labellings of a tree of V nodes with K labels each.
+    """Labelings of a tree of V nodes with K labels each.
 
     θ is unary (B, V, K) and pairwise (B or 1, V or 1, K, K) ``[node, label of parent, label]``, or (B or 1, K, K) if
     all nodes share it. ``index`` is the hypergraph, as in :mod:`bellmax.programs.graph`, and the order of nodes (V,)
@@ -134,7 +134,7 @@ _PROGRAM = register(TreeProgram())
 
 
 class TreeModel:
-    """A rooted tree over V nodes, with any branching.
+    """A rooted tree of V nodes, for distributions over the labels of its nodes (a tree-structured CRF).
 
     Args:
         parents: The parent of each node, integers (V,), −1 for the root.
@@ -142,7 +142,7 @@ class TreeModel:
     >>> import bellmax as bx
     >>> tree = bx.TreeModel([-1, 0, 0, 2])
     >>> unary = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 0.5]])
-    >>> p = tree.labels(unary, torch.eye(2), omega="sparsemax")   # equal neighbours score 1
+    >>> p = tree.labels(unary, torch.eye(2), omega="sparsemax")   # equal neighbors score 1
     >>> p.best_labels()
     tensor([0, 0, 1, 1])
     >>> p.marginals
@@ -176,6 +176,7 @@ class TreeModel:
 
     @property
     def num_nodes(self) -> int:
+        """The number V of nodes."""
         return self.parents.shape[0]
 
     @answers_near_misses
@@ -187,14 +188,15 @@ class TreeModel:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> TreeLabels:
-        """Return the distribution over labellings, given the scores of nodes and of pairs of a node and its parent.
+        """Return the distribution over labelings, given the scores of nodes and of node–parent pairs.
 
         Args:
             unary: The score (..., V, K) of each of K labels at each node. −∞ forbids a label.
             pairwise: The score (..., V, K, K) of each pair of labels ``[node, label of parent, label]``. The entries of
-                the root are ignored. If all nodes share the scores, (..., 1, K, K); if the whole batch does, (K, K).
-            omega: A :class:`Regularizer`, or one of "negentropy", "l2", "sparsemax", "entmax", "hard". For an Ω other
-                than negentropy, the value depends on which node is the root.
+                the root are ignored. Pass (..., 1, K, K) if all nodes share the scores, and (K, K) if the whole batch
+                shares them, too.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`. For an Ω other than negentropy, the value depends on which node is the root.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
@@ -260,9 +262,13 @@ class LabelForm(DecodedForm):
 
 
 class TreeLabels(PathDistribution):
-    """The distribution over the labellings of a :class:`TreeModel`. An event is an indicator (V, K) of the labels.
+    """The distribution over the labelings of a :class:`TreeModel`, which :meth:`TreeModel.labels` returns.
 
-    The decoded form is the label of each node, (..., V).
+    An event is a 0/1 tensor (V, K) with one 1 per node. The decoded form is the label of each node, (..., V).
+
+    >>> p = TreeModel([-1, 0]).labels(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 2 * torch.eye(2))
+    >>> p.decode()
+    tensor([0, 0])
     """
 
     _target_kind = TreeTargets
@@ -311,17 +317,20 @@ class TreeLabels(PathDistribution):
         return by_node(edges, self._solver.integers, self.event_shape[1])[0].to(self.dtype)
 
     def best_labels(self) -> Tensor:
-        """Return :meth:`decode`: the labels of highest score, (..., V) int64; −1 if every labelling has score −∞."""
+        """Return the labels of highest score, (..., V) int64, as :meth:`decode` does.
+
+        If every labeling has score −∞, they are −1.
+        """
         return self.decode()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return :meth:`sample_decoded`: random labels, (*sample_shape, ..., V) int64."""
+        """Return random labels, (*sample_shape, ..., V) int64, as :meth:`sample_decoded` does."""
         return self.sample_decoded(sample_shape)
 
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return :meth:`topk_decoded`: scores (..., k) of the k best labellings, best first, and labels (..., k, V).
+        """Return the scores (..., k) and the labels (..., k, V) of the k best labelings, as :meth:`topk_decoded` does.
 
-        If there are fewer than k labellings, the other scores are −∞ and the other labels −1.
+        If there are fewer than k labelings, the other scores are −∞ and the other labels −1.
         """
         return self.topk_decoded(k)
 

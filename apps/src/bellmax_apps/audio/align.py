@@ -55,7 +55,7 @@ class Alignment:
 
 
 def trained(path: Path | str | None = None) -> Tensor:
-    """Weights of :class:`Harmonic` from a file of 'bellmax audio train'. Default: the weights learnt on Bach10."""
+    """Weights of :class:`Harmonic` from a file of 'bellmax audio train'. Default: the weights learned on Bach10."""
     with resources.as_file(resources.files("bellmax_apps.audio") / "bach10.json") as bach10:
         path = Path(path or bach10)
         data = read_json(path)
@@ -124,7 +124,7 @@ def align_recording(
         audio: Samples of the recording, shape (samples,).
         score: The score.
         model: Model of the costs, default :class:`Both`.
-        weights: Weights of the model, default the weights learnt on Bach10.
+        weights: Weights of the model, default the weights learned on Bach10.
         report: Function that receives messages, such as the pitch of the recording.
 
     """
@@ -151,7 +151,7 @@ def align(
         sound: Features of the model, shape (frames, ...).
         score: The score, at the pitch of the recording.
         model: Model of the costs, default :class:`Both`.
-        weights: Weights of the model, default the weights learnt on Bach10.
+        weights: Weights of the model, default the weights learned on Bach10.
         report: Function that receives a message if a long recording is aligned in sections.
 
     """

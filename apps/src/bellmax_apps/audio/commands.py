@@ -25,30 +25,32 @@ UNSURE = {"both": 0.5, "harmonic": 0.15, "chroma": 0.85}
 """Median confidence below which an alignment is probably wrong. The score of another piece is mostly below."""
 _AUDIO = {b"RIFF": "WAV", b"RF64": "WAV", b"fLaC": "FLAC", b"OggS": "Ogg"}
 _MIDI = {b"MThd": "MIDI"}
-Data = Annotated[Path, typer.Argument(help="Folder like Bach10: one folder per piece, with a .wav, .mid and .txt.")]
+Data = Annotated[
+    Path, typer.Argument(help="Folder in the layout of Bach10: one folder per piece, with a .wav, .mid and .txt file.")
+]
 
 
 @app.command()
 def align(
-    recording: Annotated[Path, typer.Argument(help="A .wav, .flac or .ogg file.")],
-    score: Annotated[Path, typer.Argument(help="A MIDI file.")],
+    recording: Annotated[Path, typer.Argument(help="The recording, a .wav, .flac or .ogg file.")],
+    score: Annotated[Path, typer.Argument(help="The score, a MIDI file.")],
     output: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("alignment.csv"),
     out: Annotated[Path | None, typer.Option(hidden=True)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Figure to write: the recording with the notes, and the soft alignment.")
+        Path | None, typer.Option(help="Figure to write, with the recording, the notes and the soft alignment.")
     ] = None,
     audio_clicks: Annotated[
-        Path | None, typer.Option(help=".wav file to write: the recording with a click at each onset.")
+        Path | None, typer.Option(help=".wav file to write, the recording with a click at each onset.")
     ] = None,
     features_: Annotated[
-        str, typer.Option("--features", help="Features: harmonic (learnt weights), chroma (no weights) or both.")
+        str, typer.Option("--features", help="Features: harmonic (learned weights), chroma (no weights) or both.")
     ] = "both",
     weights: Annotated[
-        Path | None, typer.Option(help="Weights that 'train' wrote, instead of those learnt on Bach10.")
+        Path | None, typer.Option(help="File of weights that 'train' wrote. Default: weights learned on Bach10.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write score time, audio time and a confidence from 0 to 1 for each note of a score."""
+    """Write a CSV file with the score time, the audio time and a confidence from 0 to 1 for each note of a score."""
     import librosa
     import soundfile
 
@@ -63,7 +65,7 @@ def align(
         check_outputs(outputs, inputs, force=force, endings=endings)
         model = aligning.model_named(features_)
         if weights is not None and not model.size():
-            raise ValueError(f"--weights cannot be used with --features {features_}, which has none")
+            raise ValueError(f"--weights cannot be used with --features {features_}, which has no weights")
         numbers = aligning.trained(weights)
         _check_kinds(recording, score)
         events, audio = read_midi(score), features.load(recording)
@@ -105,7 +107,7 @@ def train(
     output: Annotated[Path, typer.Option(help=".json file to write the weights to.")] = Path("weights.json"),
     force: Force = False,
 ) -> None:
-    """Train the harmonic weights end to end, on all pieces."""
+    """Train the weights of the harmonic features on a folder of aligned pieces."""
     with report_errors():
         check_outputs({"--output": output}, [], force=force, endings={"--output": [".json"]})
         examples = []
@@ -116,17 +118,17 @@ def train(
         weights = {name: numbers for name, numbers, _ in evaluation.learnt(Harmonic(share=0), examples)}
         names = [example.recording.name for example in examples]
         write_json(output, {"weights": weights["end-to-end, l2"].tolist(), "pieces": names})
-    typer.echo(f"{output}: {Harmonic().size()} weights learnt on {len(names)} pieces")
+    typer.echo(f"{output}: {Harmonic().size()} weights learned on {len(names)} pieces")
 
 
 @app.command()
 def evaluate(
     data: Data,
     output: Annotated[
-        Path, typer.Option(help="Folder for audio.md, the figure, and the results piece by piece.")
+        Path, typer.Option(help="Folder for audio.md, the figure, and the results of each piece.")
     ] = Path("audio"),
 ) -> None:
-    """Leave-one-out evaluation: train on the other pieces, align this one. Run it again to resume."""
+    """Run a leave-one-out evaluation: train on all pieces but one, and align this piece. To resume, run it again."""
     from bellmax_apps.audio.figure import draw_maps
 
     console = Console()

@@ -140,7 +140,7 @@ def constant_costs(piece: Piece) -> Onsets:
     """Onsets (M,) of an alignment with constant costs, in which each column except the last has one frame.
 
     All alignments that pass each frame once have the same cost. Hard DTW returns this one if, from the end, ties are
-    resolved in favour of the same column in the previous frame.
+    resolved in favor of the same column in the previous frame.
     """
     return np.asarray(features.seconds(np.arange(1, len(piece.truth) + 1)))
 
@@ -295,7 +295,7 @@ def experiment(data: Path | str, output: Path | str, report: Callable[[str, int]
             report(f"listening to {recording.name}", 1)
     for number, path in enumerate(paths):
         if path.exists():
-            report(f"{path} is there already", STEPS - 1)
+            report(f"{path} exists already", STEPS - 1)
         else:
             write_json(path, {"pieces": pieces, **fold(linear, tuned, number, report)})
     return _read_folds(paths, pieces)
@@ -308,9 +308,9 @@ def _read_folds(paths: Sequence[Path], pieces: str) -> list[dict[str, Any]]:
         folds.append(read_json(path))
         with reading(path, "a piece of this experiment (delete it, and run the command again)"):
             if folds[-1]["pieces"] != pieces:
-                raise ValueError("it has other recordings than the folder of the data")
+                raise ValueError("its recordings differ from the recordings in the data folder")
             if _methods(folds[-1]) != _methods(folds[0]):
-                raise ValueError(f"it has other methods than {paths[0]}")
+                raise ValueError(f"its methods differ from the methods in {paths[0]}")
     return folds
 
 

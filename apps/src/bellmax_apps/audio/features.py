@@ -110,9 +110,9 @@ def constant_q(audio: NDArray[np.float32], tuned: float, window: float = 1.0) ->
 
 
 def harmonic(audio: NDArray[np.float32], tuned: float) -> Tensor:
-    """Features (N, keys, 2 · (harmonics + neighbours)) of each piano key.
+    """Features (N, keys, 2 · (harmonics + neighbors)) of each piano key.
 
-    The first half is the loudness at the harmonics and neighbours of the key. The second half is its growth over the
+    The first half is the loudness at the harmonics and neighbors of the key. The second half is its growth over the
     last frames.
     """
     loudness = torch.from_numpy(constant_q(audio, tuned, window=0.5)).double()
@@ -139,7 +139,7 @@ def _later(rows: Tensor, by: int) -> Tensor:
 
 
 def _around_keys(loudness: Tensor) -> Tensor:
-    """Loudness at the harmonics and neighbours of each key, shape (N, keys, harmonics + neighbours)."""
+    """Loudness at the harmonics and neighbors of each key, shape (N, keys, harmonics + neighbors)."""
     low, high = -min(NEIGHBOURS), PARTIALS[-1]
     padded = torch.nn.functional.pad(loudness, (low, max(0, KEYS + high - loudness.shape[1])))
     return torch.stack([padded[:, low + h : low + h + KEYS] for h in (*PARTIALS, *NEIGHBOURS)], -1)

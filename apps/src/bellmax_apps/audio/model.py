@@ -309,7 +309,7 @@ def learn(
     penalty: float = 1e-3,
     iterations: int = 300,
 ) -> Tensor:
-    """Minimise the loss plus ``penalty`` times the L2 penalty by L-BFGS, starting from ``begin``."""
+    """Minimize the loss plus ``penalty`` times the L2 penalty by L-BFGS, starting from ``begin``."""
     from scipy.optimize import minimize
 
     def value_and_gradient(numbers: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -45,21 +45,19 @@ app = typer.Typer(no_args_is_help=True)
 
 DEFAULT = tagging.Config()
 Data = Annotated[
-    Path, typer.Argument(help="Folder with a file for each of train, dev and test: one token and its tag per line.")
+    Path, typer.Argument(help="Folder with files for train, dev and test, with one token and its tag per line.")
 ]
 Embeddings = Annotated[
-    Path | None, typer.Option(help="Pretrained word vectors: a .vec or .txt file (fastText, GloVe), or .npz.")
+    Path | None, typer.Option(help="File of pretrained word vectors: .vec or .txt (fastText, GloVe) or .npz.")
 ]
 Sentences = Annotated[int, typer.Option(help="Batch size, in sentences.")]
 WarmUp = Annotated[
     int,
-    typer.Option(
-        help="Epochs with the surrogate loss before the relaxed one. With a sparse regularizer a few may be needed."
-    ),
+    typer.Option(help="Number of first epochs with the surrogate loss, for --loss relaxed with a sparse regularizer."),
 ]
-WordSize = Annotated[int, typer.Option(help="Word embedding size, unless --embeddings is given.")]
+WordSize = Annotated[int, typer.Option(help="Size of the word embeddings. Ignored with --embeddings.")]
 TokenColumn = Annotated[int, typer.Option(help="Column of the tokens, counted from 0.")]
-TagColumn = Annotated[int, typer.Option(help="Column of the tags, counted from 0; -1 is the last.")]
+TagColumn = Annotated[int, typer.Option(help="Column of the tags, counted from 0. The last column is -1.")]
 
 
 @app.command()
@@ -67,8 +65,8 @@ def train(
     data: Data,
     output: RunFolder,
     context: typer.Context,
-    omega: Annotated[str, typer.Option(help=f"Regularizer: {', '.join(tagging.OMEGAS)}.")] = DEFAULT.omega,
-    gamma: Annotated[float, typer.Option(help="Strength of the regularizer.")] = DEFAULT.gamma,
+    omega: Annotated[str, typer.Option(help=f"Regularizer Ω: {', '.join(tagging.OMEGAS)}.")] = DEFAULT.omega,
+    gamma: Annotated[float, typer.Option(help="Smoothing strength γ of the regularizer.")] = DEFAULT.gamma,
     loss: Annotated[str, typer.Option(help="Loss: surrogate or relaxed.")] = DEFAULT.loss,
     warm_up: WarmUp = DEFAULT.warm_up,
     embeddings: Embeddings = None,
@@ -88,9 +86,9 @@ def train(
     resume: Resume = False,
     force: Force = False,
 ) -> None:
-    """Train a tagger. The best weights on dev are kept.
+    """Train a tagger, and keep the weights with the best F1 on dev.
 
-    After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
+    After Ctrl-C, continue with --resume. The run can be used once an epoch is finished.
     """
     with report_errors():
         config = tagging.Config(
@@ -117,7 +115,7 @@ def train(
 @app.command("eval", hidden=True)
 @app.command()
 def evaluate(run: Run, data: Data, split: Split = "test") -> None:
-    """Print precision, recall and F1 of entities, of all and by type, as CoNLL defines them."""
+    """Print precision, recall and F1 of all entities and of each type, as CoNLL defines them."""
     with report_errors():
         model, vocabulary, config = tagging.load(run)
         path = find(data, split)
@@ -135,12 +133,13 @@ def evaluate(run: Run, data: Data, split: Split = "test") -> None:
 @app.command()
 def tag(
     run: Run,
-    most: Annotated[int, typer.Option(help="Number of readings to list if not all can be listed.")] = 5,
+    most: Annotated[int, typer.Option(help="Number of tag sequences to list if there are too many to list all.")] = 5,
 ) -> None:
-    """Tag the standard input: one sentence per line, tokens separated by spaces.
+    """Tag the sentences of the standard input, one per line, with tokens separated by spaces.
 
-    Prints each token with its tag and the probability of the tag. After a sentence, lines that begin with # list its
-    readings, most probable first: all with positive probability if the regularizer is sparse, else the best ones.
+    For each token, print its tag and the probability of the tag.
+    Lines that begin with # list the most probable tag sequences of a sentence.
+    With a sparse regularizer, they list all sequences of positive probability.
     """
     with report_errors():
         model, vocabulary, _ = tagging.load(run)
@@ -171,13 +170,18 @@ def _bracketed(tokens: list[str], entities: list[Entity]) -> str:
 @app.command()
 def plot(
     run: Run,
-    sentence: Annotated[str, typer.Argument(help="Tokens separated by spaces; or, with --data, a sentence number.")],
+    sentence: Annotated[str, typer.Argument(help="Tokens separated by spaces. With --data, the index of a sentence.")],
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("tags.png"),
-    data: Annotated[Path | None, typer.Option(help="Folder: take the sentence of this number, from 0, in dev.")] = None,
-    beside: Annotated[list[Path] | None, typer.Option(help="Another run to draw below. May be repeated.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data folder. If given, SENTENCE is the index of a dev sentence, counted from 0."),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run, drawn below. Repeat the option for several runs.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Plot the probability of each tag for each word: grey border, not 0; red dot, the true tag."""
+    """Plot the probability of each tag for each word: gray borders mark positive values, red dots the true tags."""
     from bellmax_apps.figures import PICTURES, save
     from bellmax_apps.ner.figure import draw
 
@@ -210,13 +214,16 @@ def _sentence(argument: str, data: Path | None, config: tagging.Config) -> Sente
 
 @app.command()
 def table(
-    data: Annotated[list[Path], typer.Argument(help="Folders as for 'train'.")],
+    data: Annotated[list[Path], typer.Argument(help="One or more data folders, as for 'train'.")],
     output: TableFolder,
     epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
-    embeddings: Annotated[list[str] | None, typer.Option(help="FOLDER=FILE: word vectors for a folder.")] = None,
+    embeddings: Annotated[
+        list[str] | None, typer.Option(help="FOLDER=FILE: a file of word vectors for a data folder. Can be repeated.")
+    ] = None,
     omega: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=γ, repeatable. Default negentropy, l2=10.")
+        list[str] | None,
+        typer.Option(help="Regularizer, as NAME or NAME=γ. Can be repeated. Default: negentropy, l2=10."),
     ] = None,
     optimizer: Optimizer = DEFAULT.settings.optimizer,
     step_size: StepSize = DEFAULT.settings.step_size,
@@ -229,9 +236,9 @@ def table(
     seed: Seeds = None,
     jobs: Jobs = 1,
 ) -> None:
-    """Train with every loss and regularizer at the same budget, and write a table. Run it again to resume.
+    """Train with every loss and regularizer for the same number of epochs, and write a table. To resume, run it again.
 
-    Runs are in OUTPUT/DATA/OMEGA-LOSS or, with several seeds, in OUTPUT/DATA/OMEGA-LOSS-SEED.
+    The folder of a run is OUTPUT/DATA/OMEGA-LOSS or, with several seeds, OUTPUT/DATA/OMEGA-LOSS-SEED.
     """
     with report_errors():
         gammas = dict(map(_name_and_gamma, omega or ("negentropy", "l2=10")))

@@ -50,7 +50,7 @@ def tokens_of(line: str) -> list[str]:
 
 
 def find(folder: Path, split: str) -> Path:
-    """The file of a split, recognised by its name.
+    """The file of a split, recognized by its name.
 
     The name contains "train", "dev" (or "valid", "testa"), or "test" (or "testb").
 
@@ -105,8 +105,8 @@ def read(
             raise ValueError(f"{path}, line {number}: expected a token and a tag ({expected}), got {got!r}")
         if kinds is not None and kind and kind not in kinds:
             raise ValueError(
-                f"{path}, line {number}: the tag {tag[:60]!r} has a type that the training data has not, "
-                f"which are {', '.join(sorted(kinds))}"
+                f"{path}, line {number}: the tag {tag[:60]!r} has a type that does not occur in the training data, "
+                f"whose types are {', '.join(sorted(kinds))}"
             )
         tokens.append(token)
         tags.append(tag)

@@ -26,7 +26,7 @@ def draw(
 ) -> Figure:
     """Draw a panel for each title and probabilities (T, S): words on the x axis, tags on the y axis.
 
-    Darker is more probable. A grey border marks a probability above 0, and a red dot marks the true tag. Tags that are
+    Darker is more probable. A gray border marks a probability above 0, and a red dot marks the true tag. Tags that are
     improbable everywhere and never true are left out. A panel of a long sentence has several rows.
     """
     largest = np.max([p.max(0) for _, p in panels], axis=0)

@@ -214,13 +214,13 @@ def guess(model: Tagger, corpus: Corpus, tokens: int = 4096) -> Guesses:
 
 
 def evaluate(model: Tagger, corpus: Corpus, tokens: int = 4096) -> training.Record:
-    """Precision, recall and F1 of entities in per cent, as CoNLL defines them, and the mean number of possible tags."""
+    """Precision, recall and F1 of entities in percent, as CoNLL defines them, and the mean number of possible tags."""
     result = guess(model, corpus, tokens)
     return {**entity_scores(result.truth, result.guesses), "tags_per_word": result.tags_per_word}
 
 
 def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.Record:
-    """Precision, recall and F1 of entities in per cent, from tags in IOB2.
+    """Precision, recall and F1 of entities in percent, from tags in IOB2.
 
     >>> entity_scores([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "O", "O"]])["f1"]  # 1 of 1, 1 of 2
     66.66...
@@ -232,7 +232,7 @@ def entity_scores(truth: list[list[str]], guesses: list[list[str]]) -> training.
 
 
 def scores_by_type(truth: list[list[str]], guesses: list[list[str]]) -> dict[str, training.Record]:
-    """Precision, recall and F1 in per cent for each type of entity, and its number of true entities.
+    """Precision, recall and F1 in percent for each type of entity, and its number of true entities.
 
     >>> scores_by_type([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]])["LOC"]
     {'precision': 0.0, 'recall': 0.0, 'f1': 0.0, 'entities': 1}
@@ -275,7 +275,7 @@ class Tagged(NamedTuple):
 
 @torch.no_grad()
 def tag(model: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], most: int = 5) -> list[Tagged]:
-    """Tag tokenised sentences.
+    """Tag tokenized sentences.
 
     Under a sparse Ω, all readings with positive probability are listed if there are at most 1000. Otherwise, and under
     negentropy, the ``most`` best readings are listed.

@@ -45,22 +45,27 @@ DEFAULT = translating.Config()
 IN_TABLE = "dot-negentropy", "structured-negentropy", "structured-l2", "dot-sparsemax"
 """Attention and Ω of the rows of a table, by default."""
 
-Data = Annotated[Path, typer.Argument(help="Folder of parallel text: train.fr, train.en, val.fr, …, or with .gz.")]
-Source = Annotated[str, typer.Option(help="Source language: the file extension.")]
-Target = Annotated[str, typer.Option(help="Target language: the file extension.")]
+Data = Annotated[
+    Path, typer.Argument(help="Folder of parallel text with files such as train.fr, train.en, val.fr or train.fr.gz.")
+]
+Source = Annotated[str, typer.Option(help="Source language, as in the file names.")]
+Target = Annotated[str, typer.Option(help="Target language, as in the file names.")]
 CoolDown = Annotated[
     int | None,
     typer.Option(
-        help="Number of last epochs in which the learning rate decays nearly to 0. "
+        help="Number of final epochs in which the learning rate decays to nearly 0. "
         f"Default {DEFAULT.settings.cool_down}, or all if they are fewer."
     ),
 ]
 Size = Annotated[int, typer.Option(help="Size of the word embeddings and of the hidden states.")]
-Pieces = Annotated[int, typer.Option(help="BPE vocabulary size of each language; 0 for whole words.")]
+Pieces = Annotated[int, typer.Option(help="Size of the BPE vocabulary of each language. 0 stands for whole words.")]
 GammaStart = Annotated[
-    float, typer.Option(help="γ of the attention starts at this many times its usual value, and falls to it.")
+    float,
+    typer.Option(
+        help="Start training with γ of the attention multiplied by this factor, and anneal it to its final value."
+    ),
 ]
-Width = Annotated[int, typer.Option(help="Beam width; 1 for greedy search.")]
+Width = Annotated[int, typer.Option(help="Beam width. 1 stands for greedy search.")]
 
 
 @app.command()
@@ -86,18 +91,20 @@ def train(
     size: Size = DEFAULT.size,
     tokens: Tokens = DEFAULT.tokens,
     dropout: Dropout = DEFAULT.dropout,
-    smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = DEFAULT.smoothing,
+    smoothing: Annotated[
+        float, typer.Option(help="Strength of the label smoothing, from 0 to below 1.")
+    ] = DEFAULT.smoothing,
     pieces: Pieces = DEFAULT.pieces,
     longest: Annotated[
-        int, typer.Option(help="Maximum tokens of a training sentence; longer pairs are skipped.")
+        int, typer.Option(help="Maximum number of tokens of a training sentence. Longer pairs are skipped.")
     ] = DEFAULT.longest,
     seed: Seed = DEFAULT.settings.seed,
     resume: Resume = False,
     force: Force = False,
 ) -> None:
-    """Train a translator. The best weights on dev, by BLEU, are kept.
+    """Train a translator, and keep the weights with the best BLEU on dev.
 
-    After Ctrl-C the run can be resumed. It can be used if an epoch is finished.
+    After Ctrl-C, continue with --resume. The run can be used once an epoch is finished.
     """
     with report_errors():
         if cool_down is None:
@@ -125,7 +132,7 @@ def train(
 
 @app.command()
 def translate(run: Run, width: Width = 5) -> None:
-    """Translate the standard input, line by line."""
+    """Translate the sentences of the standard input, one per line."""
     with report_errors():
         model, source, target, _ = translating.load(run)
         for lines in chunks(sys.stdin.buffer):
@@ -140,7 +147,7 @@ def evaluate(
     split: Split = "test",
     width: Width = 5,
 ) -> None:
-    """Print the BLEU score with its sacreBLEU signature, and the mean number of source words attended to per word."""
+    """Print the BLEU score, its sacreBLEU signature, and how many source words a target word attends to on average."""
     with report_errors():
         model, source, target, config = translating.load(run)
         pairs = read_pairs(data, split, (config.source, config.target))
@@ -155,11 +162,13 @@ def attention(
     run: Run,
     sentence: Annotated[str, typer.Argument(help="A sentence to translate.")],
     output: Annotated[Path, typer.Option(help="File to write: .png, .svg or .pdf.")] = Path("attention.png"),
-    beside: Annotated[list[Path] | None, typer.Option(help="Another run, drawn on the right. May be repeated.")] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run, drawn on the right. Repeat the option for several runs.")
+    ] = None,
     width: Width = 5,
     force: Force = False,
 ) -> None:
-    """Plot the attention weights of a translation: source words by target words."""
+    """Translate a sentence, and plot the attention weights between source words and target words."""
     from bellmax_apps.figures import PICTURES, save
     from bellmax_apps.translation.figure import draw
 
@@ -183,10 +192,12 @@ def attention(
 def table(
     data: Data,
     output: TableFolder,
-    pairs: Annotated[list[str] | None, typer.Option(help="SOURCE-TARGET, repeatable. Default fr-en and en-fr.")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option(help="Languages, as SOURCE-TARGET. Can be repeated. Default: fr-en and en-fr.")
+    ] = None,
     attention: Annotated[
         list[str] | None,
-        typer.Option(help=f"ATTENTION-OMEGA of 'train', repeatable. Default {', '.join(IN_TABLE)}."),
+        typer.Option(help=f"Options of 'train', as ATTENTION-OMEGA. Can be repeated. Default: {', '.join(IN_TABLE)}."),
     ] = None,
     epochs: Epochs = DEFAULT.settings.epochs,
     minutes: Minutes = None,
@@ -203,9 +214,9 @@ def table(
     jobs: Jobs = 1,
     width: Width = 5,
 ) -> None:
-    """Train with each attention at the same budget, and write a table. Run it again to resume.
+    """Train with each attention for the same number of epochs, and write a table. To resume, run it again.
 
-    Runs are in OUTPUT/PAIR/ATTENTION-OMEGA or, with several seeds, in OUTPUT/PAIR/ATTENTION-OMEGA-SEED.
+    The folder of a run is OUTPUT/PAIR/ATTENTION-OMEGA or, with several seeds, in OUTPUT/PAIR/ATTENTION-OMEGA-SEED.
     """
     with report_errors():
         shared: dict[str, object] = {

@@ -32,7 +32,7 @@ SPLITS: dict[str, Sequence[str]] = {
 
 
 def find(folder: Path, split: str, language: str) -> Path:
-    """The file of a split in a language, recognised by its name: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
+    """The file of a split in a language, recognized by its name: ``train.en``, ``val.fr.gz``, ``newstest2014.de``, …"""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: it must hold parallel text, such as train.{language}")
     files = sorted(path for path in folder.iterdir() if path.name.removesuffix(".gz").endswith(f".{language}"))

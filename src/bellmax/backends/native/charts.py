@@ -18,7 +18,7 @@ class NativeCharts(Expanded):
     """Sweeps of charts without a graph if Ω is negentropy and exp space does not overflow; else by the graph engine.
 
     Under negentropy the tape is the expected tree, whoever computed it. Under other Ω it is the tape of the graph
-    engine. The kernels have no labels: a span's score is the logsumexp over its labels, and afterwards its probability
+    engine. The kernels have no labels: a span's score is the logsumexp over its labels, and then its probability
     is divided among the labels.
     """
 

@@ -201,7 +201,7 @@ def log_transitions_vjp(
 
 
 def _draw(q: Tensor, uniform: Tensor) -> Tensor:
-    """Return int64 indices (...), drawn from unnormalised probabilities q (..., S) by inverting their cumulative sum.
+    """Return int64 indices (...), drawn from unnormalized probabilities q (..., S) by inverting their cumulative sum.
 
     ``uniform`` (...) holds numbers in [0, 1).
     """

@@ -1,7 +1,7 @@
 """The sweeps of a lattice (and of DTW) by its table of moves: one program per batch element, one lane per column.
 
 A step is a row of the grid if every move leads to a later row, else an anti-diagonal. Values of nodes stay in
-registers, in the wide dtype, for as many steps as moves look back. Values of a neighbouring lane are read with a
+registers, in the wide dtype, for as many steps as moves look back. Values of a neighboring lane are read with a
 gather. Ω is computed on differences from the maximum, in θ's dtype. If the grid has more columns than a program has
 lanes, it is swept in strips of columns, with one launch per strip. A strip reads the border values that an earlier
 launch wrote.
