@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import griffe
@@ -16,6 +17,7 @@ class Plain(griffe.Extension):
     """For mkdocstrings."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        pkg.set_member("dtw", pkg["series.pairs.dtw"])  # in Python, the function hides the module of the same name
         for obj in objects(pkg):
             if obj.docstring is not None:
                 obj.docstring.value = plain(obj.docstring.value, obj)
@@ -48,8 +50,6 @@ def link(name: str, obj: griffe.Object) -> str:
 def path_of(name: str, obj: griffe.Object) -> str:
     """The full path of a name that a docstring mentions: in its scope, in the base class, or in the package."""
     for scope in (obj, obj.package[BASE.removeprefix("bellmax.")], obj.package):
-        try:
+        with suppress(griffe.NameResolutionError):
             return scope.resolve(name)
-        except griffe.NameResolutionError:
-            pass
     return name

@@ -47,10 +47,7 @@ def summary(names: list[str]) -> str:
 
 def first_sentence(name: str) -> str:
     module, _, attribute = name.rpartition(".")
-    try:
-        thing = importlib.import_module(name)
-    except ImportError:
-        thing = getattr(importlib.import_module(module), attribute)
+    thing = getattr(importlib.import_module(module), attribute)
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("|", "\\|")
     return re.split(r"(?<=\.)\s", text)[0].rstrip(":")

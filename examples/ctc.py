@@ -13,7 +13,7 @@ import bellmax as bx
 ALPHABET = "·ehlo"  # the blank is the first class
 WORD = "hello"
 FRAMES = 40
-OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
+OMEGAS = {"negentropy": bx.Negentropy(), "entmax": bx.Tsallis(1.5)}
 
 
 def network(frames: int = FRAMES) -> tuple[Tensor, Tensor]:
@@ -35,8 +35,8 @@ def draw(ax: Axes, title: str, shares: Tensor, p: bx.CTC) -> None:
     ax.scatter(frame.numpy(), label.numpy(), s=3, color="0.6")
     ax.plot(p.decode().numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
     ax.set_yticks(range(len(ALPHABET)), list(ALPHABET))
-    above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
-    ax.set_title(f"{title} ({above})", loc="left", fontsize=10)
+    nonzero = f"{int((shares > 0).sum())} of {shares.numel()} entries are not 0"
+    ax.set_title(f"{title}, {nonzero}", loc="left", fontsize=10)
 
 
 def figure() -> Figure:
@@ -44,10 +44,10 @@ def figure() -> Figure:
     scores, targets = network()
     axes = drawn.subplots(1 + len(OMEGAS), 1, sharex=True)
     first = bx.CTC(scores.log_softmax(-1), targets)
-    draw(axes[0], "the network alone: softmax", scores.softmax(-1), first)
+    draw(axes[0], "output of the network (softmax)", scores.softmax(-1), first)
     for ax, (name, omega) in zip(axes[1:], OMEGAS.items(), strict=True):
         p = bx.CTC(scores, targets, omega=omega)
-        draw(ax, f"given “{WORD}”: posterior, {name}", p.expected_path, p)
+        draw(ax, f"posterior given “{WORD}”, {name}", p.expected_path, p)
     axes[1].set_ylim(top=len(ALPHABET) + 0.2)
     for letter, (start, end), sure in zip(WORD, first.spans().tolist(), first.confidence.tolist(), strict=True):
         axes[1].annotate(f"{letter} {sure:.2f}", ((start + end - 1) / 2, len(ALPHABET) - 0.4), ha="center", fontsize=8)

@@ -160,7 +160,7 @@ def boundaries(path: Tensor) -> Tensor:
     """Return the times (..., L − 1) of the boundaries between the L digits of a path (..., T, 1 + L), in seconds.
 
     A boundary is the cut that leaves the least probability of its two digits on the wrong side. If several cuts are
-    equal, for example in blanks between the digits, the boundary is in their middle.
+    equally good, for example in blanks between the digits, the boundary is halfway between the first and the last.
     """
     wrong = pad((path[..., 2:] - path[..., 1:-1]).double().cumsum(-2), (0, 0, 1, 0))  # up to a constant
     least = (wrong <= wrong.amin(-2, keepdim=True) + 1e-9).long()

@@ -10,14 +10,14 @@ from torch import Tensor
 
 import bellmax as bx
 
-OMEGAS = {"negentropy": bx.Negentropy(), "sparse: entmax": bx.Tsallis(1.5)}
+OMEGAS = {"negentropy": bx.Negentropy(), "entmax": bx.Tsallis(1.5)}
 
 
 def heat(ax: Axes, shares: Tensor, title: str) -> None:
-    """Draw probabilities (rows, columns). The title shows how many of them are above 0."""
+    """Draw probabilities (rows, columns). The title shows how many of them are not 0."""
     ax.imshow(shares.detach().numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    above = f"{int((shares > 0).sum())} of {shares.numel()} above 0"
-    ax.set_title(f"{title} ({above})", loc="left", fontsize=9)
+    nonzero = f"{int((shares > 0).sum())} of {shares.numel()} entries are not 0"
+    ax.set_title(f"{title}, {nonzero}", loc="left", fontsize=9)
 
 
 def gaps() -> Figure:
@@ -47,10 +47,10 @@ def monotone() -> Figure:
     scores[torch.arange(len(tokens)), tokens] += 1.2
     drawn = Figure(figsize=(8, 4), layout="constrained")
     axes = drawn.subplots(1 + len(OMEGAS), 1, sharex=True)
-    heat(axes[0], scores.softmax(-1).T, "each frame on its own: softmax")
+    heat(axes[0], scores.softmax(-1).T, "softmax of each frame")
     for ax, (name, omega) in zip(axes[1:], OMEGAS.items(), strict=True):
         p = bx.MonotonicAlignment(scores, omega=omega)
-        heat(ax, p.expected_path.T, f"aligned: {name}")
+        heat(ax, p.expected_path.T, f"alignment under {name}")
         ax.plot(p.best_path().argmax(-1).numpy(), color="tab:orange", linewidth=1.2, drawstyle="steps-mid")
     for ax in axes:
         ax.set_ylabel("token")
@@ -68,7 +68,7 @@ def transducer() -> Figure:
     drawn = Figure(figsize=(8, 3.6), layout="constrained")
     for ax, (name, omega) in zip(drawn.subplots(2, 1, sharex=True), OMEGAS.items(), strict=True):
         p = bx.Transducer(blank, emit, omega=omega)
-        heat(ax, p.gradient["emit"].T, f"labels by the frame that emits them: {name}")
+        heat(ax, p.gradient["emit"].T, f"frames that emit each label, {name}")
         ax.plot(p.decode().numpy(), range(labels), "o-", color="tab:orange", linewidth=1, markersize=4)
         ax.set_ylabel("label")
     ax.set_xlabel("frame")
@@ -91,9 +91,9 @@ def segments() -> Figure:
     for start, end, label in p.decode().tolist():
         if label >= 0:
             axes[0].hlines(float(levels[label]), start - 0.5, end - 0.5, color="tab:orange", linewidth=2.5)
-    axes[0].set_title("a series, and its best segments", loc="left", fontsize=9)
-    heat(axes[1], emissions.softmax(-1).T, "each step on its own: softmax")
-    heat(axes[2], p.marginals.T, "as segments: marginals under negentropy")
+    axes[0].set_title("series and its best segments", loc="left", fontsize=9)
+    heat(axes[1], emissions.softmax(-1).T, "softmax of each step")
+    heat(axes[2], p.marginals.T, "marginals of the segment labels under negentropy")
     for ax in axes[1:]:
         ax.set_ylabel("label")
     axes[-1].set_xlabel("step")
