@@ -83,7 +83,7 @@ def _warn_slow() -> None:
     """Warn that the kernels are missing, once per process."""
     warnings.warn(
         f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): "
-        "it uses the reference backend, with the same results, but tens to hundreds of times slower",
+        "it uses the reference backend, with the same results, but tens to thousands of times slower",
         RuntimeWarning,
         stacklevel=2,
     )
