@@ -76,9 +76,10 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(if $(BELLMAX_DATA),$(BIN)/python benchmarks/neighbors.py $(BELLMAX_DATA)/timeseries)
 	$(BIN)/python benchmarks/page.py
 
-docs: $(INSTALLED)  ## the documentation site, in build/site
+docs: $(INSTALLED)  ## the documentation site with the demo page, in build/site
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python examples/demo.py --output build/site/demo
 
 # Another copy of the package with instrumented kernels of one instruction set, in two processes; -S keeps the editable
 # install out of their way. BELLMAX_AVX2=OFF stands for a compiler without AVX2, so that the baseline is left.

@@ -9,6 +9,7 @@ from dag import layered
 from measuring import SECONDS, Row, cell, collect, command_line, factor, heading, machine, measure, ratio, report, table
 
 import bellmax as bx
+from bellmax import lattice as L
 from bellmax.nn import CTCLoss
 
 OMEGAS: dict[str, str | bx.Regularizer] = {
@@ -90,6 +91,29 @@ def graph(layers: int, width: int) -> Problem:
     return weights, lambda omega: dag.paths(weights, omega=omega).value
 
 
+def tree(batch: int, nodes: int, labels: int) -> Problem:
+    model = bx.TreeModel([-1, *((node - 1) // 2 for node in range(1, nodes))])
+    unary, pairwise = random(batch, nodes, labels), torch.randn(labels, labels)
+    return unary, lambda omega: model.labels(unary, pairwise, omega=omega).value
+
+
+def edit_distance(*shape: int) -> Problem:
+    gap = -1.0
+    moves = bx.Move(1, 1, score=L.cell("pair", -1, -1)), bx.Move(1, 0, score=gap), bx.Move(0, 1, score=gap)
+    lattice, pair = bx.Lattice(moves), random(*shape)
+    return pair, lambda omega: lattice.paths({"pair": pair}, omega=omega).value
+
+
+def grammar(batch: int, words: int) -> Problem:
+    """All ways to bracket a sentence, as a hypergraph."""
+    spans = [(i, j) for size in range(1, words + 1) for i in range(words - size + 1) for j in [i + size]]
+    edges: list[tuple[tuple[int, int], tuple[tuple[int, int], ...]]] = [(s, ()) for s in spans if s[1] == s[0] + 1]
+    edges += [((i, j), ((i, k), (k, j))) for i, j in spans for k in range(i + 1, j)]
+    hypergraph = bx.Hypergraph(edges)
+    weights = random(batch, len(edges))
+    return weights, lambda omega: hypergraph.derivations(weights, omega=omega).value
+
+
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "`Chain.from_scores` (B,T,S) = (64,128,32)": lambda: scores(64, 128, 32),
     "`Chain` (B,T,S) = (64,128,32)": lambda: chain(64, 128, 32),
@@ -103,6 +127,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "`SemiMarkov` (B,T,D,K) = (16,200,20,8)": lambda: segments(16, 200, 20, 8),
     "`SpanTrees` (B,n) = (32,40)": lambda: spans(32, 40),
     "`DependencyTrees` (B,n) = (32,40)": lambda: heads(32, 40),
+    "`TreeModel` (B,V,K) = (32,127,16)": lambda: tree(32, 127, 16),
+    "`Lattice`, edit distance (B,N,M) = (16,200,200)": lambda: edit_distance(16, 200, 200),
+    "`Hypergraph`, brackets (B,n) = (32,20)": lambda: grammar(32, 20),
     "`DAG`, 100 layers of 50 nodes": lambda: graph(100, 50),
 }
 
@@ -145,7 +172,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one structure and few repeats, to see that it works")
     args = parser.parse_args()
     torch.manual_seed(0)
-    names = list(PROBLEMS)[-2:-1] if args.quick else list(PROBLEMS)
+    names = ["`DAG`, 100 layers of 50 nodes"] if args.quick else list(PROBLEMS)
     results = {"machine": machine(), **collect({"omegas": lambda: compare(names, 2 if args.quick else args.repeats)})}
     report(args.output, "omegas", results, markdown(results))
 

@@ -31,6 +31,12 @@ TITLES = {
     "ctc": "CTC, negentropy",
     "dag": "DAG, native kernels and reference backend",
 }
+WITHOUT_FIGURE = {
+    "Sequence alignment, hard scores": ("lattices", "gaps"),
+    "Monotonic alignment, best path": ("lattices", "monotone"),
+    "Parsing, spans": ("trees", "spans"),
+    "Parsing, dependencies": ("trees", "arcs"),
+}
 NOTES = {
     "layers": (
         "Structured attention does more work than softmax attention, so its bars point to the left. The training steps"
@@ -172,6 +178,22 @@ def of_graphs(rows: Iterable[Row]) -> Panels:
         name = f"{row['omega']}, {row['task']}"
         panels.setdefault(f"batch of {row['batch']}", {})[name] = {"reference": row["ratio"]}
     return panels
+
+
+def without_figure(results: dict[str, Any]) -> dict[str, Panels]:
+    """Return the ratios of benchmarks that have no figure, by title."""
+    peers = "parasail", "monotonic_alignment_search", "good loop", "torch-struct"
+    return {
+        title: {
+            part: {
+                f"{row['shape']}, {row['task']}": {
+                    peer: ratio(row[peer], row["bellmax"]) for peer in peers if row.get(peer)
+                }
+                for row in results[name][part]
+            }
+        }
+        for title, (name, part) in WITHOUT_FIGURE.items()
+    }
 
 
 # --- figures
@@ -325,7 +347,10 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "Ratios over all shapes and tasks of each benchmark. The last column counts the cases in which the other",
         "library is faster than bellmax.",
-        *table("benchmark | compared with | minimum: | median: | maximum: | below 1×:", list(summary(panels(results)))),
+        *table(
+            "benchmark | compared with | minimum: | median: | maximum: | below 1×:",
+            list(summary(panels(results) | without_figure(results))),
+        ),
     ]
     for name, title in TITLES.items():
         alt = f"Bar chart, {title}: time of other implementations divided by the time of bellmax, by task and shape"
@@ -358,7 +383,7 @@ def summary(figures: dict[str, Panels]) -> Iterable[list[str]]:
         for peer, ratios in by_peer.items():
             below = f"{sum(times < 1 for times in ratios)} of {len(ratios)}"
             numbers = (factor(of(ratios)) for of in (min, statistics.median, max))
-            yield [TITLES[name], label(peer), *numbers, below]
+            yield [TITLES.get(name, name), label(peer), *numbers, below]
 
 
 def readme_table(results: dict[str, Any]) -> str:

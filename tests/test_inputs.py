@@ -228,7 +228,7 @@ def test_barycenter_of_frames_and_lists() -> None:
         (lambda: bx.dtw_cdist(pd.DataFrame({"a": ["x", "y"], "b": [1, 2]})), "xs must hold numbers, got 'x'"),
         (
             lambda: bx.Chain(np.zeros((3, 2, 2))),
-            r"potentials must be a tensor, got ndarray: torch.as_tensor\(potentials\)",
+            r"potentials must be a tensor, got ndarray: pass torch.as_tensor\(potentials\)",
         ),
         (lambda: bx.viterbi([[[0.0]]]), "potentials must be a tensor, got list"),
         (lambda: bx.Chain.from_scores(torch.zeros(3, 2), [[0, 0], [0, 0]]), "transitions must be a tensor, got list"),

@@ -475,10 +475,10 @@ def wrong_calls() -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: bx.dtw(x, y, band=-1), "band must be at least 0, got -1"
     yield lambda: bx.dtw_cdist([x, y], band=0.1), "band must be a number of steps, 0 or at least 1, got 0.1: for"
     holed = torch.tensor([1.0, math.nan, 2.0])
-    yield lambda: bx.dtw_cdist([holed[2:]], [holed[:1], holed]), r"got one at ys\[1\]\[1\]"
-    yield lambda: bx.dtw_barycenter([holed]), r"got one at xs\[0\]\[1\]"
+    yield lambda: bx.dtw_cdist([holed[2:]], [holed[:1], holed]), r"got NaN at ys\[1\]\[1\]"
+    yield lambda: bx.dtw_barycenter([holed]), r"got NaN at xs\[0\]\[1\]"
     two = torch.tensor([[1.0, 2.0], [3.0, math.nan], [0.0, 0.0]])
-    yield lambda: bx.dtw_neighbors([two, two], k=1), r"got one at xs\[0\]\[1, 1\]"
+    yield lambda: bx.dtw_neighbors([two, two], k=1), r"got NaN at xs\[0\]\[1, 1\]"
     yield lambda: bx.dtw(x, torch.zeros(3, 5, 4)), r"batch shapes must broadcast, got x \(2,\), y \(3,\)"
     yield lambda: bx.dtw(x, y, lengths=(three, 5)), r"batch shapes must broadcast, .*lengths\[0\] \(3,\)"
     yield lambda: bx.dtw(x, y, omega=bx.Negentropy(three / 1.0)), r"must broadcast, .*gamma \(3,\)"

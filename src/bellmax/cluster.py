@@ -26,7 +26,7 @@ _JOBS: dict[Any, Callable[..., Job]] = {dtw_cdist: pairs_job, dtw_neighbors: nei
 
 @dataclass(frozen=True)
 class Task:
-    """One block of a call, which :func:`plan` returns.
+    """One block of a call that :func:`plan` splits into tasks.
 
     A task is small and can be pickled, since the series are in the folder ``checkpoint``.
 
@@ -42,7 +42,7 @@ class Task:
     block: Block
 
     def run(self) -> None:
-        """Compute the block and write it to the folder. If the block is there already, do nothing."""
+        """Compute the block and write it to the folder. If the folder already contains the block, do nothing."""
         folder = Folder(self.checkpoint, self.fingerprint)
         if folder.has(self.block):
             return
@@ -73,13 +73,13 @@ def _load(checkpoint: Path, fingerprint: str) -> Job:
 def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike[str], **options: Any) -> list[Task]:
     """Split a call of ``bx.dtw_cdist`` or ``bx.dtw_neighbors`` into tasks for a cluster.
 
-    Run all tasks, and then make the same call with ``checkpoint`` to collect the result.
+    Run all tasks. To collect the result, call ``function`` with the same arguments and the same ``checkpoint``.
 
     Args:
         function: ``bx.dtw_cdist`` or ``bx.dtw_neighbors``.
         args: The positional arguments of the call.
-        checkpoint: A folder that all tasks can access. The series are pickled there, so other people must not be
-            able to write to it.
+        checkpoint: A folder that all tasks can access. The series are stored there as a pickle, so other people must
+            not be able to write to the folder.
         options: The keyword arguments of the call, except ``out``, ``client`` and ``progress``.
 
     Returns:

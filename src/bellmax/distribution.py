@@ -40,11 +40,12 @@ class PathDistribution(Distribution):
     Do not call the constructor. Use a structure, such as :class:`Chain` or :class:`DTW`, which inherits the methods
     below. In shapes, ... is the batch shape, and *event is the shape of one path as a 0/1 tensor. A path has two forms:
 
-    - the *event*, a 0/1 tensor of the shape of the potentials, in floating point or bool;
-    - the *decoded form*, integers in the terms of the structure, such as tags or index pairs, see :meth:`decode`.
+    - the *event*: a 0/1 tensor of the shape of the scores θ (:attr:`potentials`), floating point or bool;
+    - the *decoded form*: integers in the terms of the structure, such as tags or index pairs. See :meth:`decode`.
 
-    The probability of a path is the product of its choices in a random walk Q(θ) from the end node back to the start
-    (section 3.3 of the paper). At each node, the walk chooses a parent with the probabilities ∇max_Ω.
+    Paths are drawn by a random walk from the end node back to the start (Mensch and Blondel, 2018, section 3.3). At
+    each node, the walk chooses a parent. The gradient ∇max_Ω contains the probabilities of the choices. The probability
+    of a path is the product of the probabilities of its choices.
 
     >>> import bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 2.0], [0.0, 0.0]]), torch.eye(2))
@@ -55,10 +56,10 @@ class PathDistribution(Distribution):
 
     Args:
         program: The dynamic program.
-        scores: A mapping from the name of each score to a pair: a floating point tensor (..., *own), and its number of
-            dimensions after the batch. An entry of −∞ is an edge that does not exist. A score without batch dimensions
+        scores: A mapping from the name of each score to a pair: a floating point tensor, and its number of dimensions
+            after the batch dimensions. An entry of −∞ (+∞ for costs) removes its edge. A score without batch dimensions
             is shared by the batch.
-        integers: The index tensors of the program, (..., *own) each, or shared by the batch.
+        integers: The index tensors of the program. A tensor without batch dimensions is shared by the batch.
         batch_shape: The batch shape.
         event_shape: The shape of one path.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
@@ -147,12 +148,12 @@ class PathDistribution(Distribution):
 
     @property
     def potentials(self) -> Tensor:
-        """The potentials θ, (..., *event): scores, or costs if the program is a min."""
+        """The potentials θ, (..., *event): scores, or costs if the program minimizes."""
         return self._solver.scores[0]
 
     @property
     def scores(self) -> dict[str, Tensor]:
-        """The scores of the program: a mapping from names to tensors, without the constants."""
+        """The scores of the program, as a mapping from names to tensors. Internal constants are left out."""
         return self._by_name(self._scores)
 
     @property
@@ -208,8 +209,8 @@ class PathDistribution(Distribution):
         """Smoothed maximum DP_Ω(θ) over all paths, of the batch shape.
 
         Under negentropy with γ = 1, it is the log-partition function. It is convex in θ and differentiable to any
-        order. If no path exists, it is −∞. If the program is a min over costs, it is the smoothed minimum, which is
-        concave in θ, and +∞ if no path exists.
+        order. If no path exists, it is −∞. If the scores are costs, the value is the smoothed minimum instead. The
+        smoothed minimum is concave in θ, and +∞ if no path exists.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(3, 2, 2)).value.exp()  # eight sequences of score 0
@@ -233,7 +234,7 @@ class PathDistribution(Distribution):
     def gradient(self) -> dict[str, Tensor]:
         """Gradient of the value with respect to each score: a mapping from names to tensors. Differentiable.
 
-        An entry is the expected number of times that a path uses the entry of the score.
+        Each entry is the expected number of times that a path uses the corresponding entry of the score.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.zeros(3, 2), torch.zeros(2, 2))
@@ -297,7 +298,8 @@ class PathDistribution(Distribution):
     def best_path(self) -> Tensor:
         """Return the highest-scoring path as an event, a 0/1 tensor of the potentials' shape.
 
-        If no path exists, it is 0. :meth:`decode` returns the path in the terms of the structure.
+        If the scores are costs, the result is the path of least cost. If no path exists, the event is 0. :meth:`decode`
+        returns the path in the decoded form.
 
         >>> import bellmax as bx
         >>> bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5])).best_path()
@@ -309,7 +311,8 @@ class PathDistribution(Distribution):
     def mode(self) -> Tensor:
         """The most probable path as a 0/1 tensor of the potentials' shape.
 
-        Under negentropy, it is the highest-scoring path. Under another Ω, the two can differ.
+        Under negentropy, it is the highest-scoring path. Under another Ω, the most probable path and the
+        highest-scoring path can differ.
         """
         if type(self.omega) is Negentropy:
             return self.best_path()
@@ -320,8 +323,8 @@ class PathDistribution(Distribution):
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best paths: scores (..., k), best first, and events (..., k, *event).
 
-        If there are fewer than k paths, the other scores are −∞ (costs +∞) and the other events are 0. The scores are
-        differentiable.
+        If there are fewer than k paths, the remaining scores are −∞ (+∞ for costs) and the remaining events are 0. The
+        scores are differentiable.
 
         Args:
             k: The number of paths, at least 1.
@@ -344,9 +347,11 @@ class PathDistribution(Distribution):
     def decode(self) -> Tensor:
         """Return the highest-scoring path in the decoded form, such as tags, index pairs or spans.
 
-        The docstring of each structure describes its decoded form: a tensor of integers with the batch shape first,
-        padded with −1, or nested lists. If no path exists, all entries are padding. :meth:`log_prob`, :meth:`encode`,
-        ``support.check`` and the losses accept the decoded form.
+        The class of each structure documents its decoded form. For a :class:`Hypergraph`, it is a list of integers, or
+        nested lists for a batch. For every other structure, it is a tensor of integers with the batch shape first. The
+        tensor is padded with −1, and durations are padded with 0. If no path exists, the tensor contains only padding,
+        and the list is empty. :meth:`log_prob`, :meth:`encode`, ``support.check`` and the losses accept the decoded
+        form.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
@@ -375,10 +380,10 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def topk_decoded(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best paths in the decoded form, best first, and their scores (..., k).
+        """Return the scores (..., k) of the k best paths, and the paths in the decoded form, best first.
 
-        The scores come first. The dimension k of the paths follows the batch shape. If there are fewer than k paths,
-        the other scores are −∞ (costs +∞) and the other paths are padding. The scores have no gradient. For a gradient,
+        In the paths, the dimension of size k follows the batch shape. If there are fewer than k paths, the remaining
+        scores are −∞ (+∞ for costs), and the remaining paths are padding. The scores have no gradient. For a gradient,
         use :meth:`topk` or :meth:`log_prob`.
 
         Args:
@@ -402,7 +407,7 @@ class PathDistribution(Distribution):
     def encode(self, decoded: Any) -> Tensor:
         """Convert paths in the decoded form to events, 0/1 tensors (..., *event).
 
-        Raises ``ValueError`` if one of them is not a path.
+        Raises ``ValueError`` if an element of ``decoded`` is not a path.
 
         Args:
             decoded: Paths in the decoded form, as :meth:`decode` and :meth:`sample_decoded` return them.
@@ -428,10 +433,11 @@ class PathDistribution(Distribution):
     def most_accurate(self) -> Tensor:
         """Return the path with the smallest expected Hamming distance from a random path, in the decoded form.
 
-        This is minimum Bayes risk decoding. The Hamming distance of two paths is the number of units that only one of
-        them has. Units are tags, index pairs, labels of frames, segments, spans, heads or edges. Gaps are not units. If
-        μ is the probability of a unit, the result is the best path for the scores 2μ − 1. It is never a forbidden path.
-        For a chain without forbidden transitions, it is ``marginals.argmax(-1)``.
+        This is minimum Bayes risk decoding. A path consists of units: tags, index pairs, labels of frames, segments,
+        spans, heads or edges, depending on the structure. Gaps are not units. The Hamming distance of two paths is the
+        number of units that occur in only one of the two paths. The result is the best path for the scores 2μ − 1,
+        where μ is the probability of each unit. The result is never a forbidden path. For a chain without forbidden
+        transitions, the result is ``marginals.argmax(-1)``.
 
         Raises ``ValueError`` if a path can use a unit more than once.
 
@@ -491,7 +497,9 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random paths as events, 0/1 tensors (*sample_shape, ..., *event). If no path exists, they are 0.
+        """Return random paths as events, 0/1 tensors (*sample_shape, ..., *event).
+
+        If no path exists, the events are 0.
 
         Args:
             sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
@@ -509,6 +517,12 @@ class PathDistribution(Distribution):
         shape = as_sample_shape(sample_shape)
         paths = self._solver.sample(shape.numel()).movedim(1, 0)
         return paths.reshape(*shape, *self.batch_shape, *paths.shape[2:])
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Raise ``NotImplementedError``: paths are discrete and have no reparameterized samples."""
+        raise NotImplementedError(
+            "paths are discrete and have no reparameterized samples: use expected_path, or log_prob of samples"
+        )
 
     def log_prob(self, path: Any) -> Tensor:
         """Return the log-probability of paths, of the batch shape. Differentiable in θ and γ.
@@ -557,16 +571,16 @@ class PathDistribution(Distribution):
     def log_num_paths(self) -> Tensor:
         """Logarithm of the number of paths with a finite score, shape (...).
 
-        It is float64, or float32 on a device without float64.
+        The dtype is float64, or float32 on a device without float64.
         """
         return self.sense * self._solver.unweighted(Negentropy()).value()
 
     @property
     def num_paths(self) -> Tensor:
-        """Number of paths of finite score, of the batch shape.
+        """Number of paths with a finite score, of the batch shape.
 
-        It is float64: exact up to about 10¹², and accurate to 14 digits beyond. On a device without float64 it is
-        float32, and exact up to about 10⁴.
+        The dtype is float64. Numbers up to about 10¹² are exact, and larger numbers are accurate to 14 digits. On a
+        device without float64, the dtype is float32, and numbers up to about 10⁴ are exact.
         """
         return self.log_num_paths.exp().round()
 
@@ -574,8 +588,8 @@ class PathDistribution(Distribution):
     def max_marginals(self) -> Tensor:
         """Score of the best path through each entry of an event, (..., *event), without gradient.
 
-        If no path uses an entry, it is −∞. The scores θ decide which path is best, and Ω has no influence. If the
-        scores are costs, the best path has the least cost, and unused entries are +∞.
+        If no path uses an entry, the result is −∞ there. The result depends on the scores only, not on Ω. If the scores
+        are costs, the result is the least cost of a path through each entry, and +∞ at unused entries.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]))
@@ -589,9 +603,9 @@ class PathDistribution(Distribution):
     def node_values(self) -> Tensor:
         """Value of each node in the forward recursion under Ω, without gradient.
 
-        For a chain, the shape is (..., T, S), and end scores are not included. For :class:`DTW` and other lattices, it
-        is the shape (..., N, M) of the grid, or (..., N, M, states) for several states. For a :class:`DAG` or a
-        :class:`Hypergraph`, it is (..., num_nodes), in the order of ``nodes``.
+        For a chain, the shape is (..., T, S), and the values do not include end scores. For :class:`DTW` and other
+        lattices, the shape is the shape of the grid: (..., rows, columns), or (..., rows, columns, states) for several
+        states. For a :class:`DAG` or a :class:`Hypergraph`, the shape is (..., num_nodes), in the order of ``nodes``.
 
         Values are −∞ (+∞ for costs) at nodes that no path from the start reaches, at masked steps, at pruned nodes, and
         outside of the lengths and the band. Raises ``NotImplementedError`` for segmentations, tree models and parses.
@@ -608,8 +622,9 @@ class PathDistribution(Distribution):
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
         """Return all paths of positive probability, most probable first, and their probabilities.
 
-        The paths are events (K, ..., *event), and the probabilities have the shape (K, ...). K is the largest number
-        of such paths in the batch. Shorter lists are padded with 0. Raises ``ValueError`` if K exceeds ``max_paths``.
+        The paths are events (K, ..., *event), and the probabilities have the shape (K, ...). K is the largest number of
+        paths of positive probability in the batch. Shorter lists are padded with 0. Raises ``ValueError`` if K exceeds
+        ``max_paths``.
 
         Args:
             max_paths: The maximum of K, default 1000.
@@ -634,7 +649,11 @@ class PathDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        """The set of all paths, as a torch constraint: ``p.support.check(path)`` is True if ``path`` is a path."""
+        """The set of all paths, as a torch constraint.
+
+        ``p.support.check(x)`` is True if x is a path of the graph, as an event or in the decoded form. Scores are
+        ignored, so paths with probability 0 are included.
+        """
         return _Paths(self)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
@@ -645,8 +664,8 @@ class PathDistribution(Distribution):
         :meth:`support_paths`.
 
         Args:
-            expand: If True (the default), the result has the batch shape. If False, each batch dimension is 1, and all
-                members must have the same paths.
+            expand: If True (the default), the result has the batch shape. If False, each batch dimension has size 1,
+                and all members of the batch must have the same paths.
 
         >>> import bellmax as bx
         >>> bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.zeros(4)).enumerate_support()
@@ -716,7 +735,7 @@ class PathDistribution(Distribution):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return this distribution on another device or in another floating point dtype.
 
-        It takes the arguments of ``torch.Tensor.to``.
+        The arguments are the arguments of ``torch.Tensor.to``.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(3, 2, 2)).to(torch.float64).value.dtype

@@ -11,9 +11,11 @@ from bellmax.series.routes import describe_routes
 
 @answers_near_misses
 def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) -> dict[str, str]:
-    """Return a dictionary that tells which backend runs on a device, and which backends are available.
+    """Return a dictionary with the backend that runs on a device, and the backends that are available.
 
-    The key ``str(device)`` has the name of the backend for an Ω that ships with bellmax. The backends are:
+    The key ``str(device)`` contains the name of the backend for every Ω that bellmax provides. The keys "native" and
+    "triton" tell whether these backends are available. "instructions" is the instruction set of the compiled kernels,
+    and "threads" is the number of threads. The backends are:
 
     - ``native``: compiled kernels on the CPU;
     - ``triton``: kernels for GPUs;
@@ -22,8 +24,8 @@ def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) ->
 
     Args:
         device: The device, default "cpu".
-        routes: If True, add the key "dtw_routes", a text that lists how ``bx.dtw`` and ``bx.dtw_cdist`` compute pairs
-            of series on this device. The first route whose conditions all hold is taken. Default False.
+        routes: If True, add the key "dtw_routes". Its text lists the methods by which ``bx.dtw`` and ``bx.dtw_cdist``
+            compute pairs of series on this device. The first method whose conditions all hold is used. Default False.
 
     >>> import bellmax as bx
     >>> sorted(bx.backend_info())

@@ -18,8 +18,8 @@ op: Any = opset18  # Any: its annotations exclude Python numbers, which it accep
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the argument ``custom_translation_table`` for :func:`torch.onnx.export`.
 
-    The table translates ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`, with a
-    mask, with lengths or with neither. The batch size and the number of steps can be dynamic. onnxruntime needs at
+    The table translates ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`. Both
+    may have a mask, lengths or neither. The batch size and the number of steps can be dynamic. onnxruntime needs at
     least one step. The exported graph adds scores in float64 and does not validate them.
     """
     return {torch.ops.bellmax.topk.default: _topk}

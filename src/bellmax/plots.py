@@ -105,10 +105,10 @@ def alignment(
     y: Tensor | NDArray[np.floating] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the expected alignment of two series, with the alignment of least cost on top, and return the axes.
+    """Draw the expected alignment of two series and the alignment of least cost, and return the axes.
 
     Darker cells are more probable. Cells with positive probability have a border. Cells with probability 0 are white.
-    Figure 1 of the paper is such a figure.
+    Figure 1 of the paper is drawn in this way.
 
     Args:
         dtw: A :class:`bellmax.DTW` without batch dimensions.

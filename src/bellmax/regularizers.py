@@ -123,23 +123,25 @@ class _Argmax(Function):
 
 
 class Regularizer:
-    """Base class of the regularizers Ω, strongly convex functions on the simplex that smooth the max.
+    """Base class of the regularizers Ω, functions on the simplex that smooth the max.
 
-    To write your own Ω, subclass :class:`Regularizer` and define three methods *for γ = 1, along the last dimension*:
+    To write your own Ω, which must be strongly convex, subclass :class:`Regularizer` and define three methods *for γ =
+    1, along the last dimension*:
 
     - ``penalty(q)`` returns Ω(q), from shape (..., D) to (...).
     - ``project(x)`` returns the maximizer q of ⟨q, x⟩ − Ω(q), shape (..., D). x has maximum 0 and may contain −∞.
-    - ``jacobian_product(q, y)`` returns J_Ω(q) y: the derivative of ``project``, at an x with projection q, along y.
+    - ``jacobian_product(q, y)`` returns J_Ω(q) y: the derivative of ``project`` along y, at an x with ``project(x)`` =
+      q.
 
     The base class derives the other methods: ``max``, ``argmax``, ``min``, ``argmin`` and their derivatives of any
-    order. Every dynamic program of this library accepts such an Ω and runs it on the reference backend. Test the three
-    methods with :func:`bellmax.check_regularizer`.
+    order. Every dynamic program of this library accepts such an Ω, and runs it in plain torch (the reference backend).
+    Test the three methods with :func:`bellmax.check_regularizer`.
 
     Two regularizers are equal if they have the same class and equal parameters. A tensor γ equals only itself.
 
     Args:
-        gamma: The smoothing strength γ > 0, default 1. A tensor can be learned. It broadcasts to the batch: the shape
-            of x without ``dim``, or the batch shape of a dynamic program.
+        gamma: The smoothing strength γ > 0, default 1. A tensor can be learned. It must broadcast to the shape of x
+            without ``dim``, or to the batch shape of a dynamic program.
 
     For example, the Gini entropy of sparsemax:
 
@@ -296,7 +298,7 @@ def _power_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
 class Negentropy(Regularizer):
     """The negative entropy Ω(q) = γ Σ q log q, which turns the max into a log-sum-exp and its gradient into a softmax.
 
-    It is max_Ω(x) = γ log Σ exp(x/γ). The name "negentropy" stands for this Ω.
+    The smoothed max is max_Ω(x) = γ log Σ exp(x/γ). The name "negentropy" stands for this Ω.
 
     >>> Negentropy(gamma=0.5).max(torch.tensor([1.0, 1.0]))
     tensor(1.3466)
@@ -329,10 +331,10 @@ class Negentropy(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """The Tsallis regularizer with exponent 1 < α ≤ 2, whose argmax is α-entmax, which is sparse.
+    """The Tsallis regularizer with exponent 1 < α ≤ 2. Its argmax is the sparse function α-entmax.
 
-    It is Ω(q) = γ (Σ q^α − 1)/(α(α − 1)), which is 0 at the vertices of the simplex. The name "entmax" stands for
-    α = 1.5, and "sparsemax" for α = 2. As α → 1, Ω tends to :class:`Negentropy`. For α = 2, it is :class:`SquaredL2`
+    Its formula is Ω(q) = γ (Σ q^α − 1)/(α(α − 1)), which is 0 at the vertices of the simplex. The name "entmax" stands
+    for α = 1.5, and "sparsemax" for α = 2. As α → 1, Ω tends to :class:`Negentropy`. For α = 2, Ω is :class:`SquaredL2`
     minus γ/2.
 
     Args:
@@ -378,9 +380,10 @@ class Tsallis(Regularizer):
 class SquaredL2(Tsallis):
     """The sparse regularizer of the paper, Ω(q) = γ/2 ‖q‖², which also penalizes long paths.
 
-    Prefer ``Tsallis(2)``, by name "sparsemax", which is this Ω minus γ/2. Both have the same argmax: the projection of
-    x/γ on the simplex. But ``SquaredL2`` is γ/2 at a vertex of the simplex. So each node of a path subtracts γ/2 from
-    the score of the path, and longer paths score lower. The name "l2" stands for this Ω.
+    Prefer ``Tsallis(2)``, by name "sparsemax", which is ``SquaredL2`` minus γ/2. Both have the same argmax: the
+    projection of x/γ on the simplex. But ``SquaredL2`` is γ/2 at a vertex of the simplex, and ``Tsallis(2)`` is 0. So
+    under ``SquaredL2``, each node of a path subtracts γ/2 from the score of the path, and longer paths score lower. The
+    name "l2" stands for this Ω.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))
@@ -404,8 +407,8 @@ class SquaredL2(Tsallis):
 class Hard(Regularizer):
     """No regularization: the ordinary max, as in the Viterbi algorithm.
 
-    Ω is 0. The gradient of the max is one-hot at the first maximum, and its Hessian is 0. The name "hard" stands for
-    this Ω.
+    Ω is 0. The gradient of the max is one-hot at the first maximum, and the Hessian of the max is 0. The name "hard"
+    stands for this Ω.
 
     >>> Hard().argmax(torch.tensor([1.0, 3.0, 3.0]))
     tensor([0., 1., 0.])

@@ -393,5 +393,5 @@ def test_one_warning_per_process() -> None:
         bx.DTW(theta[0]).expected_path.sum().item()
     (one,) = caught
     assert one.category is RuntimeWarning
-    for word in ("copied to the CPU", "tensor.cpu()", 'bx.use_backend("reference")'):
+    for word in ("copies the tensors to the CPU", "tensor.cpu()", 'bx.use_backend("reference")'):
         assert word in str(one.message)

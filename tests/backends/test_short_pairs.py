@@ -73,5 +73,5 @@ def test_others_take_the_sweeps() -> None:
         bx.dtw_cdist(collection(10, 65, 2)[:3])
     xs[3] = xs[3].clone()
     xs[3][0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"got one at xs\[3\]\[0, 0\]"):
+    with pytest.raises(ValueError, match=r"got NaN at xs\[3\]\[0, 0\]"):
         bx.dtw_cdist(xs)

@@ -44,10 +44,12 @@ _request = _Request()
 def use_backend(name: str) -> Iterator[None]:
     """Return a context manager that selects the backend of all structures built inside the ``with``.
 
-    A structure keeps the backend with which it was built.
+    A structure keeps the backend with which it was built. If the selected backend does not support the structure or its
+    Ω, another backend is used. If "native" is selected for tensors on a GPU, or "triton" for tensors on the CPU,
+    building a structure raises ``ValueError``.
 
     Args:
-        name: The name of a backend, as in :func:`bellmax.backend_info`, such as "reference".
+        name: The name of a backend: "native", "triton", "detour" or "reference". See :func:`bellmax.backend_info`.
 
     >>> import bellmax as bx
     >>> with bx.use_backend("reference"):
@@ -82,8 +84,9 @@ def restored_request(name: str | None) -> Iterator[None]:
 def _warn_slow() -> None:
     """Warn that the kernels are missing, once per process."""
     warnings.warn(
-        f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): "
-        "it uses the reference backend, with the same results, but tens to thousands of times slower",
+        f"bellmax runs without its compiled kernels ({BACKENDS['native'].status}): it uses the reference backend, with "
+        "the same results, but tens to thousands of times slower. Install GCC 11 or later, or clang, and install "
+        "bellmax again",
         RuntimeWarning,
         stacklevel=2,
     )

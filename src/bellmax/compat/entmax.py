@@ -57,7 +57,7 @@ def entmax_bisect(
         X: A floating point tensor of any shape.
         alpha: The number α with 1 < α ≤ 2, default 1.5. The value 2 is sparsemax.
         dim: The dimension to normalize, default the last.
-        n_iter: Ignored. α = 1.5 and 2 are solved exactly, others to the precision of the dtype.
+        n_iter: Ignored. For α = 1.5 and 2, the solution is exact. For other α, it has the precision of the dtype.
         ensure_sum_one: Ignored. The result always sums to 1.
 
     >>> import torch

@@ -20,8 +20,8 @@ def maximum_path(value: Tensor, mask: Tensor) -> Tensor:
     the result is 0.
 
     Args:
-        value: The score (B, T_x, T_y) ``[token, frame]`` of each pair. VITS puts frames before tokens. Call
-            ``maximum_path(value.mT, mask.mT).mT`` there, or use :class:`bellmax.MonotonicAlignment`.
+        value: The score (B, T_x, T_y) ``[token, frame]`` of each pair. In VITS, frames come before tokens. For this
+            layout, call ``maximum_path(value.mT, mask.mT).mT``, or use :class:`bellmax.MonotonicAlignment`.
         mask: A mask (B, T_x, T_y), 1 within the tokens and frames of each text, 0 in the padding.
 
     >>> value = torch.tensor([[[2.0, 1.0, 0.0, 3.0], [0.0, 1.5, 1.0, 0.0]]])

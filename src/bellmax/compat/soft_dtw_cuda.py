@@ -24,15 +24,16 @@ class SoftDTW(nn.Module):
     - The computation runs on the device of the tensors, without a limit of 1024 steps, and prints nothing.
     - float64 is computed in float64, and second derivatives are correct.
     - ``normalize`` accepts series of unequal lengths.
-    - Infinite distances forbid a cell and do not give NaN. A band that allows no path gives +∞ with zero gradients.
+    - An infinite distance forbids its cell and does not give NaN. If the band allows no path, the value is +∞ and the
+      gradients are 0.
     - Where the original fails an assertion, this class raises ``ValueError``.
 
     Args:
         use_cuda: Ignored.
         gamma: The smoothing strength, > 0, default 1.
         normalize: If True, return the debiased divergence sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)). Default False.
-        bandwidth: The largest allowed distance \\|i − j\\| of a cell from the diagonal, also for series of unequal
-            lengths. None (the default) or 0 allows all cells.
+        bandwidth: The largest allowed distance \\|i − j\\| of a cell (i, j) from the diagonal, even if the series have
+            unequal lengths. None (the default) or 0 allows all cells.
         dist_func: A function from series (B, N, D) and (B, M, D) to distances (B, N, M), default squared Euclidean.
 
     >>> x, y = torch.tensor([[[0.0], [1.0], [2.0]]]), torch.tensor([[[0.0], [2.0]]])

@@ -32,11 +32,11 @@ __all__ = ["HMM", "AlignmentCRF", "DependencyCRF", "LinearChainCRF", "SemiMarkov
 class StructDistribution(Distribution):
     """Base class of all distributions of this module, with the methods of torch-struct's ``StructDistribution``.
 
-    The original's properties are properties here, including ``entropy``. These differences from the original hold for
-    all classes:
+    Attributes that are properties in the original, such as ``entropy``, are properties here, too. All classes differ
+    from the original as follows:
 
     - The maximum of ``lengths`` may be less than N.
-    - A potential of −∞ forbids an entry, without NaN. If it forbids all structures, the partition is −∞.
+    - A potential of −∞ forbids an entry, without NaN. If all structures are forbidden, the partition is −∞.
     - ``requires_grad`` of the caller's tensor is not changed.
     - ``sample`` accepts any shape.
     - Where the original fails an assertion, these classes raise ``ValueError``.
@@ -107,11 +107,17 @@ class StructDistribution(Distribution):
         return self.argmax
 
     def kmax(self, k: int) -> Tensor:
-        """Return the k best scores, (k, B), best first. If there are fewer than k structures, the rest is −∞."""
+        """Return the k best scores, (k, B), best first.
+
+        If there are fewer than k structures, the remaining scores are −∞.
+        """
         return self._distribution.topk(k)[0].movedim(-1, 0)
 
     def topk(self, k: int) -> Tensor:
-        """Return the k best structures, (k, B, *event), best first. If there are fewer than k, the rest is 0."""
+        """Return the k best structures, (k, B, *event), best first.
+
+        If there are fewer than k structures, the remaining events are 0.
+        """
         return self._events(self._distribution.topk(k)[1].movedim(1, 0))
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -129,12 +135,12 @@ class StructDistribution(Distribution):
         return self._distribution.entropy()
 
     def kl(self, other: StructDistribution) -> Tensor:
-        """Return the Kullback–Leibler divergence from ``other``, (B,)."""
+        """Return the Kullback–Leibler divergence KL(self ‖ other), (B,)."""
         divergence: Tensor = kl_divergence(self._distribution, other._distribution)
         return divergence
 
     def cross_entropy(self, other: StructDistribution) -> Tensor:
-        """Return the entropy plus the divergence from ``other``, (B,)."""
+        """Return the cross-entropy, :attr:`entropy` plus KL(self ‖ other), (B,)."""
         return self.entropy + self.kl(other)
 
     @property
@@ -242,7 +248,7 @@ class HMM(LinearChainCRF):
 
 
 class SemiMarkovCRF(StructDistribution):
-    """Sequences of N positions, some of which have a state out of C, with the event layout of torch-struct's class.
+    """Sequences of N positions, where some positions have a state out of C, in torch-struct's event layout.
 
     The first and the last position have a state. A step leads from a position with a state to the next one, at most
     K − 1 positions later. Its score is ``log_potentials[:, position, distance, next state, state]``. Scores with
@@ -357,7 +363,7 @@ class AlignmentCRF(StructDistribution):
     In addition to the differences of :class:`StructDistribution`:
 
     - genbmm is not needed. N may exceed M. Memory is O(N·M).
-    - ``lengths`` below N work. (The original reads the value at N.)
+    - ``lengths`` may be less than N. (The original reads the result at N for every length.)
     - ``local=True``, which the original ignores, raises ``ValueError``, and so does ``max_gap``. For a band, set
       potentials to −∞.
 
@@ -465,7 +471,8 @@ class DependencyCRF(StructDistribution):
 
     In addition to the differences of :class:`StructDistribution`:
 
-    - ``multiroot`` applies to this distribution only. (In the original, the last one constructed changes all.)
+    - ``multiroot`` applies to this distribution only. (In the original, the last distribution that was constructed sets
+      it for all.)
     - Tensors without gradients work, and so do ``count``, ``kl`` and ``cross_entropy``. (The original raises an error.)
     - ``to_event`` returns a tensor on the device of its argument.
     - Potentials with labels, (B, N, N, L), raise ``ValueError``. Sum over the labels with ``logsumexp(-1)``.

@@ -105,7 +105,7 @@ class TokenSpan:
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
     """Return the tokens of an alignment with their frames, after merging repeats and removing blanks.
 
-    ``torchaudio.functional.merge_tokens`` has these arguments and results, too.
+    The arguments and results are the same as for ``torchaudio.functional.merge_tokens``.
 
     Args:
         tokens: The label (T,) of each frame, such as the result of :func:`forced_align` for one sequence.
@@ -147,10 +147,11 @@ def rnnt_loss(
         logit_lengths: The number of frames of each sequence, integers (B,).
         target_lengths: The number of labels of each sequence, integers (B,).
         blank: The class of the blank. A negative value counts from the end, so the default −1 is V − 1.
-        clamp: The bound of the gradient: if positive, the gradient of each sequence's loss is clamped to
-            [−clamp, clamp], and there is no second derivative. Default −1.
+        clamp: The bound of the gradient. If positive, the gradient of the loss of each sequence is clamped to [−clamp,
+            clamp], and there is no second derivative. Default −1, no bound.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
-        fused_log_softmax: If True (the default), normalize the logits. If False, they are log-probabilities.
+        fused_log_softmax: If True (the default), normalize the logits by a log-softmax. If False, the logits must be
+            log-probabilities.
 
     >>> logits = torch.zeros(1, 4, 3, 5, requires_grad=True)
     >>> targets, frames, labels = torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2])

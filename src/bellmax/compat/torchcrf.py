@@ -21,11 +21,11 @@ class CRF(nn.Module):
 
     - A mask may have any dtype. Gaps in a mask are skipped. (The original scores the tag in a gap as the previous tag,
       and reads the last tag at the wrong step.)
-    - A tag out of range raises ``ValueError``, also a negative one. Masked tags are ignored. NaN emissions raise
+    - A tag out of range, including a negative tag, raises ``ValueError``. Masked tags are ignored. NaN emissions raise
       ``ValueError``.
     - States that no path reaches get zero gradients, not NaN. If no path exists, ``decode`` returns an empty list.
     - Half precision gives float32.
-    - ``torch.compile`` works, ``torch.jit.script`` does not.
+    - ``torch.compile`` works. ``torch.jit.script`` does not work.
 
     Args:
         num_tags: The number S of tags.

@@ -26,10 +26,11 @@ class SoftDTWLossPyTorch(nn.Module):
         gamma: The smoothing strength, > 0, default 1.
         normalize: If True, return the debiased divergence sdtw(x, y) − ½ (sdtw(x, x) + sdtw(y, y)). Default False.
         dist_func: A function from series (B, N, D) and (B, M, D) to distances (B, N, M), default squared Euclidean.
-        global_constraint: "sakoe_chiba", "itakura" or None. None (the default) is inferred from the next two arguments.
-        sakoe_chiba_radius: The largest allowed distance of a cell from the diagonal, default 1. The band is wider by
-            \\|N − M\\| on the side of the longer series.
-        itakura_max_slope: The largest slope of the Itakura parallelogram, default 2.
+        global_constraint: "sakoe_chiba", "itakura" or None. If None (the default), the next two arguments determine the
+            constraint.
+        sakoe_chiba_radius: The largest allowed distance of a cell from the diagonal, default 1 for "sakoe_chiba". The
+            band is wider by \\|N − M\\| on the side of the longer series.
+        itakura_max_slope: The largest slope of the Itakura parallelogram, default 2 for "itakura".
 
     >>> x, y = torch.zeros(4, 3, 2, requires_grad=True), torch.arange(24).reshape(4, 3, 2)
     >>> SoftDTWLossPyTorch(gamma=0.1)(x, y).mean()

@@ -1,4 +1,6 @@
-"""Losses for learning potentials from paths (section 5 of the paper). All losses are at least 0.
+"""Losses for learning potentials from paths (section 5 of the paper).
+
+All losses are at least 0. The only exception is :func:`expected_cost`, which can be negative if costs are negative.
 
 A loss takes a distribution over paths ``p`` and a target. The target has one of these forms:
 
@@ -7,7 +9,7 @@ A loss takes a distribution over paths ``p`` and a target. The target has one of
 - a path as an event: a 0/1 tensor of the shape of the potentials, bool or floating point;
 - a set of paths (partial labels): a 0/1 tensor of the shape of the potentials, which allows every path that only uses
   entries with a 1;
-- for chains, states (..., T) int64, or allowed states (..., T, S) bool. A label of −1 allows any state. A label of −100
+- for chains, states (..., T) int64, or allowed states (..., T, S) bool. The state −1 allows any state. The state −100
   masks its step, as if ``p`` were built without the step;
 - for a :class:`TreeModel`, labels (..., V) int64, where −1 and −100 allow any label;
 - for dependency trees, heads (..., n) int64, where −1 allows any head;

@@ -17,14 +17,14 @@ from bellmax.tensors import promote_half
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the area between the expected alignment of a :class:`DTW` and a target alignment (section 5.3).
 
-    The loss is ‖L(Y − Y_true)ᵀ‖²_F, where L is the lower triangular matrix of ones and Y is the expected alignment: it
+    The loss is ‖L(Y − Y_true)ᵀ‖²_F, where L is the lower triangular matrix of ones and Y is the expected alignment. It
     compares the cumulative sums of Y and Y_true along each row. It is convex in Y. If both alignments have one cell in
-    each row, it is N times their :func:`mean_absolute_deviation`.
+    each row, the loss is N times their :func:`mean_absolute_deviation`.
 
     Args:
         p: The :class:`DTW` distribution.
-        target: An alignment, a path (..., N, M) or index pairs (..., L, 2) int64 padded with −1.
-        reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
+        target: An alignment: an event (..., N, M), or index pairs (..., L, 2) int64 padded with −1.
+        reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
 
     >>> import bellmax as bx
     >>> p = bx.DTW(torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0]]), omega="hard")
@@ -44,12 +44,12 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
 
 @answers_near_misses
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean distance of two alignments along the columns, averaged over the rows, of the batch shape.
+    """Return the distance of two alignments along the columns, averaged over the rows, of the batch shape.
 
-    The distance in a row is the absolute difference of the mean columns of both alignments. If each row of both
-    alignments has one cell, such as one note for each frame of a recording, the result is :func:`alignment_area`
-    divided by the number of rows. Otherwise the two differ, since the area also depends on the number of cells in a
-    row.
+    In each row, the distance is the absolute difference between the mean column indices of the two alignments. If each
+    row of both alignments has one cell, such as one note for each frame of a recording, the result is
+    :func:`alignment_area` divided by the number of rows. Otherwise, the results of the two functions differ, since the
+    area also depends on the number of cells in each row.
 
     Args:
         a: An alignment (..., N, M), 0/1 or soft, or index pairs (..., L, 2) int64 padded with −1.

@@ -20,17 +20,18 @@ from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the distance of the expected path from the target, Δ(target, ∇DP_Ω(θ)) in sections 5.1 and 5.2.
 
-    The loss is not convex. It depends on the structure, the expected path E and the target path Y:
+    The loss is not convex. Its formula depends on the structure. E is the expected path, and Y is the target path:
 
-    - Chains: the sum over the unmasked steps of KL(target ‖ marginals) for negentropy, and of ½‖target − marginals‖²
-      for every other Ω, since KL could be infinite. If a step allows several states, its target is the nearest
-      distribution over these states. If a step allows all states, it adds 0.
-    - Graphs: −Σ log E over the edges of the target path for negentropy, and ½‖E − Y‖² for every other Ω.
-    - Alignments: the sum over all cells of the binary KL divergence between "visited in Y" and P(visited) for
-      negentropy, and ½‖E − Y‖² for every other Ω.
+    - Chains: for negentropy, the sum over the unmasked steps of KL(target ‖ marginals). For every other Ω, it is the
+      sum of ½‖target − marginals‖², since KL could be infinite. If a step allows several states, its target is the
+      distribution over these states that is nearest to the marginals. If a step allows all states, it adds 0.
+    - :class:`DTW`: for negentropy, the sum over all cells of the binary KL divergence between "visited in Y" and
+      P(visited). For every other Ω, it is ½‖E − Y‖².
+    - All other structures: for negentropy, −Σ log E over the entries that the target path uses. For every other Ω, it
+      is ½‖E − Y‖².
 
-    For graphs and alignments, the target must be one path. Logarithms stay finite: the probability of an entry is at
-    least the smallest normal number of its dtype, and the probability that a cell is not visited is at least the
+    For structures other than chains, the target must be one path. Logarithms stay finite: the probability of an entry
+    is at least the smallest normal number of its dtype, and the probability that a cell is not visited is at least the
     machine epsilon.
 
     Args:
@@ -66,8 +67,8 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 
     Args:
         p: The distribution over paths.
-        cost: The cost C of each entry, of the shape of the potentials, or (..., T, S) for chains. If p never uses an
-            entry, its cost may be ∞.
+        cost: The cost C of each entry, of the shape of the potentials, or (..., T, S) for chains. The cost may be ∞ at
+            entries that p uses with probability 0.
         reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
@@ -84,9 +85,9 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the negative log-likelihood of the target under p, −log p(target).
 
-    For partial labels, it is the likelihood of all paths within the target. Under negentropy, the loss is
-    :func:`surrogate` divided by γ. Under another Ω, it is not convex. If a sparse Ω gives the target probability 0, the
-    loss is +∞ without a gradient. In this case, start the training with :func:`surrogate`.
+    For partial labels, p(target) is the total probability of all paths within the target. Under negentropy, the loss is
+    :func:`surrogate` divided by γ. Under another Ω, the loss is not convex. If the target has probability 0 under a
+    sparse Ω, the loss is +∞ without a gradient. In this case, start the training with :func:`surrogate`.
 
     Args:
         p: The distribution over paths.

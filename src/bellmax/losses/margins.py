@@ -17,15 +17,18 @@ from bellmax.tensors import without_rounding_below_zero
 
 @answers_near_misses
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
-    """Return the surrogate loss, the usual training loss for every Ω; under negentropy, a negative log-likelihood.
+    """Return the surrogate loss, the usual training loss for every structure and every Ω.
 
-    The loss is DP_Ω(θ + C) − DP_Ω(θ restricted to the target) ≥ 0 (section 5.1 of the paper). It is convex in θ if the
-    target is one path, but not in general for partial labels. For DTW, a min over costs θ, it is DTW_Ω(θ restricted) −
-    DTW_Ω(θ − C). If the allowed cells form one alignment, only this alignment counts, even if a diagonal shortcut would
-    also fit.
+    Under negentropy and without a cost C, it is γ times the negative log-likelihood of the target. In general, the loss
+    is DP_Ω(θ + C) − DP_Ω(θ restricted to the target) ≥ 0 (section 5.1 of the paper). It is convex in θ if the target is
+    one path, but not in general for partial labels.
 
-    The paper subtracts the score ⟨Y, θ⟩ of the target. For a full path, the difference is a constant that Ω adds along
-    the path. The constant makes the minimum of the loss 0 under :class:`SquaredL2`, too.
+    For DTW, θ are costs, and the loss is DTW_Ω(θ restricted to the target) − DTW_Ω(θ − C). If the cells of a DTW target
+    form one alignment, the restriction contains only this alignment. It does not contain alignments that replace two
+    moves by a diagonal move.
+
+    Instead of the second term, the paper subtracts the score ⟨Y, θ⟩ of the target path Y. The two differ by a constant,
+    the sum of Ω along the path. With this constant, the minimum of the loss is 0 under :class:`SquaredL2`, too.
 
     Args:
         p: The distribution over paths, with its Ω.
@@ -68,8 +71,8 @@ def surrogate_of(
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the loss of a conditional random field (CRF): γ times the negative log-likelihood of the target.
 
-    It is :func:`surrogate` under :class:`Negentropy` with the γ of ``p``, whatever the Ω of ``p``. For partial labels,
-    it is the likelihood of all paths within the target.
+    The loss is :func:`surrogate` under :class:`Negentropy` with the γ of ``p``, whatever the Ω of ``p``. For partial
+    labels, the likelihood is the total probability of all paths within the target.
 
     Args:
         p: The distribution over paths.
@@ -91,7 +94,7 @@ def structured_hinge(
 ) -> Tensor:
     """Return the structured hinge loss, the loss of a max-margin model (structured SVM) with the Hamming distance.
 
-    It is :func:`surrogate` under :class:`Hard` with the margin :func:`hamming_cost`, whatever the Ω of ``p``.
+    The loss is :func:`surrogate` under :class:`Hard` with :func:`hamming_cost` as the cost, whatever the Ω of ``p``.
 
     Args:
         p: The distribution over paths.
@@ -135,9 +138,9 @@ def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1
     Args:
         p: The distribution over paths.
         target: The target, in one of the forms described in :mod:`bellmax.losses`. At steps that allow any state, and
-            at masked steps, C is 0.
-        weight: The weight of a mistake, a number ≥ 0, default 1, or a tensor that broadcasts to C, such as (S,) with a
-            weight for each wrong state.
+            at masked steps, the cost is 0.
+        weight: The weight of a mistake, default 1. Pass a number ≥ 0, or a tensor that broadcasts to the result, such
+            as (S,) with a weight for each wrong state.
 
     >>> import bellmax as bx
     >>> hamming_cost(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, -1]))

@@ -29,8 +29,9 @@ class SegmentationAttention(Smoothed):
     probabilities of state 1, divided by their sum. If the transitions favor staying in a state, the weights form
     segments. The transitions are initialized to 0, which makes the keys independent.
 
-    If every key is masked, or if all marginals are 0 (possible under a sparse Ω), the weights of the query, its context
-    and all gradients through them are 0. A sum of marginals below about 1e-31 in float32 counts as 0.
+    If every key is masked, the weights of a query, its context and all gradients through them are 0. Under a sparse Ω,
+    all marginals can be 0. Then the weights, the context and the gradients are 0, too. A sum of marginals below about
+    1e-31 in float32 counts as 0.
 
     Args:
         query_size: The number of features of a query.
@@ -98,12 +99,12 @@ class SegmentationAttention(Smoothed):
             queries: Queries (..., Q, query_size).
             keys: Keys (..., K, key_size).
             values: Values (..., K, V), default the keys.
-            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN, and
-                get weight and gradient 0. The keys before and after a masked key become neighbors.
+            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN.
+                Their weights and gradients are 0. The keys before and after a masked key become neighbors.
 
         Returns:
-            The context (..., Q, V), which is the weighted sum of the values, and the weights (..., Q, K), which sum to
-            1 or are all 0.
+            The context (..., Q, V), which is the weighted sum of the values, and the weights (..., Q, K). The weights
+            of a query sum to 1, or are all 0.
 
         """
         is_used = self._check(queries, keys, values, mask)

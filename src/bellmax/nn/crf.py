@@ -25,15 +25,15 @@ _LOSSES = "surrogate", "relaxed"
 class CRF(Smoothed):
     """A linear-chain CRF layer, which learns transition scores, computes a loss and decodes tags.
 
-    The score of a sequence of tags is the sum of its emissions and of three parameters: ``transition_scores`` (S, S)
-    ``[current, previous]`` for adjacent tags, ``start_scores`` (S,) and ``end_scores`` (S,) for the first and the last
-    tag. The parameters are initialized to 0. With ``omega="negentropy"`` and ``loss="surrogate"`` this is the usual
-    CRF, and the loss is its negative log-likelihood.
+    The score of a sequence of tags is the sum of its emissions and of entries of three parameters.
+    ``transition_scores`` (S, S) ``[current, previous]`` scores adjacent tags. ``start_scores`` (S,) and ``end_scores``
+    (S,) score the first and the last tag. The parameters are initialized to 0. By default, the layer is the usual CRF,
+    and its loss is the negative log-likelihood.
 
-    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. The mask may have gaps
-    (sub-words) and begin with False (left padding). The layer links the remaining steps directly. Instead of a mask,
-    you can pass ``lengths``, integers of the batch shape: the number of steps to keep at the beginning. Emissions at
-    masked steps are ignored.
+    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. The mask may have gaps (for
+    sub-words), and may begin with False (for left padding). The layer links the remaining steps directly. Instead of a
+    mask, you can pass ``lengths``: the number of steps to keep at the beginning, integers of the batch shape. Emissions
+    at masked steps are ignored.
 
     Args:
         num_tags: The number S of tags.
@@ -88,7 +88,8 @@ class CRF(Smoothed):
     def reset_parameters(self) -> None:
         """Set all scores to 0 and γ to its initial value, for a layer that was built on the meta device.
 
-        transformers builds models this way, and calls ``_init_weights`` for weights that a checkpoint lacks::
+        The library ``transformers`` builds models on the meta device. It calls ``_init_weights`` for weights that a
+        checkpoint lacks:
 
             def _init_weights(self, module):
                 super()._init_weights(module)
@@ -137,7 +138,7 @@ class CRF(Smoothed):
     def distribution(
         self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None
     ) -> ScoredChain:
-        """Return the :class:`bellmax.Chain` of the emissions (..., T, S), for samples, entropy and other methods."""
+        """Return the distribution over tag sequences, a :class:`bellmax.Chain`, for emissions (..., T, S)."""
         if check_tensor("emissions", emissions).ndim < 2 or emissions.shape[-1] != self.num_tags:
             raise ValueError(f"emissions must have shape (..., T, {self.num_tags}), got {tuple(emissions.shape)}")
         scores: tuple[Tensor, ...] = self.transition_scores, self.start_scores, self.end_scores
@@ -165,7 +166,8 @@ class CRF(Smoothed):
         """Return the loss of the gold tags, which is at least 0.
 
         Each sequence has one loss, and ``reduction`` combines them. Raises ``ValueError`` if the constraints forbid the
-        tags. On a GPU and under ``torch.compile``, values are not checked, and the loss is infinite instead.
+        tags. On a GPU and under ``torch.compile``, the tags are not checked, and the loss of forbidden tags is
+        infinite.
 
         Args:
             emissions: The score (..., T, S) of each tag at each step.
@@ -173,13 +175,13 @@ class CRF(Smoothed):
                 (..., T, S) that is True for each tag that may be right.
             mask: A mask of the steps to keep, bool or 0/1 integers (..., T). Default None: all steps.
             lengths: The number of steps to keep at the beginning, integers of the batch shape, instead of a mask.
-            ignore_index: The tag that masks its step, exactly as if the mask were False there. Default −100.
+            ignore_index: The tag that masks its step, as if ``mask`` were False at this step. Default −100.
             reduction: "mean" (the default) or "sum" over the sequences, "token_mean" over the unmasked steps, or "none"
                 for the batch shape. A fully masked sequence has loss 0 and does not count in the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
-        >>> crf(emissions, torch.tensor([[0, -100, 1]]), reduction="none")  # the step between is masked
+        >>> crf(emissions, torch.tensor([[0, -100, 1]]), reduction="none")  # the second step is masked
         tensor([0.6265], grad_fn=...)
         >>> crf(emissions[:, [0, 2]], torch.tensor([[0, 1]]), reduction="none")
         tensor([0.6265], grad_fn=...)
@@ -206,7 +208,10 @@ class CRF(Smoothed):
 
     @answers_near_misses
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
-        """Return the tags with the highest score, (..., T) int64: −1 at masked steps, or if no sequence is allowed."""
+        """Return the highest-scoring sequence of tags, (..., T) int64.
+
+        Tags are −1 at masked steps. If no sequence is allowed, all tags are −1.
+        """
         return self.distribution(emissions, mask=mask, lengths=lengths).decode()
 
     @answers_near_misses

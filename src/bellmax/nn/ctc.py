@@ -23,17 +23,19 @@ class CTCLoss(Smoothed):
     Unlike ``torch.nn.CTCLoss``, it is batch-first and applies the log-softmax itself. The loss is
     Σ_t max_Ω(θ_t) − DP_Ω(θ | target) ≥ 0, where DP_Ω is the smoothed max over the alignments of the target, see
     :class:`bellmax.CTC`. Under negentropy, it is the usual CTC loss −log p(target). Under a sparse Ω, the gradient
-    argmax_Ω(θ_t) − posterior is sparse at each frame. If you add a constant to a frame, the loss does not change.
+    argmax_Ω(θ_t) − posterior is sparse at each frame. If you add a constant to all scores of a frame, the loss does not
+    change.
 
     Args:
         blank: The class of the blank, default 0.
         reduction: "none" for the batch shape, "sum", or "mean" (the default): each loss is divided by the number of its
             labels, at least 1, and averaged over the batch.
         zero_infinity: If True, replace infinite losses by 0. The loss is infinite if a target needs more frames than
-            there are, or if all its alignments have score −∞. Its gradient is 0 either way. Default False.
+            there are, or if all its alignments have score −∞. The gradient of an infinite loss is 0 for both values.
+            Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-            :class:`~bellmax.Regularizer`. Under "l2", where Ω is γ/2 at a vertex, the minimum of the loss is γ/2; under
-            the others it is 0. If γ is a parameter, it is learned.
+            :class:`~bellmax.Regularizer`. Under "l2", the loss of a target is at least γ/2, since this Ω is γ/2 at a
+            vertex of the simplex. If γ is a parameter, it is learned.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> from bellmax.nn import CTCLoss
@@ -64,7 +66,7 @@ class CTCLoss(Smoothed):
     def distribution(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> CTC:
         """Return the :class:`bellmax.CTC` of the normalized scores, for posteriors, alignments and samples.
 
-        At each frame, max_Ω of the scores is subtracted. See :meth:`forward` for the arguments.
+        To normalize the scores, max_Ω of the scores of each frame is subtracted. See :meth:`forward` for the arguments.
         """
         if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
             needed = "floating point of shape (..., T, V) with T, V >= 1"

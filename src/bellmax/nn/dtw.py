@@ -86,9 +86,9 @@ class DTWLoss(_Warping):
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """Return the loss: a scalar, or a tensor of the batch shape if ``reduction`` is "none".
 
-        Two matrices with several columns raise ``ValueError``, since they can be a batch of univariate series or one
-        pair of multivariate series. Batches of series of one step with several features raise ``ValueError``, since
-        their layout is likely (batch, channels, time).
+        Two matrices with several columns raise ``ValueError``, since they could be a batch of univariate series or one
+        pair of multivariate series. A batch whose series have one step and several features also raises ``ValueError``,
+        since its layout is probably (batch, channels, time).
 
         Args:
             x: The first series, (..., N, D). For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one
@@ -104,7 +104,7 @@ class DTWLoss(_Warping):
                 "univariate series (batch, length), pass x.unsqueeze(-1) and y.unsqueeze(-1); for one pair of series "
                 "(length, features), pass x.unsqueeze(0) and y.unsqueeze(0)"
             )
-        if x.ndim == y.ndim == 3 and x.shape[1] == y.shape[1] == 1 < x.shape[2]:
+        if min(x.ndim, y.ndim) > 2 and x.shape[-2] == y.shape[-2] == 1 < x.shape[-1]:
             raise ValueError(
                 f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}, series "
                 "of one step: for (batch, channels, time), pass x.mT and y.mT"

@@ -13,9 +13,10 @@ from bellmax.tensors import Gamma
 class SmoothedMax(Smoothed):
     """Smoothed max pooling over a dimension, such as log-sum-exp pooling.
 
-    As γ → 0, the result tends to the max. As γ grows, it tends to the mean, up to an additive constant. Under
-    negentropy, all entries get a gradient. Under a sparse Ω, only a few entries near the maximum get a gradient.
-    Entries of −∞ are ignored. Under negentropy, n equal entries give their value plus γ log n.
+    As γ → 0, the result tends to the max. As γ grows, the result tends to the mean plus a constant that depends on γ
+    and the number of entries. Under negentropy, all entries get a gradient. Under a sparse Ω, only a few entries near
+    the maximum get a gradient. Entries of −∞ are ignored. Under negentropy, n equal entries give their value plus γ log
+    n.
 
     Args:
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a

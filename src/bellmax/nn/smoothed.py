@@ -49,7 +49,7 @@ class Smoothed(nn.Module):
     def reset_parameters(self) -> None:
         """Reset γ to its initial value.
 
-        Raises ``ValueError`` if γ was created on the meta device, and so has no initial value.
+        Raises ``ValueError`` if γ was created on the meta device, because it then has no initial value.
         """
         if not self._has_gamma:
             return

@@ -158,7 +158,7 @@ def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstrain
         name = _OTHER_SCHEMES.get(upper, upper if upper in _SCHEMES else None)
         hint = f"; {scheme} is called {name} here" if name else ""
         raise ValueError(f"scheme must be one of {', '.join(map(repr, _SCHEMES))}, got {scheme!r}{hint}")
-    if not labels:
+    if len(labels) == 0:
         raise ValueError("labels must hold at least one label, got none")
     if not all(isinstance(label, str) for label in labels):
         raise ValueError(f"labels must be a sequence of strings, such as list(id2label.values()), got {labels!r}")

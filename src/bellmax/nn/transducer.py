@@ -17,8 +17,8 @@ class TransducerLoss(Smoothed):
     """RNN transducer loss (RNN-T) of target labels, for the logits (..., T, U + 1, V) of the joint network.
 
     The loss is −DP_Ω of the log-softmax of the logits. Under negentropy with γ = 1, it is the usual
-    −log p(targets | frames). Under the other Ω of bellmax with γ ≤ 1, it is an upper bound of −log p, so it is at least
-    0. Under negentropy with γ > 1, it can be negative.
+    −log p(targets | frames). Under another Ω of bellmax with γ ≤ 1, the loss is an upper bound of −log p, so it is at
+    least 0. Under negentropy with γ > 1, the loss can be negative.
 
     Args:
         blank: The class of the blank, default 0.

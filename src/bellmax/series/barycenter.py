@@ -37,9 +37,9 @@ def dtw_barycenter(
 ) -> Tensor:
     """Return the barycenter of a collection of series: the series z that minimizes Σ_k w_k dtw(z, x_k).
 
-    The optimizer is L-BFGS. The objective is not convex, so the result depends on the initial z. Under "hard", the
-    objective also has kinks, where the search may stop early. Start at several series,
-    such as the medoid, and keep the lowest sum.
+    The optimizer is L-BFGS. The objective is not convex, so the result depends on the initial z. With ``omega="hard"``,
+    the objective also has kinks, where the search may stop early. Start from several series, such as the medoid, and
+    keep the z with the lowest sum.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
@@ -47,14 +47,14 @@ def dtw_barycenter(
         init: The initial z, (L, D) or (L,). By default, the weighted mean of the series, each stretched linearly to
             ``length``.
         length: The length L of z. By default, the length of ``init``, or the median length of the series.
-        cost: The cost of matching two elements, as in :func:`dtw`.
+        cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         divergence: A divergence, as in :func:`dtw`. With None (the default), the bias of a smooth Ω flattens z.
-        max_iter: The maximum number of iterations.
-        tol: The tolerance: the search stops if no entry of the gradient is larger.
+        max_iter: The maximum number of iterations, default 100.
+        tol: The tolerance, default 1e-6. The search stops if no entry of the gradient exceeds it.
 
     Returns:
         The barycenter z, (L, D), without gradient.

@@ -133,28 +133,31 @@ def dtw_cdist(
     recorded, the call needs memory only for the result: 4 bytes for each pair in float32.
 
     Args:
-        xs: K series: either a sequence of tensors, arrays or lists, each (N_k, D) or (N_k,); or a tensor or array
-            (K, N, D) or (K, N); or a pandas frame with a series in each row. In a tensor, an array or a frame, NaN at
-            the end of a series is padding. If the layout is (cases, channels, time), pass ``X.swapaxes(1, 2)``.
-        ys: L series, in the same formats, default ``xs``. In that case each pair is computed once, so a cost function
-            must be symmetric.
-        cost: The cost of matching two elements, as in :func:`dtw`.
+        xs: K series. Pass a sequence of tensors, arrays or lists, each (N_k, D) or (N_k,). Or pass a tensor or array
+            (K, N, D) or (K, N), or a pandas data frame with a series in each row. In a tensor, an array or a data
+            frame, NaN at the end of a series is padding. If the axes of an array X are (cases, channels, time), pass
+            ``X.swapaxes(1, 2)``.
+        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, each pair is computed once, so
+            a cost function must be symmetric.
+        cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
-        gamma: Smoothing strength, default 1, the same for all pairs. Only valid if ``omega`` is a string.
+        gamma: Smoothing strength, one number for all pairs, default 1. Only valid if ``omega`` is a string.
         divergence: A divergence, as in :func:`dtw`. Default None.
-        out: The destination of the result, without gradients. Either an object of shape (K, L) whose blocks can be
-            assigned, such as a tensor, an array, a memory map or a zarr array. Or a path that ends in ".npy" (a file)
-            or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is interrupted, repeat it to
-            resume: a file with the suffix ".blocks" lists the finished blocks. Raises ``ValueError`` if another call
-            writes to the path at the same time.
-        client: A client whose workers compute the blocks, without gradients: a ``dask.distributed.Client`` (install
-            ``bellmax[cluster]``) or a ``concurrent.futures.Executor``. Dask sends the series to each worker once.
-        checkpoint: A folder for finished blocks, without gradients. If a call is interrupted, repeat it to resume.
-            Raises ``ValueError`` if the file of a block is damaged.
-        max_cells: The maximum number of cells of cost matrices in memory at a time. A single pair may have more.
+        out: The destination of the result, which then has no gradient. It is an object of shape (K, L) that supports
+            assignment to slices, such as a tensor, an array, a memory map or a zarr array. Or it is a path that ends in
+            ".npy" (a file) or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is
+            interrupted, repeat the call to resume. A file with the suffix ".blocks" lists the finished blocks. Raises
+            ``ValueError`` if another call writes to the path at the same time.
+        client: A client whose workers compute the blocks: a ``dask.distributed.Client`` (install ``bellmax[cluster]``)
+            or a ``concurrent.futures.Executor``. The result has no gradient. Dask sends the series to each worker once.
+        checkpoint: A folder for finished blocks. The result has no gradient. If a call is interrupted, repeat the call
+            to resume. Raises ``ValueError`` if the file of a block is damaged.
+        max_cells: The maximum number of cells of cost matrices in memory at a time, default 2²⁰. A single pair may have
+            more cells.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+            Default False.
 
     Returns:
         A matrix (K, L): a tensor, or ``out``, or the memory map or zarr array at the path ``out``.

@@ -50,23 +50,25 @@ def dtw_neighbors(
 
     The result is exact: it equals :func:`dtw_cdist` followed by a stable sort. The default is classical DTW,
     ``omega="hard"``. For the costs "sqeuclidean", "cityblock" and, for one feature, "euclidean", the search uses lower
-    bounds (LB_Kim, and LB_Keogh in both directions) and early abandoning. It takes a small fraction of the time for all
-    pairs, and less if the ``band`` is narrow. For other costs, other Ω and divergences, all pairs are computed, but the
-    matrix is not stored.
+    bounds (LB_Kim, and LB_Keogh in both directions) and early abandoning. The search takes a small fraction of the time
+    of comparing all pairs, and a narrow ``band`` makes it faster. For other costs, other Ω and divergences, all pairs
+    are compared, but the matrix is not stored.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        ys: L series, in the same formats, default ``xs``. In that case no series is a neighbor of itself.
+        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, no series is a neighbor of
+            itself.
         k: The number of neighbors, from 1 to L, or to K − 1 without ``ys``.
-        cost: The cost of matching two elements, as in :func:`dtw`.
+        cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
         omega: The regularizer Ω: "hard" (the default), "negentropy", "sparsemax", "entmax", "l2", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         divergence: A divergence, as in :func:`dtw`. Default None.
         client: A client whose workers do the search, as in :func:`dtw_cdist`.
-        checkpoint: A folder for finished blocks. If a call is interrupted, repeat it to resume.
+        checkpoint: A folder for finished blocks. If a call is interrupted, repeat the call to resume.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
+            Default False.
 
     Returns:
         The named tuple ``Neighbors``: ``distances`` (K, k), nearest first, without gradient and without a square root,

@@ -48,36 +48,38 @@ def dtw(
 ) -> Tensor:
     """Return the soft-DTW of series x and y (smoothed dynamic time warping), or a divergence based on it.
 
-    The result is twice differentiable in both series. For classical DTW, pass ``omega="hard"``. The result is a sum of
-    costs, squared distances by default, without a square root.
+    The result is differentiable in both series, to any order. For classical DTW, pass ``omega="hard"``. The result is a
+    sum of costs, without a square root. By default, the costs are squared distances.
 
     The value DTW_Ω(x, y) is biased: its minimum is not at x = y, and it can be negative. A divergence removes this
-    bias. It is f(x, y) − f(x, x)/2 − f(y, y)/2, which is exactly 0 at x = y:
+    bias. It is f(x, y) − f(x, x)/2 − f(y, y)/2, which is exactly 0 at x = y. Its name determines f:
 
     - "debiased": f is the value DTW_Ω;
     - "sharp": f is the cost ⟨E, C⟩ of the expected alignment E = ∇DTW_Ω(C), without the term of Ω;
     - "mean_cost": f is the mean cost of all alignments, the limit of "sharp" under negentropy as γ → ∞.
 
     The divergence "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band
-    (Blondel, Mensch, Vert, 2021). For another γ, divide the series by √γ and multiply the result by γ. There is no
-    proof for other costs. Under a sparse Ω, the divergence can be negative, as in the last example.
+    (Blondel, Mensch, Vert, 2021). To use another γ with this guarantee, divide the series by √γ and multiply the result
+    by γ. There is no proof for other costs. Under a sparse Ω, the divergence can be negative, as in the last example.
 
     Args:
         x: The first series (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list or a pandas row.
             A matrix is one series (N, D). For a batch of univariate series (B, N), pass ``x.unsqueeze(-1)``. Integers
-            take the floating point type of the other series.
+            are converted to the floating point type of the other series.
         y: The second series (..., M, D) or (M,), in the same formats as x. Batch dimensions broadcast.
         cost: The cost of matching two elements: "sqeuclidean" (the default) ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock"
             ‖x − y‖₁; "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean"
             δ + log(2 − e^−δ) with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that returns (..., N, M).
-            At equal points, where a distance has a kink, its gradient is 0.
+            If a cost has a kink at equal points, its gradient there is 0.
         lengths: A pair (lengths of x, lengths of y), each integers that broadcast with the batch or one number, from 1
-            to N and from 1 to M. By default N and M. The rest is padding: it may contain NaN and gets no gradient.
-        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`, for every term of a divergence.
-            Default None, no band.
+            to N and from 1 to M. By default N and M. Later elements are padding: they may contain NaN and get no
+            gradient.
+        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band. The band applies
+            to every term of a divergence.
         step_weights: Factors that multiply the cost of diagonal moves, moves along x and moves along y, as in
             :class:`DTW`. Default 1.
-        step_penalties: Terms that are added to the cost of each of these moves, as in :class:`DTW`. Default 0.
+        step_penalties: Penalties that are added to the cost of diagonal moves, moves along x and moves along y, as in
+            :class:`DTW`. Default 0.
         open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
         open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
@@ -89,7 +91,8 @@ def dtw(
         reduction: The reduction over the batch: "none" (the default), "mean" or "sum".
 
     Returns:
-        A tensor of the batch shape, or a number, in the widest dtype of the arguments.
+        A tensor of the batch shape, or a scalar tensor if ``reduction`` is "mean" or "sum". It has the widest dtype of
+        the arguments, at least float32.
 
     >>> import bellmax as bx
     >>> bx.dtw([0, 1, 2], [0, 2, 2], omega="hard")

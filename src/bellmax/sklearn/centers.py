@@ -59,7 +59,7 @@ class _Run(NamedTuple):
 class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, _Centers):
     """k-means clustering of time series with DTW barycenters as centers.
 
-    It minimizes the inertia Σ dtw(x, nearest center), the sum over all series x.
+    The algorithm minimizes the inertia: the sum over all series x of dtw(x, nearest center).
 
     Args:
         n_clusters: The number of clusters, default 8.
@@ -70,15 +70,15 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         max_iter: The maximum number of iterations, default 50. Each iteration assigns all series and updates all
             centers.
         max_iter_barycenter: The maximum number of L-BFGS iterations for each update of a center, default 10.
-        tol: The relative decrease of the inertia below which to stop, default 1e-6.
+        tol: The tolerance, default 1e-6. The algorithm stops if the relative decrease of the inertia is below it.
         length: The length of the centers, default the median length of the series.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`bellmax.Regularizer`.
         gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
-        divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default), distances and the inertia can be
-            negative.
+        divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default) and a smooth Ω, distances and the
+            inertia can be negative.
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
         random_state: A seed or a NumPy generator for the starts.
         verbose: If nonzero, print the inertia of each iteration. Default 0.
@@ -231,7 +231,7 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return labels
 
     def score(self, X: Collection, y: Any = None) -> float:
-        """Return the negative inertia of X."""
+        """Return minus the inertia of X."""
         return -float(self.transform(X).min(1).sum())
 
 

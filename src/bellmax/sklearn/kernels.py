@@ -20,15 +20,15 @@ from bellmax.sklearn.base import Series, SeriesEstimator
 
 
 class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimator):
-    """Transformer to a matrix of DTW kernels, for estimators such as ``SVC(kernel="precomputed")``.
+    """Transformer that computes a DTW kernel matrix, for estimators such as ``SVC(kernel="precomputed")``.
 
-    The kernel of a series x and a series y of ``fit`` is exp(−D(x/ℓ, y/ℓ)). With the default parameters, D is the
-    debiased soft-DTW at γ = 1. The kernel is then positive definite: it is the normalized global alignment kernel. For
-    other costs, Ω and divergences, there is no proof that the kernel is positive definite.
+    The kernel of a series x and a training series y is exp(−D(x/ℓ, y/ℓ)), where ℓ is ``length_scale``. With the default
+    parameters, D is the debiased soft-DTW at γ = 1. The kernel is then positive definite: it is the normalized global
+    alignment kernel. For other costs, Ω and divergences, there is no proof that the kernel is positive definite.
 
     Args:
-        length_scale: The bandwidth ℓ > 0. Series are divided by it. With "scale" (the default), ℓ² is the variance of
-            the elements, summed over the features, times the median length.
+        length_scale: The bandwidth ℓ > 0. Series are divided by it. With "scale" (the default), ℓ² is the median length
+            times the sum over the features of the variance of the elements.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax" or "l2" with γ = 1, "hard" for
@@ -87,7 +87,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         return [s / self.length_scale_ for s in series]
 
     def transform(self, X: Collection) -> NDArray[np.floating[Any]]:
-        """Return the kernel matrix (n, number of series in ``fit``)."""
+        """Return the kernel matrix (n, number of training series)."""
         check_is_fitted(self)
         series = self._scaled(self._read(X, reset=False))
         with self._threads(), torch.no_grad():

@@ -145,7 +145,10 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
         return votes
 
     def predict(self, X: Collection) -> NDArray[Any]:
-        """Return the class with the most votes, (n,). Ties go to the class that sorts first."""
+        """Return the class with the most votes, (n,).
+
+        If several classes have the most votes, return the first in sorted order.
+        """
         probabilities = self.predict_proba(X).round(12)  # so that ties do not depend on the order of summation
         labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return labels
@@ -176,11 +179,11 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
 
 
 class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Neighbors):
-    """Transformer to a sparse graph of nearest series, for DBSCAN, UMAP or t-SNE with ``metric="precomputed"``.
+    """Transformer to a sparse neighbor graph, for DBSCAN, UMAP or t-SNE with ``metric="precomputed"``.
 
-    If you transform the series of ``fit``, the first neighbor of each series is the series itself, or an equal one, as
-    in scikit-learn's ``KNeighborsTransformer``. So with ``mode="distance"``, rows have n_neighbors + 1 entries. This
-    holds for hard DTW and for divergences. Distances of soft-DTW without a divergence can be negative, which most
+    With ``mode="distance"``, rows have n_neighbors + 1 entries, as in scikit-learn's ``KNeighborsTransformer``. The
+    additional entry is for the series itself. Under hard DTW and divergences, the first neighbor of a training series
+    is the series itself, or an equal series. Soft-DTW without a divergence can give negative distances, which most
     estimators reject.
 
     Args:
@@ -229,6 +232,6 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return self
 
     def transform(self, X: Collection) -> csr_matrix:
-        """Return the graph as a sparse matrix (n, n_samples_fit_)."""
+        """Return the graph as a sparse matrix (n, number of training series)."""
         check_is_fitted(self)
         return self.kneighbors_graph(X, self.n_neighbors + (self.mode == "distance"), self.mode)

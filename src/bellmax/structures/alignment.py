@@ -178,39 +178,43 @@ class AlignmentForm(WalkForm):
 class SequenceAlignment(LatticePaths):
     """A distribution over sequence alignments with affine gaps, as in Needleman–Wunsch, Smith–Waterman and Gotoh.
 
-    An alignment pairs elements of two sequences in order. The other elements are in gaps. The score of an alignment is
-    the sum of ``scores`` over its pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L elements, as in
-    parasail and Biopython. For BLAST's existence cost e and extension cost x, pass ``gap_open=-(e + x)`` and
-    ``gap_extend=-x``.
+    An alignment pairs elements of two sequences in order. Elements without a partner are in gaps. The score of an
+    alignment is the sum of ``scores`` over its pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L
+    elements, as in parasail and Biopython. For BLAST's existence cost e and extension cost x, pass ``gap_open=-(e +
+    x)`` and ``gap_extend=-x``.
 
     The event of an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2), where
     one −1 marks an element in a gap, see :meth:`best_alignment`. ``expected_path`` (..., N, M) is the probability of
-    each pair. It is differentiable. If a gap of rows and a gap of columns are adjacent, the rows come first, so each
-    alignment is one path.
+    each pair. It is differentiable.
+
+    A gap of rows contains elements of the first sequence, and a gap of columns contains elements of the second
+    sequence. If two such gaps are adjacent, the gap of rows comes first. So each global or local alignment corresponds
+    to exactly one path.
 
     For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favors few gaps.
 
     Args:
         scores: The score (..., N, M) of each pair. −∞ forbids a pair.
         gap_open: Score of the first element of a gap, default −11: a number ≤ 0 or a tensor that broadcasts to the
-            batch shape. It is added, so a penalty is negative. A tensor can be learned, and may be positive.
+            batch shape. The score is added, so a penalty is negative. A tensor can be learned, and may be positive.
         gap_extend: Score of each additional gap element, default −1: a number ≤ 0 or a tensor.
         row_gaps: A pair (open, extend) of scores for gaps of rows, instead of ``gap_open`` and ``gap_extend``. Each is
-            a number or a tensor (..., N): the score of row i as the first or as a further element of a gap.
+            a number or a tensor (..., N). ``open`` is the score of each row if it is the first element of a gap.
+            ``extend`` is the score of each row if it is a further element.
         column_gaps: A pair (open, extend) of scores for gaps of columns, each a number or a tensor (..., M).
         mode: "global" (the default) aligns all of both sequences. "local" aligns one section of each sequence, from a
             first pair to a last pair. "semiglobal" aligns all of both sequences, but gaps at both ends are free. If
             both sequences have a gap at the same end, only one of the two gaps is free, and the alignment corresponds
             to more than one path.
-        lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M. The rest
-            is padding: it is ignored, may contain NaN and gets no gradient.
+        lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M. Entries
+            beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    A local alignment has at least one pair, even if no score is positive. ``gradient`` maps the name of each score that
-    was passed to the expected number of its uses. The names are "scores", "matrix", "gap_open", "gap_extend",
-    "row_open", "row_extend", "column_open" and "column_extend".
+    A local alignment has at least one pair, even if no score is positive. ``gradient`` maps the name of each score in
+    use to the expected number of uses of its entries. The possible names are "scores", "matrix", "gap_open",
+    "gap_extend", "row_open", "row_extend", "column_open" and "column_extend".
 
     >>> import bellmax as bx
     >>> a, b = "GATTACA", "GCATGCA"
@@ -349,8 +353,8 @@ class SequenceAlignment(LatticePaths):
     def best_alignment(self) -> Tensor:
         """Return the index pairs (i, j) of the best alignment in order, (..., N + M, 2) int64, as :meth:`decode` does.
 
-        If one index is −1, the other element is in a gap. (−1, −1) is padding. Elements outside a local alignment, and
-        free gaps of a semiglobal alignment, are not listed.
+        If one index of a pair is −1, the element at the other index is in a gap. (−1, −1) is padding. Elements outside
+        a local alignment, and free gaps of a semiglobal alignment, are not listed.
         """
         return self.decode()
 

@@ -224,14 +224,15 @@ class Beliefs:
 
     @cached_property
     def beliefs(self) -> Tensor:
-        """The probability of each state at each node, (..., V, K). All are 0 if every state is forbidden."""
+        """The probability of each state at each node, (..., V, K), all 0 if every state of the node is forbidden."""
         return self._messages.omega.argmax(self._scores).to(self._dtype)
 
     @cached_property
     def edge_beliefs(self) -> Tensor:
         """The joint probability of the states of both nodes of each edge, (..., E, K, K).
 
-        It is computed on the tree of the second node, so the sums over the first node are the second node's beliefs.
+        The probability is computed on the computation tree of the second node. So its sums over the states of the first
+        node are the beliefs of the second node.
         """
         joint, target = self._messages.joint, self._messages.graph.target
         edges = len(target) // 2
@@ -242,7 +243,8 @@ class Beliefs:
     def value(self) -> Tensor:
         """DP_Ω on the computation tree of each node, (..., V).
 
-        The tree has several copies of a node, and the gradient is summed over them, so it can exceed 1.
+        On a graph with cycles, a computation tree contains several copies of a node. The gradient is summed over these
+        copies, so it can exceed 1.
         """
         messages = self._messages
         constants = messages.unary.new_zeros(messages.unary.shape[:-1])
@@ -254,7 +256,7 @@ class Beliefs:
     def residual(self) -> Tensor:
         """The largest change of a message in the last iteration, (...), without gradient.
 
-        It is small if the messages have converged.
+        The residual is small if the messages have converged.
         """
         return self._messages.residual
 

@@ -92,17 +92,17 @@ class ScoredChainTargets(SequenceTargets):
 class Chain(SequencePaths):
     """A distribution over sequences of T states out of S: a linear-chain CRF or a hidden Markov model.
 
-    The event of a path is an indicator (T, S, S) ``[t, current, previous]`` over transitions. The first step has no
-    previous state: only ``potentials[..., 0, :, 0]`` is used, the score of starting in each state. The decoded form is
-    the states (..., T), −1 at masked steps.
+    The event of a sequence is the 0/1 tensor (T, S, S) ``[t, current, previous]`` of its transitions. The first step
+    has no previous state. For this step, only ``potentials[..., 0, :, 0]`` is used, the score of starting in each
+    state. The decoded form is the states (..., T), −1 at masked steps.
 
     Args:
         potentials: The score (..., T, S, S) of each transition ``[t, current, previous]``. −∞ forbids a transition.
-        lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, in any order, default T.
-            The rest is padding: it is ignored, may contain NaN and gets no gradient. A sequence of length 0 has value
-            0.
-        mask: The steps to keep, instead of ``lengths``: bool or 0/1 integers (..., T). Steps with False can be anywhere
-            and are skipped: the previous state of a step is the state of the last unmasked step before it.
+        lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T. The lengths
+            need not be sorted. Later steps are padding: they are ignored, may contain NaN and get no gradient. A
+            sequence of length 0 has value 0.
+        mask: A mask of the steps to keep, bool or 0/1 integers (..., T), instead of ``lengths``. Masked steps may be
+            anywhere. They are skipped: the previous state of a step is the state of the last unmasked step before it.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -157,12 +157,13 @@ class Chain(SequencePaths):
         Args:
             emissions: The score (..., T, S) of each state at each step.
             transitions: The score of each transition ``[current, previous]``: (S, S) for the whole batch, (..., S, S)
-                for each sequence, or (..., T−1, S, S) for each sequence and step, where index t−1 leads into step t.
+                for each sequence, or (..., T−1, S, S) for each sequence and step. In the last case, index t − 1 is the
+                transition into step t.
             start: The score (S,) or (..., S) of each state at the first unmasked step, default 0.
             end: The score (S,) or (..., S) of each state at the last unmasked step, default 0.
             lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T.
-            mask: The steps to keep, instead of ``lengths``: bool or 0/1 integers (..., T). Steps with False are
-                skipped: the transition into a step leads from the last unmasked step before it.
+            mask: A mask of the steps to keep, bool or 0/1 integers (..., T), instead of ``lengths``. Masked steps are
+                skipped: the transition into a step starts at the last unmasked step before it.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -186,9 +187,9 @@ class Chain(SequencePaths):
 class ScoredChain(Chain):
     """A chain with scores of states and scores of transitions, which :meth:`Chain.from_scores` returns.
 
-    An event is a 0/1 tensor (T, S, S). Only methods that return or accept events, such as ``expected_path`` and
-    ``topk``, create tensors of this size. ``value``, ``marginals``, ``decode``, the ``*_sequences`` methods, their
-    derivatives, and the entropy under negentropy do not.
+    An event is a 0/1 tensor (T, S, S). Methods that return or accept events, such as ``expected_path`` and ``topk``,
+    create tensors of this size. So do ``log_prob``, ``pairwise_marginals`` and, under an Ω other than negentropy,
+    ``entropy``. ``value``, ``marginals``, their derivatives, ``decode`` and the ``*_sequences`` methods do not.
 
     >>> import bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 2.0]]), torch.eye(2))
@@ -425,12 +426,12 @@ def viterbi(
 ) -> Tensor:
     """Return the smoothed Viterbi score of a chain, Vit_Ω in the paper, of the batch shape.
 
-    It is ``Chain(potentials, ...).value``: the smoothed maximum over all state sequences. See :class:`Chain` for the
-    arguments. For the best sequence itself, use ``Chain(...).decode()``.
+    The result is ``Chain(potentials, ...).value``, the smoothed maximum over all state sequences. See :class:`Chain`
+    for the arguments. To get the best sequence, call ``Chain(...).decode()``.
 
-    >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # eight sequences of score 0
+    >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # each of the eight sequences has score 0
     tensor(0.)
-    >>> viterbi(torch.zeros(3, 2, 2)).exp()  # their number
+    >>> viterbi(torch.zeros(3, 2, 2)).exp()  # the number of sequences
     tensor(8.)
     """
     return Chain(potentials, lengths=lengths, mask=mask, omega=omega, gamma=gamma).value

@@ -119,17 +119,18 @@ class CTC(LatticePaths):
     frame. Both are differentiable with respect to ``log_probs``.
 
     A target needs one frame for each label, and one more frame for each pair of equal adjacent labels. If there are
-    fewer frames, the value is −∞ and the gradient is 0. If all targets of a batch have more labels than frames, and
-    ``lengths`` is not passed, the constructor raises ``ValueError``.
+    fewer frames, the value is −∞ and the gradient is 0. If ``lengths`` is not passed and a batch has L > T, the
+    constructor raises ``ValueError``, since the targets are probably padded.
 
     Args:
         log_probs: The score (..., T, V) of each label at each frame, usually from ``log_softmax``. −∞ forbids a label.
         targets: The target labels, integers (..., L) from 0 to V − 1 without the blank. The batch dimensions of
-            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. The concatenated targets
-            of torch's ``ctc_loss`` are not accepted: pad them. On a GPU and under ``torch.compile``, the values are not
-            checked.
+            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. Concatenated targets,
+            which torch's ``ctc_loss`` accepts, are not accepted here. Pad them instead. On a GPU and under
+            ``torch.compile``, the labels are not checked.
         lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
-            from 0 to L. By default T and L. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            from 0 to L. By default T and L. Entries beyond the lengths are padding: they are ignored, may contain NaN
+            and get no gradient.
         blank: The class of the blank, default 0.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
@@ -138,7 +139,7 @@ class CTC(LatticePaths):
     >>> import bellmax as bx
     >>> probabilities = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.2, 0.1, 0.7]])
     >>> p = bx.CTC(probabilities.log(), torch.tensor([1, 2]))
-    >>> p.value.exp()                               # 1·2, 112, 122, ·12, 12·
+    >>> p.value.exp()                               # of 1·2, 112, 122, ·12 and 12·, where · is the blank
     tensor(0.5970)
     >>> p.best_labels()
     tensor([1, 0, 2])
@@ -230,7 +231,7 @@ class CTC(LatticePaths):
     def best_labels(self) -> Tensor:
         """Return the label or blank of each frame on the best path, (..., T) int64, as :meth:`decode` does.
 
-        It is −1 in the padding, and if no path exists.
+        The result is −1 in the padding. If no path exists, all labels are −1.
 
         >>> import bellmax as bx
         >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
@@ -250,8 +251,8 @@ class CTC(LatticePaths):
     def spans(self) -> Tensor:
         """Return the span of frames of each target label on the best path, (..., L, 2) int64 [start, end].
 
-        The label has the frames from ``start`` to ``end`` − 1. The span is (−1, −1) in the padding, and if no path
-        exists.
+        The label has the frames from ``start`` to ``end`` − 1. The span is (−1, −1) in the padding. If no path exists,
+        all spans are (−1, −1).
 
         >>> import bellmax as bx
         >>> bx.CTC(torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([1, 2])).spans()
@@ -265,7 +266,7 @@ class CTC(LatticePaths):
     def confidence(self) -> Tensor:
         """Posterior probability of each target position, averaged over its span, (..., L). Differentiable.
 
-        The spans are those that :meth:`spans` returns. If a label occurs twice, such as the l of "hello", each of its
+        :meth:`spans` returns the spans. If a target contains a label twice, such as the l of "hello", each of the two
         positions has a separate posterior. If a position has no span, its confidence is 0.
 
         >>> import bellmax as bx
@@ -275,7 +276,7 @@ class CTC(LatticePaths):
                 [2, 5]])
         >>> p.expected_path[:, 1]                      # posterior of the label
         tensor([0.8103, 0.6217, 0.4995, 0.6217, 0.8103])
-        >>> p.confidence                               # of its two positions
+        >>> p.confidence                               # of the two positions
         tensor([0.8103, 0.5606])
         """
         _, count, position = self._runs(self.best_labels())

@@ -41,15 +41,15 @@ class DAG(StoredGraph):
 
     Args:
         edges: The edges (parent, child) in any order: integers (E, 2), or pairs of names. A name is any hashable
-            object; names are numbered in the order of their first appearance. Parallel edges are separate edges.
+            object. Names are numbered in the order of their first appearance. Parallel edges are separate edges.
         num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
             are integers.
         start: The node where paths start, by default the only node without parents.
         end: The node where paths end, by default the only node without children.
 
-    If ``start`` or ``end`` is passed, edges that are on no path between them are pruned. A pruned edge still has a
-    number and a weight, but no path uses it, and its gradient is 0. The remaining edges must not form a cycle. The
-    attribute ``nodes`` lists the names of the nodes.
+    If ``start`` or ``end`` is passed, edges that are on no path between them are pruned. A pruned edge keeps its number
+    and its weight, and the gradient of the weight is 0. The remaining edges must not form a cycle. The attribute
+    ``nodes`` lists the names of the nodes.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -247,9 +247,9 @@ class DAG(StoredGraph):
         return are_integers(path) and has_fewer
 
     def path_nodes(self, path: Tensor) -> list[Any]:
-        """Return the list of nodes that a path visits, from start to end, by name. Several paths give nested lists.
+        """Return the list of nodes that a path visits, from start to end, by name.
 
-        If a path has no edges, its list is empty.
+        For several paths, return nested lists. If a path has no edges, its list is empty.
 
         Args:
             path: An event (..., E), or the numbers of the edges (..., L), as ``decode()`` returns them.
@@ -328,8 +328,8 @@ class DAGPaths(GraphPaths):
     """The distribution over the paths of a :class:`DAG` from start to end, which :meth:`DAG.paths` returns.
 
     An event is a 0/1 tensor (E,) of the edges. The decoded form is the numbers of the edges from start to end,
-    (..., L), padded with −1, where L is the length of the longest path. With ``minimize=True``, the weights are costs,
-    and the program is a min.
+    (..., L), padded with −1, where L is the number of edges of the longest path. With ``minimize=True``, the weights
+    are costs, and ``value`` is a smoothed minimum.
 
     >>> p = DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5]))
     >>> p.decode()

@@ -261,26 +261,27 @@ class DTW(LatticePaths):
 
     An alignment of series with N and M elements leads from cell (0, 0) to cell (N−1, M−1). Its moves are diagonal, down
     or to the right. Its cost is the sum over the cells that it visits. Its event is a 0/1 tensor (N, M) of these cells.
-    Its decoded form is index pairs (..., L, 2), padded with −1. The program is a *min*: ``value`` is a smoothed
-    minimum, concave in ``cost``. Ties are broken in favor of the diagonal move, then the move down, then the move to
+    Its decoded form is index pairs (..., L, 2), padded with −1. The program minimizes: ``value`` is a smoothed minimum,
+    which is concave in ``cost``. Ties are broken in favor of the diagonal move, then the move down, then the move to
     the right.
 
     Args:
         cost: The cost (..., N, M) of each cell, a tensor, an array or nested lists. +∞ forbids a cell.
-        lengths: A pair (lengths_a, lengths_b) of integers, each of the batch shape or one number, from 1 to N and from
-            1 to M. By default N and M. The last cell of a pair is (length_a − 1, length_b − 1). The rest is padding: it
-            is ignored, may contain NaN and gets no gradient.
+        lengths: A pair (rows, columns) of integers, the lengths of both series, each of the batch shape or one number.
+            They are from 1 to N and from 1 to M, by default N and M. The last cell is (rows − 1, columns − 1). Cells
+            beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
         band: The half-width of a Sakoe–Chiba band in steps, 0 or at least 1, default None for no band. For a tenth of
-            the length, pass ``int(0.1 * N)``. If N = M, the band contains the cells with \\|i − j\\| ≤ band. Otherwise
-            it follows the slanted diagonal: \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1), with the lengths N
-            and M of the pair. At least one alignment remains.
+            the length, pass ``int(0.1 * N)``. In the following, N and M are the lengths of the two series. If N = M,
+            the band contains the cells with \\|i − j\\| ≤ band. Otherwise, the band follows the slanted diagonal:
+            \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). Every band contains at least one alignment.
         step_weights: Three factors that multiply the cost of a cell, one for each kind of move into the cell: diagonal,
-            down (i grows), right (j grows). Numbers, or a tensor (3,) or (..., 3), which can be learned. Default 1.
-            With (2, 1, 1), a diagonal move costs as much as two other moves. The first cell has factor 1.
-        step_penalties: Three terms that are added to the cost of each move: diagonal, down, right. Numbers, or a tensor
-            (3,) or (..., 3). Default 0.
-        open_begin: If True, an alignment may begin at any cell of the first row, so that the first series is matched
-            with a section of the second. Default False.
+            down (i grows), right (j grows). Pass numbers, or a tensor (3,) or (..., 3), which can be learned. Default
+            1. With (2, 1, 1), a diagonal move costs as much as two other moves. The cost of the first cell has factor
+            1.
+        step_penalties: Three penalties, one for each kind of move: diagonal, down, right. A penalty is added to the
+            cost of each move of its kind. Pass numbers, or a tensor (3,) or (..., 3). Default 0.
+        open_begin: If True, an alignment may begin at any cell of the first row. The first series is then matched with
+            a section of the second series. Default False.
         open_end: If True, an alignment may end at any cell of the last row. Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.

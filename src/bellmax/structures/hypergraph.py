@@ -52,16 +52,17 @@ class Hypergraph(StoredGraph):
     Args:
         edges: The edges (head, tails) in any order. Tails are a tuple or a list of nodes, which may repeat. Nodes are
             integers or names. A name is any hashable object. Names are numbered in the order of their first appearance.
-            Alternatively, integers (E, 1 + A), where each row has a head and its tails, padded with −1.
+            Alternatively, integers (E, 1 + A), where A is the largest number of tails. Each row has a head and its
+            tails, padded with −1.
         num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
             are integers.
-        weight_of: The number of each edge's weight, integers (E,). Edges with the same number share a weight. By
+        weight_of: The index of the weight of each edge, integers (E,). Edges with equal indices share a weight. By
             default, every edge has a separate weight.
         goal: The node to derive, by default the only node that is not the tail of an edge.
 
-    If ``goal`` is passed, edges that are in none of its derivations are pruned, such as the unused items of a chart. A
-    pruned edge still has a number and a weight, but no derivation uses it, and its gradient is 0. The attribute
-    ``nodes`` lists the names of the nodes.
+    If ``goal`` is passed, edges that no derivation of the goal uses are pruned, such as the unused items of a chart. A
+    pruned edge keeps its number and its weight, and the gradient of the weight is 0. The attribute ``nodes`` lists the
+    names of the nodes.
 
     For example, there are two ways to bracket three words:
 
@@ -189,10 +190,11 @@ class Hypergraph(StoredGraph):
         return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def derivation_edges(self, derivation: Tensor | list[Any]) -> list[Any]:
-        """Return the list of edges (head, tails) of a derivation, by name. Several derivations give nested lists.
+        """Return the list of edges (head, tails) of a derivation, by name.
 
-        The first edge leads to the goal. All edges below its first tail follow, then all edges below its second tail,
-        and so on. If a derivation has no edges, its list is empty.
+        For several derivations, return nested lists. The first edge leads to the goal. Then come all edges below the
+        first tail of this edge, then all edges below the second tail, and so on. If a derivation has no edges, its list
+        is empty.
 
         Args:
             derivation: An event (..., E), or the numbers of the edges in nested lists, as ``decode()`` returns them.
@@ -373,9 +375,9 @@ def _flatten(name: str, value: Any, depth: int, num_edges: int) -> tuple[list[in
 class Derivations(GraphPaths):
     """The distribution over the derivations of a :class:`Hypergraph`, which :meth:`Hypergraph.derivations` returns.
 
-    An event counts how often a derivation uses each edge, (E,). If edges share weights, it counts how often the
-    derivation uses each weight, (W,), and only the events of :attr:`by_edge` count the edges. The decoded form is a
-    list of edge numbers, or nested lists for a batch.
+    An event counts how often a derivation uses each edge, (E,). If edges share weights, an event counts how often the
+    derivation uses each weight, (W,). To count edges in this case, use the events of :attr:`by_edge`. The decoded form
+    is a list of edge numbers, or nested lists for a batch.
 
     >>> p = Hypergraph([("a", ()), ("a", ()), ("aa", ("a", "a"))]).derivations(torch.tensor([1.0, 0.0, 0.0]))
     >>> p.expected_path  # the two edges to "a" are used twice in total

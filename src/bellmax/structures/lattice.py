@@ -173,7 +173,7 @@ def _constant_axis(name: str, number: int) -> Axis:
 def at_class(name: str, *classes: int, rows: int = 0) -> Score:
     """Score that reads entry [i + rows, *classes] of a tensor (..., N, V), at a constant class.
 
-    If a tensor (..., N, U, V) has two dimensions after the rows, such as duration and class, pass two numbers.
+    If a tensor (..., N, U, V) has two dimensions after the rows, such as duration and class, pass two indices.
 
     Args:
         name: The name of the tensor.
@@ -260,10 +260,10 @@ class Move:
             state.
         source: The state that the move leaves, default 0. A tuple of states stands for one move from each state.
         target: The state that the move enters, default 0.
-        score: The score of the move, default 0, read at the cell (i, j) where the move arrives. If the score has no
-            entry for a cell, the move does not exist there.
-        where: A mask that allows the move where it is True: :func:`row`, :func:`column` or :func:`cell` of a bool
-            tensor. A string is the name of a mask of columns. By default the move is allowed everywhere.
+        score: The score of the move, default 0. It is evaluated at the cell (i, j) where the move arrives. If the score
+            has no entry for a cell, the move into this cell does not exist.
+        where: A mask: :func:`row`, :func:`column` or :func:`cell` of a bool tensor. The move exists only where the mask
+            is True. The string "name" stands for ``column("name")``. By default, the move is allowed everywhere.
 
     >>> Move(1, 1, score=cell("cost", -1, -1))
     Move(1, 1, score=cost[i-1, j-1])
@@ -362,15 +362,16 @@ def anywhere(*states: States) -> _Endpoints:
 class Lattice:
     """A dynamic program on a grid of N × M cells with one or more states each, declared by its moves.
 
-    A node is a cell (i, j) with a state b. Its value is v(i, j, b) = node score + max_Ω over the moves into the node of
-    v(source) + move score. If paths may start in the node, the start is one more choice of the max_Ω. The value of the
-    program is v at the end, or max_Ω over the ends if there are several.
+    A node is a cell (i, j) with a state b. Its value is v(i, j, b) = node score + max_Ω (v(source) + move score), where
+    max_Ω is taken over the moves into the node. If paths may start in the node, max_Ω has one more choice: to start
+    there. The value of the program is v at the end node. If paths may end in several nodes, it is the max_Ω over these
+    nodes.
 
     Args:
         moves: The moves, a sequence of :class:`Move`.
         states: The number of states of a cell, default 1.
-        node: The score of a node by its state, or the score of all nodes if there is one state, default 0. If the
-            tensor of the score has no entry for a cell, the score is 0 there.
+        node: The score of each node, default 0. If there are several states, pass a mapping from states to scores. If
+            the tensor of a score has no entry for a cell, the score is 0 there.
         start: The cells and states where paths start: :func:`corner` (the default), :func:`along_row`,
             :func:`along_column` or :func:`anywhere`.
         end: The cells and states where paths end: :func:`corner` (the default), :func:`along_row`,
@@ -474,17 +475,18 @@ class Lattice:
         """Return the distribution over the paths of the lattice, given its scores, labels and masks.
 
         Args:
-            tensors: The scores, labels and masks of the declaration, by name. Scores are tensors or numbers, labels are
-                integer tensors, masks are bool tensors. A tensor without batch dimensions is shared by the batch. An
-                out-of-range label marks padding: moves that would read an entry at this label do not exist.
-            grid: A pair (rows, columns) of the numbers of cells, integers of the batch shape. If scores are read with
-                offsets of −1, these numbers are one more than the lengths of the sequences. By default, the size is
-                inferred from the tensors, so that every entry is read. If this leaves several possible sizes, ``grid``
-                is required. If no tensor extends along the rows or the columns, their number is the maximum in
-                ``grid``, or 1 without ``grid``. Under ``torch.compile`` and ``vmap``, pass such a number as a Python
-                number.
-            band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. By default
-                there is no band.
+            tensors: A mapping from each name in the declaration to its score, labels or mask. Scores are tensors or
+                numbers, labels are integer tensors, masks are bool tensors. A tensor without batch dimensions is shared
+                by the batch. An out-of-range label marks padding: a move does not exist if its score would be read at
+                this label.
+            grid: A pair (rows, columns) of the numbers of rows and columns, integers of the batch shape. If scores are
+                read at offsets of −1, these numbers are one more than the lengths of the sequences. By default, the
+                size is inferred from the tensors, so that every entry is read. If the tensors fit several sizes,
+                ``grid`` is required. If no tensor extends along the rows, the number of rows is the maximum in
+                ``grid``, default 1. The same rule holds for columns. Under ``torch.compile`` and ``vmap``, pass such a
+                number as a Python number.
+            band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. Default None,
+                no band.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -766,10 +768,11 @@ class LatticePaths(PathDistribution):
     score to the expected counts of its entries. The decoded form is a walk: the nodes of the path and the moves into
     them, see :meth:`best_walk`.
 
-    Some paths can use an entry more than once, for example if a matrix is read by labels. Then ``support.check``
-    searches for a path with the counts of an event. The search takes at most half a second per event. If it finds no
-    answer in this time, it accepts counts whose entries are on a path and whose sum is not too large. The losses read a
-    target with such counts as the set of all paths that use no other entries.
+    If a matrix is read by labels, a path can use an entry more than once. In this case, ``support.check`` searches for
+    a path that uses each entry as often as the event states. The search takes at most about half a second per event. If
+    the search finds no answer in this time, ``support.check`` accepts the event under two conditions. A path exists
+    that uses no other entries, and the counts add up to at most the largest sum of such a path. The losses read such an
+    event as the set of all paths that use no other entries.
 
     >>> import bellmax as bx
     >>> lattice = bx.Lattice([bx.Move(1, 0), bx.Move(0, 1)], node=cell("score"))

@@ -64,13 +64,13 @@ class MonotonicAlignment(LatticePaths):
     alignment search, and ``value`` under negentropy is the forward-sum objective. ``expected_path`` (..., T, J) is the
     probability of each token at each frame. It is differentiable.
 
-    A pair with more tokens than frames has no alignment, and its value is −∞. If ``lengths`` is not passed, more tokens
-    than frames raise ``ValueError``.
+    If a batch member has more tokens than frames, it has no alignment, and its value is −∞. If ``lengths`` is not
+    passed and J > T, the constructor raises ``ValueError``.
 
     Args:
         scores: The scores (..., T, J) ``[frame, token]``, usually log-likelihoods. −∞ forbids a token at a frame.
         lengths: A pair (frames, tokens) of integers ≥ 1, each of the batch shape or one number. By default T and J.
-            The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            Scores beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -120,7 +120,8 @@ class MonotonicAlignment(LatticePaths):
     def durations(self) -> Tensor:
         """Return the number of frames of each token on the best path, (..., J) int64, as :meth:`decode` does.
 
-        It is 0 in the padding, and if no path exists. The expected durations are ``expected_path.sum(-2)``.
+        The numbers are 0 in the padding. If no path exists, all of them are 0. The expected durations are
+        ``expected_path.sum(-2)``.
         """
         return self.decode()
 

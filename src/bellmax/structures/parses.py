@@ -59,7 +59,10 @@ class ParseTrees(PathDistribution):
         return self.expected_path
 
     def decode(self) -> Tensor:
-        """Return the best tree in the decoded form. The kernels find it faster as an event than as a sample."""
+        """Return the best tree in the decoded form.
+
+        The tree is computed as an event, which is faster than as a sample.
+        """
         decoded: Tensor = self._form.of_compact(self.best_path())
         return decoded
 
@@ -203,14 +206,14 @@ class SpanTrees(ParseTrees):
     whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1 tensor
     (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L). The
     decoded form is the spans of the tree, see :meth:`best_tree`. The algorithm is CKY (Cocke, Kasami and Younger), in
-    O(n³). With labels, the label of each span is chosen independently, which adds O(n² L).
+    time O(n³). With labels, the label of each span is chosen independently, which takes additional time O(n² L).
 
     Args:
         scores: The score (..., n, n) of each span ``[first word, last word]``, or (..., n, n, L) ``[first word, last
             word, label]`` with ``labels=True``. −∞ forbids a span. Entries below the diagonal are ignored.
         labels: If True, the last dimension of ``scores`` is the labels of a span. Default False.
         lengths: The number of words of each sentence, integers of the batch shape or one number, from 1 to n, default
-            n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            n. Scores beyond the length are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -257,9 +260,9 @@ class SpanTrees(ParseTrees):
     def best_tree(self) -> Tensor:
         """Return the spans of the best tree, (..., n − 1, 2) int64 [first word, last word], as :meth:`decode` does.
 
-        Spans are sorted by their first word, wide spans before the spans inside them, and padded with −1. Single words
-        are left out, since every tree has them. With labels, the result is (..., 2n − 1, 3) [first word, last word,
-        label] and includes single words.
+        Spans are sorted by their first word. If several spans have the same first word, longer spans come first. The
+        padding is −1. Single words are left out, since every tree has them. With labels, the result is (..., 2n − 1, 3)
+        [first word, last word, label] and includes single words.
         """
         return self.decode()
 
@@ -363,14 +366,16 @@ class DependencyTrees(ParseTrees):
     Each word has a head, which is another word or the root. In a projective tree, no two arcs cross. The event of a
     tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and words count from 1. Its decoded
     form is the head of each word, (..., n), 0 for the root and −1 in the padding. The score of a tree is the sum of the
-    scores of its arcs. The algorithm is Eisner's, in O(n³).
+    scores of its arcs. The algorithm is Eisner's, in time O(n³).
 
     Args:
         arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. The first column and
             the diagonal are ignored.
-        single_root: If True (the default), exactly one word has the root as its head. If False, any number of words.
+        single_root: If True (the default), exactly one word has the root as its head. If False, one or more words have
+            the root as their head.
         lengths: The number of words of each sentence without the root, integers of the batch shape or one number, from
-            1 to n, default n. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            1 to n, default n. Scores beyond the length are padding: they are ignored, may contain NaN and get no
+            gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.

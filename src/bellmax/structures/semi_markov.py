@@ -161,9 +161,9 @@ class SemiMarkov(PathDistribution):
     adjacent segments, of the first label (``start``) and of the last label (``end``). Its event is the 0/1 tensor
     (T, D, K) of its segments. Its decoded form is segments (..., L, 3), see :meth:`best_segments`.
 
-    Time and memory are O(T(DK + K²)), since segments and transitions are separate choices. Under an Ω other than
-    negentropy, this factorization is part of the model. To build a model from emissions and durations in memory O(TK),
-    use :meth:`from_scores`.
+    Time and memory are O(T(DK + K²)), because a path chooses the duration of a segment and the previous label
+    separately. Under an Ω other than negentropy, the distribution depends on the order of these choices. To build a
+    model from emissions and durations in memory O(TK), use :meth:`from_scores`.
 
     Args:
         segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
@@ -172,7 +172,7 @@ class SemiMarkov(PathDistribution):
         start: The score (..., K) of the first label, default 0.
         end: The score (..., K) of the last label, default 0.
         lengths: The number of steps of each sequence, integers of the batch shape or one number, from 1 to T, default
-            T. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            T. Later steps are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes each segment.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -239,14 +239,14 @@ class SemiMarkov(PathDistribution):
         """Return a model from scores of steps and scores of durations.
 
         The score of a segment is the sum of the emissions of its steps, plus the score of its duration. On the CPU,
-        time is O(T(DK + K²)). Memory is O(TK) for the value, ``marginals``, ``best_segments``, ``sample_segments``, the
-        surrogate loss of segments and, under negentropy, their ``log_prob``. The gradient and Hessian products take
-        O(DK + K²) more for each sequence. Other methods, other devices and third derivatives need a number for each of
-        the T·D·K segments. They raise ``ValueError`` if these numbers take more than 1 GB.
+        time is O(T(DK + K²)). The value, ``marginals``, ``best_segments``, ``sample_segments`` and the surrogate loss
+        of segments need memory O(TK). Under negentropy, ``log_prob`` of segments also needs only O(TK). The gradient
+        and Hessian products need O(DK + K²) more for each sequence. Other methods, other devices and third derivatives
+        store a number for each of the T·D·K segments. They raise ``ValueError`` if these numbers take more than 1 GB.
 
-        If a sequence is right-censored, its last segment can be longer than observed. Then score the last segment by
-        the log survival function, the log-probability of a duration of at least d. If ``durations`` are
-        log-probabilities, pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
+        If a sequence is right-censored, its last segment can be longer than observed. In this case, pass the log
+        survival function as ``last_durations``: the log-probability that a segment has at least d steps. If
+        ``durations`` are log-probabilities, pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
 
         Args:
             emissions: The score (..., T, K) of each label at each step.
@@ -288,7 +288,7 @@ class SemiMarkov(PathDistribution):
     def best_segments(self) -> Tensor:
         """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], as :meth:`decode` does.
 
-        A segment contains the steps from ``start`` to ``end`` − 1. The rest is padded with −1.
+        A segment contains the steps from ``start`` to ``end`` − 1. The remaining rows are −1.
         """
         return self.decode()
 
@@ -304,8 +304,9 @@ class SemiMarkov(PathDistribution):
 class ScoredSemiMarkov(SemiMarkov):
     """A semi-Markov model with scores of labels and durations, made by :meth:`SemiMarkov.from_scores`.
 
-    Only methods that return or take a number for each segment (``expected_path``, ``sample``, ``topk``, ``potentials``,
-    ``entropy``, …) build tensors (..., T, D, K). They raise ``ValueError`` if such a tensor has more than 1 GB.
+    Some methods store a number for each segment, in tensors (..., T, D, K): ``expected_path``, ``sample``, ``topk``,
+    ``potentials``, ``entropy`` and others. They raise ``ValueError`` if such a tensor takes more than 1 GB.
+    :meth:`SemiMarkov.from_scores` lists the methods that need less memory.
     """
 
     _target_kind = ScoredSegmentTargets

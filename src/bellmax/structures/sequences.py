@@ -244,8 +244,8 @@ class StateForm(DecodedForm):
 class SequencePaths(PathDistribution):
     """A distribution over sequences of T states out of S, the base class of :class:`bellmax.Chain`.
 
-    An event is a 0/1 tensor (T, S, S) ``[t, current, previous]`` of the transitions. The decoded form is the state of
-    each step, (..., T) int64, −1 at masked steps.
+    An event is the 0/1 tensor (T, S, S) ``[t, current, previous]`` of the transitions of a sequence. The decoded form
+    is the state of each step, (..., T) int64, −1 at masked steps.
 
     >>> import bellmax as bx
     >>> isinstance(bx.Chain(torch.zeros(4, 2, 2)), SequencePaths)
@@ -308,7 +308,7 @@ class SequencePaths(PathDistribution):
     def decode(self) -> Tensor:
         """Return the states of the highest-scoring path, (..., T) int64.
 
-        They are −1 at masked steps, and if no path exists.
+        States are −1 at masked steps. If no path exists, all states are −1.
         """
         return self._solver.topk(1)[1].reshape(*self.batch_shape, self.event_shape[0])
 
@@ -319,8 +319,8 @@ class SequencePaths(PathDistribution):
     def topk_sequences(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the scores (..., k) and the states (..., k, T) of the k best paths, as :meth:`topk_decoded` does.
 
-        States are −1 at masked steps. If there are fewer than k paths, the other scores are −∞ and the other states −1.
-        The scores have no gradient. For a gradient, use :meth:`topk`.
+        States are −1 at masked steps. If there are fewer than k paths, the remaining scores are −∞ and the remaining
+        states are −1. The scores have no gradient. For a gradient, use :meth:`topk`.
         """
         return self.topk_decoded(k)
 
@@ -350,10 +350,10 @@ class SequencePaths(PathDistribution):
         return states_of(path)
 
     def constrain(self, allowed: Tensor) -> Self:
-        """Return the program restricted to allowed states, for partial labels or prefixes.
+        """Return the distribution restricted to allowed states, for partial labels or prefixes.
 
         Under negentropy, the result is the conditional distribution, given that every state is allowed. Under another
-        Ω, it is a different distribution, since each max_Ω is over the allowed states only.
+        Ω, the result is not the conditional distribution, since each max_Ω is taken over the allowed states only.
 
         Args:
             allowed: The allowed states, bool, broadcastable to (..., T, S).

@@ -79,17 +79,18 @@ class Transducer(LatticePaths):
     """A distribution over the alignments of an RNN transducer (RNN-T): U labels with T frames.
 
     At each frame, a path emits zero or more labels and then a blank, which leads to the next frame. The last step is
-    the blank of the last frame. The event of a path is a 0/1 tensor (T, U + 1) of its blanks ``[frame, number of labels
-    before]``, which determine where the labels are. Its decoded form is the frame that emits each label, (..., U), −1
-    in the padding. Under negentropy and for normalized scores, ``value`` is log p(labels | frames). ``expected_path``
-    is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is the probability of each label at each
-    frame. Both are differentiable.
+    the blank of the last frame. The event of a path is the 0/1 tensor (T, U + 1) of its blanks ``[frame, number of
+    labels before the blank]``. The blanks determine the frame of each label. Its decoded form is the frame that emits
+    each label, (..., U), −1 in the padding. Under negentropy and for normalized scores, ``value`` is log p(labels |
+    frames). ``expected_path`` is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is the probability
+    of each label at each frame. Both are differentiable.
 
     Args:
         blank: The score (..., T, U + 1) of the blank at each frame, after each number of labels. −∞ forbids a blank.
         emit: The score (..., T, U) of label u at each frame.
         lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
-            from 0 to U. By default T and U. The rest is padding: it is ignored, may contain NaN and gets no gradient.
+            from 0 to U. By default T and U. Entries beyond the lengths are padding: they are ignored, may contain NaN
+            and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -144,8 +145,9 @@ class Transducer(LatticePaths):
     ) -> Transducer:
         """Return a transducer from the logits of its joint network.
 
-        By default, a log-softmax over the classes is applied while the logits are read. Its result is not stored. In
-        addition to the logits and their gradient, memory is a few numbers for each pair of a frame and a label.
+        By default, a log-softmax over the classes normalizes the logits. The normalized logits are not stored. In
+        addition to the logits and their gradient, the transducer needs memory for a few numbers for each pair of a
+        frame and a label.
 
         Args:
             logits: The output (..., T, U + 1, V) of the joint network.
@@ -194,8 +196,8 @@ class Transducer(LatticePaths):
     ) -> Transducer:
         """Return a transducer with the logits am[t] + lm[u], without storing the sums (T, U + 1, V).
 
-        Use it as the first pass of a pruned transducer, as in k2, see :meth:`prune`. The softmax over the classes needs
-        only a matrix product of exponentials.
+        Use this method for the first pass of a pruned transducer, as in k2. See :meth:`prune`. A matrix product of
+        exponentials computes the denominators of the softmax over the classes.
 
         Args:
             am: The scores (..., T, V) of the frames, from the acoustic model.
@@ -204,7 +206,7 @@ class Transducer(LatticePaths):
             blank: The class of the blank, default 0.
             lengths: A pair (frames, labels), as in :class:`Transducer`.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-                :class:`Regularizer`. The classes are normalized by a softmax.
+                :class:`Regularizer`. The classes are normalized by a softmax under every Ω.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
@@ -241,7 +243,7 @@ class Transducer(LatticePaths):
     def best_frames(self) -> Tensor:
         """Return the frame that emits each label on the best path, (..., U) int64, as :meth:`decode` does.
 
-        It is −1 in the padding, and if no path exists.
+        The result is −1 in the padding. If no path exists, all frames are −1.
         """
         return self.decode()
 
@@ -256,10 +258,11 @@ class Transducer(LatticePaths):
     def prune(self, s_range: int) -> Tensor:
         """Return the first label position to keep at each frame, (..., T) int64, for a pruned transducer.
 
-        Evaluate a larger joint network only at the positions ``start + arange(s_range)`` of each frame. This range
-        contains as much of the expected path as possible. Paths exist within the ranges: the first range starts at 0,
-        adjacent ranges overlap, and the last range ends with all labels. Padding has the range of the last frame. This
-        is the method of k2's pruned transducer (Kuang et al., 2022).
+        If ``start`` is the result, evaluate a larger joint network only at the positions ``start.unsqueeze(-1) +
+        arange(s_range)`` of each frame. These ranges contain as much of the expected path as possible. They always
+        contain a complete path: the first range starts at 0, the ranges of adjacent frames overlap, and the last range
+        includes position U. Padding frames have the range of the last frame. This is the method of k2's pruned
+        transducer (Kuang et al., 2022).
 
         Args:
             s_range: The number of label positions to keep at each frame.

@@ -193,8 +193,8 @@ class TreeModel:
         Args:
             unary: The score (..., V, K) of each of K labels at each node. −∞ forbids a label.
             pairwise: The score (..., V, K, K) of each pair of labels ``[node, label of parent, label]``. The entries of
-                the root are ignored. Pass (..., 1, K, K) if all nodes share the scores, and (K, K) if the whole batch
-                shares them, too.
+                the root are ignored. If all nodes share the scores, pass (..., 1, K, K). If the whole batch shares them
+                as well, pass (K, K).
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`. For an Ω other than negentropy, the value depends on which node is the root.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -319,7 +319,7 @@ class TreeLabels(PathDistribution):
     def best_labels(self) -> Tensor:
         """Return the labels of highest score, (..., V) int64, as :meth:`decode` does.
 
-        If every labeling has score −∞, they are −1.
+        If every labeling has score −∞, all labels are −1.
         """
         return self.decode()
 
@@ -330,7 +330,7 @@ class TreeLabels(PathDistribution):
     def topk_labels(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the scores (..., k) and the labels (..., k, V) of the k best labelings, as :meth:`topk_decoded` does.
 
-        If there are fewer than k labelings, the other scores are −∞ and the other labels −1.
+        If there are fewer than k labelings, the remaining scores are −∞ and the remaining labels are −1.
         """
         return self.topk_decoded(k)
 

@@ -14,9 +14,9 @@ class NativeNeighbors:
     """The k nearest series of a collection."""
 
     def supports(self, problem: NeighborSearch) -> bool:
-        elements = problem.queries.elements
-        has_kernel = problem.omega == Kernel("hard") and elements.dtype in (torch.float32, torch.float64)
-        return has_kernel and not is_transformed(elements)
+        queries, candidates = problem.queries.elements, problem.candidates.elements
+        has_kernel = problem.omega == Kernel("hard") and queries.dtype in (torch.float32, torch.float64)
+        return has_kernel and not is_transformed(queries, candidates)
 
     def run(self, problem: NeighborSearch) -> Nearest:
         elements, excluded, k = problem.queries.elements, problem.excluded, problem.k

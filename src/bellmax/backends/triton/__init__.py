@@ -1,4 +1,4 @@
-"""Triton kernels for GPUs, for float32 and float64 and four Ω. Not yet run on GPU hardware: see docs/guide/gpu.md.
+"""Triton kernels for GPUs, for float32 and float64, and for five Ω. Not yet run on GPU hardware: see docs/guide/gpu.md.
 
 Only the modules of kernels import triton. They are imported when a tensor on a GPU first needs them.
 """
