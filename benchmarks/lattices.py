@@ -176,8 +176,9 @@ SECTIONS = {
     "gaps": (
         "Sequence alignment",
         [
-            "`bx.SequenceAlignment` with affine gaps: B pairs of sequences of lengths N and M. parasail, written in C",
-            "with SIMD instructions, computes the hard score in integers. A cell is a pair of positions.",
+            "A shape (B,N,M) is B pairs of sequences of lengths N and M. bellmax uses `bx.SequenceAlignment` with",
+            "affine gaps. parasail is written in C with SIMD instructions, and computes the hard score in integers. A",
+            "cell is a pair of positions.",
         ],
         "(B,N,M)",
         ("parasail",),
@@ -185,9 +186,10 @@ SECTIONS = {
     "transducer": (
         "RNN transducer",
         [
-            "`bx.Transducer.from_logits`: B sequences of T frames, U labels and V classes. The time of torch's",
-            "`log_softmax` of the logits, with its gradient, is shown for comparison. warprnnt_numba is a Numba port",
-            "of the warp-transducer loss, meant for experiments. A cell is a frame and a number of labels.",
+            "A shape (B,T,U,V) is B sequences of T frames, U labels and V classes. bellmax uses",
+            "`bx.Transducer.from_logits`. For comparison, the table shows the time of torch's `log_softmax` of the",
+            "logits with its gradient. warprnnt_numba is a Numba port of the warp-transducer loss, meant for",
+            "experiments. A cell is a pair of a frame and a label.",
         ],
         "(B,T,U,V)",
         ("log_softmax", "warprnnt_numba"),
@@ -195,8 +197,8 @@ SECTIONS = {
     "monotone": (
         "Monotonic alignment",
         [
-            "`bx.MonotonicAlignment`: B sequences of T frames and J tokens. The best path is compared with the kernel",
-            "of monotonic_alignment_search. A cell is a frame and a token.",
+            "A shape (B,T,J) is B sequences of T frames and J tokens. bellmax uses `bx.MonotonicAlignment`. The best",
+            "path is compared with the kernel of monotonic_alignment_search. A cell is a pair of a frame and a token.",
         ],
         "(B,T,J)",
         ("monotonic_alignment_search",),
@@ -204,8 +206,9 @@ SECTIONS = {
     "segments": (
         "Semi-Markov chain",
         [
-            "`bx.SemiMarkov`: B sequences of T steps, segments of at most D steps, K labels. torch-struct is written",
-            "for GPUs: its parallel scan does more arithmetic than a loop. A cell is a step and a duration.",
+            "A shape (B,T,D,K) is B sequences of T steps with K labels and segments of at most D steps. bellmax uses",
+            "`bx.SemiMarkov`. torch-struct is written for GPUs: its parallel scan does more arithmetic than a loop. A",
+            "cell is a pair of a step and a duration.",
         ],
         "(B,T,D,K)",
         ("torch-struct",),
@@ -213,8 +216,8 @@ SECTIONS = {
     "warping": (
         "DTW with penalties and open ends",
         [
-            "`bx.DTW` with step penalties, and with open ends, compared with `bx.DTW` without options. A number in",
-            "brackets is the time divided by the time without options.",
+            "This table compares the time of `bx.DTW` without options with its time if step penalties or open ends",
+            "are set. A number in brackets is the time with the option divided by the time without options.",
         ],
         "(B,N,M)",
         ("with penalties", "with open ends"),
@@ -260,8 +263,8 @@ def markdown(results: dict) -> list[str]:
         *heading("lattices", results["machine"]),
         "",
         "A number in brackets is the time of the other library divided by the time of bellmax (medians). Above 1×,",
-        "bellmax is faster. Calls include all Python code and allocate their outputs. The time per cell is from the",
-        "median of bellmax. A dash means not supported, or too much memory.",
+        "bellmax is faster. Times include all Python code and the allocation of outputs. The time per cell is",
+        "computed from the median of bellmax. A dash means that the task is not supported or needs too much memory.",
     ]
     for name, (title, text, sizes, columns) in SECTIONS.items():
         page += ["", f"### {title}", "", *text, *program_table(results[name], sizes, columns)]
@@ -269,8 +272,8 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Memory of an RNN transducer",
         "",
-        "*Workspace* is the peak memory of value and gradient minus the logits and their gradient. A node is a frame",
-        "and a number of labels.",
+        "*Workspace* is the peak memory of value and gradient minus the logits and their gradient. A node is a pair",
+        "of a frame and a number of labels so far.",
         *table(
             "(B,T,U,V) | logits, MB: | workspace, MB: | workspace per node, bytes:",
             [

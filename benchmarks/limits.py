@@ -143,17 +143,17 @@ def markdown(results: dict[str, object]) -> list[str]:
     return [
         *heading("limits", results["machine"]),
         "",
-        "Each case is value and gradient, except for the best path. The column *memory* is the time to read the",
-        "inputs once and to write the gradients once to new memory. The column *exponentials* is the time of the",
-        "exponentials that the algorithm needs. The longer of the two is a bound, computed from rates of torch",
-        "operators on the same threads:",
+        "Each case computes the value and the gradient, except for the best path. The column *memory* is the time to",
+        "read the inputs once and to write the gradients once to new memory. The column *exponentials* is the time of",
+        "the exponentials that the algorithm needs. The longer of these two times is the bound. Both are computed",
+        "from rates of torch operators on the same threads:",
         f"{per_ns['read']:.1f} bytes read per ns, {per_ns['write']:.1f} bytes written per ns,"
         f" {per_ns['exp']:.1f} exponentials per ns.",
-        "bellmax computes exponentials faster than torch, so some rows are below the bound.",
+        "bellmax computes exponentials faster than torch, so some times are below the bound.",
         "",
-        "*Repeated* is the time of calls that follow each other. *After a pause* is the time of calls after 6 ms",
-        "without computation, when threads sleep and caches are cold. Calls inside a training loop are closer to the",
-        "second case.",
+        "*Repeated* is the time of calls that follow each other directly. *After a pause* is the time of calls after",
+        "6 ms without computation, when threads sleep and caches are cold. Calls in a training loop are closer to",
+        "*after a pause*. The column *repeated / bound* uses the minimum time.",
         *table("case | memory: | exponentials: | repeated: | repeated / bound: | after a pause:", lines),
     ]
 

@@ -26,7 +26,7 @@ Run = Callable[[], object]
 Times = dict[str, float]
 Row = dict[str, Any]
 SECONDS = 1.0  # for the repeats of each run
-UNITS = "Times are in milliseconds, minimum / median over repeated calls, for float32."
+UNITS = "Times are in milliseconds, as minimum / median over repeated calls. Inputs are float32."
 LABELS = {
     "good loop": "PyTorch loop",
     "plain loop": "PyTorch loop, indexed",
@@ -123,8 +123,8 @@ def heading(name: str, m: dict[str, object], arguments: str = "", units: str = U
     """First lines of a table: the command that reproduces it, the machine, the units."""
     lines = [f"Reproduce with `python benchmarks/{name}.py{arguments}`. Machine: {described(m)}.", "", units]
     if not m.get("keeps_memory", True):
-        lines.append("In the other benchmarks, the process keeps freed memory. In this benchmark, it returned freed")
-        lines.append("memory to the system, so calls with large outputs can take longer.")
+        lines.append("In this benchmark, the process returned freed memory to the system. In the other benchmarks, the")
+        lines.append("process keeps freed memory. So calls with large outputs can take longer here.")
     return lines
 
 

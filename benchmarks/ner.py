@@ -93,10 +93,11 @@ def markdown(results: dict) -> list[str]:
     return [
         *heading("ner", results["machine"]),
         "",
-        "One training step with SGD (forward, backward, clipping, update) of a tagger with LSTMs over letters and",
-        "words and a CRF. *pytorch-crf / bellmax* is the time of the step with pytorch-crf divided by the time with",
-        "bellmax (medians). The column *CRF only* is the loss and its gradients for given emissions, and the last",
-        "column is its share of the step. The CRF is a small share, so a whole step is at most 1.2 times faster.",
+        "Each row is one training step with SGD (forward, backward, clipping, update). The tagger has LSTMs over",
+        "letters and words, and a CRF. *pytorch-crf / bellmax* is the time of the step with pytorch-crf divided by",
+        "the time of the step with bellmax (medians). *CRF only* is the time of the loss and its gradients for given",
+        "emissions. The last column is the share of this time in the step. The share is small, so a whole step is at",
+        "most 1.2 times faster.",
         *table("sentences | CRF | loss | step: | pytorch-crf / bellmax: | CRF only: | share of the step:", lines),
     ]
 

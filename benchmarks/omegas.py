@@ -156,9 +156,9 @@ def markdown(results: Row) -> list[str]:
     return [
         *heading("omegas", results["machine"]),
         "",
-        "Each call computes the value and the gradient of random scores, including all Python code. The column",
-        "*negentropy* is a time. The other columns are the time of an Ω divided by the time of negentropy (ratio of",
-        "medians).",
+        "Each call computes the value and the gradient of random scores. Times include all Python code. The column",
+        "*negentropy* is a time. Each other column is the time under its Ω divided by the time under negentropy",
+        "(medians).",
         "",
         "<!-- --8<-- [start:table] -->",
         *table(" | ".join(["structure", "negentropy:", *(f"{name}:" for name in others)]), lines),

@@ -48,8 +48,8 @@ NOTES = {
     ),
     "chain-scores": (
         "A shape is (batch, steps, states). For pytorch-crf and TorchCRF, a private method computes the log-partition"
-        " function, because their public loss also scores the tags. With *large scores*, transitions range over more"
-        " than 100."
+        " function, because the public losses also compute the score of the tags. In the rows *large scores*,"
+        " transitions range over more than 100."
     ),
     "chain-l2": (
         "A shape is (batch, steps, states). The PyTorch loop calls `sparsemax` of the entmax package at each step."
@@ -327,15 +327,16 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "logarithmic.",
         "",
         "- **Machine**: " + described(results["chain"]["machine"]) + ". No GPU was used.",
-        *wrap(f"- **Versions**: {versions}.", 100, subsequent_indent="  "),
-        "- **Times** are medians of repeated calls, which include all Python code. All libraries are interleaved in",
-        "  one process, except aeon, which needs a separate environment.",
+        *wrap(f"- **Versions**: {versions}.", 100, subsequent_indent="  ", break_on_hyphens=False),
+        "- **Times** are medians of repeated calls. They include all Python code. The calls of all libraries are",
+        "  interleaved in one process. The exception is aeon, which needs a separate environment.",
         "- **Precision** is float32, unless the text says otherwise. dtaidistance computes in float64.",
-        "- **Memory**: the process keeps freed memory for all libraries (`mallopt` of glibc). In a normal process,",
-        "  calls with large outputs are slower, because the system must provide new memory for each call.",
+        "- **Memory**: we set `mallopt` of glibc so that the process keeps freed memory. In a normal process, calls",
+        "  with large outputs are slower, because the system must provide new memory for each call.",
         "- **torch-struct** is written for GPUs. On a CPU, its parallel scan does more arithmetic than a loop.",
-        "- **pytorch-crf**: the ratios of chains time its private method for the log-partition function. A whole",
-        f"  training step is {min(gains):.1f}–{max(gains):.1f} times faster: the CRF is a small share of the step.",
+        "- **pytorch-crf**: the benchmarks of chains call its private method for the log-partition function. A whole",
+        f"  training step is only {min(gains):.1f}–{max(gains):.1f} times faster with bellmax, because the CRF is a",
+        "  small share of the step.",
         "",
         "To repeat all measurements on an idle machine, clone the repository and run:",
         "",
@@ -345,8 +346,8 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## Overview",
         "",
-        "Ratios over all shapes and tasks of each benchmark. The last column counts the cases in which the other",
-        "library is faster than bellmax.",
+        "The table shows the minimum, median and maximum of the ratios over all shapes and tasks of a benchmark. The",
+        "last column counts the cases in which the other library is faster than bellmax.",
         *table(
             "benchmark | compared with | minimum: | median: | maximum: | below 1×:",
             list(summary(panels(results) | without_figure(results))),
@@ -354,19 +355,22 @@ def markdown(results: dict[str, Any]) -> list[str]:
     ]
     for name, title in TITLES.items():
         alt = f"Bar chart, {title}: time of other implementations divided by the time of bellmax, by task and shape"
-        lines += ["", f"## {title}", "", *wrap(NOTES[name], 100), "", f"![{alt}]({name}.svg)"]
+        note = wrap(NOTES[name], 100, break_on_hyphens=False)
+        lines += ["", f"## {title}", "", *note, "", f"![{alt}]({name}.svg)"]
     lines += [
         "",
         "## Growth",
         "",
-        "Time of bellmax against the size of the problem, on logarithmic scales. Gray lines show linear growth.",
+        "The figure shows the time of bellmax against the size of the problem, on logarithmic scales. Gray lines show",
+        "linear growth.",
         "",
         "![Three line charts: milliseconds against edges of DAGs, edges of chains, and cells of DTW](growth.svg)",
         "",
         "## Memory",
         "",
-        "Memory of value and gradient, measured in a new process. The last row is the value only. *Workspace* is the",
-        "peak minus inputs and outputs. From series, DTW does not build the cost matrix.",
+        "The figure shows the memory of value and gradient, measured in a new process. The last row is the memory of",
+        "the value only. *Workspace* is the peak memory minus inputs and outputs. If its inputs are series, DTW does",
+        "not build the cost matrix.",
         "",
         "![Bar chart: MB of inputs, outputs and workspace for chains and DTW](memory.svg)",
     ]

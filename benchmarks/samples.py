@@ -75,9 +75,9 @@ def markdown(results: Row) -> list[str]:
         *heading("samples", results["machine"]),
         "",
         f"Each call draws or scores {DRAWS} samples for each member of the batch. A shape is (B,T,S) for chains,",
-        "(B,T,V) for CTC and (B,N,M) for DTW. The forward sweep is done before. A number in brackets is the time",
-        "divided by the time of drawing the samples (medians). `log_prob` of a decoded form reads one number for each",
-        "edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
+        "(B,T,V) for CTC and (B,N,M) for DTW. The time of the forward sweep is not counted. A number in brackets is",
+        "the time divided by the time to draw the samples (medians). `log_prob` of a decoded form reads one number",
+        "for each edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
         *table(
             "structure | Ω | `sample_decoded`: | `log_prob` of decoded forms: | `encode` and `log_prob` of events:",
             lines,

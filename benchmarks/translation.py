@@ -73,11 +73,11 @@ def markdown(results: dict) -> list[str]:
     return [
         *heading("translation", results["machine"]),
         "",
-        f"One training step with AdamW (forward, backward, clipping, update) on {SENTENCES} pairs of at most {LONGEST}",
-        f"words, with a vocabulary of {WORDS} words. *Speed* is the time of the step with softmax attention",
-        "(`dot-negentropy`) divided by the time of the step (medians). Below 1×, the step is slower than with softmax",
-        "attention. The column *attention only* is all calls of the attention in a step, one for each target word,",
-        "with their gradients.",
+        f"Each row is one training step with AdamW (forward, backward, clipping, update). A batch has {SENTENCES}",
+        f"pairs of sentences of at most {LONGEST} words. The vocabulary has {WORDS} words. *Speed* is the time of the",
+        "step with softmax attention (`dot-negentropy`) divided by the time of the step in this row (medians). Below",
+        "1×, the step is slower than with softmax attention. *Attention only* is the time of all calls of the",
+        "attention in a step, one for each target word, with their gradients.",
         *table("size | attention | step: | speed: | attention only: | share of the step:", lines),
     ]
 
